@@ -71,8 +71,9 @@ def _write(letters: Iterable[DeadLetter], *, as_json: bool) -> int:
             show(table)
         return table.row_count
     count = 0
-    for count, letter in enumerate(letters, start=1):  # noqa: B007 - the last one is the count
+    for letter in letters:
         typer.echo(json.dumps(letter_document(letter)))
+        count += 1
     return count
 
 

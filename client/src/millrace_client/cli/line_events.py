@@ -95,12 +95,9 @@ class LineRouting:
     """Distributes lines over servers by their key, or round-robin by their number.
 
     Nothing else counts, not even the state of the servers. So a resumed put finds the server of each line again, and
-    the line's number there: the number of earlier lines for that server.
-
-    Args:
-        endpoints: The servers. Where they are addresses, a key's is the one that a `Producer` with by-key routing
-            gives it while all servers are available.
-        key_header: The header whose value is the key; None: there are no keys. Events without it go in turn.
+    the line's number there: the number of earlier lines for that server. The key is the value of a header; events
+    without it go in turn. A key's server is the one that a `Producer` with by-key routing gives it while all servers
+    are available.
     """
 
     def __init__(self, endpoints: Sequence[str], key_header: str | None) -> None:

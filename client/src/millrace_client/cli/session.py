@@ -115,15 +115,11 @@ class Session:
 
     def with_options(self, server: str | None, timeout_seconds: float | None) -> "Session":
         """Returns the session with later options, which take precedence."""
-        return replace(
-            self,
-            server=server or self.server,
-            timeout_seconds=self.timeout_seconds if timeout_seconds is None else timeout_seconds,
-        )
+        timeout_seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        return replace(self, server=server or self.server, timeout_seconds=timeout_seconds)
 
     @property
     def address(self) -> str:
-        """The server's address."""
         if self.server:
             return self.server
         try:

@@ -30,8 +30,6 @@ from millrace_server.grpc_services.rpc import Handler, Rpcs
 from millrace_server.hosting.data_dir import Catalog
 
 NAME = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
-"""The service's full name."""
-
 WATCH_SECONDS_DEFAULT = 1.0
 WATCH_SECONDS_MIN = 0.1
 WATCHED_NAMES_MAX = 1_000

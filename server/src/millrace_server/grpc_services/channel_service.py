@@ -23,8 +23,6 @@ from millrace_server.grpc_services.rpc import Handler, MessageStream, Rpcs
 from millrace_server.grpc_services.streams import AppendStreamCall, ConsumeCall
 
 NAME = pb.DESCRIPTOR.services_by_name["ChannelService"].full_name
-"""The service's full name."""
-
 TXN_IDS_MAX = 1_000
 """Transactions of one Commit."""
 

@@ -34,11 +34,7 @@ class InflightBytes:
         self._by_connection: dict[str, int] = {}
 
     def admit(self, byte_count: int, peer: str) -> "Admission":
-        """Counts a request of a connection until the returned context ends.
-
-        Raises:
-            OverloadedError: The request would exceed a limit.
-        """
+        """Counts a request of a connection until the returned context ends; refuses one that exceeds a limit."""
         held = self._by_connection.get(peer, 0)
         if held and held + byte_count > self._connection_max:
             raise _overloaded("this connection", held, self._connection_max)
@@ -176,7 +172,6 @@ class MessageStream:
         return self._inflight.admit(len(raw), self._peer)
 
     async def write(self, answer: Answer) -> None:
-        """Sends a message; waits while the caller is slow to read."""
         await _send(self._context, answer)
 
 

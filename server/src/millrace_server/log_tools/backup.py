@@ -55,12 +55,7 @@ def make_empty_directory(path: Path, *, may_hold: Sequence[str] = ()) -> None:
 
 
 def copy_files(disk: Disk, copies: Sequence[Copy], progress: ToolProgress) -> None:
-    """Copies files in order. Once this returns, the copies survive a power cut.
-
-    Raises:
-        ToolError: A copy could not be written. Those made so far remain.
-        DamagedError: The disk returns something else than was written.
-    """
+    """Copies files in order. Once this returns, the copies survive a power cut; if it fails, those so far remain."""
     progress.begin("copying", sum(copy.source.size() for copy in copies))
     checksums = []
     for copy in copies:

@@ -49,10 +49,7 @@ def dump(
     """Yields what each record says, and each gap where a record should be.
 
     Payloads whose key is missing are not decoded. Events are counted, and shown only if `shows_bodies`.
-
-    Raises:
-        UsageError: There is no such segment.
-        UnknownVersionError: Another version of Millrace wrote a part of it.
+    Raises UsageError if there is no such segment, and UnknownVersionError at a record of another version.
     """
     if start is not None and all(segment.segment_id != start.segment_id for segment in view.segments):
         raise UsageError(f"--from: there is no segment {start.segment_id}")

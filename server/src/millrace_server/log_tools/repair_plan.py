@@ -33,9 +33,8 @@ class Plan:
     checkpoints: list[Path] = field(default_factory=list)
     """To be removed."""
     headers: dict[Path, bytes] = field(default_factory=dict)
-    """Segments and their new headers."""
     lengths: dict[Path, int] = field(default_factory=dict)
-    """Segments and their new lengths."""
+    """The new headers and lengths of segments."""
     segments: list[Path] = field(default_factory=list)
     """To be removed in this order, so that a crash leaves no new gap."""
     next_sequence: int = 1
@@ -61,9 +60,8 @@ class Plan:
 def make_plan(view: LogView, report: Report, codec: PayloadCodec) -> Plan:
     """Plans the repair of what a report says is wrong with a channel.
 
-    Raises:
-        DamagedError: It cannot be repaired, or not without a decision.
-        UnavailableError: A payload cannot be decoded, which another key may change.
+    Raises DamagedError if it cannot be repaired, or not without a decision, and UnavailableError if a payload cannot be
+    decoded, which another key may change.
     """
     scan = report.scan
     _refuse_unclear(scan.damages)

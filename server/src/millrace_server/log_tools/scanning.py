@@ -107,9 +107,7 @@ class LogScan:
 def scan_log(view: LogView, codec: PayloadCodec, progress: ToolProgress, *, decodes: bool = True) -> LogScan:
     """Reads all of a log. If `decodes`, payloads are decoded and compared with each other, which needs their keys.
 
-    Raises:
-        KeyMissingError: Something is encrypted with a key that was not given.
-        UnknownVersionError: Another version of Millrace wrote a part of it.
+    Raises KeyMissingError if a key was not given, and UnknownVersionError at a segment of another version.
     """
     scan = _LogScanner(view, codec, progress, LogScan(is_decoded=decodes))
     progress.begin("reading", view.byte_count)

@@ -84,11 +84,8 @@ class LogSource:
 def verify(view: LogView, codec: PayloadCodec, progress: ToolProgress, *, decodes: bool = True) -> Report:
     """Reads all of a channel, and recovers it from each point from which the server might. Changes nothing.
 
-    Unless `decodes`, only checksums are compared.
-
-    Raises:
-        KeyMissingError: Something is encrypted with a key that was not given.
-        UnknownVersionError: Another version of Millrace wrote a part of it.
+    Unless `decodes`, only checksums are compared. Raises KeyMissingError if a key was not given, and
+    UnknownVersionError at a segment of another version.
     """
     report = Report(scan_log(view, codec, progress, decodes=decodes))
     report.problems += view.layout.problems.values()
