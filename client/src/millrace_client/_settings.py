@@ -96,11 +96,7 @@ class ConnectionSettings:
 
 
 def check_endpoints(endpoints: str | Iterable[str]) -> tuple[str, ...]:
-    """Returns the endpoints without repeats.
-
-    Raises:
-        BadArgumentError: There are none, or one has no port: gRPC would use a default port and wait.
-    """
+    """Returns the endpoints without repeats; each needs a port, since gRPC would use a default port and wait."""
     listed = tuple(dict.fromkeys([endpoints] if isinstance(endpoints, str) else endpoints))
     if not listed:
         raise BadArgumentError("endpoints: is empty; give at least one, each as host:port")
@@ -116,10 +112,6 @@ class Numbering:
     A channel remembers a producer's numbers as intervals and accepts a limited number of gaps. So channels do not share
     numbers, and after many failed appends a new producer id begins; the numbers of a failed append are never used
     again, since it is seldom certain that none of its events was stored.
-
-    Args:
-        producer_id: The producer id. None: a random one.
-        first_number: The first number of each channel.
     """
 
     def __init__(self, producer_id: str | None = None, first_number: int = 1) -> None:
@@ -135,7 +127,7 @@ class Numbering:
         with self._lock:
             series = self._series.get(channel)
             if series is None or (series.gap_count >= _GAPS_MAX and self._producer_id is None):
-                series = self._series[channel] = _Series(self._producer_id or _new_id(), self._first_number)
+                series = self._series[channel] = _Series(self._producer_id or new_txn_id(), self._first_number)
             first = series.next_number
             series.next_number += event_count
         return Stamp(series.producer_id, first, first + event_count - 1)
@@ -155,8 +147,4 @@ class _Series:
 
 def new_txn_id() -> str:
     """Returns a random id."""
-    return _new_id()
-
-
-def _new_id() -> str:
     return os.urandom(_ID_BYTES).hex()

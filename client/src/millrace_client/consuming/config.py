@@ -48,11 +48,7 @@ class ConsumerHooks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig:
-    """The limits and times of one consumer.
-
-    Raises:
-        BadArgumentError: A value is not allowed; the message says which one and what is allowed.
-    """
+    """The limits and times of one consumer; raises BadArgumentError if one is not allowed."""
 
     delivery_events_max: int = 0
     """The most events of a delivery. 0: the channel's transaction capacity."""
@@ -106,7 +102,6 @@ class ConsumerConfig:
         return ConsumeLimits(self.delivery_events_max, bytes_max, self.prefetch)
 
     def connection(self, endpoint: str) -> ConnectionSettings:
-        """Returns how to reach a server."""
         return ConnectionSettings(
             endpoint=endpoint,
             timeout_seconds=self.timeout_seconds,

@@ -43,11 +43,7 @@ class Routing(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProducerConfig:
-    """The limits of one producer.
-
-    Raises:
-        BadArgumentError: A value is not allowed.
-    """
+    """The limits of one producer; raises BadArgumentError if one is not allowed."""
 
     batch_bytes_max: int = 2 * MIB
     """A batch is sealed before it exceeds this encoded size. Lowered automatically if a server accepts less."""
@@ -138,7 +134,6 @@ class ProducerConfig:
 
     @property
     def event_bytes_limit(self) -> int:
-        """The largest event that is accepted."""
         return self.batch_bytes_max if self.event_bytes_max is None else self.event_bytes_max
 
 

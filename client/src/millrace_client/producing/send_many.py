@@ -84,11 +84,7 @@ class SendFutures(Sequence[SendFuture]):
         return [future.settled(timeout_seconds) for future in self]
 
     def summary(self, timeout_seconds: float | None = None) -> SendSummary:
-        """Waits until all events are stored or one has failed; returns one result for all, at less cost than `results`.
-
-        Raises:
-            TimeoutError: An event was not settled within the timeout after the one before it.
-        """
+        """Waits until all events are stored or one has failed; returns one result for all, faster than `results`."""
         stored_count = repeated_count = 0
         first_sequence: int | None = None
         last_sequence: int | None = None
