@@ -15,14 +15,14 @@ BYTES_MAX = 1 << 50
 SEGMENT_BYTES_MAX = 1 << 40
 
 KEY_ID_PATTERN = r"[A-Za-z0-9._-]{1,64}"
-"""What names a key."""
+"""The ids that keys may have."""
 
 _KIB = 1 << 10
 _MIB = 1 << 20
 _GIB = 1 << 30
 
 _PARTS_OF_CAPACITY = ("transaction_capacity", "memory_capacity")
-"""Settings that are never above `capacity`, and whose defaults bow to a smaller one."""
+"""Settings that are never above `capacity`, and whose defaults are lowered to a smaller one."""
 
 _MEMORY_SHARE = 0.2
 _CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")
@@ -30,12 +30,12 @@ _CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")
 
 @cache
 def _share_of_memory() -> int:
-    """A fifth of the machine's memory, or the container's: several channels may fill up before it is in need."""
+    """Returns a fifth of the machine's or container's memory, so that several channels can fill up."""
     machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         container_bytes = int(_CONTAINER_MEMORY.read_text())
     except (OSError, ValueError):
-        # No container, or "max": one without a limit.
+        # No container, or "max", which means no limit.
         container_bytes = machine_bytes
     return int(min(machine_bytes, container_bytes) * _MEMORY_SHARE)
 
@@ -43,7 +43,7 @@ def _share_of_memory() -> int:
 def _make_path(value: object) -> object:
     if not isinstance(value, str | Path):
         return value
-    # An empty path is the working directory: keeping data in whatever that happens to be is never meant.
+    # An empty path is the working directory, which is never the intended place for data.
     if Path(value) == Path() or "\0" in str(value):
         raise ValueError(f"is {shown_value(str(value))}; it must be the path of a file or directory")
     return Path(value)
@@ -57,35 +57,34 @@ NamedPath = Annotated[Path, BeforeValidator(_make_path)]
 
 
 class ChannelConfig(BaseModel, frozen=True, extra="forbid"):
-    """What channels of every type have; the defaults are the type's own."""
+    """The settings of all channel types; each type has its own defaults."""
 
     type: Literal["memory", "file", "spillable"]
-    """What keeps the events."""
+    """Where the events are stored."""
 
     capacity: EventCount
-    """Events that the channel holds, taken ones included until their commit."""
+    """Most events that the channel holds, including taken ones until their commit."""
 
     transaction_capacity: EventCount
-    """Puts, and apart from them takes, that one transaction holds. Its default bows to a smaller `capacity`."""
+    """Most events that one transaction puts, and that it takes. A smaller `capacity` lowers the default."""
 
     byte_capacity: ByteCount
     """Bytes for bodies and headers together."""
 
     byte_capacity_buffer_percentage: int = Field(20, ge=0, le=99)
-    """Percentage of `byte_capacity` that is set aside for headers."""
+    """Percentage of `byte_capacity` that is reserved for headers."""
 
     keep_alive_seconds: Seconds = 3.0
-    """How long a commit waits for room, and a take for an event."""
+    """Seconds that a commit waits for room, and a take for an event."""
 
     lease_seconds: float = Field(30.0, gt=0, le=SECONDS_MAX, allow_inf_nan=False)
-    """How long a transaction or claim lives without a call."""
+    """Seconds without a call after which a transaction or claim expires."""
 
     open_transactions_max: int = Field(5_000, ge=1, le=1_000_000)
-    """Transactions that may be open at once."""
+    """Most transactions that are open at once."""
 
     @property
     def body_bytes_max(self) -> int:
-        """Bytes of bodies that the channel holds."""
         return self.byte_capacity * (100 - self.byte_capacity_buffer_percentage) // 100
 
     @property
@@ -105,7 +104,7 @@ class ChannelConfig(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="before")
     @classmethod
-    def _bow_to_capacity(cls, values: object) -> object:
+    def _lower_to_capacity(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
         capacity = values.get("capacity")
@@ -124,23 +123,23 @@ class ChannelConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class MemoryChannelConfig(ChannelConfig):
-    """Limits of a channel in memory: fast, gone with the process."""
+    """Settings of a channel in memory: fast, but its events are lost when the process ends."""
 
     type: Literal["memory"]
     """In memory."""
 
     capacity: EventCount = 100
-    """Events that the channel holds, taken ones included until their commit."""
+    """Most events that the channel holds, including taken ones until their commit."""
 
     transaction_capacity: EventCount = 100
-    """Puts, and apart from them takes, that one transaction holds. Its default bows to a smaller `capacity`."""
+    """Most events that one transaction puts, and that it takes. A smaller `capacity` lowers the default."""
 
     byte_capacity: ByteCount = Field(default_factory=_share_of_memory)
-    """Bytes for bodies and headers together. Default: a share of the machine's memory."""
+    """Bytes for bodies and headers together."""
 
 
 class EncryptionConfig(BaseModel, frozen=True, extra="forbid"):
-    """The keys that encrypt what a channel writes. To rotate: add a key, make it the active one, keep the old one."""
+    """The keys that encrypt a channel's files. To rotate: add a key, make it the active one, keep the old one."""
 
     keys: dict[KeyId, NamedPath]
     """The file of each key by the key's id. A key is needed as long as the channel has records that it encrypted."""
@@ -159,50 +158,51 @@ class EncryptionConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class LogChannelConfig(ChannelConfig):
-    """What channels with a write-ahead log have: where the log lies, and how it is written."""
+    """The settings of channels with a write-ahead log."""
 
     type: Literal["file", "spillable"]
-    """What keeps the events."""
+    """Where the events are stored."""
 
     capacity: EventCount = 1_000_000
-    """Events that the channel holds, taken ones included until their commit."""
+    """Most events that the channel holds, including taken ones until their commit."""
 
     transaction_capacity: EventCount = 10_000
-    """Puts, and apart from them takes, that one transaction holds. Its default bows to a smaller `capacity`."""
+    """Most events that one transaction puts, and that it takes. A smaller `capacity` lowers the default."""
 
     byte_capacity: ByteCount = 8 * _GIB
     """Bytes for bodies and headers together."""
 
     data_dirs: list[NamedPath] = Field(default_factory=list)
-    """Where segments are kept, in turn, each below a directory of the channel's name. None: below `server.data_dir`."""
+    """Directories for segments, used in turn, each in a subdirectory of the channel's name. None: `server.data_dir`."""
 
     checkpoint_dir: NamedPath | None = None
-    """Where checkpoints are kept, below a directory of the channel's name. None: with the channel's first segments."""
+    """Directory for checkpoints, in a subdirectory of the channel's name. None: the first of `data_dirs`."""
 
     backup_checkpoint: bool = True
-    """Keep the checkpoint before the newest one too."""
+    """Whether the second newest checkpoint is kept too."""
 
     checkpoint_interval_seconds: float = Field(30.0, ge=0.1, le=SECONDS_MAX, allow_inf_nan=False)
-    """How long after one checkpoint the next one begins, where anything has changed."""
+    """Seconds from one checkpoint to the next, if anything has changed."""
 
     segment_bytes_max: int = Field(256 * _MIB, ge=64 * _KIB, le=SEGMENT_BYTES_MAX)
-    """A segment of this size is ended and the next one begun. It is larger where what each begins with, the state of
-    stamps and transactions, would be more than half of it."""
+    """Size at which a segment ends and the next one begins. Segments are larger where the state of stamps and
+    transactions, with which each begins, would fill more than half of this size."""
 
     min_free_bytes: int = Field(500 * _MIB, ge=0, le=BYTES_MAX)
-    """Bytes that puts leave free on each disk, for takes, checkpoints and whoever else needs it."""
+    """Bytes that puts leave free on each disk, for takes, checkpoints and other programs."""
 
     fsync: Literal["commit", "interval"] = "commit"
-    """When the log is synced. `commit`: before a commit is answered. `interval`: at times; power cuts lose the rest."""
+    """When the log is synced. `commit`: before each commit is answered. `interval`: at an interval; a power cut loses
+    the commits since the last sync."""
 
     fsync_interval_seconds: float = Field(1.0, ge=0.01, le=SECONDS_MAX, allow_inf_nan=False)
-    """How much a power cut may lose where `fsync` is `interval`; else without effect."""
+    """Seconds of commits that a power cut may lose where `fsync` is `interval`."""
 
     compression: Literal["none", "zstd"] = "none"
-    """What packs records before they are written; what was written before stays as it is."""
+    """How new records are compressed; older records are not changed."""
 
     encryption: EncryptionConfig | None = None
-    """The keys that records are encrypted with. None: not encrypted."""
+    """The keys that encrypt records. None: no encryption."""
 
     @property
     def log(self) -> "LogChannelConfig":
@@ -210,7 +210,6 @@ class LogChannelConfig(ChannelConfig):
 
     @property
     def open_body_bytes_max(self) -> int:
-        """Bytes of bodies that open transactions together may have put; they are in memory until their commit."""
         return min(self.body_bytes_max, _share_of_memory())
 
     @field_validator("data_dirs")
@@ -218,7 +217,7 @@ class LogChannelConfig(ChannelConfig):
     def _check_apart(cls, data_dirs: list[Path]) -> list[Path]:
         named: dict[str, Path] = {}
         for path in data_dirs:
-            # By what the file system makes of it: one directory under two names is still one disk.
+            # The file system decides: one directory with two names is still one disk.
             same = named.setdefault(os.path.realpath(path), path)
             if same is not path:
                 raise ValueError(
@@ -229,23 +228,23 @@ class LogChannelConfig(ChannelConfig):
 
 
 class FileChannelConfig(LogChannelConfig):
-    """Limits of a channel in a write-ahead log."""
+    """Settings of a channel in a write-ahead log."""
 
     type: Literal["file"]
     """In a write-ahead log: a commit survives crashes."""
 
 
 class SpillableChannelConfig(LogChannelConfig):
-    """Limits of a channel in memory that spills into a write-ahead log: fast while small, roomy when it is not."""
+    """Settings of a channel in memory that spills to a write-ahead log: fast while small, large when needed."""
 
     type: Literal["spillable"]
-    """In memory up to `memory_capacity`, then in a log. What is in memory is lost with the process."""
+    """In memory up to `memory_capacity`, then in a log. Events in memory are lost when the process ends."""
 
     memory_capacity: EventCount = 10_000
-    """Events that are kept in memory only, taken ones included. Its default bows to a smaller `capacity`."""
+    """Most events in memory only, including taken ones. A smaller `capacity` lowers the default."""
 
     memory_byte_capacity: ByteCount = Field(default_factory=_share_of_memory)
-    """Bytes for their bodies and headers. Default: a share of the machine's memory."""
+    """Bytes for the bodies and headers in memory."""
 
     @property
     def spillable(self) -> "SpillableChannelConfig":
@@ -253,11 +252,10 @@ class SpillableChannelConfig(LogChannelConfig):
 
     @property
     def memory_body_bytes_max(self) -> int:
-        """Bytes of bodies that are kept in memory only."""
         return self.memory_byte_capacity * (100 - self.byte_capacity_buffer_percentage) // 100
 
 
 AnyChannelConfig = Annotated[
     MemoryChannelConfig | FileChannelConfig | SpillableChannelConfig, Field(discriminator="type")
 ]
-"""The configuration of a channel, of whichever type."""
+"""The configuration of a channel of any type."""

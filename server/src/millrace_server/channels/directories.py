@@ -1,13 +1,13 @@
 """The directories of a file channel: they belong to it alone, and each has a file that says so.
 
-Each holds a `lock`, a `channel.json` (see `channel_file`), and what the write-ahead log puts there. What makes a crash
+Each holds a `lock`, a `channel.json` (see `channel_file`), and the files of the write-ahead log. Two rules make a crash
 harmless at any point:
 
 - A `channel.json` whose count is n is written only once the data directories 0 to n-1 have theirs on the disk. So a
-  directory that says nothing is a new one where all the counted ones are there; otherwise it stands where one of them
-  is missing, such as a disk that is not mounted, and the channel is refused.
-- A channel that is deleted is marked so in all its directories before anything is removed, and what marks a directory
-  goes last from it. So a deletion that was begun is finished at the next start.
+  directory without one is new if all counted directories are there. Otherwise it stands in for a missing one, such as
+  a disk that is not mounted, and the channel is refused.
+- A deleted channel is marked as such in all its directories before anything is removed, and the mark is removed last
+  from each. So the next start finishes a deletion that was begun.
 """
 
 import fcntl
@@ -108,13 +108,13 @@ def open_directories(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path)
             changed, unless the disk failed.
     """
     with ExitStack() as locks:
-        places = _make(name, data_dirs, checkpoint_dir)
+        places = _create(name, data_dirs, checkpoint_dir)
         for path in places:
             locks.callback(os.close, lock_directory(path))
         files = _read(name, places)
         # A process that was killed between a rename and its sync left that sync to this one; the rest relies on it.
         for path in places:
-            with _told(path):
+            with _converting_errors(path):
                 sync_directory(path)
         if any(file and file.is_deleted for file in files.values()):
             _finish_deletion(files)
@@ -125,7 +125,7 @@ def open_directories(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path)
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _converting_errors(path: Path) -> Iterator[None]:
     """Converts the operating system's errors to DirectoryError."""
     try:
         yield
@@ -133,11 +133,11 @@ def _told(path: Path) -> Iterator[None]:
         raise DirectoryError(f"cannot use {path}: {error.strerror}") from error
 
 
-def _make(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path) -> list[Path]:
+def _create(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path) -> list[Path]:
     """Creates the directories; returns each once, the data directories first."""
     for path in (*data_dirs, checkpoint_dir):
-        with _told(path):
-            _make_one(path)
+        with _converting_errors(path):
+            _create_one(path)
     for one, other in itertools.combinations(data_dirs, 2):
         if one.samefile(other):
             raise DirectoryError(f"channel {name!r} has the same data directory twice: {one} and {other}")
@@ -145,7 +145,7 @@ def _make(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path) -> list[Pa
     return [*data_dirs, checkpoint_dir] if is_apart else list(data_dirs)
 
 
-def _make_one(path: Path) -> None:
+def _create_one(path: Path) -> None:
     lowest = next(directory for directory in (path, *path.parents) if directory.exists())
     # Created just before a kill, its name may not be on the disk. A directory above that is not readable is not ours.
     with suppress(PermissionError):
@@ -168,7 +168,7 @@ def _read(name: str, places: Sequence[Path]) -> dict[Path, ChannelFile | None]:
                 f"than that of {known[0][0] / CHANNEL_FILE}; name the directories of one of them only"
             )
     for path in (path for path, file in files.items() if not file):
-        with _told(path):
+        with _converting_errors(path):
             ours = _log_files(path)
         if ours:
             raise DirectoryError(
@@ -225,7 +225,7 @@ def _complete(
 
 
 def _write(path: Path, file: ChannelFile) -> None:
-    with _told(path):
+    with _converting_errors(path):
         file.write(path)
 
 
@@ -235,7 +235,7 @@ def _finish_deletion(files: Mapping[Path, ChannelFile | None]) -> None:
         if file and not file.is_deleted:
             _write(path, replace(file, is_deleted=True))
     for path in files:
-        with _told(path):
+        with _converting_errors(path):
             _remove_files(path)
 
 

@@ -1,4 +1,4 @@
-"""Where a spillable channel keeps its events; see test_spilling_crashes for what a crash leaves."""
+"""Where a spillable channel keeps its events; see test_spillable_crashes for what a crash leaves."""
 
 import asyncio
 import errno
