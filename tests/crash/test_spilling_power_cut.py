@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from millrace_server.channels import spillable
+from millrace_server.channels import memory_tier
 from tests.spilling_histories import History, check_moment
 
 pytestmark = pytest.mark.usefixtures("simple_channels")
@@ -16,8 +16,8 @@ RESERVED_AHEAD = 40
 @pytest.fixture(autouse=True)
 def _small_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that it is renewed in each history, and runs out now and then."""
-    monkeypatch.setattr(spillable, "RESERVED_AHEAD", RESERVED_AHEAD)
-    monkeypatch.setattr(spillable, "_COMMITS_AHEAD", 0)
+    monkeypatch.setattr(memory_tier, "RESERVED_AHEAD", RESERVED_AHEAD)
+    monkeypatch.setattr(memory_tier, "_COMMITS_AHEAD", 0)
 
 
 def _history(chance: random.Random, step_count: int) -> History:

@@ -145,7 +145,7 @@ class SpillableChannelModel(FileChannelModel):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ending.enter_context(mock.patch("millrace_server.channels.spillable.RESERVED_AHEAD", _RESERVED_AHEAD))
+        self._ending.enter_context(mock.patch("millrace_server.channels.memory_tier.RESERVED_AHEAD", _RESERVED_AHEAD))
 
     def _limits(self, limits: ChannelConfig) -> LogChannelConfig:
         return _spillable_limits(limits)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from millrace_server.channels import spillable
+from millrace_server.channels import memory_tier
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.commit import CommitState
 from millrace_server.channels.queue import TakeLimits
@@ -471,7 +471,7 @@ async def test_appends_to_memory_reserve_sequences_ahead_of_their_use(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once half of the reserve is used, more is reserved during commits; only reserved sequences are assigned."""
-    monkeypatch.setattr(spillable, "RESERVED_AHEAD", 40)
+    monkeypatch.setattr(memory_tier, "RESERVED_AHEAD", 40)
     channel = await opened.open(memory_capacity=3, transaction_capacity=1)
     assert isinstance(channel._core.committer, SpillableCommitter)
     share = channel._core.committer.tier
@@ -488,8 +488,8 @@ async def test_append_before_a_reserve_is_on_the_disk_takes_nothing_of_it(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power cut now would forget it; what comes so early goes to the log instead."""
-    monkeypatch.setattr(spillable, "RESERVED_AHEAD", 10)
-    monkeypatch.setattr(spillable, "_COMMITS_AHEAD", 0)
+    monkeypatch.setattr(memory_tier, "RESERVED_AHEAD", 10)
+    monkeypatch.setattr(memory_tier, "_COMMITS_AHEAD", 0)
     channel = await opened.open(memory_capacity=100)
     commits = []
     for _ in range(15):
@@ -502,7 +502,7 @@ async def test_append_before_a_reserve_is_on_the_disk_takes_nothing_of_it(
 
 async def test_append_without_a_reserve_goes_to_the_log(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the disk had no room to reserve more, memory's sequences end, and nothing else does."""
-    monkeypatch.setattr(spillable, "RESERVED_AHEAD", 40)
+    monkeypatch.setattr(memory_tier, "RESERVED_AHEAD", 40)
     channel = await opened.open(memory_capacity=100, transaction_capacity=1)
     opened.disk.fail("write", 1, errno.ENOSPC)
     for number in range(40):

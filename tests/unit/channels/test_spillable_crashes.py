@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millrace_server.channels import spillable
+from millrace_server.channels import memory_tier
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.commit import CommitState
 from millrace_server.channels.queue import TakeLimits
@@ -102,7 +102,7 @@ async def test_crash_assigns_no_sequence_twice(
     crashing: Crashing, crash: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sequences of lost events are not reused either: a consumer must not confuse them with others."""
-    monkeypatch.setattr(spillable, "RESERVED_AHEAD", 40)
+    monkeypatch.setattr(memory_tier, "RESERVED_AHEAD", 40)
     channel = await crashing.open(memory_capacity=3, transaction_capacity=4)
     given: set[int] = set()
     for number in range(60):
@@ -125,7 +125,7 @@ async def test_crash_without_use_and_a_stop_after_it_skip_nothing_more(crashing:
     await append(channel, b"lost")
     channel = await crashing.kill()
     first = (await append(channel, b"a")).first_sequence
-    assert first == spillable.RESERVED_AHEAD + 1
+    assert first == memory_tier.RESERVED_AHEAD + 1
     for _ in range(2):
         await crashing.opened.close()
         channel = await crashing.open()

@@ -1,193 +1,62 @@
 """The spillable channel: commits go to memory while the channel holds little, else to its log.
 
 There is one queue, in the order of sequences, and each batch in it is in memory only or in the log. So there is one
-account, a take crosses from one to the other unnoticed, and a transaction may take from both.
+capacity for both, and one take or transaction may take from both.
 
-**Where a commit goes.** As a whole, since half of it must not be lost. It goes to memory where its puts fit there and
-the log holds no event of the channel. Otherwise it goes to the log, and so do all later ones until the last event of
-the log has been consumed: returning to memory as soon as one event has left it would scatter the events that a crash
-loses over the whole queue, and the disk would start and stop for each handful of events. So the queue is one part in
-memory, followed by one in the log, and a crash loses the oldest events and leaves no gap between those that remain.
-Only where the disk has no room does memory take what it can hold, also behind the log.
+**Where a commit goes.** A commit is never split, since a crash must not lose half of it. It goes to memory where its
+puts fit there and the log holds no event of the channel. Otherwise it goes to the log, and so do all later ones until
+the last event of the log has been consumed: returning to memory as soon as one event has left it would scatter the
+events that a crash loses over the whole queue, and the disk would start and stop for each handful of events. So the
+queue is one part in memory, followed by one in the log, and a crash loses the oldest events and leaves no gap between
+those that remain. Only where the disk has no room does memory take what it can hold, also behind the log.
 
-A commit that takes events of the log is written to the log with its puts: in memory these would be lost by a crash,
-and what was taken for them would be gone. A commit that takes from memory needs no record. So a commit that concerns
-memory alone costs what it costs in a memory channel: no write, no sync.
+A commit that takes events of the log is written to the log with its puts: in memory these would be lost by a crash, and
+what was taken for them would be gone. A commit that takes from memory needs no record. So a commit that concerns memory
+alone costs what it costs in a memory channel: no write, no sync.
 
 **What a crash leaves.** Everything in the log, in order. Events in memory are lost with the process, with the stamps
 and transactions that stored them (see `MemoryTier`): a producer or a source that sends them again stores them, and the
-retry of a commit is answered that the transaction is not known. The stamps of events that were consumed out of memory
-are in the next checkpoint; what was consumed behind the last checkpoint before a crash is stored and delivered once
-more where it is sent again. Claims and their epochs are always in the log. No sequence is given twice: those for memory
-come from a reserve that the log stores, and a channel that was not stopped gracefully continues behind its reserve.
+retry of a commit gets the error that the transaction is not known. The stamps of events that were consumed out of
+memory are in the next checkpoint; what was consumed behind the last checkpoint before a crash is stored and delivered
+once more if it is sent again. Claims and their epochs are always in the log. No sequence is given twice: those for
+memory come from a reserve that the log stores, and a channel that was not stopped gracefully continues behind its
+reserve.
 
 **A graceful stop** writes the events in memory to the log, the oldest first, and so loses nothing.
 
-**A failed log** takes no puts, as that of a file channel: in memory they would be lost by the very restart that the
-channel needs. But events in memory can still be taken, since that is their only way out.
+**A failed log** takes no puts, like that of a file channel: in memory they would be lost by the restart that the
+channel needs. But events in memory can still be taken, since they cannot leave it otherwise.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import groupby
 
 import structlog
 
-from millrace_server.channels.batches import StoredBatch, StoredColumns
+from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.commit import Commit, JournalEntry
 from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.config import ChannelConfig, SpillableChannelConfig
 from millrace_server.channels.contents import Contents
 from millrace_server.channels.journal import Journal, LogContext, fail_future
 from millrace_server.channels.log_columns import LogColumns
+from millrace_server.channels.memory_tier import MemoryTier
 from millrace_server.channels.records import memory_state_record, put_records, state_message
-from millrace_server.channels.stamps import Acceptance, StampLedger
 from millrace_server.channels.transaction import EndedTxns, Outcome
 from millrace_server.errors import DiskFullError, DrainingError, MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.records import Location, LogPosition
 
-RESERVED_AHEAD = 1 << 20  # Sequences that are reserved at once, or four of the largest commits if those are more.
-
 # For this long after the disk had no room, commits that fit go to memory without trying the disk.
 DISK_FULL_SECONDS = 10.0
 
-_COMMITS_AHEAD = 4
 _RESERVING_PAUSE_SECONDS = 1.0  # For this long after the disk had no room, no sequences are reserved.
 
 _SPILL_BYTES = 16 << 20  # Bytes of columns that one write stores when the channel is closed.
 
 _log = structlog.stdlib.get_logger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _UnloggedCommit:
-    """A commit whose events are in memory only, while one of them is in the channel."""
-
-    acceptance: Acceptance | None
-    txn_ids: Sequence[str]
-    event_counts: Counter[StoredColumns]  # Events of each of its columns that are still in the channel, above 0.
-
-
-class MemoryTier:
-    """Counts the events in memory and those in the log, and knows which commits a crash would undo.
-
-    A commit whose events are in memory only must not be found in the log, nor its stamp and its transactions, until its
-    last event has left the channel or was written to the log. From then on they are true whatever happens.
-
-    Events in memory get their sequences from a reserve that the log stores: so a log that is replayed after a crash
-    continues behind all sequences that were ever given.
-
-    Attributes:
-        event_count: Events that are in memory only: queued, taken, or in flight.
-        body_bytes: Bytes of their bodies.
-        log_event_count: Events that are in the log: queued, taken, or in flight.
-        reserved_sequence: Events in memory may get sequences below it; the log on the disk stores it.
-        reserving_sequence: The same once everything in flight is on the disk.
-    """
-
-    def __init__(self, config: SpillableChannelConfig, log_event_count: int) -> None:
-        self.enforce(config)
-        self.event_count = 0
-        self.body_bytes = 0
-        self.log_event_count = log_event_count
-        self.reserved_sequence = 0
-        self.reserving_sequence = 0
-        self._has_ended = False
-        self._unlogged: dict[StoredColumns, _UnloggedCommit] = {}
-
-    def enforce(self, config: SpillableChannelConfig) -> None:
-        self._events_max = config.memory_capacity
-        self._body_bytes_max = config.memory_body_bytes_max
-        self._reserved_ahead = max(RESERVED_AHEAD, _COMMITS_AHEAD * config.transaction_capacity)
-
-    def end(self) -> None:
-        """Admits nothing more, and needs no reserve."""
-        self._has_ended = True
-
-    # Sequences.
-
-    def is_low(self, next_sequence: int) -> bool:
-        return self.reserving_sequence - next_sequence < self._reserved_ahead // 2 and not self._has_ended
-
-    def reservation(self, next_sequence: int) -> int:
-        """The sequence up to which to reserve now; 0 where memory admits nothing more."""
-        if self._has_ended:
-            return 0
-        return next_sequence + self._reserved_ahead if self.is_low(next_sequence) else self.reserving_sequence
-
-    # Commits.
-
-    def admits(self, commit: Commit, next_sequence: int) -> bool:
-        """Whether the puts of a commit that takes nothing from the log can go to memory."""
-        if self._has_ended or next_sequence + commit.put_count > self.reserved_sequence:
-            return False
-        return (commit.event_count <= 0 or self.event_count + commit.event_count <= self._events_max) and (
-            commit.body_bytes <= 0 or self.body_bytes + commit.body_bytes <= self._body_bytes_max
-        )
-
-    def prepare(self, commit: Commit) -> None:
-        if not commit.is_in_memory:
-            self.log_event_count += commit.put_count
-            return
-        self.event_count += commit.put_count
-        self.body_bytes += commit.put_body_bytes
-        if commit.puts and (commit.acceptance or commit.txn_ids):
-            event_counts = Counter[StoredColumns]()
-            for batch in commit.batches:
-                event_counts[batch.window.stored] += batch.count
-            unlogged = _UnloggedCommit(commit.acceptance, commit.txn_ids, event_counts)
-            self._unlogged.update(dict.fromkeys(event_counts, unlogged))
-
-    def abort(self, commit: Commit) -> None:
-        if not commit.is_in_memory:
-            self.log_event_count -= commit.put_count
-            return
-        self.event_count -= commit.put_count
-        self.body_bytes -= commit.put_body_bytes
-        for batch in commit.batches:
-            self._unlogged.pop(batch.window.stored, None)
-
-    def remove(self, takes: Iterable[StoredBatch]) -> None:
-        for batch in takes:
-            if batch.is_in_log:
-                self.log_event_count -= batch.count
-            else:
-                self._leave(batch)
-
-    def spill(self, batches: Iterable[StoredBatch]) -> None:
-        """Counts events that were written from memory to the log."""
-        for batch in batches:
-            self._leave(batch)
-            self.log_event_count += batch.count
-
-    def _leave(self, batch: StoredBatch) -> None:
-        self.event_count -= batch.count
-        self.body_bytes -= batch.window.body_bytes
-        stored = batch.window.stored
-        if (commit := self._unlogged.get(stored)) is not None:
-            commit.event_counts[stored] -= batch.count
-            if not commit.event_counts[stored]:
-                # The columns may be large: they must not be kept any longer.
-                del commit.event_counts[stored], self._unlogged[stored]
-
-    # What survives a crash.
-
-    def durable_ledger(self, ledger: StampLedger) -> StampLedger:
-        """Returns the accepted stamps that a crash would not lose."""
-        acceptances = [commit.acceptance for commit in self._unlogged_commits() if commit.acceptance]
-        return ledger.without(acceptances) if acceptances else ledger
-
-    def durable_txns(self, ended: Iterable[tuple[str, Outcome]]) -> Iterator[tuple[str, Outcome]]:
-        """Returns the ended transactions whose events a crash would not lose."""
-        lost = {txn_id for commit in self._unlogged_commits() for txn_id in commit.txn_ids}
-        return ((txn_id, outcome) for txn_id, outcome in ended if txn_id not in lost)
-
-    def _unlogged_commits(self) -> Iterable[_UnloggedCommit]:
-        return {id(commit): commit for commit in self._unlogged.values()}.values()
 
 
 class TieredContext(LogContext):

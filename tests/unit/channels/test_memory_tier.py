@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 from millrace_server.channels.batches import StoredBatch, StoredColumns
 from millrace_server.channels.commit import Commit, Receipt
-from millrace_server.channels.spillable import RESERVED_AHEAD, MemoryTier
+from millrace_server.channels.memory_tier import RESERVED_AHEAD, MemoryTier
 from millrace_server.channels.stamps import Stamp, StampLedger
 from millrace_server.channels.transaction import Outcome, TxnState
 from millrace_server.wal.records import Location

@@ -11,7 +11,7 @@ from millrace import wire_format
 from millrace.columns import HEADER_KEYS_MAX, check_columns, columns_from_events
 from millrace.v1 import event_pb2
 from millrace.wire_format import field, field_head
-from millrace_server.channels.batches import count_plain
+from millrace_server.channels.plain_columns import count_plain
 from tests.event_rows import rows
 
 COUNT = b"\x08\x02"
