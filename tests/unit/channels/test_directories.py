@@ -259,7 +259,7 @@ def test_open_directories_of_two_channels_of_one_name_refuses(a: Path, b: Path) 
     """Directories that come from different channels are never mixed, though the names are the same."""
     made(a)
     made(b)
-    assert f"{b / CHANNEL_FILE}: belongs to a channel 'orders' that was made at another time" in refusal_of(a, b)
+    assert f"{b / CHANNEL_FILE}: belongs to a channel 'orders' that was created at another time" in refusal_of(a, b)
 
 
 def test_open_directories_without_one_of_them_refuses(a: Path, b: Path, c: Path) -> None:
@@ -487,7 +487,7 @@ def test_mark_deleted_when_a_mark_cannot_be_removed_reports_an_unknown_outcome(
         with monkeypatch.context() as patch:
             fail_in(b, patch, errno.ENOSPC, "replace")
             fail_in(a, patch, errno.ENOSPC, "replace", after=1)
-            with pytest.raises(DirectoryError, match="nobody knows whether") as refusal:
+            with pytest.raises(DirectoryError, match="it is unknown whether") as refusal:
                 directories.mark_deleted()
         assert isinstance(refusal.value.__cause__, OSError)
         directories.mark_deleted()

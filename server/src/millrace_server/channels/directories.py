@@ -65,7 +65,7 @@ class ChannelDirectories:
         self._is_marked = True
 
     def _take_back(self, marked: Sequence[Path], failed: Path) -> None:
-        doubt = f"nobody knows whether channel {self.identity.name!r} is deleted: cannot write {{}}: {{}}"
+        doubt = f"it is unknown whether channel {self.identity.name!r} is deleted: cannot write {{}}: {{}}"
         for path in marked:
             try:
                 self._files[path].write(path)
@@ -164,7 +164,7 @@ def _read(name: str, places: Sequence[Path]) -> dict[Path, ChannelFile | None]:
             )
         if identity != known[0][1]:
             raise DirectoryError(
-                f"{path / CHANNEL_FILE}: belongs to a channel {name!r} that was made at another time, or restored, "
+                f"{path / CHANNEL_FILE}: belongs to a channel {name!r} that was created at another time, or restored, "
                 f"than that of {known[0][0] / CHANNEL_FILE}; name the directories of one of them only"
             )
     for path in (path for path, file in files.items() if not file):

@@ -63,7 +63,7 @@ class EventQueue:
 
     def _take_first(self, count: int) -> StoredBatch:
         batch = self._batches[0]
-        # To part a batch is to read it, which may fail: so that comes first.
+        # Splitting a batch may read it from the disk, and fail: so that comes first.
         rest = batch.part(count, batch.count) if count < batch.count else None
         first = batch.part(0, count)
         self._batches.popleft()

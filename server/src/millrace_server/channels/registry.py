@@ -8,6 +8,7 @@ from pathlib import Path
 import structlog
 
 from millrace_server.channels.channel import Channel, memory_storage
+from millrace_server.channels.channel_core import ChannelStorage
 from millrace_server.channels.channel_file import DirectoryError
 from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.config import ChannelConfig, LogChannelConfig
@@ -57,25 +58,23 @@ class ChannelRegistry:
             self._openings[name] = asyncio.create_task(self._open(handle, log_config))
             self._notify_watchers(name)
         else:
-            self._open_with(handle, Channel(name, config, memory_storage(name, config), *self._around()))
+            self._open_with(handle, config, memory_storage(name, config))
         return handle
 
     async def _open(self, handle: ChannelHandle, config: LogChannelConfig) -> None:
-        telling = asyncio.create_task(handle.log_progress())
+        progress_log = asyncio.create_task(handle.log_progress())
         try:
             handle.store = await self._stores.open(handle.name, config, handle.progress, handle.report_change)
         except Exception as error:  # noqa: BLE001 - whatever it is concerns this channel; the others go on
             handle.mark_failed(error)
         else:
-            self._open_with(handle, Channel(handle.name, config, handle.store.storage, *self._around()))
+            self._open_with(handle, config, handle.store.storage)
         finally:
-            telling.cancel()
+            progress_log.cancel()
             del self._openings[handle.name]
 
-    def _around(self) -> tuple[TxnDirectory, int]:
-        return self.transactions, self._answer_bytes_max
-
-    def _open_with(self, handle: ChannelHandle, channel: Channel) -> None:
+    def _open_with(self, handle: ChannelHandle, config: ChannelConfig, storage: ChannelStorage) -> None:
+        channel = Channel(handle.name, config, storage, self.transactions, self._answer_bytes_max)
         if self._is_draining:
             channel.drain()
         if self._handles.get(handle.name) is handle:
@@ -100,7 +99,7 @@ class ChannelRegistry:
 
     def get(self, name: str) -> Channel:
         """Returns the open channel of that name."""
-        # Each append asks: only a name without an open channel needs a closer look.
+        # Each append calls this: only a name without an open channel takes the slow path.
         return self._channels.get(name) or self.find(name).channel
 
     def refuse_while_replaying(self) -> None:
