@@ -88,7 +88,7 @@ class Checkpointing:
                 # Once this returns, the log is synced up to the snapshot's position. A checkpoint must never be ahead
                 # of its log: replay takes its position as proof of a sync.
                 snapshot = await self._journal.snapshot()
-                # On a thread, from an immutable snapshot: the channel goes on meanwhile.
+                # On a thread, from an immutable snapshot: the channel continues meanwhile.
                 await asyncio.to_thread(self._write, snapshot)
             except Exception as error:  # noqa: BLE001 - whatever it is, the next one must be tried
                 if not self._is_failing:

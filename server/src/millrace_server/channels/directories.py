@@ -72,7 +72,7 @@ class ChannelDirectories:
             except OSError as error:
                 raise DirectoryError(doubt.format(path / CHANNEL_FILE, error.strerror)) from error
         if ChannelFile.read(failed) != self._files[failed]:
-            # It has its name, and the sync of that failed: it may be on the disk or not, and no other sync would tell.
+            # The rename succeeded, its sync failed: it may be on the disk or not, and another sync would not show it.
             raise DirectoryError(doubt.format(failed / CHANNEL_FILE, "the sync of its name failed"))
 
     def remove(self) -> None:
@@ -86,7 +86,7 @@ class ChannelDirectories:
             _remove_files(path)
         for path in self._files:
             (path / LOCK_FILE).unlink(missing_ok=True)
-            # A link to a directory stays, and so does one with others' files. Nothing is lost where this fails.
+            # A link to a directory stays, and so does a directory with foreign files. A failure here loses nothing.
             with suppress(OSError):
                 path.rmdir()
                 sync_directory(path.parent)
@@ -112,7 +112,7 @@ def open_directories(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path)
         for path in places:
             locks.callback(os.close, lock_directory(path))
         files = _read(name, places)
-        # A process that was killed between a rename and its sync left that sync to this one; the rest relies on it.
+        # A process that was killed after a rename has not synced it; the steps below rely on that sync.
         for path in places:
             with _converting_errors(path):
                 sync_directory(path)
@@ -295,7 +295,7 @@ def _lock(descriptor: int, path: Path) -> None:
     except OSError as error:
         raise DirectoryError(f"cannot lock {path}: {error.strerror}") from error
     if not os.fstat(descriptor).st_nlink:
-        # Its remover held the lock; the next process creates another file, and locks that one.
+        # The process that removed it held the lock; the next process creates and locks another file.
         raise DirectoryInUseError(f"cannot use {path}: it was being removed; try again")
     # Only for the sentence above; the lock itself does not depend on it, so a full disk may refuse it.
     with suppress(OSError):

@@ -379,7 +379,7 @@ class Journal:
         # Without puts, or without a new segment, there may be room.
         may_fit = self._is_rotating or any(entry.has_puts for entry in aborted)
         if self._is_rotating:
-            # The full segment goes on for a while, in what room it has.
+            # The full segment stays in use for a while, in its remaining room.
             self._is_rotating = False
             self._segment_bytes = self._full_bytes
             self._rotates_again_at = self._loop.time() + _ROTATION_PAUSE_SECONDS

@@ -1,4 +1,4 @@
-"""What channels, transactions, producers and readers may be called."""
+"""Rules for the names of channels, transactions, producers and readers."""
 
 import re
 
@@ -13,7 +13,7 @@ _SHOWN_LENGTH_MAX = 80
 
 
 def check_channel_name(name: str) -> None:
-    """Raises BadNameError where a channel may not be called so."""
+    """Raises BadNameError where the name is not allowed for a channel."""
     if not _CHANNEL_NAME.fullmatch(name):
         raise BadNameError(f"channel: is {shown(name)}; it must match {CHANNEL_NAME_PATTERN}")
 
@@ -27,7 +27,7 @@ def check_identifier(field: str, identifier: str) -> None:
 
 
 def shown(text: str) -> str:
-    """Text from outside as messages quote it: control characters escaped, length capped."""
+    """Quotes external text for messages: control characters are escaped, the length is capped."""
     if len(text) > _SHOWN_LENGTH_MAX:
         return f"{text[:_SHOWN_LENGTH_MAX]!a}... ({len(text)} characters)"
     return ascii(text)

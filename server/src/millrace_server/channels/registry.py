@@ -20,7 +20,7 @@ from millrace_server.wal.disk import Disk, OsDisk
 
 _log = structlog.stdlib.get_logger(__name__)
 
-# What an answer has around its events: tags, lengths and counts.
+# Bytes of an answer besides its events: tags, lengths and counts.
 _ENVELOPE_BYTES = 1024
 
 

@@ -93,7 +93,7 @@ class Replay(ABC, Generic[PutT]):
         _raise_if(problem)
 
     def _state(self, state: pb.State) -> None:
-        # Whatever came before a log's first STATE was removed because nothing needs it, so there is nothing to compare.
+        # The records before a log's first STATE were removed because nothing needs them: there is nothing to compare.
         is_first = not self.has_state and not self._is_behind_damage
         problem = ""
         if is_first:

@@ -113,7 +113,7 @@ class StampLedger:
     def accept(self, stamp: Stamp) -> "Acceptance":
         """Accepts the stamp's numbers, and with them those below `oldest_open`; returns the argument of `undo`."""
         group = self._group_of(stamp.producer_id)
-        # Taken out and put in again, for the order.
+        # Removed and added again, so that it becomes the most recently active.
         accepted = group.pop(stamp.producer_id, None) or IntervalSet()
         new = accepted.gaps(stamp.first, stamp.last)
         if new and len(accepted) and stamp.oldest_open:
