@@ -10,7 +10,7 @@ from typing import Any
 
 from millrace_server.channels.commit import Receipt
 from millrace_server.channels.config import ChannelConfig
-from millrace_server.channels.counters import ChannelCounters
+from millrace_server.channels.contents import ChannelCounters
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import (
     BadArgumentError,

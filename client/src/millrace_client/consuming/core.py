@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from millrace_client._backoff import Backoff
 from millrace_client._calls import consume_start
+from millrace_client._retries import Backoff
 from millrace_client.consuming.config import ConsumerConfig, subscriptions_of
 from millrace_client.consuming.delivery_buffer import DeliveryBuffer
 from millrace_client.consuming.metrics import ConsumerMetrics

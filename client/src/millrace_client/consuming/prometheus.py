@@ -13,7 +13,8 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from millrace_client.consuming.metrics import LATENCY_BOUNDS_SECONDS, METRICS, ReportsMetrics
+from millrace_client._metrics import LATENCY_BOUNDS_SECONDS
+from millrace_client.consuming.metrics import METRICS, ReportsMetrics
 
 _PREFIX = "millrace_consumer_"
 

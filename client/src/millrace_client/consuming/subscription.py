@@ -5,8 +5,8 @@ from collections import deque
 from typing import Any, Generic, TypeVar
 
 from millrace.v1 import channel_service_pb2 as pb
-from millrace_client._backoff import Backoff
 from millrace_client._deliveries import DeliveredEvents
+from millrace_client._retries import Backoff
 
 DeliveryT = TypeVar("DeliveryT", bound="TrackedDelivery")
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from millrace.v1 import channel_service_pb2 as pb
+from millrace_client._retries import Backoff, RetryPolicy
 from millrace_client._settings import Numbering
 from millrace_client.errors import (
     BadArgumentError,
@@ -27,7 +28,6 @@ from millrace_client.producing.callbacks import CallbackRunner
 from millrace_client.producing.channel_buffer import BUCKETS, ChannelBuffer, OrderingBucket
 from millrace_client.producing.config import ProducerConfig, Routing
 from millrace_client.producing.metrics import Latencies, ProducerCounters, ProducerHooks, ProducerMetrics, ServerMetrics
-from millrace_client.producing.retry_policy import RetryPolicy
 from millrace_client.producing.routing import Router, ranked
 from millrace_client.producing.servers import Batch, Server, ServerChannel
 from millrace_client.producing.settling import LOG, BatchSettler
@@ -68,7 +68,8 @@ class Engine:
         self._accumulator = accumulator
         self._settler = BatchSettler(accumulator, counters, callbacks, settings.hooks, self._loop.time)
         self._retries = self._settler.retries
-        self._policy = RetryPolicy(settings.config)
+        backoff = Backoff(settings.config.backoff_seconds, settings.config.backoff_seconds_max)
+        self._policy = RetryPolicy(settings.config.attempts_max, backoff)
         # The addresses of one name may all belong to one server; then its numbers continue whichever is used.
         self._routing = Routing.FAILOVER if self._config.is_resumable else self._config.routing
         self._numbering = (

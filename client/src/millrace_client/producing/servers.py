@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import grpc
 
 from millrace.v1 import channel_service_pb2 as pb
-from millrace_client._backoff import Backoff
+from millrace_client._retries import Backoff, RetryPolicy
 from millrace_client._settings import Numbering, channel_options
 from millrace_client.append_session import ThreadedAppendSession
 from millrace_client.errors import DiskFullError, MillraceError, RetryAdvice, SendAttempt, UnavailableError
@@ -21,7 +21,6 @@ from millrace_client.producing.channel_buffer import ChannelBuffer, OrderingBuck
 from millrace_client.producing.config import ProducerConfig
 from millrace_client.producing.metrics import ServerMetrics
 from millrace_client.producing.pages import Page
-from millrace_client.producing.retry_policy import RetryPolicy
 from millrace_client.producing.targets import ConnectionOptions, HealthWatch, Target, call_in_loop
 
 

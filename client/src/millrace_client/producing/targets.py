@@ -11,7 +11,7 @@ from typing import TypeAlias, TypeVarTuple
 
 import grpc
 
-from millrace_client._backoff import Backoff
+from millrace_client._retries import Backoff
 
 _Arguments = TypeVarTuple("_Arguments")
 

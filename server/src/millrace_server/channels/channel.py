@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
 
 from millrace_server.channels.admission import Capacity
 from millrace_server.channels.batches import Form, StoredBatch
@@ -11,8 +12,7 @@ from millrace_server.channels.channel_core import ChannelCore, ChannelStorage
 from millrace_server.channels.claims import Claim, ClaimRegistry
 from millrace_server.channels.committer import MemoryCommitter, remove
 from millrace_server.channels.config import ChannelConfig
-from millrace_server.channels.contents import Contents, Subscriber
-from millrace_server.channels.counters import ChannelCounters, ChannelGauges
+from millrace_server.channels.contents import ChannelCounters, Contents, Subscriber
 from millrace_server.channels.deliveries import Deliveries
 from millrace_server.channels.queue import AnswerBudget, TakeLimits
 from millrace_server.channels.stamps import Stamp
@@ -31,6 +31,23 @@ def memory_storage(name: str, config: ChannelConfig) -> ChannelStorage:
         committer=MemoryCommitter(contents),
         epochs_from=int(time.time() * _MICROSECONDS),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelGauges:
+    """A channel at one moment."""
+
+    queued_events: int  # Events that are not taken.
+    taken_events: int  # Events that transactions and deliveries have taken.
+    memory_events: int  # Events that a crash loses.
+    body_bytes: int  # Bytes of all bodies in the channel, taken ones included.
+    body_bytes_max: int
+    open_transactions: int  # Deliveries included.
+    waiting_takes: int  # Takes that wait for an event.
+    waiting_commits: int  # Commits that wait for room.
+    producers: int  # Producers whose stamps are remembered.
+    first_sequence: int  # The oldest queued sequence; the next one where the queue is empty.
+    next_sequence: int  # The sequence that the next event gets.
 
 
 class Channel:

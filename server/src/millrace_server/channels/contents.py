@@ -3,11 +3,11 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from millrace_server.channels.admission import Capacity, WaitQueue
 from millrace_server.channels.batches import StoredBatch, Window
 from millrace_server.channels.commit import Commit, CommitState, Receipt
-from millrace_server.channels.counters import ChannelCounters
 from millrace_server.channels.log_columns import LogColumns
 from millrace_server.channels.queue import AnswerLimits, EventQueue
 from millrace_server.channels.stamps import Stamp, StampLedger
@@ -18,6 +18,20 @@ _AHEAD_BYTES = 4 << 20  # Bytes of columns that are read from a log at once, ahe
 _UNLIMITED_EVENTS = 1 << 62
 _SUBSCRIBER_BATCHES_MAX = 1_000
 _SUBSCRIBER_BODY_BYTES_MAX = 64 << 20
+
+
+@dataclass(slots=True)
+class ChannelCounters:
+    """Flume's channel counters with Flume's meanings, and a few more. They only grow."""
+
+    put_attempts: int = 0  # Events offered, refused ones included (Flume: EventPutAttemptCount).
+    put_successes: int = 0  # Events stored by commits (EventPutSuccessCount).
+    take_attempts: int = 0  # Events taken, and one per empty or refused take (EventTakeAttemptCount).
+    take_successes: int = 0  # Events removed by commits and acknowledgements (EventTakeSuccessCount).
+    commits: int = 0
+    rollbacks: int = 0  # Transactions rolled back, for any reason.
+    leases_expired: int = 0  # Transactions rolled back because their lease ran out.
+    deduplicated: int = 0  # Events dropped as repeats.
 
 
 class Subscriber:

@@ -12,7 +12,7 @@ from millrace.v1 import admin_service_pb2 as pb
 from millrace_server.agent.components import Component, EventOutcome
 from millrace_server.channels.channel_handle import ChannelHandle
 from millrace_server.channels.config import AnyChannelConfig, ChannelConfig
-from millrace_server.channels.counters import ChannelCounters
+from millrace_server.channels.contents import ChannelCounters
 from millrace_server.errors import BadArgumentError
 from millrace_server.grpc_services.messages import duration_of, seconds_of
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from millrace_client._backoff import Backoff
+from millrace_client._retries import Backoff
 from millrace_client.consuming.delivery_buffer import DeliveryBuffer
 from millrace_client.consuming.subscription import (
     MOVES,

@@ -13,14 +13,16 @@ from millrace_client import (
     TxnCapacityError,
     UnavailableError,
 )
-from millrace_client.producing.retry_policy import RetryPolicy
+from millrace_client._retries import Backoff, RetryPolicy
 
 CONFIG = ProducerConfig(backoff_seconds=1.0, backoff_seconds_max=10.0, attempts_max=5)
 
 
 @pytest.fixture
 def policy() -> RetryPolicy:
-    return RetryPolicy(CONFIG, random.Random(1))
+    return RetryPolicy(
+        CONFIG.attempts_max, Backoff(CONFIG.backoff_seconds, CONFIG.backoff_seconds_max, random.Random(1))
+    )
 
 
 def test_pauses_double_up_to_the_maximum(policy: RetryPolicy) -> None:

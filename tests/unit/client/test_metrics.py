@@ -1,4 +1,4 @@
-from millrace_client.consuming.metrics import LATENCY_BOUNDS_SECONDS, LatencyHistogram
+from millrace_client._metrics import LATENCY_BOUNDS_SECONDS, LatencyHistogram
 
 
 def test_summary_of_nothing_is_zero() -> None:

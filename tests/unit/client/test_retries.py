@@ -1,6 +1,6 @@
 import random
 
-from millrace_client._backoff import Backoff
+from millrace_client._retries import Backoff
 from tests.unit.client.consuming.parts import Certain
 
 

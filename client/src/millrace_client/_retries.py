@@ -1,10 +1,8 @@
-"""Which batches of a producer are sent again, and when."""
+"""Which requests are sent again, and the pauses between attempts."""
 
 import random
 
-from millrace_client._backoff import Backoff
 from millrace_client.errors import MillraceError, RetryAdvice
-from millrace_client.producing.config import ProducerConfig
 
 _RETRIED = frozenset({RetryAdvice.FULL, RetryAdvice.LATER, RetryAdvice.UNREACHABLE, RetryAdvice.RESTART})
 """A batch that the server refused for one of these is sent again."""
@@ -12,13 +10,41 @@ _RETRIED = frozenset({RetryAdvice.FULL, RetryAdvice.LATER, RetryAdvice.UNREACHAB
 _FINAL = frozenset({RetryAdvice.CORRECT, RetryAdvice.SMALLER, RetryAdvice.NEVER})
 """A batch whose stream ended for one of these is not sent again; any other end may pass, as a restart does."""
 
+_DOUBLINGS_MAX = 64
+
+
+class Backoff:
+    """Exponential back-off with jitter, so that clients that failed together do not retry together."""
+
+    def __init__(self, first_seconds: float, seconds_max: float, draw: random.Random | None = None) -> None:
+        self._first_seconds = first_seconds
+        self._seconds_max = seconds_max
+        self._random = draw or random.Random()  # noqa: S311 - spreads load, keeps no secret
+        self.failure_count = 0
+        """Failures since the last success."""
+
+    def next_seconds(self, seconds_min: float | None = None) -> float:
+        """Counts a failure and returns the pause after it; see `seconds_after`."""
+        self.failure_count += 1
+        return self.seconds_after(self.failure_count, seconds_min)
+
+    def seconds_after(self, failure_count: int, seconds_min: float | None = None) -> float:
+        """Returns the pause after so many consecutive failures: between half of its full length and the full length."""
+        # Beyond 64 doublings every pause is at its maximum, and a float would overflow.
+        longest = min(self._first_seconds * 2.0 ** min(failure_count - 1, _DOUBLINGS_MAX), self._seconds_max)
+        return max(longest * self._random.uniform(0.5, 1.0), seconds_min or 0.0)
+
+    def reset(self) -> None:
+        """Starts from the first pause again, after a success."""
+        self.failure_count = 0
+
 
 class RetryPolicy:
     """Which batches are sent again, and after how long. For one thread."""
 
-    def __init__(self, config: ProducerConfig, draw: random.Random | None = None) -> None:
-        self._attempts_max = config.attempts_max
-        self._backoff = Backoff(config.backoff_seconds, config.backoff_seconds_max, draw)
+    def __init__(self, attempts_max: int | None, backoff: Backoff) -> None:
+        self._attempts_max = attempts_max
+        self._backoff = backoff
 
     def retries_refused(self, error: MillraceError, attempt_count: int) -> bool:
         """Whether a batch that the server refused is sent again."""
