@@ -18,7 +18,7 @@ from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.http_service.metrics import COUNTERS, GAUGES
 from millrace_server.http_service.service import HttpService
-from millrace_server.network.addresses import Address, open_socket
+from millrace_server.network import Address, open_socket
 
 FLUMES_KEYS = {
     "Type",

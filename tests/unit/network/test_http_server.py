@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from millrace_server.network.addresses import Address, open_socket
+from millrace_server.network import Address, open_socket
 from millrace_server.network.http_server import EmbeddedHttp, HttpLimits
 
 WAIT_SECONDS_MAX = 10.0

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from millrace_server.configuration.settings import load_settings
-from millrace_server.network.addresses import Address
+from millrace_server.network import Address
 from tests.unit.repository.checkout import ROOT
 
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from millrace.setting_problems import choices_of, fields_of, shown_path, shown_value, unwrapped
 from millrace_server.agent.setting_types import ChannelReference, named_tables
 from millrace_server.agent.sources.source import SourceConfig
-from millrace_server.network.addresses import Address
+from millrace_server.network import Address
 
 _SHOWN_NAMES_MAX = 10
 

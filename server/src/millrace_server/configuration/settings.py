@@ -15,7 +15,7 @@ from millrace_server.agent.sink_group_config import SinkGroupConfig, group_probl
 from millrace_server.agent.sources.stdin import stdin_problems
 from millrace_server.channels.config import AnyChannelConfig
 from millrace_server.configuration.consistency import address_conflicts, unknown_channels
-from millrace_server.network.addresses import Address
+from millrace_server.network import Address
 
 KIB = 1024
 MIB = 1024 * KIB

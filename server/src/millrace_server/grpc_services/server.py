@@ -20,7 +20,7 @@ from millrace_server.grpc_services.admin_service import AdminService
 from millrace_server.grpc_services.channel_service import ChannelService
 from millrace_server.grpc_services.rpc import InflightBytes, Rpcs
 from millrace_server.hosting.data_dir import Catalog
-from millrace_server.network.addresses import Address
+from millrace_server.network import Address
 
 STREAMS_MAX = 4096
 """Concurrent calls of one connection; gRPC clients delay further calls until one ends."""

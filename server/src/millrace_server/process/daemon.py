@@ -20,7 +20,7 @@ from millrace_server.hosting.data_dir import CATALOG_FILE, Catalog, locked_data_
 from millrace_server.hosting.lifecycle import flows_of, open_channels, stop_flows
 from millrace_server.hosting.signals import ReloadRequests, StopRequests
 from millrace_server.http_service.service import HttpService
-from millrace_server.network.addresses import Address, check_is_free, open_socket
+from millrace_server.network import Address, check_is_free, open_socket
 from millrace_server.process.memory import tuned_allocator, tuned_garbage_collector
 from millrace_server.process.reloading import Reloader
 

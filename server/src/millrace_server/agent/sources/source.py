@@ -18,7 +18,7 @@ from millrace_server.agent.selectors import AnySelectorConfig, ReplicatingConfig
 from millrace_server.agent.setting_types import FactoryPath, KnownChannelName, load_factory
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
 from millrace_server.errors import StartError
-from millrace_server.network.addresses import Address, open_socket
+from millrace_server.network import Address, open_socket
 
 
 class EmbeddedSources:

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field
 from millrace.setting_problems import shown_value
 from millrace_server.agent.setting_types import ChannelName
 from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkContext, sink_class
-from millrace_server.network.addresses import Address
+from millrace_server.network import Address
 
 _MIB = 1 << 20
 

@@ -12,7 +12,7 @@ from millrace_server.agent.sources.source import (
     check_plaintext_allowed,
     source_class,
 )
-from millrace_server.network.addresses import Address
+from millrace_server.network import Address
 
 _MIB = 1024 * 1024
 _INFLIGHT_BODIES = 16

@@ -36,7 +36,7 @@ from millrace_server.errors import (
     MillraceError,
     TxnCapacityError,
 )
-from millrace_server.network.addresses import Address
+from millrace_server.network import Address
 from millrace_server.network.http_server import EmbeddedHttp, HttpLimits
 
 _KEY_LENGTH_MAX = 256

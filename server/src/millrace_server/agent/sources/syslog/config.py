@@ -15,7 +15,7 @@ from millrace_server.agent.sources.source import (
     check_plaintext_allowed,
     source_class,
 )
-from millrace_server.network.addresses import Address
+from millrace_server.network import Address
 
 MESSAGE_BYTES_LOWEST, MESSAGE_BYTES_HIGHEST = 480, 16 * 1024 * 1024
 """RFC 5424 requires receivers to accept 480 bytes."""

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace_server.errors import StartError
-from millrace_server.network.addresses import PORT_MAX, Address, check_is_free, open_socket
+from millrace_server.network import PORT_MAX, Address, check_is_free, open_socket
 
 HOSTS = st.one_of(
     st.ip_addresses().map(str), st.from_regex(r"[a-z]([a-z0-9-]{0,20}[a-z0-9])?(\.[a-z]{2,8}){0,3}", fullmatch=True)
