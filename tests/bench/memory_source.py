@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from millrace.arrow import record_batches
 from millrace.v1 import event_pb2
 from millrace_spark.reading.options import EVENTS_PER_PARTITION
-from millrace_spark.schema import EVENT_SCHEMA
+from millrace_spark.source import EVENT_SCHEMA
 from tests.bench.payloads import BATCH_EVENTS, columns
 
 _CONSTANTS = {"channel": "memory", "endpoint": "127.0.0.1:0"}

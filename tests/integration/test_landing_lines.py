@@ -26,7 +26,7 @@ from millrace_spark.landing.program import app
 from millrace_spark.landing.publication import BatchCounts, Publisher
 from millrace_spark.landing.rows import rows_of
 from millrace_spark.landing.storage import StorageError
-from millrace_spark.schema import EVENT_SCHEMA
+from millrace_spark.source import EVENT_SCHEMA
 from tests.crashing_storage import CrashError, CrashingStorage
 from tests.fenced_blocks import blocks_of
 

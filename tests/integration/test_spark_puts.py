@@ -16,8 +16,7 @@ import millrace_client as millrace
 from millrace_spark import MillraceSparkError, OptionError
 from millrace_spark.writing import driver
 from millrace_spark.writing import tasks as writing
-from millrace_spark.writing.commit_messages import ShardPuts
-from millrace_spark.writing.driver import BatchCommit, check_targets, commit_all, roll_back
+from millrace_spark.writing.driver import BatchCommit, ShardPuts, check_targets, commit_all, roll_back
 from millrace_spark.writing.options import WriteOptions, WriteRouting, parse_write_options
 from millrace_spark.writing.tasks import put_all
 from tests.conftest import StartMillraced

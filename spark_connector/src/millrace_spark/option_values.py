@@ -11,7 +11,6 @@ from millrace_spark.errors import OptionError
 
 Value = TypeVar("Value")
 
-_ENDPOINT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\],]+):[0-9]{1,5}")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(ms|s|m|h|d)?")
 _SECONDS_OF_UNIT = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _ADVICE = {
@@ -66,17 +65,6 @@ def known_name(name: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(name.lower(), by_lower, n=1)
     hint = f"did you mean {by_lower[near[0]]}?" if near else f"the options are {', '.join(known)}"
     raise OptionError(f"option {name}: is unknown; {hint}")
-
-
-def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Parses a comma-separated list of servers."""
-    endpoints = [endpoint.strip() for endpoint in text.split(",")]
-    for endpoint in endpoints:
-        if not _ENDPOINT.fullmatch(endpoint):
-            raise OptionError(f"option endpoints: {endpoint!r} is not host:port, such as 127.0.0.1:7070")
-        if endpoints.count(endpoint) > 1:
-            raise OptionError(f"option endpoints: {endpoint} comes twice, and its events would too; name it once")
-    return tuple(endpoints)
 
 
 def parse_count(text: str) -> int:

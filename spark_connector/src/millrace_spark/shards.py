@@ -1,4 +1,4 @@
-"""Shards: the part of a channel on one server."""
+"""Shards: the parts of channels on single servers, and the options that choose them by endpoint and channel."""
 
 import re
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 from millrace_spark.errors import OptionError
 
+_ENDPOINT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\],]+):[0-9]{1,5}")
 _PATTERN = re.compile(r"[*?\[]")
 
 
@@ -26,6 +27,17 @@ class Shard:
 
     def __str__(self) -> str:
         return f"{self.channel}@{self.endpoint}"
+
+
+def parse_endpoints(text: str) -> tuple[str, ...]:
+    """Parses a comma-separated list of servers."""
+    endpoints = [endpoint.strip() for endpoint in text.split(",")]
+    for endpoint in endpoints:
+        if not _ENDPOINT.fullmatch(endpoint):
+            raise OptionError(f"option endpoints: {endpoint!r} is not host:port, such as 127.0.0.1:7070")
+        if endpoints.count(endpoint) > 1:
+            raise OptionError(f"option endpoints: {endpoint} comes twice, and its events would too; name it once")
+    return tuple(endpoints)
 
 
 def parse_channels(text: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, LongType, MapType, StringType, StructField, StructType
 
 from millrace_spark.errors import MillraceSparkError, OptionError
 from millrace_spark.reading.bounds import cut_ranges
@@ -23,19 +23,30 @@ from millrace_spark.reading.options import (
 )
 from millrace_spark.reading.ranges import split_among_tasks
 from millrace_spark.reading.stream_reader import InvalidStreamReader, MillraceStreamReader, read_rows
-from millrace_spark.schema import EVENT_SCHEMA, check_schema
 from millrace_spark.workers import check_worker_python, pack
 from millrace_spark.writing.sink import MillraceStreamWriter, MillraceWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+EVENT_SCHEMA = StructType(
+    [
+        StructField("channel", StringType()),
+        StructField("endpoint", StringType()),
+        StructField("sequence", LongType()),
+        StructField("headers", MapType(StringType(), StringType())),
+        StructField("body", BinaryType()),
+    ]
+)
+
+_TYPES = {field.name: field.dataType.simpleString() for field in EVENT_SCHEMA}
+_DDL = ", ".join(f"{name} {data_type}" for name, data_type in _TYPES.items())
+
 
 def register(spark: SparkSession) -> None:
     """Registers `format("millrace")` with a session.
 
-    Spark finds the format itself if millrace-spark is installed with pip. Call this for a session that started before
-    the installation, and for Spark Connect.
+    Only sessions that started before millrace-spark was installed with pip need this, and Spark Connect.
 
     Raises:
         MillraceSparkError: Spark's workers run another Python version, or a Python without this package.
@@ -47,7 +58,7 @@ def register(spark: SparkSession) -> None:
 def ship(spark: SparkSession) -> None:
     """Sends this package and the client to all executors of a session, and registers `format("millrace")` with it.
 
-    Call it once, before the first read or write. The Python of the executors still needs pyarrow, grpcio and protobuf.
+    Call it before the first read or write. The Python of the executors still needs pyarrow, grpcio and protobuf.
     """
     # Spark copies the file now, and reads it again from its path for executors that join later.
     folder = Path(tempfile.mkdtemp(prefix="millrace-spark-"))
@@ -65,8 +76,8 @@ class MillraceDataSource(DataSource):
             raise MillraceSparkError(
                 'format("millrace") needs pyarrow, and this Python has none; run: pip install "pyarrow>=18"'
             )
-        # Computed once, where load() is called, then pickled. The parent of that process lives as long as the
-        # application, so that all its reads renew one claim, and reads of another application are refused.
+        # Computed in the process of load(), then pickled. Its parent lives as long as the application, so that all its
+        # reads renew one claim, and reads of another application are refused.
         self._reader_id = reader_id_of(os.getppid())
 
     @classmethod
@@ -100,6 +111,23 @@ class MillraceDataSource(DataSource):
         return MillraceStreamWriter.planned(self.options, schema, is_overwrite=overwrite)
 
 
+def check_schema(schema: StructType) -> None:
+    """Checks that the columns of a user's schema are columns of events, with their types."""
+    seen = set()
+    for field in schema:
+        name = field.name.lower()
+        if name not in _TYPES:
+            raise OptionError(f"schema: has the column {field.name!r}; the columns of events are {_DDL}")
+        if name in seen:
+            raise OptionError(f"schema: has the column {field.name!r} twice; once is allowed")
+        seen.add(name)
+        # The nullability of a map's values may differ.
+        if (data_type := field.dataType.simpleString()) != _TYPES[name]:
+            raise OptionError(
+                f"schema: {field.name} is {data_type}; it must be {_TYPES[name]}. Read it with that type, then cast it"
+            )
+
+
 class MillraceReader(DataSourceReader):
     """Claims the channels when Spark plans the read; each task then reads one partition."""
 
@@ -108,16 +136,15 @@ class MillraceReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        ranges = self._options.source
+        options = self._options
+        ranges = options.source
         if isinstance(ranges, ClaimOptions):
             from millrace_spark.reading.tasks import claim_all
 
-            options = self._options
             ranges = cut_ranges(
                 claim_all(ranges), options.starting, options.ending, fail_on_data_loss=options.fail_on_data_loss
             )
-        limits = self._options.partitions
-        return split_among_tasks(ranges, limits.events_max, limits.count_min)
+        return split_among_tasks(ranges, options.partitions.events_max, options.partitions.count_min)
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         return read_rows(partition, self._schema, self._options.retry_seconds)

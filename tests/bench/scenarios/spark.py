@@ -15,7 +15,7 @@ import millrace_client as millrace
 from millrace.arrow import record_batches
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
-from millrace_spark.schema import EVENT_SCHEMA
+from millrace_spark.source import EVENT_SCHEMA
 from tests.bench.findings import Line, Section
 from tests.bench.payloads import BATCH_EVENTS, BODY_BYTES, columns
 from tests.bench.spark_world import SparkWorld, rate_of, spark_world

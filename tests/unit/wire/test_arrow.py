@@ -11,7 +11,7 @@ from millrace import arrow
 from millrace.arrow import counting, int32_array, ints, plain, record_batches
 from millrace.columns import columns_from_events
 from millrace.v1 import event_pb2
-from millrace_spark.schema import EVENT_SCHEMA
+from millrace_spark.source import EVENT_SCHEMA
 
 Event = tuple[dict[str, str], bytes]
 

@@ -12,9 +12,9 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from millrace_spark.errors import format_error
 from millrace_spark.landing.config import CompactionConfig
 from millrace_spark.landing.paths import WorkFolder, as_uri, compacted_name, data_files, is_landed, suffix_of
-from millrace_spark.landing.spark_session import format_error
 from millrace_spark.landing.storage import Storage, StorageError, StoredFile, joined
 from millrace_spark.landing.swap import STAGING_PREFIX, Intent, recover, swap
 

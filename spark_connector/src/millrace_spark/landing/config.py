@@ -11,8 +11,7 @@ from pydantic import AfterValidator, BaseModel, Field, field_validator, model_va
 from millrace_spark.errors import OptionError
 from millrace_spark.landing.formats import LineFormat, TextFormat, columns_of
 from millrace_spark.landing.paths import WorkFolder, absolute_path, file_system_of, name_of
-from millrace_spark.option_values import parse_endpoints
-from millrace_spark.shards import is_meant
+from millrace_spark.shards import is_meant, parse_endpoints
 
 EVENT_COLUMNS = ("channel", "endpoint", "sequence", "headers", "body")
 """Columns of events that rows may have in addition to the parsed columns."""

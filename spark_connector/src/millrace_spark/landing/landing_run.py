@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from millrace_spark.errors import MillraceSparkError, OptionError
+from millrace_spark.errors import MillraceSparkError, OptionError, format_error
 from millrace_spark.landing.bad_lines import channel_writer, folder_writer
 from millrace_spark.landing.batch_lander import BAD_LINES, ROWS, BatchLander, LandingTotals
 from millrace_spark.landing.compaction import CompactionTotals, Compactor, spark_merger
@@ -23,10 +23,9 @@ from millrace_spark.landing.local_storage import check_same_disk
 from millrace_spark.landing.paths import as_uri, is_local
 from millrace_spark.landing.publication import Publisher, finish_all, sync_checkpoint
 from millrace_spark.landing.rows import rows_of
-from millrace_spark.landing.spark_session import format_error
 from millrace_spark.landing.storage import StorageError
 from millrace_spark.listener import shard_reports
-from millrace_spark.schema import EVENT_SCHEMA
+from millrace_spark.source import EVENT_SCHEMA
 
 
 def source_options(config: LandingConfig) -> dict[str, str]:

@@ -42,6 +42,15 @@ app = typer.Typer(
 ConfigArgument = Annotated[
     Path | None, typer.Argument(help="The landing's configuration, a TOML file.", show_default=False)
 ]
+EndpointOption = Annotated[
+    list[str] | None, typer.Option("--endpoint", "-e", help="A server, host:port; may be repeated.")
+]
+ChannelOption = Annotated[
+    list[str] | None, typer.Option("--channel", "-c", help="A channel or a pattern; may be repeated.")
+]
+ParseOption = Annotated[
+    str | None, typer.Option(help="The format of lines: text, json, regex, access_log or syslog.", show_default=False)
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SETTING=VALUE", help="Override a setting of the file, such as run.follow=true."),
@@ -73,17 +82,10 @@ def _millrace_spark(
 def land(
     config: ConfigArgument = None,
     *,
-    endpoints: Annotated[
-        list[str] | None, typer.Option("--endpoint", "-e", help="A server, host:port; may be repeated.")
-    ] = None,
-    channels: Annotated[
-        list[str] | None, typer.Option("--channel", "-c", help="A channel or a pattern; may be repeated.")
-    ] = None,
+    endpoints: EndpointOption = None,
+    channels: ChannelOption = None,
     to: Annotated[str | None, typer.Option(help="The folder to land in.", show_default=False)] = None,
-    parse: Annotated[
-        str | None,
-        typer.Option(help="The format of lines: text, json, regex, access_log or syslog.", show_default=False),
-    ] = None,
+    parse: ParseOption = None,
     columns: Annotated[
         str | None, typer.Option(help="The schema of JSON, such as 'id bigint, time timestamp'.", show_default=False)
     ] = None,

@@ -1,8 +1,7 @@
-"""The Spark session of a program: start, log file, end, and Spark's errors as sentences."""
+"""The Spark session of a program: start, log file and end."""
 
 import logging
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,35 +17,6 @@ from millrace_spark.java import ensure_java
 from millrace_spark.landing.config import SparkConfig
 from millrace_spark.landing.paths import WorkFolder, is_local
 from millrace_spark.source import register
-
-_OWN = re.compile(
-    r"millrace_spark\.(?:[a-z_]+\.)*[A-Za-z]+Error: (?P<text>.+?)(?=\n\s*\n|\n\s+at |\n===|\Z)", re.DOTALL
-)
-_PYTHON = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): (?P<text>.+)$", re.MULTILINE)
-_CAUSE = re.compile(r"^Caused by: (?P<text>.+)$", re.MULTILINE)
-_CLASS = re.compile(r"^(?:[a-z_]\w*\.)+(?P<name>\w+): ")
-_STATE = re.compile(r" SQLSTATE: \w{5}$")
-_LENGTH_MAX = 600
-
-
-def format_error(error: BaseException) -> str:
-    """Returns an error of Spark as a sentence, without stack traces: the connector's own sentence if there is one."""
-    text = str(error)
-    if java := getattr(error, "java_exception", None):
-        text = f"{text}\n{java.toString()}"
-    if own := list(_OWN.finditer(text)):
-        return _line(own[-1]["text"])
-    for pattern in (_PYTHON, _CAUSE):
-        if found := list(pattern.finditer(text)):
-            return _line(found[-1]["text"])
-    lines = [line for line in text.splitlines() if line.strip()] or [type(error).__name__]
-    return _line(lines[0])
-
-
-def _line(text: str) -> str:
-    line = _STATE.sub("", " ".join(_CLASS.sub("", text.strip()).split()))
-    return line if len(line) <= _LENGTH_MAX else f"{line[:_LENGTH_MAX]}…"
-
 
 _JAVA_STOP_SECONDS_MAX = 10.0
 

@@ -10,10 +10,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from millrace_spark.errors import MillraceSparkError, OptionError
-from millrace_spark.option_values import parse_endpoints
 from millrace_spark.reading.options import ClaimOptions, reader_id_of
 from millrace_spark.reading.ranges import ClaimedRange, ranges_to_json
-from millrace_spark.shards import parse_channels
+from millrace_spark.shards import parse_channels, parse_endpoints
 
 
 def claim_ranges(  # noqa: PLR0913 - a face for notebooks: one keyword for each choice

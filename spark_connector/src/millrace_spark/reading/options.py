@@ -12,13 +12,12 @@ from millrace_spark.option_values import (
     OptionValues,
     parse_choice,
     parse_count,
-    parse_endpoints,
     parse_flag,
     parse_seconds,
 )
 from millrace_spark.reading.bounds import Bounds, parse_bounds
 from millrace_spark.reading.ranges import ClaimedRange, ranges_from_json
-from millrace_spark.shards import parse_channels
+from millrace_spark.shards import parse_channels, parse_endpoints
 
 _LENGTH_MAX = 128
 

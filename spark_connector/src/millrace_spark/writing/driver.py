@@ -6,12 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import blake2b
+
+from pyspark.sql.datasource import WriterCommitMessage
 
 import millrace_client as millrace
 from millrace_spark.errors import MillraceSparkError
 from millrace_spark.servers import TRANSIENT, RetryPolicy, check_aliases, connected, translated_errors
-from millrace_spark.writing.commit_messages import ShardPuts
-from millrace_spark.writing.options import WriteOptions
+from millrace_spark.shards import Shard
+from millrace_spark.writing.options import WriteOptions, WriteRouting
 
 _LOST = (
     "between the tasks' puts and the commit the server restarted, or leaseSeconds ran out, so the rows that the tasks "
@@ -74,6 +77,46 @@ def check_targets_once(options: WriteOptions) -> None:
     check_targets(options)
 
 
+@dataclass(frozen=True)
+class ShardPuts:
+    """The events that one task, or all tasks of a batch, put into one shard."""
+
+    shard: Shard
+    txn_ids: tuple[str, ...]
+    """The transactions that hold the events, in their order."""
+    event_count: int
+
+
+@dataclass
+class TaskPuts(WriterCommitMessage):
+    """The commit message of one task, which Spark passes to the driver."""
+
+    producer_id: str
+    """The producer's id, which a stream's driver does not know."""
+    puts: tuple[ShardPuts, ...]
+
+
+def puts_by_shard(messages: Sequence[WriterCommitMessage | None]) -> list[ShardPuts]:
+    """Merges the messages of all tasks by shard, in the order of the tasks. Failed tasks have no message."""
+    by_shard: dict[Shard, list[ShardPuts]] = {}
+    for message in task_puts(messages):
+        for puts in message.puts:
+            by_shard.setdefault(puts.shard, []).append(puts)
+    return [
+        ShardPuts(
+            shard,
+            tuple(txn_id for puts in all_puts for txn_id in puts.txn_ids),
+            sum(puts.event_count for puts in all_puts),
+        )
+        for shard, all_puts in sorted(by_shard.items())
+    ]
+
+
+def task_puts(messages: Iterable[WriterCommitMessage | None]) -> list[TaskPuts]:
+    """Returns the messages of the tasks that did not fail."""
+    return [message for message in messages if isinstance(message, TaskPuts)]
+
+
 TXNS_MAX = 1_000
 """The most transactions of one Commit."""
 
@@ -97,6 +140,15 @@ class BatchCommit:
     is_repeatable: bool
     """Whether a repeat by the same producer sends the same rows to the same servers."""
     retry_seconds: float
+
+
+def stamp_producer_id(producer_id: str, options: WriteOptions) -> str:
+    """Returns the producer's id for stamps."""
+    # With routing by key, a server's share of a batch depends on the set of servers. So another set is another
+    # producer: it stores a repeated batch again, and no row is taken for stored because of a former share.
+    if len(options.endpoints) == 1 or options.routing is not WriteRouting.KEY:
+        return producer_id
+    return f"{producer_id}/{blake2b(','.join(options.endpoints).encode(), digest_size=6).hexdigest()}"
 
 
 def commit_all(puts: Sequence[ShardPuts], commit: BatchCommit) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from millrace_spark.errors import OptionError
-from millrace_spark.option_values import OptionValues, parse_choice, parse_endpoints, parse_flag, parse_seconds
+from millrace_spark.option_values import OptionValues, parse_choice, parse_flag, parse_seconds
 from millrace_spark.reading.options import OPTIONS, RETRY_SECONDS
+from millrace_spark.shards import parse_endpoints
 
 LEASE_SECONDS = 600.0
 """Covers the time from a task's last put to the driver's commit, which waits for the slowest task."""

@@ -8,7 +8,6 @@ which are never committed, and a repeated commit is recognised by its stamp.
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Self
 from zlib import crc32
 
@@ -17,12 +16,13 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from millrace_spark.errors import MillraceSparkError, OptionError
-from millrace_spark.writing.commit_messages import TaskPuts, puts_by_shard, task_puts
 from millrace_spark.writing.options import WriteOptions, WriteRouting, parse_write_options
 from millrace_spark.writing.schema import options_for
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from millrace_spark.writing.driver import TaskPuts
 
 
 class MillraceWriter(DataSourceArrowWriter):
@@ -40,22 +40,18 @@ class MillraceWriter(DataSourceArrowWriter):
             raise OptionError('mode overwrite: is not supported by channels, which are queues; use mode("append")')
         return cls(_checked_options(options, schema, is_streaming=False))
 
-    def write(self, iterator: "Iterator[pa.RecordBatch]") -> TaskPuts:
-        from millrace_spark.writing.tasks import put_all
-
-        return TaskPuts(self._producer_id, put_all(iterator, self._options, self._turn()))
+    def write(self, iterator: "Iterator[pa.RecordBatch]") -> "TaskPuts":
+        return _put(iterator, self._options, self._producer_id, self._turn())
 
     def _turn(self) -> int:
         if self._options.producer_id or self._options.routing is WriteRouting.KEY:
             # A save that may be repeated goes to the same server again, with any number of tasks. So do the other saves
             # of its producer, whose numbers would otherwise have gaps on each server.
             return crc32(self._producer_id.encode())
-        context = TaskContext.get()
-        assert context is not None, "Spark writes in tasks"
-        return context.partitionId()
+        return _task_context().partitionId()
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        _commit(self._options, messages, self._producer_id, self._options.batch_number, is_streaming=False)
+        _commit(self._options, messages, self._options.batch_number, is_streaming=False)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         _abort(messages)
@@ -77,19 +73,15 @@ class MillraceStreamWriter(DataSourceStreamArrowWriter):
             )
         return cls(_checked_options(options, schema, is_streaming=True))
 
-    def write(self, iterator: "Iterator[pa.RecordBatch]") -> TaskPuts:
-        from millrace_spark.writing.tasks import put_all
-
-        context = TaskContext.get()
-        assert context is not None, "Spark writes in tasks"
+    def write(self, iterator: "Iterator[pa.RecordBatch]") -> "TaskPuts":
+        context = _task_context()
         # Spark passes the batch id to the driver's commit, but not the query's id, so the tasks send it.
         producer_id = self._options.producer_id or f"spark-{_local_property(context, 'sql.streaming.queryId')}"
         turn = int(_local_property(context, "streaming.sql.batchId"))
-        return TaskPuts(producer_id, put_all(iterator, self._options, turn))
+        return _put(iterator, self._options, producer_id, turn)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        for message in task_puts(messages)[:1]:
-            _commit(self._options, messages, message.producer_id, batchId, is_streaming=True)
+        _commit(self._options, messages, batchId, is_streaming=True)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         del batchId  # The messages name the transactions.
@@ -104,6 +96,19 @@ def _checked_options(options: Mapping[str, str], schema: StructType, *, is_strea
     return checked
 
 
+def _put(rows: "Iterator[pa.RecordBatch]", options: WriteOptions, producer_id: str, turn: int) -> "TaskPuts":
+    from millrace_spark.writing.driver import TaskPuts
+    from millrace_spark.writing.tasks import put_all
+
+    return TaskPuts(producer_id, put_all(rows, options, turn))
+
+
+def _task_context() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None, "Spark writes in tasks"
+    return context
+
+
 def _local_property(context: TaskContext, name: str) -> str:
     """Returns a property of the task's query. With a wrong value, batches would be taken for repeats, and lost."""
     value = context.getLocalProperty(name)
@@ -115,31 +120,15 @@ def _local_property(context: TaskContext, name: str) -> str:
     return value
 
 
-def stamp_producer_id(producer_id: str, options: WriteOptions) -> str:
-    """Returns the producer's id for stamps.
-
-    If rows are distributed by key, a server's share depends on the set of servers. Another set of servers is therefore
-    another producer: a batch repeated with it is stored again, and no row is taken for stored because the server had
-    another share of the batch before.
-    """
-    if len(options.endpoints) == 1 or options.routing is not WriteRouting.KEY:
-        return producer_id
-    return f"{producer_id}/{blake2b(','.join(options.endpoints).encode(), digest_size=6).hexdigest()}"
-
-
 def _commit(
-    options: WriteOptions,
-    messages: Sequence[WriterCommitMessage | None],
-    producer_id: str,
-    number: int,
-    *,
-    is_streaming: bool,
+    options: WriteOptions, messages: Sequence[WriterCommitMessage | None], number: int, *, is_streaming: bool
 ) -> None:
+    from millrace_spark.writing.driver import BatchCommit, commit_all, puts_by_shard, stamp_producer_id, task_puts
+
     puts = puts_by_shard(messages)
     if not puts:
         return
-    from millrace_spark.writing.driver import BatchCommit, commit_all
-
+    producer_id = task_puts(messages)[0].producer_id
     commit = BatchCommit(
         producer_id=producer_id,
         stamp_id=stamp_producer_id(producer_id, options),
@@ -153,7 +142,6 @@ def _commit(
 
 
 def _abort(messages: Sequence[WriterCommitMessage | None]) -> None:
-    if puts := puts_by_shard(messages):
-        from millrace_spark.writing.driver import roll_back
+    from millrace_spark.writing.driver import puts_by_shard, roll_back
 
-        roll_back(puts)
+    roll_back(puts_by_shard(messages))

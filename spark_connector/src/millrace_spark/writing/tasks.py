@@ -13,8 +13,7 @@ from millrace_spark.errors import MillraceSparkError
 from millrace_spark.servers import TRANSIENT, RetryPolicy, translated_errors
 from millrace_spark.shards import Shard
 from millrace_spark.workers import freeze_loaded_objects
-from millrace_spark.writing.commit_messages import ShardPuts
-from millrace_spark.writing.driver import PUT_ADVICE, roll_back
+from millrace_spark.writing.driver import PUT_ADVICE, ShardPuts, roll_back
 from millrace_spark.writing.event_columns import MESSAGE_BYTES_MAX, MESSAGE_ROWS_MAX, event_columns
 from millrace_spark.writing.leases import LeaseKeeper
 from millrace_spark.writing.options import WriteOptions
@@ -34,7 +33,7 @@ def put_all(batches: Iterable[pa.RecordBatch], options: WriteOptions, turn: int)
     """Puts rows into open transactions, whose remaining lease is `leaseSeconds` when this returns.
 
     Args:
-        batches: The rows; `millrace_spark.schema` describes their columns.
+        batches: The rows; `millrace_spark.writing.schema` describes their columns.
         options: Where to, and how.
         turn: Chooses the server of rows that have no key.
 

@@ -24,7 +24,6 @@ from millrace_spark.landing.landing_run import LandingState, check_package, lag_
 from millrace_spark.landing.local_storage import FolderBusyError, folder_lock
 from millrace_spark.landing.paths import WorkFolder
 from millrace_spark.landing.program import app
-from millrace_spark.landing.spark_session import format_error
 
 ROOT = Path(__file__).parents[4]
 
@@ -43,7 +42,7 @@ def test_import_of_the_connector_brings_nothing_of_the_command_line() -> None:
 
 def test_main_without_the_extra_says_how_to_get_it() -> None:
     """The program prints one line and exits with the usage code."""
-    program = "import sys; sys.modules['typer'] = None; from millrace_spark.cli import main; main()"
+    program = "import sys; sys.modules['typer'] = None; from millrace_spark.landing import main; main()"
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, text=True)
     assert (finished.returncode, finished.stderr.count("\n")) == (ExitCode.USAGE, 1)
     assert "run `pip install 'millrace-spark[cli]'`" in finished.stderr
@@ -262,31 +261,6 @@ def test_land_interrupted_while_spark_starts_says_so(monkeypatch: pytest.MonkeyP
     assert (
         finished.stderr == "stopped by Ctrl-C while Spark was starting; nothing is lost, and the next start goes on\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (
-            "Traceback\nmillrace_spark.errors.MillraceSparkError: channel web: is\n not there\n\tat org.x",
-            "channel web: is not there",
-        ),
-        (
-            "[FOO] boo\n\tat org.apache\nCaused by: java.io.IOException: No space left on device",
-            "No space left on device",
-        ),
-        ("Traceback\nValueError: no SQLSTATE: 38000", "no"),
-        ("[PATH_NOT_FOUND] Path does not exist: x.\nMore", "[PATH_NOT_FOUND] Path does not exist: x."),
-        ("", "Exception"),
-        ("x" * 2_000, "x" * 600 + "…"),
-    ],
-)
-def test_format_error_leaves_traces_out(text: str, told: str) -> None:
-    """The sentence is the connector's own, else the last cause, else the first line."""
-    sentence = format_error(Exception(text))
-    assert sentence.startswith(told)
-    assert "\n" not in sentence
-    assert "SQLSTATE" not in sentence
 
 
 def landed() -> LandingState:

@@ -7,7 +7,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from millrace_spark.reading import stream
 from millrace_spark.reading.options import StreamOptions, parse_stream_options
 from millrace_spark.reading.stream_reader import MillraceStreamReader
-from millrace_spark.schema import EVENT_SCHEMA
+from millrace_spark.source import EVENT_SCHEMA
 
 
 class NotedStream:

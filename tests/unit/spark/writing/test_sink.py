@@ -10,11 +10,10 @@ from pyspark.sql.types import StringType, StructField, StructType
 from millrace_spark import MillraceSparkError, OptionError
 from millrace_spark.shards import Shard
 from millrace_spark.writing import driver, tasks
-from millrace_spark.writing.commit_messages import ShardPuts, TaskPuts, puts_by_shard, task_puts
-from millrace_spark.writing.driver import BatchCommit
+from millrace_spark.writing.driver import BatchCommit, ShardPuts, TaskPuts, puts_by_shard, stamp_producer_id, task_puts
 from millrace_spark.writing.options import WriteOptions, parse_write_options
 from millrace_spark.writing.schema import options_for
-from millrace_spark.writing.sink import MillraceStreamWriter, MillraceWriter, stamp_producer_id
+from millrace_spark.writing.sink import MillraceStreamWriter, MillraceWriter
 
 HERE, THERE = Shard("orders", "a:1"), Shard("orders", "b:1")
 
