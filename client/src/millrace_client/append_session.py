@@ -120,7 +120,10 @@ class AsyncAppendSession(AppendSession[RequestT]):
         self._call: aio.StreamStreamCall[bytes, pb.AppendStreamResponse] = stub()
 
     async def write(self, encoded: bytes) -> bool:
-        """Sends a request; waits while gRPC's flow control does not admit it. Returns False if the stream has ended."""
+        """Sends a request; waits while gRPC's flow control does not admit it. Returns False if the stream has ended.
+
+        The caller calls `note_sent`, before: the answer may arrive while this still waits.
+        """
         try:
             await self._call.write(encoded)
         except (aio.AioRpcError, asyncio.InvalidStateError):

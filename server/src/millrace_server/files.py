@@ -1,9 +1,11 @@
 """Atomic and durable writes of files and directories."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 _TEMPORARY_SUFFIX = ".tmp"
+_PROCESS_ID_DIGITS_MAX = 20
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
@@ -56,3 +58,17 @@ def _write_new(path: Path, content: bytes, mode: int) -> None:
         file.write(content)
         file.flush()
         os.fsync(descriptor)
+
+
+def write_lock_owner(descriptor: int) -> None:
+    """Writes the process ID into a lock file that this process has locked, for `lock_owner`."""
+    # Only for an error message: the lock itself does not depend on it, so a full disk may refuse it.
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+
+def lock_owner(descriptor: int) -> str:
+    """Returns the process that wrote a lock file, for an error message: ` (process 17)`, or nothing if unknown."""
+    content = os.pread(descriptor, _PROCESS_ID_DIGITS_MAX, 0).strip()
+    return f" (process {content.decode()})" if content.isdigit() else ""

@@ -36,8 +36,7 @@ class Load:
         """Yields the events with their keys, at the rate."""
         filling = bytes(self.body_bytes - STAMP_BYTES)
         headers = {f"header-{index}": "a value" for index in range(self.header_count)}
-        keys: list[str | None] = [f"key-{index}" for index in range(self.key_count)]
-        keys = keys or [None]
+        keys: list[str | None] = [f"key-{index}" for index in range(self.key_count)] or [None]
         began = time.monotonic()
         number = 0
         while (self.event_count is None or number < self.event_count) and time.monotonic() < began + self.seconds:
@@ -77,10 +76,9 @@ class Figures:
         yield "max", ordered[-1] if ordered else None
 
     def sentence(self, verb: str) -> str:
-        rate = self.event_count / self.seconds if self.seconds else 0.0
-        mebibytes = self.body_bytes / _MIB / self.seconds if self.seconds else 0.0
-        parts = [f"{self.event_count:,} events {verb} in {self.seconds:.2f} s", f"{rate:,.0f} events/s"]
-        parts.append(f"{mebibytes:,.1f} MiB/s")
+        seconds = self.seconds or float("inf")
+        parts = [f"{self.event_count:,} events {verb} in {self.seconds:.2f} s"]
+        parts += [f"{self.event_count / seconds:,.0f} events/s", f"{self.body_bytes / _MIB / seconds:,.1f} MiB/s"]
         latencies = [f"{name} {value * _MILLISECONDS:.2f} ms" for name, value in self._latencies() if value is not None]
         return ", ".join(parts + latencies)
 
@@ -123,8 +121,7 @@ def measure_take(channel: Channel, event_count: int | None, is_over: Callable[[]
     Latencies are from `send` until delivery, and hold for events sent by this machine.
     """
     figures = Figures()
-    began = time.monotonic()
-    ended = began
+    began = ended = time.monotonic()
     while event_count is None or figures.event_count < event_count:
         if time.monotonic() >= began + seconds:
             break

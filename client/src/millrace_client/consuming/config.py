@@ -23,8 +23,7 @@ WORKERS_MAX: Final = 1_000
 class ConsumerHooks:
     """Called by a consumer as it works; override what is needed.
 
-    Hooks run in the thread or task that does the work, so they must be quick and must not block. A hook that raises is
-    logged.
+    Hooks run in the thread or task that does the work: they must be quick and not block. A hook that raises is logged.
     """
 
     def delivered(self, delivery: DeliveredEvents) -> None:
@@ -147,6 +146,5 @@ def _within(name: str, value: int, minimum: int, maximum: int) -> None:
 
 def _seconds(name: str, value: float, *, is_zero_allowed: bool = False) -> None:
     if not (math.isfinite(value) and (value > 0 or (is_zero_allowed and value == 0))):
-        raise BadArgumentError(
-            f"{name}: is {value}; it must be a finite number {'of at least' if is_zero_allowed else 'above'} 0"
-        )
+        bound = "of at least" if is_zero_allowed else "above"
+        raise BadArgumentError(f"{name}: is {value}; it must be a finite number {bound} 0")

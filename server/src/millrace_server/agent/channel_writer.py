@@ -2,16 +2,15 @@
 
 import asyncio
 import secrets
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
 
+from millrace_server.agent.batch_limits import BatchLimits
 from millrace_server.agent.batch_router import BatchRouter, Routing
 from millrace_server.agent.components import Component, ComponentState, EventOutcome
 from millrace_server.agent.events import EventTable, part_of
 from millrace_server.agent.interceptor_run import StepError
 from millrace_server.agent.interceptors.interceptor import Interceptor
 from millrace_server.agent.supervision import Backoff, ComponentError, describe
-from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import BadArgumentError, InternalError, MillraceError, TxnCapacityError
@@ -63,7 +62,7 @@ class ChannelWriter:
     async def wait_open(self) -> None:
         """Waits until all required channels are open and their pending commits have ended.
 
-        Only then they know what they have stored. Called before each run of the source. Raises MillraceError if a
+        Only then do they know what they have stored. Called before each run of the source. Raises MillraceError if a
         channel does not exist, could not be opened, or cannot be written.
         """
         for name in self._router.required:
@@ -91,7 +90,7 @@ class ChannelWriter:
     def stored_ranges(self, producer_id: str) -> list[list[tuple[int, int]]]:
         """Returns the numbers of a producer that each required channel has stored.
 
-        They are ascending ranges, both ends included. A batch must not overlap one in part: cut it at their ends.
+        They are ascending ranges, both ends included. A batch must not partly overlap one: cut it at their ends.
         """
         return [channel.accepted_ranges(producer_id) for channel in self._router.fan_out.channels()]
 
@@ -102,7 +101,7 @@ class ChannelWriter:
         with as many numbers as events may be of any size; it is stored in parts if necessary. Concurrent calls must not
         have the same numbers.
 
-        Raises ComponentError if the batch is too large for a channel, or overlaps in part what is stored. The source
+        Raises ComponentError if the batch is too large for a channel, or partly overlaps what is stored. The source
         must end its run: in the next one `stored_ranges` shows where to resume, and the limits are smaller.
         """
         for piece in self._limits.pieces(table, stamp):
@@ -178,70 +177,3 @@ def _describe(error: Exception) -> str:
     if isinstance(error, MillraceError) and "channel" in error.metadata:
         return f"channel {error.metadata['channel']}: {describe(error)}"
     return describe(error)
-
-
-BODY_BYTES_MAX = 8 << 20
-"""Larger batches are not faster, and are in memory several times."""
-
-_HALVINGS_MAX = 30
-_BATCHES_TO_GROW = 100
-
-
-class BatchLimits:
-    """The largest batch that all channels of a source take, as currently configured.
-
-    After a batch that was too large nevertheless, the limits are halved; they grow again with later batches.
-    """
-
-    def __init__(self, registry: ChannelRegistry, channels: Sequence[str], events_max: int) -> None:
-        self._registry = registry
-        self._channels = channels
-        self._events_max = events_max
-        self._halvings = 0
-        self._batches_since = 0
-
-    @property
-    def events_max(self) -> int:
-        capacities = [config.transaction_capacity for config in self._configs()]
-        return max(min([self._events_max, *capacities]) >> self._halvings, 1)
-
-    @property
-    def body_bytes_max(self) -> int:
-        """Bytes of bodies of one batch: half of what a channel takes, since interceptors may add to them."""
-        takes = [config.open_body_bytes_max // 2 for config in self._configs()]
-        return max(min([BODY_BYTES_MAX, *takes]) >> self._halvings, 1)
-
-    def _configs(self) -> Iterator[ChannelConfig]:
-        return (self._registry.find(name).config for name in self._channels if name in self._registry)
-
-    def note_stored(self) -> None:
-        self._batches_since += 1
-        if self._halvings and self._batches_since >= _BATCHES_TO_GROW:
-            self._halvings -= 1
-            self._batches_since = 0
-
-    def note_too_large(self) -> None:
-        self._halvings = min(self._halvings + 1, _HALVINGS_MAX)
-        self._batches_since = 0
-
-    def pieces(self, table: EventTable, stamp: Stamp) -> Iterator[tuple[EventTable, Stamp]]:
-        """Yields a batch in parts within the limits, each with the numbers of its events.
-
-        A batch that has not as many numbers as events stays whole: the number of an event is unknown.
-        """
-        if stamp.span != table.count:
-            yield table, stamp
-            return
-        start = 0
-        while start < table.count:
-            stop = start + self._count_from(table, start)
-            is_whole = stop - start == table.count
-            yield (table, stamp) if is_whole else part_of(table, stamp, start, stop)
-            start = stop
-
-    def _count_from(self, table: EventTable, start: int) -> int:
-        bodies = table.bodies[start : start + self.events_max]
-        body_bytes_max = self.body_bytes_max
-        if sum(map(len, bodies)) <= body_bytes_max:
-            return len(bodies)
-        return max(sum(end <= body_bytes_max for end in accumulate(map(len, bodies))), 1)

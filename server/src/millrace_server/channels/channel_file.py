@@ -22,9 +22,11 @@ from millrace_server.channels.names import CHANNEL_NAME_PATTERN, shown
 from millrace_server.files import write_atomically
 
 CHANNEL_FILE = "channel.json"
-CHANNEL_FILE_TEMPORARY = CHANNEL_FILE + ".tmp"  # A crash may leave it behind.
+CHANNEL_FILE_TEMPORARY = CHANNEL_FILE + ".tmp"
+"""A crash may leave it behind."""
 
-CHECKPOINTS_ONLY = -1  # The index of a directory that holds checkpoints and no segments.
+CHECKPOINTS_ONLY = -1
+"""The index of a directory that holds checkpoints and no segments."""
 
 _FORMAT = "millrace channel"
 _VERSION = 1

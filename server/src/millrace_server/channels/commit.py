@@ -23,9 +23,10 @@ class CommitState(enum.Enum):
     """Moves; any other is illegal.
 
     PLANNED -> PREPARED    it holds its sequences, its stamp and its room; no reader sees it
-    PREPARED -> DURABLE    it is in the log, or in memory where it needs no log; readers see it
+    PREPARED -> DURABLE    it is in the log (written, and synced first unless `fsync` is `interval`), or in memory
+                           where it needs no log; readers see it
     PREPARED -> ABORTED    the log refused it; its sequences, stamp and room are free again
-    ABORTED -> PREPARED    it puts nothing, so the journal tries it once more on a full disk
+    ABORTED -> PREPARED    it puts nothing, so the journal submits it again on a full disk
     """
 
     PLANNED = "planned"
@@ -72,8 +73,8 @@ class JournalEntry:
     def fail(self, error: MillraceError) -> None:
         """Ends with an error, after `abort`."""
 
-    def may_retry(self) -> bool:
-        """Whether it is submitted once more after the log had no room for it."""
+    def use_retry(self) -> bool:
+        """Returns whether it is submitted again after the log had no room for it; a commit allows this once."""
         return False
 
     def ending_txns(self) -> Iterable[tuple[str, Receipt]]:
@@ -231,8 +232,9 @@ class Commit(JournalEntry):
             self.on_aborted(self)
         self._wake()
 
-    def may_retry(self) -> bool:
-        # Stored numbers that a stamp showed, or that this commit only repeats, may have been aborted too.
+    def use_retry(self) -> bool:
+        # A commit with a stamp was planned against numbers that earlier commits in flight had stored; those commits
+        # were aborted as well, so it must be planned again.
         if self.has_puts or self.stamp is not None or self.is_repeat or self._is_retried:
             return False
         self._is_retried = True
@@ -261,6 +263,7 @@ class Commit(JournalEntry):
         return self.error is None and self.state is not CommitState.DURABLE
 
     def __await__(self) -> Generator[Any, None, Receipt]:
+        # The same as `is_in_flight`, without its call: every commit is awaited.
         if self.error is None and self.state is not CommitState.DURABLE:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters = (*self._waiters, waiter)

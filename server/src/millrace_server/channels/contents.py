@@ -13,7 +13,8 @@ from millrace_server.channels.queue import AnswerLimits, EventQueue
 from millrace_server.channels.stamps import Stamp, StampLedger
 from millrace_server.errors import ChannelNotFoundError, TxnCapacityError
 
-_AHEAD_BYTES = 4 << 20  # Bytes of columns that are read from a log at once, ahead of their use.
+_AHEAD_BYTES = 4 << 20
+"""Bytes of columns that are read from a log at once, ahead of their use."""
 
 _UNLIMITED_EVENTS = 1 << 62
 _SUBSCRIBER_BATCHES_MAX = 1_000

@@ -28,7 +28,9 @@ from millrace_server.channels.channel_file import (
     DirectoryError,
     why_refused,
 )
-from millrace_server.files import make_directories, sync_directory
+from millrace_server.files import lock_owner, make_directories, sync_directory, write_lock_owner
+
+LOCK_FILE = "lock"
 
 _LOG_FILE = re.compile(r"segment-\d{12}\.(log|new)|checkpoint(\.previous|\.new)?")
 
@@ -253,11 +255,6 @@ def _log_files(path: Path) -> list[str]:
     return sorted(file.name for file in path.iterdir() if _LOG_FILE.fullmatch(file.name))
 
 
-LOCK_FILE = "lock"
-
-_PROCESS_ID_DIGITS_MAX = 20
-
-
 class DirectoryInUseError(DirectoryError):
     """Raised when another process, or another channel of this one, uses the directory."""
 
@@ -289,20 +286,12 @@ def _lock(descriptor: int, path: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise DirectoryInUseError(
-            f"cannot use {path}: another channel or server{_owner(descriptor)} uses it; stop that one, or give this "
-            "one a directory of its own"
+            f"cannot use {path}: another channel or server{lock_owner(descriptor)} uses it; stop that one, or give "
+            "this one a directory of its own"
         ) from None
     except OSError as error:
         raise DirectoryError(f"cannot lock {path}: {error.strerror}") from error
     if not os.fstat(descriptor).st_nlink:
         # The process that removed it held the lock; the next process creates and locks another file.
         raise DirectoryInUseError(f"cannot use {path}: it was being removed; try again")
-    # Only for the sentence above; the lock itself does not depend on it, so a full disk may refuse it.
-    with suppress(OSError):
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-
-
-def _owner(descriptor: int) -> str:
-    content = os.pread(descriptor, _PROCESS_ID_DIGITS_MAX, 0).strip()
-    return f" (process {content.decode()})" if content.isdigit() else ""
+    write_lock_owner(descriptor)

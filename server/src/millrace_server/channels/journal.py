@@ -2,7 +2,7 @@
 
 All entries in flight are prepared, so that later commits build on them, and no reader sees them before they are on
 the disk. When the disk has no room, they are all aborted, the last entry first; those without puts are then
-submitted once more.
+submitted again.
 """
 
 import asyncio
@@ -27,6 +27,14 @@ from millrace_server.errors import ChannelLogFailedError, DiskFullError, Millrac
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.records import Location, LogFullError, LogPosition, Record, Submission
+
+STALL_SECONDS = 2.0
+"""After this long without an answer from the disk the channel counts as stalled."""
+
+_STALL_CHECK_SECONDS_MIN = 0.1
+
+_ROTATION_PAUSE_SECONDS = 1.0
+"""How long a full segment continues after the disk had no room for a new one."""
 
 
 class LogContext:
@@ -79,7 +87,7 @@ class RollbackEntry(JournalEntry):
     def __init__(self, txn_id: str, *, has_expired: bool) -> None:
         self.records: Sequence[Record] = [rollback_record(txn_id, has_expired=has_expired)]
 
-    def may_retry(self) -> bool:
+    def use_retry(self) -> bool:
         return True
 
 
@@ -108,7 +116,7 @@ class ClaimEntry(JournalEntry):
     def fail(self, error: MillraceError) -> None:
         fail_future(self._future, error)
 
-    def may_retry(self) -> bool:
+    def use_retry(self) -> bool:
         return self._claim.has_ended
 
 
@@ -152,13 +160,6 @@ def fail_future(future: "asyncio.Future[Any]", error: MillraceError) -> None:
         future.set_exception(error)
         # Marks the error as retrieved: no caller is obliged to wait.
         future.exception()
-
-
-STALL_SECONDS = 2.0  # After this long without an answer from the disk the channel counts as stalled.
-
-_ROTATION_PAUSE_SECONDS = 1.0  # How long a full segment continues after the disk had no room for a new one.
-
-_STALL_CHECK_SECONDS_MIN = 0.1
 
 
 class Journal:
@@ -208,6 +209,7 @@ class Journal:
     # Entries.
 
     def submit(self, commit: Commit) -> None:
+        # Checked here too: without a fault it saves each commit a call.
         if self._fault:
             self.refuse_after_fault()
         commit.context = self.context
@@ -354,7 +356,6 @@ class Journal:
         `state_records` is 1 where a segment's STATE precedes the entry's own records.
         """
         if generation != self._generation:
-            # It was aborted together with one before it.
             return
         if isinstance(error, LogFullError):
             self._abort_on_full_disk()
@@ -379,13 +380,13 @@ class Journal:
         # Without puts, or without a new segment, there may be room.
         may_fit = self._is_rotating or any(entry.has_puts for entry in aborted)
         if self._is_rotating:
-            # The full segment stays in use for a while, in its remaining room.
+            # The full segment is used further, as far as its space goes.
             self._is_rotating = False
             self._segment_bytes = self._full_bytes
             self._rotates_again_at = self._loop.time() + _ROTATION_PAUSE_SECONDS
         self._log.resume()
         for entry in aborted:
-            if may_fit and entry.may_retry():
+            if may_fit and entry.use_retry():
                 self.enqueue(entry)
             else:
                 entry.fail(

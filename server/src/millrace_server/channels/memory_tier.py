@@ -10,7 +10,8 @@ from millrace_server.channels.config import SpillableChannelConfig
 from millrace_server.channels.stamps import Acceptance, StampLedger
 from millrace_server.channels.transaction import Outcome
 
-RESERVED_AHEAD = 1 << 20  # Sequences that are reserved at once, or four of the largest commits if those are more.
+RESERVED_AHEAD = 1 << 20
+"""Sequences that are reserved at once, or four of the largest commits if those are more."""
 _COMMITS_AHEAD = 4
 
 

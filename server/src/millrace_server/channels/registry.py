@@ -20,8 +20,8 @@ from millrace_server.wal.disk import Disk, OsDisk
 
 _log = structlog.stdlib.get_logger(__name__)
 
-# Bytes of an answer besides its events: tags, lengths and counts.
 _ENVELOPE_BYTES = 1024
+"""Bytes of an answer besides its events: tags, lengths and counts."""
 
 
 class ChannelRegistry:

@@ -49,12 +49,14 @@ from millrace_server.errors import DiskFullError, DrainingError, MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.records import Location, LogPosition
 
-# For this long after the disk had no room, commits that fit go to memory without trying the disk.
 DISK_FULL_SECONDS = 10.0
+"""For this long after the disk had no room, commits that fit go to memory without trying the disk."""
 
-_RESERVING_PAUSE_SECONDS = 1.0  # For this long after the disk had no room, no sequences are reserved.
+_RESERVING_PAUSE_SECONDS = 1.0
+"""For this long after the disk had no room, no sequences are reserved."""
 
-_SPILL_BYTES = 16 << 20  # Bytes of columns that one write stores when the channel is closed.
+_SPILL_BYTES = 16 << 20
+"""Bytes of columns that one write stores when the channel is closed."""
 
 _log = structlog.stdlib.get_logger(__name__)
 

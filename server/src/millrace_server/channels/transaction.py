@@ -12,7 +12,8 @@ from millrace_server.channels.commit import Commit, Receipt
 from millrace_server.channels.leases import Lease
 from millrace_server.errors import LeaseExpiredError, OffsetGapError, TooManyTxnsError, TxnStateError
 
-ENDED_MAX = 10_000  # Ended transactions that a channel remembers.
+ENDED_MAX = 10_000
+"""Ended transactions that a channel remembers."""
 
 
 class TxnState(enum.Enum):
@@ -75,9 +76,6 @@ class EndedTxns:
     def items(self) -> Iterator[tuple[str, Outcome]]:
         """Yields all outcomes, the oldest first."""
         return iter(self._outcomes.items())
-
-    def clear(self) -> None:
-        self._outcomes.clear()
 
 
 class Transaction:

@@ -127,10 +127,8 @@ class ChannelService:
     async def _read(self, request: pb.ReadRequest) -> AsyncGenerator[bytes]:
         channel = self._registry.get(request.channel)
         form = form_of(columns=request.columns)
-        epoch = _epoch_of(request)
-        async with aclosing(
-            channel.claims.read(request.reader_id, epoch, request.from_sequence, request.to_sequence)
-        ) as batches:
+        reads = channel.claims.read(request.reader_id, _epoch_of(request), request.from_sequence, request.to_sequence)
+        async with aclosing(reads) as batches:
             async for batch in batches:
                 for part in channel.parts(batch, form):
                     yield encode_batches(pb.ReadResponse(), pb.ReadResponse.BATCH_FIELD_NUMBER, [part], form)

@@ -6,7 +6,7 @@ import os
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from millrace.setting_problems import describe_problems, shown_value
 from millrace_server.agent.setting_types import ChannelName
 from millrace_server.channels.config import AnyChannelConfig
 from millrace_server.errors import StartError
-from millrace_server.files import make_directories, write_atomically
+from millrace_server.files import lock_owner, make_directories, write_atomically, write_lock_owner
 
 CATALOG_FILE = "catalog.json"
 """The name of the catalog's file."""
@@ -25,7 +25,6 @@ CHANNELS_DIRECTORY = "channels"
 """The parent of the channels' directories, unless their configuration names others."""
 
 _LOCK_FILE = "lock"
-_PROCESS_ID_DIGITS_MAX = 20
 
 
 @contextmanager
@@ -52,20 +51,12 @@ def _lock(descriptor: int, path: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise StartError(
-            f"cannot use {path} (server.data_dir): another server{_owner(descriptor)} uses it; "
+            f"cannot use {path} (server.data_dir): another server{lock_owner(descriptor)} uses it; "
             "stop that one, or give this one a directory of its own"
         ) from None
     except OSError as error:
         raise StartError(f"cannot lock {path} (server.data_dir): {error.strerror}") from None
-    # Only for the error message above: the lock does not depend on it, so a full disk does no harm.
-    with suppress(OSError):
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-
-
-def _owner(descriptor: int) -> str:
-    content = os.pread(descriptor, _PROCESS_ID_DIGITS_MAX, 0).strip()
-    return f" (process {content.decode()})" if content.isdigit() else ""
+    write_lock_owner(descriptor)
 
 
 _FORMAT = "millrace catalog"

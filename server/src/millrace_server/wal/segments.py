@@ -33,7 +33,6 @@ class Segment:
 
     @property
     def segment_id(self) -> int:
-        """Its id, from 1."""
         return self.header.segment_id
 
 

@@ -19,7 +19,6 @@ from millrace_server.agent.supervision import ComponentError
 BLOCK_BYTES_MAX = 64 << 20
 """A file with a larger compressed block is bad."""
 
-
 _LACKS_LIBRARY = "you need to install"
 """A part of fastavro's error for a codec whose library is not installed."""
 
@@ -27,8 +26,7 @@ _LACKS_LIBRARY = "you need to install"
 def avro_chunks(content: Content, config: AvroFormat, stored: StoredRanges, limits: ChunkLimits) -> Iterator[Chunk]:
     """Yields the records of a file, numbered from 0.
 
-    Raises:
-        BadFileError: The rest of the file cannot be used; the records before the broken place have been returned.
+    Raises BadFileError if the rest of the file cannot be used, after the records before the broken place.
     """
     headers: dict[str, str] = {}
     first = stored.position
@@ -130,10 +128,8 @@ def _encode(value: object) -> str:
 def _plain(value: object) -> str:
     match value:
         case bytes():
-            # As in Avro's JSON encoding.
-            return value.decode("iso-8859-1")
-        case dt.date() | dt.time():
-            # Includes datetime.
+            return value.decode("iso-8859-1")  # As in Avro's JSON encoding.
+        case dt.date() | dt.time():  # Includes datetime.
             return value.isoformat()
         case decimal.Decimal() | uuid.UUID():
             return str(value)
