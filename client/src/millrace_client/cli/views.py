@@ -13,6 +13,7 @@ from millrace_client.cli.terminal import plain_table
 
 _BUSY_FILL = 0.8
 _FULL_FILL = 0.95
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 def document_of(info: ChannelInfo | ComponentInfo) -> dict[str, object]:
@@ -102,9 +103,6 @@ def _page_value(value: object) -> str:
             return f"{value:g}"
         case _:
             return str(value)
-
-
-_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 def component_path(component: ComponentInfo) -> str:

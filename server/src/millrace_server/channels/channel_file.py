@@ -80,8 +80,7 @@ class ChannelFile:
     def read(cls, directory: Path) -> "ChannelFile | None":
         """Returns the channel file of a directory; None where it has none.
 
-        Raises:
-            DirectoryError: The file cannot be read, is damaged, or another version wrote it.
+        Raises DirectoryError if it cannot be read, is damaged, or another version wrote it.
         """
         path = directory / CHANNEL_FILE
         try:

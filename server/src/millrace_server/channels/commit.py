@@ -233,8 +233,8 @@ class Commit(JournalEntry):
         self._wake()
 
     def use_retry(self) -> bool:
-        # A commit with a stamp was planned against numbers that earlier commits in flight had stored; those commits
-        # were aborted as well, so it must be planned again.
+        # A commit with a stamp, or a repeat, was planned against numbers that earlier commits in flight had stored;
+        # those commits were aborted as well, so it must be planned again.
         if self.has_puts or self.stamp is not None or self.is_repeat or self._is_retried:
             return False
         self._is_retried = True

@@ -22,6 +22,8 @@ Columns = Buffer | event_pb2.EventColumns
 RequestT = TypeVar("RequestT", bound=Message)
 EventsRequestT = TypeVar("EventsRequestT", pb.PutRequest, pb.AppendRequest, pb.AppendStreamRequest)
 
+_NANOS = 1_000_000_000
+_COLUMNS_FIELD = event_pb2.EventBatch.COLUMNS_FIELD_NUMBER
 _COLUMNS_NAME = event_pb2.EventColumns.DESCRIPTOR.full_name
 
 
@@ -98,9 +100,6 @@ def form_of(*, columns: bool) -> Form:
     return Form.COLUMNS if columns else Form.ROWS
 
 
-_NANOS = 1_000_000_000
-
-
 def duration_of(value: float) -> Duration:
     """Returns seconds as a protobuf Duration."""
     encoded = Duration()
@@ -119,9 +118,6 @@ def seconds_of(field: str, encoded: Duration) -> float:
     if value < 0:
         raise BadArgumentError(f"{field}: is {value:g} s; it must not be negative")
     return min(value, SECONDS_MAX)
-
-
-_COLUMNS_FIELD = event_pb2.EventBatch.COLUMNS_FIELD_NUMBER
 
 
 def encode_batches(answer: Message, batches_field: int, batches: Iterable[StoredBatch], form: Form) -> bytes:
