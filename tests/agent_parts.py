@@ -34,8 +34,8 @@ class TestSourceConfig(SourceConfig):
     note: str = ""
     """Two that differ in it are different."""
 
-    def make(self, place: SourceContext) -> Source:
-        made_sources.append(TestSource(place))
+    def make(self, context: SourceContext) -> Source:
+        made_sources.append(TestSource(context))
         return made_sources[-1]
 
 
@@ -44,8 +44,8 @@ class TestSource:
 
     __test__ = False
 
-    def __init__(self, place: SourceContext) -> None:
-        self.place = place
+    def __init__(self, context: SourceContext) -> None:
+        self.place = context
         self.bodies: asyncio.Queue[bytes] = asyncio.Queue()
         self.runs = 0
         self.ends = 0
@@ -74,8 +74,8 @@ class TestSinkConfig(SinkConfig):
     is_shut: bool = False
     """Whether it waits for `may_write` before it takes anything for written."""
 
-    def make(self, place: SinkContext) -> Sink:
-        made_sinks.append(TestSink(place, is_shut=self.is_shut))
+    def make(self, context: SinkContext) -> Sink:
+        made_sinks.append(TestSink(context, is_shut=self.is_shut))
         return made_sinks[-1]
 
 
@@ -84,8 +84,8 @@ class TestSink(BatchSink):
 
     __test__ = False
 
-    def __init__(self, place: SinkContext, *, is_shut: bool) -> None:
-        self.place = place
+    def __init__(self, context: SinkContext, *, is_shut: bool) -> None:
+        self.place = context
         self.written: list[bytes] = []
         self.may_write = asyncio.Event()
         if not is_shut:

@@ -16,12 +16,12 @@ class LineSource:
     """Delivers the lines of a file in small batches; what is stored already it does not deliver again.
 
     Args:
-        place: Where it is.
+        context: The context of the source.
         path: The file.
         batch_lines: Lines of one batch.
     """
 
-    def __init__(self, place: SourceContext, path: str, batch_lines: int = 7) -> None:
+    def __init__(self, context: SourceContext, path: str, batch_lines: int = 7) -> None:
         self._path = Path(path)
         self._batch_lines = batch_lines
 

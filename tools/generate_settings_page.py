@@ -40,8 +40,8 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 _INTRODUCTION = """\
 # Settings
 
-Every setting of the configuration file. `make docs` makes this page from the code; [agent.md](agent.md) tells how the
-parts play together, and [millrace.toml](../deploy/millrace.toml) is a file to begin with.
+Every setting of the configuration file. `make docs` generates this page from the code. [agent.md](agent.md) explains
+how the components work together, and [millrace.toml](../deploy/millrace.toml) is a configuration to start from.
 """
 
 _SHARE_OF_MEMORY = frozenset({"byte_capacity", "memory_byte_capacity"})
@@ -107,7 +107,7 @@ def _section(title: str, model: type[BaseModel], shared: Sequence[_Shared] = (),
         yield f"It has the settings of {links}.\n"
     rows = list(_rows(model, told_elsewhere))
     if rows:
-        yield "\n".join(["| setting | default | what it is |", "| --- | --- | --- |", *rows, ""])
+        yield "\n".join(["| setting | default | description |", "| --- | --- | --- |", *rows, ""])
 
 
 def _anchor(title: str) -> str:
@@ -139,7 +139,7 @@ def default_of(model: type[BaseModel], name: str) -> str:
     """A setting's default as the page shows it."""
     field = model.model_fields[name]
     if field.is_required():
-        return "must be said"
+        return "required"
     if name in _SHARE_OF_MEMORY and field.default_factory is not None:
         return "a fifth of the memory"
     value = field.get_default(call_default_factory=True, validated_data=_defaults_before(model, name))

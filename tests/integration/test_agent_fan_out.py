@@ -123,7 +123,7 @@ def test_check_of_a_flow_with_many_mistakes_names_them_all(tmp_path: Path) -> No
     checked = run_millraced("serve", "--config", config)
     assert checked.returncode != 0
     for problem in (
-        'sources.in.interceptors[1].pattern: is "(", which is no regular expression',
+        'sources.in.interceptors[1].pattern: is "(", which is not a valid regular expression',
         'sources.in.selector.mapping.x[0]: is "d"; it must be one of sources.in.channels',
         'sources.in.dead_letter_channel: is "e"; it must be a channel of the configuration',
     ):

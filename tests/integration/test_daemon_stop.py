@@ -66,7 +66,7 @@ def test_signal_when_idle_stops_at_once(millraced: Millraced, number: signal.Sig
 
 
 def test_signal_with_a_transaction_open_lets_it_commit(start_millraced: StartMillraced) -> None:
-    """While a transaction is open the server waits, begins nothing new, and says that it is stopping."""
+    """While a transaction is open the server waits, accepts no new work, and says that it is stopping."""
     server = start_millraced(LONG_GRACE_TOML)
     with service_of(server) as service:
         txn_id = begin_and_put(service)

@@ -109,7 +109,10 @@ def test_lines_of_json_are_objects_of_the_schema_and_nothing_else(spark: SparkSe
         ({"parse": {"type": "json", "columns": "id big"}}, "parse.columns: is not a schema such as"),
         ({"parse": {"type": "json", "columns_file": "/none"}}, "parse.columns_file: /none cannot be read"),
         ({"parse": {"type": "json", "columns": "id int", "required": ["x"]}}, "parse.required: 'x' is not a column"),
-        ({"parse": {"type": "json", "columns": "sequence int"}}, "the column 'sequence' would come twice; set target"),
+        (
+            {"parse": {"type": "json", "columns": "sequence int"}},
+            "the column 'sequence' would be duplicated; set target",
+        ),
         ({"parse": {"type": "json", "columns": "a int"}, "partitions": {"by": ["b"]}}, "partitions.by: 'b' is neither"),
         (
             {"parse": {"type": "json", "columns": "a array<int>"}, "partitions": {"by": ["date"], "time": "a"}},

@@ -143,7 +143,7 @@ async def test_calls_with_a_stale_epoch_are_refused(rpc: Rpc) -> None:
     ("is_claimed", "reason"), [(False, "NOT_CLAIMED"), (True, "CHANNEL_CLAIMED")], ids=["by nobody", "by another"]
 )
 async def test_calls_without_the_claim_are_refused(rpc: Rpc, *, is_claimed: bool, reason: str) -> None:
-    """Read, Acknowledge and Release need a living claim of the caller's own."""
+    """Read, Acknowledge and Release need an active claim of the caller's own."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a")
     if is_claimed:
@@ -183,7 +183,7 @@ async def test_acknowledge_beyond_the_end_is_refused(rpc: Rpc) -> None:
     name = await rpc.make_channel()
     await rpc.append(name, b"a")
     await rpc.claim(name, READER)
-    async with rpc.unchanged(name), refused(grpc.StatusCode.OUT_OF_RANGE, "SEQUENCE_GONE", "2 is not there yet"):
+    async with rpc.unchanged(name), refused(grpc.StatusCode.OUT_OF_RANGE, "SEQUENCE_GONE", "2 does not exist yet"):
         await acknowledge(rpc, name, READER, 2)
 
 
@@ -255,7 +255,7 @@ async def test_renewal_that_waits_is_told_that_the_claim_has_ended(rpc: Rpc, how
     assert not waiting.done()
     if how == "released":
         await release(rpc, name, READER)
-        expected = grpc.StatusCode.FAILED_PRECONDITION, "NOT_CLAIMED", "no living claim"
+        expected = grpc.StatusCode.FAILED_PRECONDITION, "NOT_CLAIMED", "no active claim"
     elif how == "taken over":
         await rpc.claim(name, "reader-2", takeover=True)
         expected = grpc.StatusCode.ABORTED, "STALE_EPOCH", "Claim the channel again"
@@ -271,7 +271,7 @@ async def test_renewal_never_begins_a_claim(rpc: Rpc) -> None:
     name = await rpc.make_channel()
     claim = await rpc.claim(name, READER)
     await release(rpc, name, READER)
-    async with refused(grpc.StatusCode.FAILED_PRECONDITION, "NOT_CLAIMED", "no living claim"):
+    async with refused(grpc.StatusCode.FAILED_PRECONDITION, "NOT_CLAIMED", "no active claim"):
         await renew(rpc, name, claim.epoch, wait_seconds=0.0)
     assert not (await rpc.look(name)).HasField("claim")
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "set only one of them"):

@@ -289,7 +289,7 @@ BAD_EVENTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a key twice": (
         {"columns": broken_columns(headers=[event_pb2.HeaderColumn(key="k", sizes=[1], values=b"")] * 2)},
         "BAD_ARGUMENT",
-        "a key comes twice",
+        "a key is duplicated",
     ),
     "wrong header sizes": (
         {"columns": broken_columns(headers=[event_pb2.HeaderColumn(key="k", sizes=[1, 1, 1])])},

@@ -49,7 +49,7 @@ def check_columns(columns: event_pb2.EventColumns) -> None:
     if len(headers) > HEADER_KEYS_MAX:
         raise ColumnsError(f"columns.headers: has {len(headers)} keys; at most {HEADER_KEYS_MAX} are allowed")
     if len({header.key for header in headers}) != len(headers):
-        raise ColumnsError("columns.headers: a key comes twice; keys must be unique")
+        raise ColumnsError("columns.headers: a key is duplicated; keys must be unique")
     for index, header in enumerate(headers):
         check_header(index, header, count)
 

@@ -156,7 +156,7 @@ def claim(channel: str, reader_id: str, lease_seconds: float | None, *, takeover
 def renew_claim(
     channel: str, grant: ClaimGrant, reader_id: str, lease_seconds: float | None, wait_seconds: float
 ) -> Call[ClaimGrant]:
-    """Renews a living claim, and waits for events behind those of its grant."""
+    """Renews an active claim, and waits for events behind those of its grant."""
     request = _message(
         pb.ClaimRequest,
         channel=channel,

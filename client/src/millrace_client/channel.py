@@ -116,7 +116,7 @@ class Channel:
         Args:
             reader_id: The reader: 1 to 128 printable ASCII characters. Renews the same reader's claim, if it lives.
             lease_seconds: How long the claim lives without a call. None: the channel's default.
-            takeover: End a living claim, of any reader, and begin a new epoch.
+            takeover: End an active claim, of any reader, and begin a new epoch.
 
         Raises:
             ChannelClaimedError: Another reader has claimed it.

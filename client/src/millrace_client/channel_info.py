@@ -165,7 +165,7 @@ class ChannelCounters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimStatus:
-    """The living claim on a channel."""
+    """The active claim on a channel."""
 
     reader_id: str
     epoch: int
@@ -184,7 +184,7 @@ class ChannelInfo:
     gauges: ChannelGauges
     counters: ChannelCounters
     claim: ClaimStatus | None
-    """The living claim; None if there is none."""
+    """The active claim; None if there is none."""
     start_time: datetime
     """When the server process opened the channel, UTC."""
     state: ChannelState

@@ -36,7 +36,7 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
         if not _ENDPOINT.fullmatch(endpoint):
             raise OptionError(f"option endpoints: {endpoint!r} is not host:port, such as 127.0.0.1:7070")
         if endpoints.count(endpoint) > 1:
-            raise OptionError(f"option endpoints: {endpoint} comes twice, and its events would too; name it once")
+            raise OptionError(f"option endpoints: {endpoint} is duplicated, and its events would be too; name it once")
     return tuple(endpoints)
 
 
@@ -47,7 +47,7 @@ def parse_channels(text: str) -> tuple[str, ...]:
         if not name:
             raise OptionError(f"option channels: is {text!r}; it must be names with commas between, or a pattern")
         if names.count(name) > 1:
-            raise OptionError(f"option channels: {name} comes twice; once is allowed")
+            raise OptionError(f"option channels: {name} is duplicated; once is allowed")
     return tuple(names)
 
 

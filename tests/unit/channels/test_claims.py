@@ -138,7 +138,7 @@ async def test_lease_of_a_claim_that_runs_out_frees_the_channel(desk: ClaimRegis
     await asyncio.sleep(LEASE)
     desk.refuse_if_claimed()
     for call in (lambda: read(desk), lambda: desk.acknowledge("r", None, 3), lambda: release(desk, "r", 1)):
-        with pytest.raises(NotClaimedError, match="reader 'r' has no living claim"):
+        with pytest.raises(NotClaimedError, match="reader 'r' has no active claim"):
             await call()
     assert (await desk.grant("r", LEASE, takeover=False)).epoch == 2
     assert await read(desk) == [3, 4, 5, 6]
@@ -232,10 +232,10 @@ async def test_read_of_a_range_returns_it_as_often_as_asked(
         (2, 0, SequenceGoneError, "sequence 2 is acknowledged; the oldest that is not is 3"),
         (1, 2, SequenceGoneError, "sequence 1 is acknowledged"),
         (0, 2, SequenceGoneError, "sequence 2 is acknowledged"),
-        (0, 8, SequenceGoneError, "to_sequence: 8 is not there yet; the next one to come is 7"),
-        (8, 8, SequenceGoneError, "to_sequence: 8 is not there yet"),
-        (8, 0, SequenceGoneError, "from_sequence: 8 is not there yet; the next one to come is 7"),
-        (2, 99, SequenceGoneError, "to_sequence: 99 is not there yet"),
+        (0, 8, SequenceGoneError, "to_sequence: 8 does not exist yet; the next sequence is 7"),
+        (8, 8, SequenceGoneError, "to_sequence: 8 does not exist yet"),
+        (8, 0, SequenceGoneError, "from_sequence: 8 does not exist yet; the next sequence is 7"),
+        (2, 99, SequenceGoneError, "to_sequence: 99 does not exist yet"),
         (5, 4, BadArgumentError, "from_sequence: is 5; it must not be above to_sequence, 4"),
         (99, 98, BadArgumentError, "from_sequence: is 99; it must not be above to_sequence, 98"),
     ],
@@ -353,7 +353,7 @@ async def test_acknowledge_of_future_sequences_is_refused(
     desk: ClaimRegistry, contents: Contents, through_sequence: int
 ) -> None:
     """Otherwise events would be lost that were never read."""
-    with pytest.raises(SequenceGoneError, match="is not there yet; the newest is 6"):
+    with pytest.raises(SequenceGoneError, match="does not exist yet; the newest is 6"):
         await desk.acknowledge("r", None, through_sequence)
     assert contents.queue.event_count == 6
 

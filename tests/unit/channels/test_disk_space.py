@@ -38,7 +38,8 @@ def test_spend_counts_what_is_put_between_two_looks() -> None:
     room.reserve(600, 100)
     room.reserve(300, 100)
     with pytest.raises(
-        DiskFullError, match="has 100 bytes free, puts leave 100, and this one takes 1; takes go on"
+        DiskFullError,
+        match="has 100 bytes free; a put of 1 bytes would leave less than min_free_bytes, 100; takes are still",
     ) as refused:
         room.reserve(1, 100)
     assert refused.value.retry_delay_seconds == 1

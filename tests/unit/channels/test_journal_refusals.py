@@ -284,7 +284,8 @@ async def test_puts_that_would_leave_too_little_free_are_refused_alone(disk: Sim
         before = opened.journal.submitted_count
         (appending,) = await called(append(channel, b"x"))
         with pytest.raises(
-            DiskFullError, match=r"bytes free, puts leave 1073741824, and this one takes [0-9]+; takes go on"
+            DiskFullError,
+            match=r"bytes free; a put of [0-9]+ bytes would leave less than min_free_bytes, 1073741824; takes",
         ) as refused:
             await appending
         assert refused.value.retry_delay_seconds == 1

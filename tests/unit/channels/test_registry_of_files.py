@@ -191,10 +191,10 @@ async def test_create_of_a_channel_that_another_has_open_is_refused_and_harms_no
     """The first server continues; the second can neither use nor delete the channel."""
     channel = await server.open()
     second = Server(server.base, server.disk)
-    with pytest.raises(ChannelLogFailedError, match="cannot be opened; the server's log tells why"):
+    with pytest.raises(ChannelLogFailedError, match="cannot be opened; see the server's log"):
         await second.open()
     assert second.registry.find("orders").state is ChannelState.LOG_FAILED
-    with pytest.raises(ChannelLogFailedError, match="cannot be deleted; the server's log tells why"):
+    with pytest.raises(ChannelLogFailedError, match="cannot be deleted; see the server's log"):
         await second.registry.mark_deleted("orders")
     await second.registry.close()
     assert (await append(channel, b"a")).first_sequence == 1

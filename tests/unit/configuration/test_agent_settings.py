@@ -181,7 +181,7 @@ def test_load_of_many_channels_names_some_of_them(tmp_path: Path) -> None:
         ),
         (
             'channels = ["orders"]\ninterceptors = [{ type = "regex_filter", pattern = "a(" }]',
-            'interceptors[0].pattern: is "a(", which is no regular expression: missing ) at position 2',
+            'interceptors[0].pattern: is "a(", which is not a valid regular expression: missing ) at position 2',
         ),
         (
             f'channels = ["orders"]\ninterceptors = [{{ type = "regex_filter", pattern = "{"a" * 10_001}" }}]',

@@ -63,7 +63,7 @@ def test_check_columns_that_hold_together_passes(columns: event_pb2.EventColumns
             two_events(*(header(str(number)) for number in range(HEADER_KEYS_MAX + 1))),
             r"columns\.headers: has 257 keys; at most 256 are allowed",
         ),
-        (two_events(header(), header("a"), header()), r"columns\.headers: a key comes twice"),
+        (two_events(header(), header("a"), header()), r"columns\.headers: a key is duplicated"),
         (two_events(header(sizes=())), r"columns\.headers\[0\]\.sizes: has 0 entries; 1 or columns\.count, 2"),
         (
             two_events(header(), header("a", sizes=(1, 1, 4))),

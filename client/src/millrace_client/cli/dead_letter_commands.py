@@ -21,7 +21,7 @@ from millrace_client.dead_letters.letters import DeadLetter, LetterSelection, se
 from millrace_client.dead_letters.replay import Replay, ReplayError, ReplayPlan, ReplayReport
 from millrace_client.dead_letters.targets import RetryPolicy
 
-dead_letter_app = typer.Typer(no_args_is_help=True, help="List and replay the events that an agent has set aside.")
+dead_letter_app = typer.Typer(no_args_is_help=True, help="List and replay dead letters.")
 
 OriginOption = Annotated[
     str | None,

@@ -159,8 +159,8 @@ class DiskSpace:
             self._measured_until = self._clock() + FREE_BYTES_SECONDS
         if self._free_bytes - byte_count < min_free_bytes:
             raise DiskFullError(
-                f"the channel's disk has {self._free_bytes} bytes free, puts leave {min_free_bytes}, and this one "
-                f"takes {byte_count}; takes go on",
+                f"the channel's disk has {self._free_bytes} bytes free; a put of {byte_count} bytes would leave "
+                f"less than min_free_bytes, {min_free_bytes}; takes are still possible",
                 retry_delay_seconds=DISK_RETRY_DELAY_SECONDS,
             )
         self._free_bytes -= byte_count

@@ -54,7 +54,7 @@ class ChannelCore:
 
     def refuse_if_draining(self) -> None:
         if self.is_draining:
-            raise DrainingError("the server is stopping and begins nothing new; go to another or come back later")
+            raise DrainingError("the server is stopping and accepts no new work; use another server or retry later")
 
     def refuse_new(self) -> None:
         """Raises where the channel is deleted or the server stops."""

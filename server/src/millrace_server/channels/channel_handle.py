@@ -134,7 +134,7 @@ class ChannelHandle:
             )
         else:
             self._fault = ChannelLogFailedError(
-                f"channel {self.name!r} cannot be opened; the server's log tells why", channel=self.name
+                f"channel {self.name!r} cannot be opened; see the server's log", channel=self.name
             )
         self.opened.set()
         self._on_change(self.name)

@@ -21,7 +21,7 @@ from millrace_server.errors import (
 
 
 class Claim:
-    """A living claim; `durable` ends once it survives a crash, and is None where nothing is to be awaited."""
+    """An active claim; `durable` ends once it survives a crash, and is None where nothing is to be awaited."""
 
     __slots__ = ("durable", "epoch", "lease", "reader_id")
 
@@ -139,7 +139,7 @@ class ClaimRegistry:
             to_sequence: One past the last; 0 for what is committed now.
 
         Raises:
-            SequenceGoneError: Part of the range is acknowledged, or not there yet.
+            SequenceGoneError: Part of the range is acknowledged, or does not exist yet.
             NotClaimedError, ChannelClaimedError, StaleEpochError: The reader does not hold the claim.
         """
         claim = self._require(reader_id, epoch)
@@ -167,9 +167,9 @@ class ClaimRegistry:
     def _check_range(self, first: int, end: int) -> None:
         oldest, following = self._contents.first_sequence, self._contents.next_sequence
         if end > following:
-            raise SequenceGoneError(f"to_sequence: {end} is not there yet; the next one to come is {following}")
+            raise SequenceGoneError(f"to_sequence: {end} does not exist yet; the next sequence is {following}")
         if first > following:
-            raise SequenceGoneError(f"from_sequence: {first} is not there yet; the next one to come is {following}")
+            raise SequenceGoneError(f"from_sequence: {first} does not exist yet; the next sequence is {following}")
         # Where only to_sequence is given, the oldest may lie behind it.
         if first != end and min(first, end) < oldest:
             raise SequenceGoneError(f"sequence {min(first, end)} is acknowledged; the oldest that is not is {oldest}")
@@ -179,14 +179,14 @@ class ClaimRegistry:
         self._require(reader_id, epoch)
         if through_sequence >= self._contents.next_sequence:
             raise SequenceGoneError(
-                f"through_sequence: {through_sequence} is not there yet; the newest is "
+                f"through_sequence: {through_sequence} does not exist yet; the newest is "
                 f"{self._contents.next_sequence - 1}"
             )
         await remove(self._contents, self._committer, self._contents.take_through(through_sequence))
         return self._contents.first_sequence
 
     def _require(self, reader_id: str, epoch: int | None) -> Claim:
-        """Returns the reader's live claim, and restarts its lease."""
+        """Returns the reader's active claim, and restarts its lease."""
         self._contents.refuse_if_closed()
         check_identifier("reader_id", reader_id)
         if epoch is not None and epoch != self._epoch:
@@ -194,7 +194,7 @@ class ClaimRegistry:
                 f"epoch: is {epoch}; the newest claim of the channel has epoch {self._epoch}. Claim the channel again"
             )
         if self.claim is None:
-            raise NotClaimedError(f"reader {reader_id!r} has no living claim on the channel; claim it first")
+            raise NotClaimedError(f"reader {reader_id!r} has no active claim on the channel; claim it first")
         if self.claim.reader_id != reader_id:
             raise _claimed(self.claim)
         self.claim.lease.renew()

@@ -66,7 +66,7 @@ class ChannelConfig(BaseModel, frozen=True, extra="forbid"):
     """Most events that the channel holds, including taken ones until their commit."""
 
     transaction_capacity: EventCount
-    """Most events that one transaction puts, and that it takes. A smaller `capacity` lowers the default."""
+    """The maximum number of puts, and of takes, of one transaction. Defaults to `capacity` if that is smaller."""
 
     byte_capacity: ByteCount
     """Bytes for bodies and headers together."""
@@ -104,7 +104,7 @@ class ChannelConfig(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="before")
     @classmethod
-    def _lower_to_capacity(cls, values: object) -> object:
+    def _lower_defaults_to_capacity(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
         capacity = values.get("capacity")
@@ -132,7 +132,7 @@ class MemoryChannelConfig(ChannelConfig):
     """Most events that the channel holds, including taken ones until their commit."""
 
     transaction_capacity: EventCount = 100
-    """Most events that one transaction puts, and that it takes. A smaller `capacity` lowers the default."""
+    """The maximum number of puts, and of takes, of one transaction. Defaults to `capacity` if that is smaller."""
 
     byte_capacity: ByteCount = Field(default_factory=_share_of_memory)
     """Bytes for bodies and headers together."""
@@ -167,7 +167,7 @@ class LogChannelConfig(ChannelConfig):
     """Most events that the channel holds, including taken ones until their commit."""
 
     transaction_capacity: EventCount = 10_000
-    """Most events that one transaction puts, and that it takes. A smaller `capacity` lowers the default."""
+    """The maximum number of puts, and of takes, of one transaction. Defaults to `capacity` if that is smaller."""
 
     byte_capacity: ByteCount = 8 * _GIB
     """Bytes for bodies and headers together."""
@@ -192,14 +192,14 @@ class LogChannelConfig(ChannelConfig):
     """Bytes that puts leave free on each disk, for takes, checkpoints and other programs."""
 
     fsync: Literal["commit", "interval"] = "commit"
-    """When the log is synced. `commit`: before each commit is answered. `interval`: at an interval; a power cut loses
-    the commits since the last sync."""
+    """When the log is synced. `commit`: before each commit is answered. `interval`: every `fsync_interval_seconds`; a
+    power failure loses commits since the last sync."""
 
     fsync_interval_seconds: float = Field(1.0, ge=0.01, le=SECONDS_MAX, allow_inf_nan=False)
-    """Seconds of commits that a power cut may lose where `fsync` is `interval`."""
+    """Seconds from one sync to the next where `fsync` is `interval`."""
 
     compression: Literal["none", "zstd"] = "none"
-    """How new records are compressed; older records are not changed."""
+    """Compression of new records; existing records stay as they are."""
 
     encryption: EncryptionConfig | None = None
     """The keys that encrypt records. None: no encryption."""
@@ -235,13 +235,13 @@ class FileChannelConfig(LogChannelConfig):
 
 
 class SpillableChannelConfig(LogChannelConfig):
-    """Settings of a channel in memory that spills to a write-ahead log: fast while small, large when needed."""
+    """Settings of a channel in memory that spills to a write-ahead log: memory first, then disk."""
 
     type: Literal["spillable"]
     """In memory up to `memory_capacity`, then in a log. Events in memory are lost when the process ends."""
 
     memory_capacity: EventCount = 10_000
-    """Most events in memory only, including taken ones. A smaller `capacity` lowers the default."""
+    """Maximum number of events in memory only, including taken ones. Defaults to `capacity` if that is smaller."""
 
     memory_byte_capacity: ByteCount = Field(default_factory=_share_of_memory)
     """Bytes for the bodies and headers in memory."""

@@ -108,7 +108,7 @@ class LogColumns:
         oldest = min(location.segment_id for location in locations)
         if self.first_segment_id <= oldest < self._log.first_segment_id:
             # PeekEvents holds no segments back: they are removed even while it still reads their events.
-            return SequenceGoneError("what is to be read was consumed meanwhile, and the log has dropped it")
+            return SequenceGoneError("the events were consumed meanwhile, and their segment was removed")
         if not self.damage:
             self.damage = str(error)
             self.on_damage(self.damage)

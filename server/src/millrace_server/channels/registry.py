@@ -145,7 +145,7 @@ class ChannelRegistry:
         except DirectoryError as error:
             _log.error("a channel cannot be deleted", channel=name, error=str(error))
             raise ChannelLogFailedError(
-                f"channel {name!r} cannot be deleted; the server's log tells why", channel=name
+                f"channel {name!r} cannot be deleted; see the server's log", channel=name
             ) from None
         return True
 

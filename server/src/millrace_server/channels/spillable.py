@@ -179,7 +179,9 @@ class SpillableCommitter:
     def submit(self, commit: Commit) -> None:
         if self._is_draining:
             # Too late to be written.
-            raise DrainingError("the channel is being closed; go to another server or come back later")
+            raise DrainingError(
+                "the channel is being closed and accepts no new work; use another server or retry later"
+            )
         takes_from_log = any(take.is_in_log for take in commit.takes)
         if not takes_from_log and self._belongs_in_memory(commit):
             self._submit_to_memory(commit)

@@ -188,7 +188,7 @@ class PartitionConfig(BaseModel, frozen=True, extra="forbid"):
         plain = [name.removeprefix(HEADER).lower() for name in names]
         for name, other in zip(names, plain, strict=True):
             if not other or plain.count(other) > 1:
-                raise ValueError(f"{name!r} is empty or comes twice; each partition needs a name of its own")
+                raise ValueError(f"{name!r} is empty or duplicated; each partition needs a name of its own")
         return names
 
     @property
@@ -360,8 +360,8 @@ class LandingConfig(BaseModel, frozen=True, extra="forbid"):
         for name in names:
             if lowered.count(name.lower()) > 1:
                 return (
-                    f"target: the column {name!r} would come twice; set target.event_column_prefix, or remove it from "
-                    "target.event_columns, target.header_columns or partitions.by"
+                    f"target: the column {name!r} would be duplicated; set target.event_column_prefix, or remove it "
+                    "from target.event_columns, target.header_columns or partitions.by"
                 )
         return None
 

@@ -73,7 +73,7 @@ def numbered_pattern(pattern: str) -> NumberedPattern:
     try:
         compiled = re.compile("".join(named))
     except re.error as error:
-        raise PatternError(f"is no regular expression: {error}") from None
+        raise PatternError(f"is not a valid regular expression: {error}") from None
     names = dict(compiled.groupindex)
     text = _BACK_REFERENCE.sub(lambda found: rf"\{names[found['name']]}", "".join(numbered))
     return NumberedPattern(text, names, compiled.groups)

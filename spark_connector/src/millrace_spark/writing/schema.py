@@ -29,7 +29,7 @@ def options_for(schema: StructType, options: WriteOptions) -> WriteOptions:
         name = field.name.lower()
         if name in types:
             raise OptionError(
-                f"column {field.name}: comes twice, since column names are case-insensitive; once is allowed"
+                f"column {field.name}: is duplicated, since column names are case-insensitive; once is allowed"
             )
         types[name] = field.dataType.simpleString()
         if name not in _WRITE_TYPES and name not in _DROPPED:

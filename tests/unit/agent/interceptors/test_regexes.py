@@ -262,7 +262,7 @@ def test_config_with_an_invalid_pattern_is_refused(kind: str, pattern: str) -> N
     more = {"replacement": ""} if kind == "search_replace" else {}
     problem = problem_with(type=kind, pattern=pattern, **more)
     assert problem.startswith("pattern: is ")
-    assert "which is no regular expression: " in problem
+    assert "which is not a valid regular expression: " in problem
 
 
 @pytest.mark.parametrize(

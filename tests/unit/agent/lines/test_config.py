@@ -30,7 +30,7 @@ def test_settings_in_the_words_of_a_file_are_understood() -> None:
         ({"decode_errors": "panic"}, 'decode_errors: is "panic"; it must be'),
         ({"long_lines": 3}, "long_lines: is 3; it must be"),
         ({"line_bytes_max": 15}, "line_bytes_max: is 15; it must be a whole number from 16 to 67_108_864"),
-        ({"multiline": {"pattern": "("}}, 'multiline.pattern: is "(", which is no regular expression'),
+        ({"multiline": {"pattern": "("}}, 'multiline.pattern: is "(", which is not a valid regular expression'),
         ({"multiline": {}}, "multiline.pattern"),
     ],
     ids=str,

@@ -36,7 +36,7 @@ def test_config_with_what_is_needed_has_defaults_for_the_rest() -> None:
     ("tables", "problem"),
     [
         ({"source": {"endpoints": ["mill"]}}, "source.endpoints: 'mill' is not host:port, such as 127.0.0.1:7070"),
-        ({"source": {"endpoints": ["a:1", "a:1"]}}, "source.endpoints: a:1 comes twice, and its events would too"),
+        ({"source": {"endpoints": ["a:1", "a:1"]}}, "source.endpoints: a:1 is duplicated, and its events would be too"),
         ({"source": {"endpoints": []}}, "source.endpoints: has no value; it must have at least 1"),
         (
             {"source": {"channels": ["A b"]}},
@@ -57,7 +57,10 @@ def test_config_with_what_is_needed_has_defaults_for_the_rest() -> None:
             "parse: must have columns, or columns_file",
         ),
         ({"parse": {"type": "regex"}}, "parse.pattern: is missing; it must be text"),
-        ({"parse": {"type": "regex", "pattern": "(?P<a>"}}, "parse.pattern: is no regular expression: missing )"),
+        (
+            {"parse": {"type": "regex", "pattern": "(?P<a>"}},
+            "parse.pattern: is not a valid regular expression: missing )",
+        ),
         ({"parse": {"type": "regex", "pattern": "(a)"}}, "parse.pattern: has no named group"),
         (
             {"parse": {"type": "regex", "pattern": "(?P<a>.)", "types": {"a": "money"}}},
@@ -109,25 +112,25 @@ def test_config_with_what_is_needed_has_defaults_for_the_rest() -> None:
             "partitions.time: 'time' is not a parsed column; the columns are line. Name one of them,",
         ),
         ({"partitions": {"by": ["status"]}}, "partitions.by: 'status' is neither a part of the time (year, month,"),
-        ({"partitions": {"by": ["date", "Date"]}}, "partitions.by: 'date' is empty or comes twice"),
-        ({"partitions": {"by": ["headers."]}}, "partitions.by: 'headers.' is empty or comes twice"),
+        ({"partitions": {"by": ["date", "Date"]}}, "partitions.by: 'date' is empty or duplicated"),
+        ({"partitions": {"by": ["headers."]}}, "partitions.by: 'headers.' is empty or duplicated"),
         (
             {"parse": {"type": "regex", "pattern": "(?P<date>.)"}, "partitions": {"by": ["date"], "time": "landing"}},
             "partitions.by: 'date' is both a part of the time and a parsed column; rename the column",
         ),
         (
             {"target": {"event_columns": ["sequence", "sequence"]}},
-            "target: the column 'sequence' would come twice; set target.event_column_prefix, or remove it from",
+            "target: the column 'sequence' would be duplicated; set target.event_column_prefix, or remove it from",
         ),
-        ({"target": {"header_columns": ["Line"]}}, "target: the column 'line' would come twice"),
-        ({"partitions": {"by": ["headers.line"]}}, "target: the column 'line' would come twice"),
+        ({"target": {"header_columns": ["Line"]}}, "target: the column 'line' would be duplicated"),
+        ({"partitions": {"by": ["headers.line"]}}, "target: the column 'line' would be duplicated"),
         (
             {"target": {"header_columns": ["shop"]}, "partitions": {"by": ["headers.shop"]}},
-            "target: the column 'shop' would come twice",
+            "target: the column 'shop' would be duplicated",
         ),
         (
             {"parse": {"type": "json", "columns": "a int"}, "target": {"header_columns": ["Sequence"]}},
-            "target: the column 'sequence' would come twice",
+            "target: the column 'sequence' would be duplicated",
         ),
         ({"partitions": {"time_zone": "Berlin"}}, "it must be the name of a time zone, such as Europe/Berlin"),
         (

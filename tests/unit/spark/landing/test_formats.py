@@ -120,5 +120,5 @@ def test_numbered_pattern_takes_names_out_and_leaves_the_rest() -> None:
 @pytest.mark.parametrize("pattern", ["(", "(?P<a>x)(?P<a>y)", "[", "*"])
 def test_numbered_pattern_of_nonsense_is_refused(pattern: str) -> None:
     """The error includes Python's message."""
-    with pytest.raises(PatternError, match="is no regular expression: "):
+    with pytest.raises(PatternError, match="is not a valid regular expression: "):
         numbered_pattern(pattern)

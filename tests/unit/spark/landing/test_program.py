@@ -70,7 +70,7 @@ def test_check_tells_all_mistakes_with_their_paths(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("target.header_columns=['sequence']", "target: the column 'sequence' would come twice; set target"),
+        ("target.header_columns=['sequence']", "target: the column 'sequence' would be duplicated; set target"),
         ("target.format=delta", 'target.format: is "delta", which needs the package delta-spark'),
     ],
 )

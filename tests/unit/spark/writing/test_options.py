@@ -155,7 +155,7 @@ def test_options_for_good_columns_choose_the_routing(
     [
         ("value:string", {}, "column value: has no place in an event; remove it with drop"),
         ("headers:headers", {}, r"column body: is missing; name the column to store with alias\('body'\)"),
-        ("body:string BODY:string", {}, "column BODY: comes twice"),
+        ("body:string BODY:string", {}, "column BODY: is duplicated"),
         ("body:struct", {}, "column body: is struct<a:int>; it must be binary or string; cast it"),
         (
             "body:string headers:counts",

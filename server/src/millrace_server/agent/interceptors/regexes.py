@@ -30,7 +30,7 @@ def compile_pattern(pattern: str) -> "regex.Pattern[str]":
     try:
         return regex.compile(pattern)
     except (regex.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"is {shown_value(pattern)}, which is no regular expression: {error}") from None
+        raise ValueError(f"is {shown_value(pattern)}, which is not a valid regular expression: {error}") from None
 
 
 def _check_pattern(pattern: str) -> str:

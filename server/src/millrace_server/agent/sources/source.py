@@ -125,7 +125,7 @@ class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid"):
         return dead_letter_channel
 
     @abstractmethod
-    def make(self, place: SourceContext) -> Source: ...
+    def make(self, context: SourceContext) -> Source: ...
 
 
 class ListeningSourceConfig(SourceConfig, ABC):
@@ -170,13 +170,13 @@ class CustomSourceConfig(SourceConfig):
     """A user-defined source."""
 
     factory: FactoryPath
-    """Called with the source's place and `options`; returns the source."""
+    """Called with the source's `SourceContext` and `options`; returns the source."""
 
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the factory."""
 
-    def make(self, place: SourceContext) -> Source:
-        source: Source = load_factory(self.factory)(place, **self.options)
+    def make(self, context: SourceContext) -> Source:
+        source: Source = load_factory(self.factory)(context, **self.options)
         return source
 
 
@@ -191,8 +191,8 @@ class EmbeddedSourceConfig(SourceConfig):
     def _refuse_batch_events_max(cls, _value: object) -> None:
         raise ValueError("has no effect here; events that a program puts together are stored together")
 
-    def make(self, place: SourceContext) -> Source:
-        return _EmbeddedSource(place.name, place.embedded_sources)
+    def make(self, context: SourceContext) -> Source:
+        return _EmbeddedSource(context.name, context.embedded_sources)
 
 
 class _EmbeddedSource:

@@ -44,8 +44,8 @@ class StdinSourceConfig(LinesConfig, SourceConfig):
     exit_at_end: bool = False
     """Whether the daemon stops, as on SIGTERM, once the input has ended and all of it is stored."""
 
-    def make(self, place: SourceContext) -> Source:
-        return _StdinSource(place.name, self)
+    def make(self, context: SourceContext) -> Source:
+        return _StdinSource(context.name, self)
 
 
 def stdin_problems(tables: Mapping[str, Any]) -> list[str]:

@@ -141,7 +141,7 @@ def test_root_of_a_template_is_what_all_paths_have_in_common(text: str, root: st
     ("text", "said"),
     [
         ("", "it must be a directory's path"),
-        ("/data/{host}", "a brace must begin {header:NAME} or {time:FORMAT}, or come twice"),
+        ("/data/{host}", "a brace must begin {header:NAME} or {time:FORMAT}, or be doubled"),
         ("/data/{header:}", "a brace must begin"),
         ("/data/{", "a brace must begin"),
         ("/data/}", "a brace must begin"),

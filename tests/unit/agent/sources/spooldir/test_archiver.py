@@ -149,7 +149,7 @@ def test_check_directories_where_files_cannot_be_moved_reports_it(
     monkeypatch.setattr(Path, "rename", refuse)
     archive = {"type": "move", "directory": str(tmp_path / "archive")}
     (tmp_path / "spool").mkdir()
-    with pytest.raises(ComponentError, match=r"done files cannot be taken from .* to .*: Invalid cross-device link"):
+    with pytest.raises(ComponentError, match=r"done files cannot be moved from .* to .*: Invalid cross-device link"):
         disposal_on(tmp_path / "spool", done=archive).check_directories()
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 

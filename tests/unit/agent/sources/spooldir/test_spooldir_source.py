@@ -168,9 +168,9 @@ async def test_run_with_the_very_same_file_once_more_stores_it_once_more(
 
 
 BAD_FILES: dict[str, tuple[dict[str, Any], bytes, str]] = {
-    "a.gz": ({}, b"no gzip at all", "it is not whole gzip"),
-    "cut.gz": ({}, gzip.compress(TEXT)[:-20], "it is not whole gzip"),
-    "a.zst": ({}, b"no zstandard", "it is not whole Zstandard"),
+    "a.gz": ({}, b"no gzip at all", "it is truncated or not valid gzip"),
+    "cut.gz": ({}, gzip.compress(TEXT)[:-20], "it is truncated or not valid gzip"),
+    "a.zst": ({}, b"no zstandard", "it is truncated or not valid Zstandard"),
     "a.txt": ({"type": "lines", "decode_errors": "fail"}, b"fine\ncaf\xe9\n", "the line at byte 5 is not in utf-8"),
     "a.avro": ({"type": "avro"}, b"no container", "record 0 cannot be read"),
     "a.bin": ({"type": "blob", "file_bytes_max": 10}, b"12345678901", "it has more than 10 bytes"),
@@ -321,7 +321,7 @@ async def test_run_with_a_file_that_cannot_be_taken_away_reports_it_and_continue
         source = at_work(spool_config(spool), registry, tmp_path)
         component = await source.__aenter__()
         await until(lambda: component.state is ComponentState.BACKING_OFF)
-        assert component.reason == f"{spool / 'stuck'} cannot be taken away: Operation not permitted"
+        assert component.reason == f"{spool / 'stuck'} cannot be moved or deleted: Operation not permitted"
         await until(lambda: names_in(spool) == ["good.COMPLETED", "stuck"])
     time.now += 61.0
     await until(lambda: names_in(spool) == ["good.COMPLETED", "stuck.COMPLETED"])

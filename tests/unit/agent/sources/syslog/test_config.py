@@ -41,7 +41,7 @@ def test_config_that_makes_sense_is_taken(settings: Mapping[str, object]) -> Non
         (
             {"listen": ["tcp://a:b"]},
             (
-                'listen[0]: is "tcp://a:b"; behind the //, its port must be a whole number from 0 to 65535, where 0 '
+                'listen[0]: is "tcp://a:b"; after //, its port must be a whole number from 0 to 65535, where 0 '
                 "means any free port"
             ),
         ),

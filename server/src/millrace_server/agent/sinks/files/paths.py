@@ -167,7 +167,7 @@ def _parts(text: str, path: str) -> "list[Part]":
                 add(token[0][0])
             case _:
                 raise ValueError(
-                    f"is {shown_value(text)}; a brace must begin {{header:NAME}} or {{time:FORMAT}}, or come twice"
+                    f"is {shown_value(text)}; a brace must begin {{header:NAME}} or {{time:FORMAT}}, or be doubled"
                 )
     add(path[end:])
     if not parts or "\0" in text:

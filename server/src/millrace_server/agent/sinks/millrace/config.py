@@ -67,6 +67,6 @@ class MillraceSinkConfig(SinkConfig):
     timeout_seconds: float = Field(30.0, gt=0, le=86_400, allow_inf_nan=False)
     """How long a server may take to answer a request; longer than the target channel's `keep_alive_seconds`."""
 
-    def make(self, place: SinkContext) -> Sink:
+    def make(self, context: SinkContext) -> Sink:
         # Imports gRPC's client only in servers that forward.
-        return sink_class(self.type)(self, place.directory)
+        return sink_class(self.type)(self, context.directory)

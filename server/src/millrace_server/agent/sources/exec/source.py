@@ -87,8 +87,8 @@ class ExecSourceConfig(LinesConfig, SourceConfig):
             raise ValueError(f"names no program; it must be an array such as {_EXAMPLE}")
         return value
 
-    def make(self, place: SourceContext) -> Source:
-        return ExecSource(place.name, self)
+    def make(self, context: SourceContext) -> Source:
+        return ExecSource(context.name, self)
 
 
 class ExecSource:

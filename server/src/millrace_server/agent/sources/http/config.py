@@ -92,5 +92,5 @@ class HttpSourceConfig(ListeningSourceConfig):
             raise ValueError(f"is {bytes_max}; it must not be below twice body_bytes_max, {least}")
         return bytes_max
 
-    def make(self, place: SourceContext) -> Source:
-        return source_class(self.type)(place.name, self)
+    def make(self, context: SourceContext) -> Source:
+        return source_class(self.type)(context.name, self)

@@ -119,7 +119,7 @@ def _after_space(text: str, position: int) -> int:
 def _check_end(text: str, position: int) -> None:
     position = _after_space(text, position)
     if position != len(text):
-        raise bad_request(f"the body goes on behind its JSON value, at character {position}")
+        raise bad_request(f"the body has data after its JSON value, at character {position}")
 
 
 def _event(place: str, item: object) -> Event:

@@ -183,5 +183,5 @@ class SpooldirSourceConfig(SourceConfig):
             raise ValueError(f"is {shown_value(str(target))}; it must be another directory than `directory`")
         return value
 
-    def make(self, place: SourceContext) -> Source:
-        return source_class(self.type)(place.name, self)
+    def make(self, context: SourceContext) -> Source:
+        return source_class(self.type)(context.name, self)

@@ -153,7 +153,7 @@ class _Gzip:
         try:
             return self._stream.read(size)
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise BadFileError(f"it is not whole gzip: {error}") from None
+            raise BadFileError(f"it is truncated or not valid gzip: {error}") from None
 
 
 class _Zstd:
@@ -172,7 +172,7 @@ class _Zstd:
                 self._compressed = memoryview(self._file.read(_READ_BYTES))
             if not self._compressed:
                 if self._frame is not None:
-                    raise BadFileError("it is not whole Zstandard: it ends in the middle")
+                    raise BadFileError("it is truncated or not valid Zstandard: it ends in the middle")
                 return b""
             self._content = self._decompress_some()
         data, self._content = self._content[:size], self._content[size:]
@@ -184,7 +184,7 @@ class _Zstd:
         try:
             content = frame.decompress(some)
         except zstandard.ZstdError as error:
-            raise BadFileError(f"it is not whole Zstandard: {error}") from None
+            raise BadFileError(f"it is truncated or not valid Zstandard: {error}") from None
         self._compressed = self._compressed[len(some) - len(frame.unused_data) :]
         self._frame = None if frame.eof else frame
         return content

@@ -69,7 +69,7 @@ class FileArchiver:
             trial.rename(moved)
         except OSError as error:
             trial.unlink()
-            raise ComponentError(f"done files cannot be taken from {directory} to {target}: {error.strerror}") from None
+            raise ComponentError(f"done files cannot be moved from {directory} to {target}: {error.strerror}") from None
         moved.unlink()
 
     def complete(self, found: FoundFile) -> None:
@@ -265,7 +265,7 @@ class SpooldirSource:
             # Other files are still read, unless the problem affects them too: `check_directories` detects that.
             if len(self._deferred) < FILES_MAX:
                 self._deferred[found.path] = found.status, time.monotonic() + _DEFER_SECONDS
-            raise ComponentError(f"{found.path} cannot be taken away: {error.strerror}") from None
+            raise ComponentError(f"{found.path} cannot be moved or deleted: {error.strerror}") from None
 
     def _is_deferred(self, found: FoundFile) -> bool:
         status, until = self._deferred.get(found.path, (None, 0.0))

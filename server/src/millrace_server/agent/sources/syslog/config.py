@@ -48,7 +48,7 @@ class Listener(NamedTuple):
         try:
             return cls(Transport(match["transport"]), Address.parse(match["address"]))
         except ValueError as error:
-            raise ValueError(f"is {shown_value(text)}; behind the //, {error}") from None
+            raise ValueError(f"is {shown_value(text)}; after //, {error}") from None
 
     def __str__(self) -> str:
         return f"{self.transport}://{self.address}"
@@ -115,5 +115,5 @@ class SyslogSourceConfig(ListeningSourceConfig):
                 raise ValueError(f"names {shown_value(text)} twice; each may come once")
         return texts
 
-    def make(self, place: SourceContext) -> Source:
-        return source_class(self.type)(place.name, self)
+    def make(self, context: SourceContext) -> Source:
+        return source_class(self.type)(context.name, self)

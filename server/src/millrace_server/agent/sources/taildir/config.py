@@ -79,5 +79,5 @@ class TaildirSourceConfig(LinesConfig, SourceConfig, frozen=True, extra="forbid"
             )
         return headers
 
-    def make(self, place: SourceContext) -> Source:
-        return source_class(self.type)(self, place)
+    def make(self, context: SourceContext) -> Source:
+        return source_class(self.type)(self, context)

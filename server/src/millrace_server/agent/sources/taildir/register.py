@@ -34,15 +34,15 @@ class FileRegister:
     """Knows the files that are tailed, discovers new ones, and follows those that were renamed."""
 
     def __init__(
-        self, config: TaildirSourceConfig, place: SourceContext, stored_ranges: Callable[[str], StoredRanges]
+        self, config: TaildirSourceConfig, context: SourceContext, stored_ranges: Callable[[str], StoredRanges]
     ) -> None:
         self._config = config
         self._stored_ranges = stored_ranges
-        self._log = structlog.stdlib.get_logger(__name__).bind(source=place.name)
+        self._log = structlog.stdlib.get_logger(__name__).bind(source=context.name)
         self._logged_at: dict[tuple[str, str], float] = {}
         self._patterns = PathPatterns(config.paths, config.exclude, self._log_os_error)
-        self._positions = PositionsFile(place.directory)
-        self._identifier = FileIdentifier(config, place.name, stored_ranges)
+        self._positions = PositionsFile(context.directory)
+        self._identifier = FileIdentifier(config, context.name, stored_ranges)
         self._copies = CopyDetector()
         self._resting: dict[str, FilePosition] = {}
         self._saved: list[tuple[str, int, str, FileKey]] = []

@@ -28,9 +28,9 @@ class TaildirSource:
     stored.
     """
 
-    def __init__(self, config: TaildirSourceConfig, place: SourceContext) -> None:
+    def __init__(self, config: TaildirSourceConfig, context: SourceContext) -> None:
         self._config = config
-        self._place = place
+        self._context = context
 
     async def run(self, writer: ChannelWriter) -> None:
         loop = asyncio.get_running_loop()
@@ -41,9 +41,9 @@ class TaildirSource:
         def stored_ranges(producer_id: str) -> StoredRanges:
             return asyncio.run_coroutine_threadsafe(ask(producer_id), loop).result(_LOOP_SECONDS_MAX)
 
-        register = FileRegister(self._config, self._place, stored_ranges)
+        register = FileRegister(self._config, self._context, stored_ranges)
         scheduler = FileScheduler(self._config, register)
-        thread = WorkerThread(f"taildir {self._place.name}")
+        thread = WorkerThread(f"taildir {self._context.name}")
         await thread.submit(register.load)
         try:
             writer.report_running()
