@@ -5,7 +5,7 @@ import pytest
 
 from millrace.dead_letters import DEAD_LETTER_PREFIX, DeadLetterField
 from millrace_client import Event, Transaction
-from millrace_client.dead_letters.letters import DeadLetter, LetterSelection, letter_of
+from millrace_client.dead_letters import DeadLetter, LetterSelection, letter_of
 from millrace_client.dead_letters.parked_events import LeaseKeeper
 
 TOLD = {

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from millrace_server.configuration.settings import check_settings
-from millrace_server.flume_import.importing import FlumeImportError, ImportedAgent, import_agent
+from millrace_server.flume_import import FlumeImportError, ImportedAgent, import_agent
 
 BASE = """
 a.channels = c

@@ -1,6 +1,6 @@
 import pytest
 
-from millrace_server.flume_import.importing import parse_properties
+from millrace_server.flume_import import parse_properties
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from millrace_server.agent.interceptors import AnyInterceptorConfig
 from millrace_server.agent.selectors import AnySelectorConfig
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
 from millrace_server.configuration.settings import Settings
-from millrace_server.flume_import.importing import import_agent
+from millrace_server.flume_import import import_agent
 from tests.unit.repository.checkout import ROOT
 from tools import generate_settings_page
 

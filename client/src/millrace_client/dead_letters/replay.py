@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from millrace_client.channel import Channel
 from millrace_client.client import Client
-from millrace_client.dead_letters.letters import DeadLetter, LetterSelection, letter_of
+from millrace_client.dead_letters import DeadLetter, LetterSelection, letter_of
 from millrace_client.dead_letters.parked_events import LeaseKeeper, ParkedEvents, QueueChangedError
 from millrace_client.dead_letters.targets import Refusal, ReplayProgress, RetryPolicy, Targets, gone_reason
 from millrace_client.errors import LeaseExpiredError, TxnNotFoundError

@@ -12,7 +12,7 @@ from millrace_client._calls import KEEP_ALIVE_SECONDS
 from millrace_client.append_session import ThreadedAppendSession, append_request
 from millrace_client.channel import Channel
 from millrace_client.client import Client
-from millrace_client.dead_letters.letters import DeadLetter
+from millrace_client.dead_letters import DeadLetter
 from millrace_client.errors import (
     BadNameError,
     ChannelNotFoundError,

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 from pydantic import AfterValidator, Field
 
 from millrace.setting_problems import shown_value
-from millrace_server.channels.names import CHANNEL_NAME_PATTERN
+from millrace_server.channels.config import CHANNEL_NAME_PATTERN
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from millrace_server.channels.names import CHANNEL_NAME_PATTERN, shown
+from millrace_server.channels.config import CHANNEL_NAME_PATTERN, shown
 from millrace_server.files import write_atomically
 
 CHANNEL_FILE = "channel.json"

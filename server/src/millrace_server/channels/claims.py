@@ -6,9 +6,9 @@ from contextlib import aclosing
 
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.committer import ClaimRecord, Committer, remove
+from millrace_server.channels.config import check_identifier
 from millrace_server.channels.contents import Contents
 from millrace_server.channels.leases import Lease
-from millrace_server.channels.names import check_identifier
 from millrace_server.errors import (
     BadArgumentError,
     ChannelClaimedError,

@@ -1,6 +1,7 @@
-"""Limits of one channel, and where it keeps its events."""
+"""The configuration of one channel: its limits, where it stores its events, and the names that it accepts."""
 
 import os
+import re
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,6 +9,14 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from millrace.setting_problems import shown_value
+from millrace_server.errors import BadArgumentError, BadNameError
+
+CHANNEL_NAME_PATTERN = r"[a-z0-9][a-z0-9._-]{0,63}"
+IDENTIFIER_LENGTH_MAX = 128
+
+_CHANNEL_NAME = re.compile(CHANNEL_NAME_PATTERN)
+_IDENTIFIER = re.compile(rf"[ -~]{{1,{IDENTIFIER_LENGTH_MAX}}}")
+_SHOWN_LENGTH_MAX = 80
 
 CAPACITY_MAX = 1_000_000_000
 SECONDS_MAX = 3600.0
@@ -259,3 +268,24 @@ AnyChannelConfig = Annotated[
     MemoryChannelConfig | FileChannelConfig | SpillableChannelConfig, Field(discriminator="type")
 ]
 """The configuration of a channel of any type."""
+
+
+def check_channel_name(name: str) -> None:
+    """Raises BadNameError where the name is not allowed for a channel."""
+    if not _CHANNEL_NAME.fullmatch(name):
+        raise BadNameError(f"channel: is {shown(name)}; it must match {CHANNEL_NAME_PATTERN}")
+
+
+def check_identifier(field: str, identifier: str) -> None:
+    """Raises BadArgumentError where a txn_id, producer_id or reader_id is not allowed."""
+    if not _IDENTIFIER.fullmatch(identifier):
+        raise BadArgumentError(
+            f"{field}: is {shown(identifier)}; it must have 1 to {IDENTIFIER_LENGTH_MAX} printable ASCII characters"
+        )
+
+
+def shown(text: str) -> str:
+    """Quotes external text for messages: control characters are escaped, the length is capped."""
+    if len(text) > _SHOWN_LENGTH_MAX:
+        return f"{text[:_SHOWN_LENGTH_MAX]!a}... ({len(text)} characters)"
+    return ascii(text)

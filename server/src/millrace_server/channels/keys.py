@@ -7,7 +7,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from millrace_server.channels.names import shown
+from millrace_server.channels.config import shown
 
 KEY_BYTES = 32
 

@@ -11,9 +11,8 @@ from millrace_server.channels.channel import Channel, memory_storage
 from millrace_server.channels.channel_core import ChannelStorage
 from millrace_server.channels.channel_file import DirectoryError
 from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
-from millrace_server.channels.config import ChannelConfig, LogChannelConfig
+from millrace_server.channels.config import ChannelConfig, LogChannelConfig, check_channel_name, shown
 from millrace_server.channels.file_store import ClosedStore, FileStore, FileStores
-from millrace_server.channels.names import check_channel_name, shown
 from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.errors import ChannelExistsError, ChannelLogFailedError, ChannelNotEmptyError, ChannelNotFoundError
 from millrace_server.wal.disk import Disk, OsDisk

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from millrace_server.channels.names import check_identifier
+from millrace_server.channels.config import check_identifier
 from millrace_server.errors import BadArgumentError, OffsetGapError
 
 PRODUCERS_MAX = 100_000

@@ -9,7 +9,7 @@ from functools import partial
 from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
 from millrace_server.channels.channel_core import ChannelCore
 from millrace_server.channels.commit import Commit, CommitState, Receipt
-from millrace_server.channels.names import check_identifier
+from millrace_server.channels.config import check_identifier
 from millrace_server.channels.queue import AnswerBudget, TakeLimits
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transaction import EndedTxns, Outcome, Transaction, TxnLimit, TxnState

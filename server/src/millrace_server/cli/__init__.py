@@ -153,7 +153,7 @@ def import_flume(
 ) -> None:
     """Convert a Flume agent's configuration; standard error lists what has no counterpart, and why."""
     from millrace_server.configuration.settings import SettingsError, check_settings
-    from millrace_server.flume_import.importing import FlumeImportError, import_agent
+    from millrace_server.flume_import import FlumeImportError, import_agent
 
     try:
         imported = import_agent(file.read_text("utf-8-sig"), agent)

@@ -11,8 +11,7 @@ from millrace_server.agent.components import Component
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_handle import ChannelHandle
-from millrace_server.channels.config import ChannelConfig
-from millrace_server.channels.names import check_channel_name
+from millrace_server.channels.config import ChannelConfig, check_channel_name
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import BadArgumentError, ChannelExistsError, DiskFullError
 from millrace_server.grpc_services.admin_messages import (

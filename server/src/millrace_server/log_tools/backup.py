@@ -10,8 +10,8 @@ from re import fullmatch
 from zlib import crc32
 
 from millrace_server.channels.channel_file import CHANNEL_FILE, CHECKPOINTS_ONLY, ChannelFile, ChannelIdentity
+from millrace_server.channels.config import CHANNEL_NAME_PATTERN
 from millrace_server.channels.directories import LOCK_FILE, lock_directory
-from millrace_server.channels.names import CHANNEL_NAME_PATTERN
 from millrace_server.files import make_directories
 from millrace_server.log_tools.layout import ChannelLayout, DamagedError, ToolError, UsageError, find_layout
 from millrace_server.log_tools.read_only_disk import ReadOnlyFile

@@ -11,8 +11,8 @@ from re import fullmatch
 
 from millrace.v1 import event_pb2
 from millrace_server.channels.channel_file import CHANNEL_FILE, CHECKPOINTS_ONLY, ChannelFile, ChannelIdentity
+from millrace_server.channels.config import CHANNEL_NAME_PATTERN
 from millrace_server.channels.directories import LOCK_FILE, lock_directory
-from millrace_server.channels.names import CHANNEL_NAME_PATTERN
 from millrace_server.channels.records import state_record
 from millrace_server.log_tools import backup
 from millrace_server.log_tools.backup import Copy, ToolContext, os_errors_as_refusals

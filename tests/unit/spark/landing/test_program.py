@@ -42,7 +42,7 @@ def test_import_of_the_connector_brings_nothing_of_the_command_line() -> None:
 
 def test_main_without_the_extra_says_how_to_get_it() -> None:
     """The program prints one line and exits with the usage code."""
-    program = "import sys; sys.modules['typer'] = None; from millrace_spark.landing import main; main()"
+    program = "import sys; sys.modules['typer'] = None; from millrace_spark.cli import main; main()"
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, text=True)
     assert (finished.returncode, finished.stderr.count("\n")) == (ExitCode.USAGE, 1)
     assert "run `pip install 'millrace-spark[cli]'`" in finished.stderr

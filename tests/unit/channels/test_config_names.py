@@ -1,6 +1,6 @@
 import pytest
 
-from millrace_server.channels.names import check_channel_name, check_identifier, shown
+from millrace_server.channels.config import check_channel_name, check_identifier, shown
 from millrace_server.errors import BadArgumentError, BadNameError
 
 
