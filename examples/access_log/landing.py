@@ -78,7 +78,7 @@ class LandingProcess:
         with self._errors.open("wb") as errors:
             # A process group with the JVM, so that Ctrl-C reaches only the job, and a kill ends both.
             self._process = subprocess.Popen(
-                [Path(sys.executable).with_name("millrace-spark"), "land", config],
+                [sys.executable, "-m", "millrace_spark.cli", "land", config],
                 env={name: value for name, value in os.environ.items() if name not in _REMOVED_VARIABLES},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -58,7 +58,7 @@ class LandProgram:
     def kill_in_a_batch(self, land: Sequence[str]) -> None:
         """Starts the command, and kills it while it writes its second batch."""
         small_batches = ("--set", "source.events_per_batch_max=1000")
-        command = [str(Path(sys.executable).with_name("millrace-spark")), *land, *SMALL, *small_batches]
+        command = [sys.executable, "-m", "millrace_spark.cli", *land, *SMALL, *small_batches]
         with subprocess.Popen(command, cwd=self.folder, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as killed:
             try:
                 wait_until(killed, lambda: max(self.staged_batches(), default=0) >= 1)
