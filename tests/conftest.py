@@ -42,9 +42,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkOnOneWo
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several workers, the longest tests that must run on one worker come first."""
+    """With several workers, the longest tests come first: those of the shared Spark, then those that start one."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: not uses_shared_spark(item.nodeid))
+        items.sort(key=lambda item: (not uses_shared_spark(item.nodeid), item.get_closest_marker("spark") is None))
 
 
 StartMillraced = Callable[..., Millraced]

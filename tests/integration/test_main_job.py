@@ -8,25 +8,19 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 from rich.console import Console
 
 import millrace_client as millrace
-from examples.access_log import job
 from examples.access_log.agents import CHANNEL, RoundLimits, collector_toml, two_agents
 from examples.access_log.job import Job
-from examples.access_log.landing import LandingError, LandingPlan, LandingProcess, local_landing, replaced
+from examples.access_log.landing import LandingError, local_landing, replaced
 from examples.access_log.local_server import ServerError, local_server
 from examples.access_log.log_file import open_log_file
 from examples.access_log.main_job import EXIT_BAD_LOG, EXIT_STOPPED, main
-from millrace_spark.landing.config_file import load_config
-from millrace_spark.landing.landing_run import Landing
 from tests.landing_plan import landing_plan
 
 pytestmark = pytest.mark.spark
@@ -50,43 +44,6 @@ def path_without_java(folder: Path) -> str:
             if program.name != "java" and not link.is_symlink():
                 link.symlink_to(program)
     return str(folder)
-
-
-class SessionLanding(LandingProcess):
-    """A landing that runs in this process when the job waits for it."""
-
-    is_running = False
-
-    def __init__(self, spark: SparkSession, plan: LandingPlan, folder: Path) -> None:
-        config = folder / "landing.toml"
-        config.write_text(plan.config())
-        self._landing = Landing(load_config(config), spark, threading.Event())
-
-    def wait(self) -> None:
-        self._landing.run()
-
-
-@contextmanager
-def job_on(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, log: Path, limits: RoundLimits
-) -> Iterator[tuple[Job, list[LandingPlan], io.StringIO]]:
-    """Yields a job with its own agents and landings in this process, the plans of the landings, and the output."""
-    shown = io.StringIO()
-    plans: list[LandingPlan] = []
-
-    @contextmanager
-    def landing_here(plan: LandingPlan) -> Iterator[LandingProcess]:
-        plans.append(plan)
-        yield SessionLanding(spark, plan, log.parent)
-
-    monkeypatch.setattr(job, "local_landing", landing_here)
-    with two_agents(log.parent, limits) as agents:
-        console = Console(file=shown, width=200)
-        yield (
-            Job(log=open_log_file(log), agents=agents, output=log.parent, console=console, limits=limits),
-            plans,
-            shown,
-        )
 
 
 def events_of(log: Path) -> list[str]:
@@ -197,51 +154,6 @@ def test_main_when_it_is_interrupted_stops_the_agents(tmp_path: Path, monkeypatc
     assert main() == EXIT_STOPPED
     output = tmp_path / "build" / "access_log" / "access.log"
     assert [events_of(output / f"{name}.log")[-1] for name in ("edge", "collector")] == ["stopped", "stopped"]
-
-
-@pytest.mark.timeout(600)
-def test_job_with_a_log_larger_than_the_channel_takes_several_rounds(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each round frees the channel for the next one, and any text is landed, including odd bytes and empty lines."""
-    lines = [b"2024-05-17 10:05:03,123 Collecting thing-%d" % n for n in range(1_495)]
-    lines += [b"", b"\xff\xfe not utf-8", b"WARNING: careful", "größe".encode(), b"x" * 5_000]
-    log = tmp_path / "setup.log"
-    log.write_bytes(b"\r\n".join(lines))
-    with job_on(spark, monkeypatch, log, RoundLimits(lines_max=1_000)) as (rounds_job, plans, shown):
-        assert rounds_job.run()
-    rows = spark.read.parquet(str(tmp_path / "landed" / "parquet")).orderBy("sequence").collect()
-    assert [row.sequence for row in rows] == list(range(1, 1_501))
-    assert [row.line for row in rows] == [line.decode(errors="replace") for line in lines]
-    assert [bytes(row.body) for row in rows] == lines
-    for told in ("Collecting", "WARNING", "5,000", "1,500 lines of text"):
-        assert told in shown.getvalue()
-    assert len(plans) >= 2
-    assert all(plan.batch_events_max <= 200 for plan in plans), "a round holds at most 1,000 lines in 5 batches"
-    assert shown.getvalue().count("Killed the collector") == 1
-    assert shown.getvalue().count("The landing was done before it could be killed.") == 1
-    assert "Killed the landing" not in shown.getvalue()
-
-
-def test_job_that_loses_lines_says_so(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job fails if counts differ, and keeps the earlier result beside the incomplete one."""
-    (tmp_path / "landed").mkdir()
-    (tmp_path / "landed" / "earlier").write_text("")
-    log = tmp_path / "some.log"
-    log.write_text("line\n" * 100)
-    wait = SessionLanding.wait
-
-    def wait_and_lose_a_file(landing: SessionLanding) -> None:
-        wait(landing)
-        next((tmp_path / "landed" / "parquet").glob("*.parquet")).unlink()
-
-    monkeypatch.setattr(SessionLanding, "wait", wait_and_lose_a_file)
-    with job_on(spark, monkeypatch, log, RoundLimits()) as (lossy_job, _, shown):
-        assert not lossy_job.run()
-    assert "The account is not equal; 0 events are not acknowledged." in shown.getvalue()
-    assert f"{'rows landed':<17}      80" in shown.getvalue()
-    assert f"The earlier result is in {tmp_path / 'landed.earlier'}" in shown.getvalue()
-    assert [path.name for path in (tmp_path / "landed.earlier").iterdir()] == ["earlier"]
 
 
 def test_job_whose_landing_fails_keeps_the_earlier_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
