@@ -9,7 +9,7 @@ from tests.scheduling import uses_shared_spark
     ("file", "is_sharing"),
     [
         ("tests/integration/test_spark_reader.py", True),
-        ("tests/integration/test_main_job.py", True),
+        ("tests/integration/test_main_job_rounds.py", True),
         ("tests/integration/test_rpc_consume.py", False),
         ("tests/unit/spark/test_options.py", False),
     ],
