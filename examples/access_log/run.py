@@ -5,7 +5,7 @@
 It starts two agents on free ports. The edge follows a file, which gets the lines of LOG bit by bit, and forwards them
 to the collector; each keeps them in a file channel. A streaming query of Spark reads the collector's channel, parses
 the lines, writes Parquet and acknowledges what is written; then it shows what is in it. Counts and checksums of each
-step are compared. While the lines flow, the edge is killed and started anew, then the collector, then the query:
+step are compared. While the lines flow, the edge is killed and restarted, then the collector, then the query:
 nothing may be lost, and nothing may be there twice. Without LOG it takes the log that the set-up of the virtual
 environment wrote.
 """
