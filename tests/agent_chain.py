@@ -4,7 +4,7 @@
                                                           relay b: file channel -> millrace sink -- collector c
     edge d: taildir -> file channel -> millrace sink ----'
 
-Edge d may send to the collector as well. Between the daemons there are networks that can be torn.
+Edge d may send to the collector as well. Between the daemons there are unreliable networks.
 """
 
 import json
@@ -21,7 +21,7 @@ import millrace_client as millrace
 from tests.line_account import LineAccount
 from tests.log_writer import LogWriter
 from tests.tiers import Tier, sink_toml, tiers, until
-from tests.torn_network import Tears, TornNetwork, torn_network
+from tests.unreliable_network import FaultRates, UnreliableNetwork, unreliable_network
 
 EDGES = ("a", "d")
 RELAY = "b"
@@ -45,10 +45,10 @@ channels = ["orders"]
 batch_events_max = 200
 """
 _CAPACITY = 3_000
-"""Little, so that a flow that stands still reaches back to the files."""
+"""Small, so that backpressure of a blocked flow reaches the files."""
 
 _COLLECTED_MAX = 20_000_000
-_CUTS_OFTEN = Tears(cut_upwards=0.05, cut_downwards=0.1)
+_CUTS_OFTEN = FaultRates(cut_upwards=0.05, cut_downwards=0.1)
 _DOWN_SECONDS_MAX = 0.7
 _START_SECONDS_MAX = 0.5
 _PAUSE_SECONDS_MAX = 0.8
@@ -60,7 +60,7 @@ _KEPT_FILES = 2
 class Fault(NamedTuple):
     """A fault of one daemon or one network.
 
-    A daemon is killed; killed, and again while it starts; or stopped for a while. All connections of a network are cut;
+    A daemon is killed; killed, and again while it starts; or paused for a while. All connections of a network are cut;
     or it cuts and delays at random for a while.
     """
 
@@ -92,17 +92,17 @@ def _random_faults_at_once(chance: random.Random, stop_seconds_max: float) -> Fa
 
 
 class AgentChain:
-    """The daemons, the networks between them, and the writers at the edges; made by `agent_chain`.
+    """The daemons, the networks between them, and the writers at the edges; created by `agent_chain`.
 
     Attributes:
-        daemons: By name.
-        networks: By name.
-        writers: By the name of the edge that reads them.
-        counts: How often each kind of fault has happened, and how many files were deleted.
+        daemons: The daemons, by name.
+        networks: The networks, by name.
+        writers: The writers, by the name of the edge that reads them.
+        counts: The number of faults of each kind, and of files that were deleted.
     """
 
     def __init__(
-        self, daemons: Mapping[str, Tier], networks: Mapping[str, TornNetwork], writers: Mapping[str, LogWriter]
+        self, daemons: Mapping[str, Tier], networks: Mapping[str, UnreliableNetwork], writers: Mapping[str, LogWriter]
     ) -> None:
         self.daemons = daemons
         self.networks = networks
@@ -122,9 +122,9 @@ class AgentChain:
         return {name: log.line_count for writer in self.writers.values() for name, log in writer.logs.items()}
 
     def begin(self) -> None:
-        """Starts to write, once the edges look for files.
+        """Starts the writers once the edges watch for files.
 
-        Of files that are there when a source runs for the first time, it cannot know which are copies of others.
+        In files that exist before its first run, a source cannot recognize copies of others.
         """
         for edge, writer in self.writers.items():
             until(self._positions_of(edge).exists)
@@ -159,9 +159,9 @@ class AgentChain:
         return [name for name in (*EDGES, RELAY) if self.daemons[name].event_count()]
 
     def _unread(self, edge: str, folder: Path) -> Sequence[str]:
-        """The files that an edge has not read to their end. One that is a copy counts as what its original was.
+        """The files that an edge has not read to their end. A copy counts as its original.
 
-        Of an empty one nothing is saved; what has its inode in the positions was deleted before.
+        Positions of empty files are not saved; one with such an inode belongs to a deleted file.
         """
         positions = {each["inode"]: each["position"] for each in self._positions(edge)}
         statuses = {str(path): path.stat() for path in sorted(folder.iterdir())}
@@ -207,7 +207,7 @@ class AgentChain:
     def _check_log(self, name: str) -> None:
         server = self.daemons[name].server
         errors = [entry for entry in server.log if entry["level"] in {"error", "critical"}]
-        # A server that stood still takes that for its disk.
+        # A server that was paused reports its disk as stalled.
         troubles = [*server.other_output, *(entry for entry in errors if entry.get("state") != "stalled")]
         assert not troubles, f"{name} says {troubles}"
 
@@ -239,12 +239,12 @@ class AgentChain:
 
 @contextmanager
 def agent_chain(folder: Path, seed: int, fan_in: str) -> Iterator[AgentChain]:
-    """Runs a chain for as long as the block runs; nothing is written before its writers are started.
+    """Runs a chain for the duration of the block; nothing is written until its writers are started.
 
     Args:
-        folder: Where all its files are.
-        seed: What decides how the logs are written and the networks are torn.
-        fan_in: To which daemon edge d sends: RELAY or COLLECTOR.
+        folder: The directory of all its files.
+        seed: Determines how the logs are written and the networks are disturbed.
+        fan_in: The daemon to which edge d sends: RELAY or COLLECTOR.
     """
     chance = random.Random(seed)
     names = (*EDGES, RELAY, COLLECTOR)
@@ -253,7 +253,7 @@ def agent_chain(folder: Path, seed: int, fan_in: str) -> Iterator[AgentChain]:
         daemons = dict(zip(names, stack.enter_context(tiers(folder, *names)), strict=True))
         networks = {}
         for name, target in targets.items():
-            network = torn_network(daemons[target].address, chance.getrandbits(32), _CUTS_OFTEN)
+            network = unreliable_network(daemons[target].address, chance.getrandbits(32), _CUTS_OFTEN)
             networks[name] = stack.enter_context(network)
             networks[name].is_calm = True
         writers = {}
@@ -267,7 +267,7 @@ def agent_chain(folder: Path, seed: int, fan_in: str) -> Iterator[AgentChain]:
         yield AgentChain(daemons, {f"behind {name}": network for name, network in networks.items()}, writers)
 
 
-def _toml_of(name: str, writers: Mapping[str, LogWriter], networks: Mapping[str, TornNetwork]) -> str:
+def _toml_of(name: str, writers: Mapping[str, LogWriter], networks: Mapping[str, UnreliableNetwork]) -> str:
     toml = _CHANNEL_TOML.format(capacity=_COLLECTED_MAX if name == COLLECTOR else _CAPACITY)
     if name in writers:
         toml += _SOURCE_TOML.format(folder=writers[name].folder)

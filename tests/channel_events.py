@@ -17,7 +17,7 @@ from millrace_server.channels.transactions import TxnDirectory
 ANSWER_BYTES_MAX = 1 << 20
 
 SEQUENCE_MAX = (1 << 64) - 1
-"""The largest number that a stamp can name."""
+"""The largest number that a stamp can contain."""
 
 Row = tuple[Mapping[str, str], bytes]
 
@@ -37,7 +37,7 @@ def open_channel(
 
 
 def limits_of(*, body_bytes_max: int = 1 << 30, **limits: Any) -> MemoryChannelConfig:
-    """A configuration in which bodies may have all of the byte capacity."""
+    """A configuration in which bodies may use the whole byte capacity."""
     return MemoryChannelConfig(type="memory", byte_capacity=body_bytes_max, byte_capacity_buffer_percentage=0, **limits)
 
 
@@ -114,7 +114,7 @@ def queued(channel: Channel) -> list[bytes]:
 def check_accounts(channel: Channel) -> None:
     """Asserts that a channel's counters equal a fresh count.
 
-    The queue is in order; events and bytes in the room are those queued and those taken; and whatever is open is
+    The queue is in order; the used capacity is that of queued and taken events; and all open transactions are
     counted.
     """
     contents = channel._contents

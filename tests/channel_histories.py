@@ -1,8 +1,8 @@
 """Histories of a file channel on a simulated disk, with all states in which a crash may leave it.
 
-A `Story` makes calls on a channel, holds their answers against an account, and keeps how the channel stood after each
-change. After a crash it stands as it did after one of them, no earlier than the last that was answered as lasting: so
-nothing acknowledged is lost, nothing else happens by halves, and the order stays.
+A `Story` makes calls on a channel, compares their answers with an account, and records the channel's state after each
+change. After a crash the channel is in one of these states, no earlier than the last one acknowledged as durable: so
+nothing acknowledged is lost, each change happens as a whole, and the order is kept.
 """
 
 import asyncio
@@ -90,12 +90,12 @@ class Recording:
 
 
 class Story:
-    """One channel through several server processes.
+    """One channel during several server processes.
 
     Args:
-        disk: Where it is.
-        held: What is on the disk.
-        config: How it is opened.
+        disk: The disk of the channel.
+        held: The channel's state on the disk.
+        config: The configuration with which it is opened.
     """
 
     def __init__(self, disk: SimulatedDisk, held: Held | None = None, config: FileChannelConfig | None = None) -> None:
@@ -113,16 +113,16 @@ class Story:
         self.opened: SimulatedChannel
 
     async def open(self) -> None:
-        """Opens the channel, which stands as it must."""
+        """Opens the channel, and checks its state."""
         self.opened = await open_simulated_channel(self.disk, self.config)
         held = Held.by(self.opened.channel)
         assert held == self.states[-1], f"found {held}, and it must be {self.states[-1]}"
         check_accounts(self.opened.channel)
-        # The opening has synced what it found.
+        # The opening has synced the recovered state.
         self.answered = self.synced = len(self.states) - 1
 
     def allowed(self) -> Allowed:
-        """The states in which it may be found after a crash now."""
+        """The states in which the channel may be found after a crash now."""
         return Allowed(self.states[self.synced :], self.states[self.answered :])
 
     def moment(self, change: str, disk: SimulatedDisk) -> Moment:
@@ -146,7 +146,7 @@ class Story:
         """Makes calls on the expected account.
 
         Returns:
-            What they answer; and the index of the last state that is to last then, 0 where there is none.
+            Their answers; and the index of the last state that must be durable by then, 0 if there is none.
         """
         expected, lasting = [], 0
         for call in together:
@@ -162,7 +162,7 @@ class Story:
         except RefusedError as refused:
             return refused.kind
         if isinstance(call, calls.Lend):
-            # It has the account's part in the delivery once it is made.
+            # The account gets the delivery once the channel has made it.
             self.account.look_lend(call.events_max).effect()
         elif not look.is_wait:
             look.effect()
@@ -190,7 +190,7 @@ class Story:
             self.deliveries.append((deliver.delivery, self.account.deliveries[-1]))
 
     async def checkpoint(self) -> None:
-        """Makes a checkpoint."""
+        """Writes a checkpoint."""
         count = len(self.opened.disk.calls)
         await self.opened.checkpoint()
         if len(self.opened.disk.calls) > count:
@@ -261,7 +261,7 @@ class Steps:
 
     def stamp(self, count: int) -> Stamp | None:
         """A stamp for each event, or for all of them, perhaps one that repeats another; or none."""
-        # Where calls may be refused, what comes together with one of the same stamp depends on which of them was.
+        # If calls may be refused, the answer to one with a repeated stamp depends on which of the others were.
         if self.is_plain or self.chance.random() < 0.5:
             return None
         span = self.chance.choice([max(count, 1), max(count, 1), self.chance.randint(1, 4)])
@@ -361,7 +361,7 @@ class Steps:
 async def recorded(
     disk: SimulatedDisk, chance: random.Random, step_count: int, configs: Sequence[FileChannelConfig] = ()
 ) -> list[Moment]:
-    """All moments of a random history, from the creation of the channel to its close."""
+    """All moments of a random history, from the creation of the channel to its closing."""
     configs = configs or [small_limits()]
     story = Story(disk, config=configs[0])
     recording = Recording(disk, story.moment)
@@ -375,7 +375,7 @@ async def check_moment(moment: Moment, chance: random.Random, cut_count: int) ->
     """Crashes at a moment several times; returns the fingerprints of the disks after the power cuts."""
     await check_recovery(moment, moment.disk.copy(), moment.allowed.after_kill, chance)
     cut = [moment.disk.crashed(chance.randrange(1 << 32)) for _ in range(cut_count)]
-    # The same disk again would tell nothing new.
+    # Identical disks need only one check.
     disks = {disk.fingerprint(): disk for disk in cut}
     for disk in disks.values():
         await check_recovery(moment, disk, moment.allowed.after_cut, chance)
@@ -383,19 +383,19 @@ async def check_moment(moment: Moment, chance: random.Random, cut_count: int) ->
 
 
 async def check_recovery(moment: Moment, disk: SimulatedDisk, allowed: Sequence[Held], chance: random.Random) -> None:
-    """Opens a channel after a crash: it stands as it may, and does so again after a power cut while it is opened.
+    """Opens a channel after a crash and checks its state; so too after a power cut during the opening.
 
     Args:
-        moment: When it crashed.
-        disk: What the crash has left.
-        allowed: How the channel may stand on it.
+        moment: The moment of the crash.
+        disk: The disk after the crash.
+        allowed: The states that the channel may have.
         chance: Chooses the power cut.
     """
     openings = Recording(disk, moment.on)
     found = await held_on(disk, moment.config)
     assert found in allowed, f"found {found}; allowed are {allowed}"
     *during, behind = openings.end()
-    # What it said stays, now that it was opened.
+    # The state that was reported when the channel was opened must not change.
     assert await held_on(behind.disk.crashed(chance.randrange(1 << 32)), moment.config) == found
     if during:
         again = await held_on(chance.choice(during).disk.crashed(chance.randrange(1 << 32)), moment.config)
@@ -406,7 +406,7 @@ async def check_recovery(moment: Moment, disk: SimulatedDisk, allowed: Sequence[
 
 async def _check_going_on(disk: SimulatedDisk, found: Held, config: FileChannelConfig, chance: random.Random) -> None:
     story = Story(disk, found, config)
-    # Names of what is new must not be those of before.
+    # New names must differ from earlier ones.
     story.number = 1_000_000
     await story.open()
     await Steps(story, chance, [config]).go(4)
@@ -417,5 +417,5 @@ async def _check_going_on(disk: SimulatedDisk, found: Held, config: FileChannelC
 
 
 def new_disk(chance: random.Random, directories: Sequence[Path] = (DATA,)) -> SimulatedDisk:
-    """An empty one."""
+    """An empty disk."""
     return SimulatedDisk(directories, chance.randrange(1 << 32))

@@ -16,7 +16,7 @@ from hypothesis import settings
 from tests.millraced import Millraced
 from tests.scheduling import SparkOnOneWorker, uses_shared_spark
 
-# How long one example takes says nothing on a machine that does other things too; pytest's timeout bounds the test.
+# The duration of one example says nothing on a busy machine; pytest's timeout bounds the test.
 # `make torture` tries many more examples.
 _DEFAULTS = settings.get_profile(settings.get_current_profile_name())
 settings.register_profile("millrace", parent=_DEFAULTS, deadline=None, max_examples=40)
@@ -27,7 +27,7 @@ settings.load_profile("millrace")
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# A shell without job control has what it starts in the background ignore Ctrl-C, and children would inherit that.
+# A shell without job control makes background processes ignore Ctrl-C, and their children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

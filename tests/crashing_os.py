@@ -1,7 +1,7 @@
-"""The operating system as a crash finds it: names that were not synced may be lost, one by one.
+"""The operating system around a crash: names that were not synced may be lost, one by one.
 
-While installed, the calls of `os` that change names or sync are written down, and any of them can be the one before
-which the process is killed. What was done without a sync is then kept, or lost in part, as a power cut loses it.
+While installed, the calls of `os` that change names or sync are recorded, and the process can be killed before any of
+them. Changes without a sync are then kept, or lost in part, as after a power cut.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 DIRECTORY = None
-"""The content of a directory's name; a file's name has the number of its content."""
+"""Stands for the content of a directory's name; a file's name has the number of its content."""
 
 _Names = dict[Path, int | None]
 
@@ -25,10 +25,10 @@ class Killed(BaseException):
 
 
 class CrashingOs:
-    """Knows what is on the disk for sure below a directory, which is empty at first.
+    """Knows what is durable below a directory, which is empty at first.
 
     Args:
-        root: The directory; what is outside is not looked at.
+        root: The directory; paths outside of it are ignored.
         patch: Installs this in place of the calls of `os`.
     """
 
@@ -46,16 +46,18 @@ class CrashingOs:
             patch.setattr(os, name, self._traced(getattr(os, name), getattr(self, f"_{name}")))
 
     def _traced(self, real: Callable[..., int | None], note: Callable[..., None]) -> Callable[..., int | None]:
-        def call(target: Path | str | int, *arguments: Any, **options: int) -> int | None:
-            path = Path(f"/proc/self/fd/{target}").readlink() if isinstance(target, int) else Path(target)
+        def call(target: Path | str | int, *arguments: Any, **options: int | None) -> int | None:
+            path = _absolute(target, options.get("dir_fd", options.get("src_dir_fd")))
             if not path.is_relative_to(self.root):
                 return real(target, *arguments, **options)
-            # Opening a file that is there changes nothing.
+            # Opening an existing file changes no name.
             if real.__name__ == "open" and (path in self._live or not arguments[0] & os.O_CREAT):
                 return real(target, *arguments, **options)
             self._count()
-            # The disk below is not what is tested, and its syncs take time.
+            # The real disk is not under test, and its syncs take time.
             result = real(target, *arguments, **options) if real is not self._real_fsync else None
+            if "dst_dir_fd" in options:
+                arguments = (_absolute(arguments[0], options["dst_dir_fd"]),)
             note(path, *arguments)
             return result
 
@@ -149,6 +151,13 @@ class CrashingOs:
             else:
                 path.write_bytes(self._contents[number])
         self.adopt()
+
+
+def _absolute(target: Path | str | int, directory: int | None) -> Path:
+    """The path of a descriptor, or of a path relative to a directory's descriptor."""
+    if isinstance(target, int):
+        return Path(f"/proc/self/fd/{target}").readlink()
+    return Path(target) if directory is None else _absolute(directory, None) / target
 
 
 def _remove(names: _Names, path: Path) -> None:

@@ -9,17 +9,17 @@ from millrace_spark.landing.storage import StorageError
 
 
 class CrashError(Exception):
-    """Raised where the process is killed."""
+    """Raised instead of the step at which the process is killed."""
 
 
 class CrashingStorage(LocalStorage):
-    """Crashes before the step with a number; from 0 on, never where it is None.
+    """Crashes before the step with this number, counted from 0; never if it is None.
 
     Attributes:
-        steps: How many steps it took.
-        is_store: Renames as object stores do: a copy, then a removal, with a step between.
-        removed: What it was asked to remove.
-        synced: What it was asked to sync.
+        steps: The number of steps taken.
+        is_store: Whether renames work as in object stores: a copy, then a removal, with a step between.
+        removed: The paths that were removed.
+        synced: The paths that were synced.
     """
 
     def __init__(self, crash_at: int | None = None, *, is_store: bool = False) -> None:
@@ -50,7 +50,7 @@ class CrashingStorage(LocalStorage):
         super().remove(path)
 
     def sync(self, paths: Iterable[str]) -> None:
-        # A crash of the process alone does not show what was synced; so tests need not wait for the disk.
+        # A crash of the process alone does not lose unsynced data, so tests need not wait for the disk.
         self._step()
         wanted = list(paths)
         if missing := [path for path in wanted if not Path(path).is_file()]:

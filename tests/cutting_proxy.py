@@ -1,4 +1,4 @@
-"""A network that loses replies: a proxy that cuts a connection when a response arrives through it."""
+"""A network that loses responses: a proxy that cuts a connection when a response arrives through it."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -9,14 +9,14 @@ _HEADERS_FRAME = 1
 
 
 class CuttingProxy:
-    """Forwards bytes until it is asked to lose a response.
+    """Forwards bytes until it must lose a response.
 
-    A server sends the headers of its answer when the call has had its effect. So whoever sees the connection cut just
-    then cannot know that the call was done.
+    A server sends the headers of its answer when the call has taken effect. A client whose connection is cut just then
+    cannot know that the call was done.
 
     Attributes:
         address: Where to connect, `host:port`.
-        cut_count: Answers lost so far.
+        cut_count: Responses lost so far.
     """
 
     def __init__(self, target: str) -> None:

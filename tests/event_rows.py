@@ -1,4 +1,4 @@
-"""Strategies of hypothesis for events in rows."""
+"""Hypothesis strategies for events in rows."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,6 @@
 """The part of S3 that an uploader needs, in memory: objects, multipart uploads, and listings.
 
-An object is there when its upload is complete, as with the real one; who asks before finds nothing.
+As in the real one, an object exists only once its upload is complete.
 """
 
 import threading
@@ -19,10 +19,10 @@ class FakeS3:
     """Buckets in memory.
 
     Attributes:
-        endpoint: Where they are, `host:port`.
+        endpoint: The address of the server, `host:port`.
         objects: The content of each object, by bucket and key.
-        uploads: Parts of uploads that are not complete.
-        refuses: Whether every request is refused, as for want of credentials.
+        uploads: The parts of incomplete uploads.
+        refuses: Whether every request is refused, as without credentials.
     """
 
     def __init__(self, endpoint: str) -> None:

@@ -1,6 +1,6 @@
 """File channels on a simulated disk, whose syncs wait for the test, and which are killed and opened again.
 
-What is in here runs threads: it needs a loop with a real clock.
+The log's thread runs here, which needs a loop with a real clock.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _WAIT_SECONDS = 30
 
 
 def file_limits(**limits: Any) -> FileChannelConfig:
-    """A configuration that leaves no room free; segments may be smaller than users can have them."""
+    """A configuration without reserved space; segments may be smaller than users can configure."""
     config = FileChannelConfig(type="file", min_free_bytes=0, byte_capacity_buffer_percentage=0)
     return config.model_copy(update=limits)
 
@@ -82,7 +82,7 @@ async def turn() -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits for what a thread is about to bring about."""
+    """Waits until another thread has made a condition true."""
     async with asyncio.timeout(_WAIT_SECONDS):
         while not condition():  # noqa: ASYNC110 - what a thread does sets no event of ours
             await asyncio.sleep(0.001)
@@ -105,7 +105,7 @@ class FileChannel:
 
     @classmethod
     async def opened(cls, disk: Disk, *, directory: TxnDirectory | None = None, **limits: Any) -> Self:
-        """Reads a channel back, or makes it."""
+        """Recovers a channel, or creates it."""
         config = file_limits(**limits)
         log = WriteAheadLog(SegmentFiles(disk, [DATA], CHANNEL_ID))
         checkpoints = CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=config.backup_checkpoint)
@@ -144,13 +144,13 @@ class FileChannel:
             txn.lease.cancel()
         await asyncio.to_thread(self.log.close)
 
-    def story(self) -> "Story":
+    def durable_state(self) -> "DurableState":
         """The state that must survive, provided that no call is in progress."""
         contents = self.channel._contents
         held = sorted(contents.held_batches(), key=lambda batch: batch.first_sequence)
         state, ended = self.journal.state(), EndedTxns()
         restore_ended(state.ended_txns, ended)
-        return Story(
+        return DurableState(
             events=numbered(held),
             event_count=contents.capacity.event_count,
             body_bytes=contents.capacity.body_bytes,
@@ -161,7 +161,7 @@ class FileChannel:
         )
 
     def kinds(self) -> list[Kind]:
-        """The kinds of the records in the log, without those that only mark its end."""
+        """The kinds of the records in the log, without end marks."""
         return [record.kind for record in self.records()]
 
     def records(self) -> list["SeenRecord"]:
@@ -170,7 +170,7 @@ class FileChannel:
 
 
 @dataclass(frozen=True)
-class Story:
+class DurableState:
     """The state of a channel."""
 
     events: list[tuple[int, bytes]]
@@ -194,7 +194,7 @@ class SeenRecord:
 
 
 def records_on(disk: Disk) -> list[SeenRecord]:
-    """The records of the log on a disk, without those that only mark its end. Changes nothing."""
+    """The records of the log on a disk, without end marks. Changes nothing."""
     log = WriteAheadLog(SegmentFiles(disk, [DATA], CHANNEL_ID))
     try:
         return [
@@ -239,10 +239,10 @@ async def file_channel(disk: Disk, **limits: Any) -> AsyncIterator[FileChannel]:
     assert troubles == []
 
 
-async def story_on(disk: SimulatedDisk, **limits: Any) -> Story:
+async def durable_state_on(disk: SimulatedDisk, **limits: Any) -> DurableState:
     """The state of the channel on a disk."""
     async with file_channel(disk, **limits) as opened:
-        return opened.story()
+        return opened.durable_state()
 
 
 async def held_append(gate: Gate, channel: Channel, *bodies: bytes) -> "asyncio.Future[Receipt]":
@@ -254,14 +254,14 @@ async def held_append(gate: Gate, channel: Channel, *bodies: bytes) -> "asyncio.
 
 
 async def called(*coroutines: Any) -> "list[asyncio.Future[Any]]":
-    """Starts calls, in their order, and runs them up to where they wait."""
+    """Starts calls in order, and runs each up to its first wait."""
     calls = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     await turn()
     return calls
 
 
 async def refusal(call: "asyncio.Future[Any]") -> str:
-    """The reason of a call that is refused."""
+    """The reason with which a call is refused."""
     with pytest.raises((DiskFullError, ChannelLogFailedError)) as refused:
         await call
     return refused.value.reason

@@ -1,4 +1,4 @@
-"""A sink of type `files` on a channel in memory, for tests; and what it has written, read back."""
+"""A sink of type `files` on a channel in memory, for tests; and reading its output."""
 
 import asyncio
 import gzip
@@ -29,7 +29,7 @@ Row = tuple[Mapping[str, str], bytes]
 
 
 def config_of(path: Path | str, **settings: Any) -> FilesSinkConfig:
-    """A configuration as the settings file would have it."""
+    """A configuration as read from the settings file."""
     table = {"type": "files", "channel": CHANNEL, "path": str(path), **settings}
     return FilesSinkConfig.model_validate(table, strict=True)
 
@@ -55,8 +55,8 @@ class SinkBench:
 
     Attributes:
         channel: The channel.
-        reader: What the newest run of the sink takes from.
-        component: What it tells of itself.
+        reader: The reader of the sink's newest run.
+        component: The state that the sink reports.
     """
 
     def __init__(self, config: FilesSinkConfig, directory: Path, channel_config: ChannelConfig | None = None) -> None:
@@ -102,7 +102,7 @@ class SinkBench:
 
     @asynccontextmanager
     async def running(self) -> "AsyncIterator[asyncio.Task[None]]":
-        """Runs the sink; cancels it at the end and nacks what it holds, as a server does."""
+        """Runs the sink; cancels it at the end and nacks its open deliveries, as a server does."""
         sink = self.config.make(self._place)
         run = asyncio.create_task(sink.run(self.reader))
         try:
@@ -146,7 +146,7 @@ def lines_below(root: Path) -> list[bytes]:
 
 
 def make_event_files(config: FilesSinkConfig, directory: Path) -> EventFiles:
-    """Returns the files that the sink's thread would work with; not open yet."""
+    """Returns the files of the sink's thread, not open yet."""
     sink = config.make(SinkContext(SINK, directory))
     assert isinstance(sink, FilesSink)
     return sink._make_files()

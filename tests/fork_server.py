@@ -18,11 +18,25 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Self
 
 _REQUEST_BYTES_MAX = 128 * 1024
 _STREAM_COUNT = 3
+_IMPORTED_LATE = (
+    "millrace_client.cli.admin_commands",
+    "millrace_client.cli.bench_command",
+    "millrace_client.cli.dead_letter_commands",
+    "millrace_client.cli.put_command",
+    "millrace_client.cli.read_commands",
+    "millrace_client.cli.top_command",
+    "millrace_server.process.daemon",
+    "regex",
+    "uvloop",
+)
+"""The modules that the programs import when they need them."""
+
 _creation = threading.Lock()
 _ROOT = Path(__file__).resolve().parents[1]
 _LOST_EXIT_CODE = -signal.SIGKILL
@@ -33,10 +47,10 @@ class ForkedProgram:
 
     Attributes:
         pid: The number of its process.
-        returncode: Its exit code, negative where a signal ended it, once `poll` or `wait` has seen its end.
-        stdin: The end of the pipe to write to, where `PIPE` was given.
-        stdout: The end of the pipe to read from, where `PIPE` was given.
-        stderr: The end of the pipe to read from, where `PIPE` was given.
+        returncode: Its exit code, negative if a signal ended it; set by `poll` or `wait`.
+        stdin: The end of the pipe to write to, if `PIPE` was given.
+        stdout: The end of the pipe to read from, if `PIPE` was given.
+        stderr: The end of the pipe to read from, if `PIPE` was given.
     """
 
     def __init__(  # noqa: PLR0913 - the parameters of `subprocess.Popen`
@@ -181,7 +195,7 @@ class _ForkServer:
 
 def _fork_server() -> _ForkServer:
     """Returns the fork server of this process; a forked process has its own."""
-    # Several threads may come first, and a server that is not kept would end under the programs that it has started.
+    # Several threads may ask at once, and a server without a reference would end under the programs it started.
     with _creation:
         return _fork_server_of(os.getpid())
 
@@ -198,7 +212,7 @@ def _serve_forks(requests: socket.socket) -> dict[str, Any] | None:
     """Forks a child for each request until there are no more.
 
     Returns:
-        In a child the request that it is to fulfil; None in the server, at its end.
+        In a child the request that it must execute; None in the server, at its end.
     """
     running: dict[int, tuple[int, socket.socket]] = {}
     with selectors.DefaultSelector() as selector, requests:
@@ -214,7 +228,7 @@ def _serve_forks(requests: socket.socket) -> dict[str, Any] | None:
                     return None
                 pid = os.fork()
                 if not pid:
-                    # The ends that belong to others; an open one would keep them from seeing an end.
+                    # Descriptors of other programs; an open one would hide the end of a stream from them.
                     for process, (_, status) in running.items():
                         os.close(process)
                         status.close()
@@ -236,7 +250,7 @@ def _take_streams(descriptors: Sequence[int]) -> None:
         os.dup2(stream, number)
     for descriptor in (status_fd, *streams):
         os.close(descriptor)
-    # Whether they are terminals decides how they are buffered.
+    # Buffering depends on whether they are terminals.
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
@@ -253,11 +267,13 @@ def _report_end(process: int, pid: int, status: socket.socket) -> None:
 
 def _main() -> None:
     """Serves forks; a child becomes the requested program, and ends as if it had been started alone."""
-    # Ctrl-C goes to everything on the terminal; this process ends with the tests.
+    # Ctrl-C reaches all processes of the terminal; this one ends with the tests.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import millrace_client.cli.program
     import millrace_server.cli
-    import millrace_server.process.daemon
+
+    for module in _IMPORTED_LATE:
+        import_module(module)
 
     # Collections in the children leave shared memory shared.
     gc.freeze()

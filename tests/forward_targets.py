@@ -59,12 +59,12 @@ class FakeTarget:
     """A server with one channel.
 
     Attributes:
-        address: Where it listens.
-        found: The channel as it tells of it; None: it says that there is none.
-        answer: Gives the answer to each append; at first all are stored.
+        address: The address at which it listens.
+        found: The channel in its answers to GetChannel; None if it has none.
+        answer: Returns the answer to each append; by default all are stored.
         streams: The requests of each stream so far.
-        answers_each: How many answers each append gets.
-        ends_streams: Whether each stream ends in order at once, whatever the caller wants.
+        answers_each: The number of answers to each append.
+        ends_streams: Whether each stream ends in order at once.
     """
 
     def __init__(self) -> None:

@@ -29,18 +29,18 @@ class Received:
     headers: Message
     body: bytes
     connection: int
-    """Which of the connections it came on."""
+    """The number of its connection."""
 
 
 class HttpReceiver:
-    """Keeps requests and answers them.
+    """Records requests and answers them.
 
     Attributes:
-        url: Where.
-        requests: All that were received, as a whole.
-        answers: What the next ones get; afterwards all get `OK`.
-        hold: Set: nobody is answered.
-        connection_count: Connections so far.
+        url: The URL to send to.
+        requests: All requests received as a whole.
+        answers: The answers of the next requests; afterwards all get `OK`.
+        hold: While it is true, no request is answered.
+        connection_count: The number of connections so far.
         before_answer: Called with each request before it is answered.
     """
 
@@ -81,12 +81,12 @@ class HttpReceiver:
             writer.write(said)
 
     def close_connections(self) -> None:
-        """Closes all that are open."""
+        """Closes all open connections."""
         for task in self._connections:
             task.cancel()
 
     def reset_connections(self) -> None:
-        """Breaks all that are open, as a machine does that has forgotten them."""
+        """Resets all open connections, as after a restart of the machine."""
         for writer in self._connections.values():
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
             writer.transport.abort()

@@ -1,4 +1,4 @@
-"""Lines that have arrived, held against those that were written."""
+"""A comparison of the lines that arrived with those that were written."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from tests.log_writer import line_of
 
 @dataclass
 class LineAccount:
-    """What has arrived, held against what was written.
+    """Compares the events that arrived with the lines that were written.
 
     Attributes:
         count: Events that have arrived.
-        lost: Lines that have not, by log.
+        lost: Lines that have not arrived, by log.
         doubled: Lines that have arrived again.
         disordered: Lines that came before one that was written earlier.
-        strange: Bodies that nobody wrote.
+        strange: Bodies that were not written.
     """
 
     count: int = 0

@@ -13,7 +13,7 @@ _PRODUCER_ID = "lines"
 
 
 class LineSource:
-    """Delivers the lines of a file in small batches; what is stored already it does not deliver again.
+    """Delivers the lines of a file in small batches, without those that are already stored.
 
     Args:
         context: The context of the source.

@@ -1,7 +1,7 @@
 """Logs on a simulated disk, with accounts of what must and what may be found in them after a crash.
 
-A `RunningLog` is a log with its account. A `Recording` keeps the disk and the account at each change that the log
-makes, so that one run gives the disk of a crash at any moment, and of many power cuts at each.
+A `RunningLog` is a log with its account. A `Recording` keeps the disk and the account before each change of the disk,
+so that one run gives the disk of a crash at any moment, and of many power cuts at each.
 """
 
 import random
@@ -118,11 +118,11 @@ def _found(log: WriteAheadLog, start: LogPosition | None) -> list[Found]:
 
 
 class RunningLog:
-    """A log that was replayed and started, with its account; to be used as a context.
+    """A log that was replayed and started, with its account; a context manager.
 
     Args:
-        disk: Where it is.
-        directories: Its directories there.
+        disk: The disk of the log.
+        directories: Its directories on the disk.
         codec: Encodes payloads.
     """
 
@@ -134,7 +134,7 @@ class RunningLog:
         self._first_segment_id = self.log.first_segment_id or 1
         # Guards the account, which the writer's thread changes too.
         self._lock = threading.Lock()
-        # Answers come on the writer's thread.
+        # Results arrive on the writer's thread.
         self.log.start(lambda call: call())
         assert self.log._writer is not None
         self._writer = self.log._writer
@@ -150,7 +150,7 @@ class RunningLog:
     ) -> "Future[Submission]":
         """Submits a PUT record for each payload; with `begins_segment` the first is a STATE.
 
-        Where something was refused it resumes the log before, if it is to.
+        After a refusal it resumes the log first, if `resumes` allows it.
         """
         if self._is_refused and resumes:
             self._is_refused = False
@@ -187,20 +187,21 @@ class RunningLog:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Holds the writer's lock, so that it finds all submissions at once."""
+        """Holds the writer's lock, so that the writer finds all submissions at once."""
         with self._writer._lock:
             yield
 
     def remove_before(self, segment_id: int) -> int:
-        """Removes segments, of which the account knows all."""
+        """Removes segments from the log, and records that in the account."""
         entries = enumerate(self.account.entries)
         begun = [index for index, entry in entries if entry.begins_segment and not entry.is_refused]
         first_index = begun[segment_id - self._first_segment_id]
-        self.account.first_indexes = [
-            index for index in begun if min(self.account.first_indexes) <= index <= first_index
-        ]
+        # A call that failed may have removed the names of segments that a later call leaves.
+        earlier = self.account.first_indexes
+        last_index = max(first_index, *earlier)
+        self.account.first_indexes = [index for index in begun if min(earlier) <= index <= last_index]
         removed_count = self.log.remove_before(segment_id)
-        self.account.first_indexes = [first_index]
+        self.account.first_indexes = [index for index in begun if first_index <= index <= last_index]
         return removed_count
 
     def account_now(self) -> Account:
@@ -254,7 +255,7 @@ def recorded(
 
 
 def check_recovery(disk: SimulatedDisk, account: Account, directories: Sequence[Path], chance: random.Random) -> None:
-    """Opens a log after a crash: its entries fit the account, also after crashes during the opening."""
+    """Opens a log after a crash and checks its entries against the account, also after crashes during the opening."""
     openings = Recording(disk, Account)
     found = replay(disk, directories)
     account.check(found)
@@ -263,7 +264,7 @@ def check_recovery(disk: SimulatedDisk, account: Account, directories: Sequence[
         again = moment.disk.crashed(chance.randrange(1 << 32))
         found_again = replay(again, directories)
         account.check(found_again)
-        # Once a log was opened, what it said stays.
+        # Entries that were found once stay.
         assert moment is not moments[-1] or found_again == found
     if chance.random() < _GOES_ON_PROBABILITY:
         _check_going_on(disk, found, directories, chance)

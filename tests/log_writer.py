@@ -26,27 +26,27 @@ def line_of(log: str, number: int) -> bytes:
 class Log:
     """One log, in as many files as its rotations make of it.
 
-    It is written as careful programs write it, since only they are promised that nothing is lost or comes twice:
+    The log is written with care, since `taildir` promises only for such logs that nothing is lost or comes twice:
 
-    - Nothing is written between copying a file and cutting it short. That would be in no file any more; so it is with
-      every reader and every program that rotates like this. And lines are whole by then.
+    - Nothing is written between copying a file and truncating it. It would be lost with every reader and every program
+      that rotates by copying. Before a rotation the last line is complete.
     - The copy stays in the file's directory, under a name that begins as the file's does: `taildir` looks for it there.
-    - The times of the files tell in which order they were written: `taildir` reads files in this order that it sees for
-      the first time together, such as two that were rotated while it did not run. Their names may tell it or not.
-    - Rotated files keep on matching the patterns. Of a file that comes and goes by another name while nobody looks,
-      nobody can know.
+    - The files' times show the order in which they were written: `taildir` reads files that it sees for the first time
+      together in this order, such as two that were rotated while it did not run. Their names need not show it.
+    - Rotated files continue to match the patterns. A file that appears and is renamed between two looks cannot be
+      detected.
 
     Args:
-        folder: Where its files are.
-        name: Its name, of 8 bytes at least: files are known again by what they begin with.
-        chance: How it is written.
-        is_shifted: Whether a rotated file is number 1 and all older ones get the next number; else it gets a number of
-            its own.
+        folder: The directory of its files.
+        name: Its name; the first 8 bytes of a file identify it.
+        chance: Determines how it is written.
+        is_shifted: Whether a rotated file becomes number 1 and all older ones get the next number; otherwise it gets a
+                number of its own.
 
     Attributes:
         line_count: Lines so far.
-        rename_count: How often it was rotated by renaming its file.
-        copy_count: How often it was rotated by copying its file and cutting it short.
+        rename_count: The number of rotations by renaming the file.
+        copy_count: The number of rotations by copying and truncating the file.
     """
 
     def __init__(self, folder: Path, name: str, chance: random.Random, *, is_shifted: bool) -> None:
@@ -61,20 +61,20 @@ class Log:
         self.copy_count = 0
 
     def step(self) -> None:
-        """Writes some lines, and rotates now and then."""
+        """Writes some lines, and rotates from time to time."""
         self._write()
         if self._chance.random() < 1 / _STEPS_BETWEEN_ROTATIONS:
             self._chance.choice([self._rename, self._copy_and_cut])()
-            # Times that are much closer are the same to the kernel.
+            # File times that are closer together are the same to the kernel.
             time.sleep(_TIME_TICK_SECONDS)
 
     def old_files(self) -> list[Path]:
-        """Its rotated files, the newest first."""
+        """The rotated files, the newest first."""
         files = sorted(self._folder.glob(f"{self._name}.[0-9]*.log"))
         return files if self._is_shifted else files[::-1]
 
     def close(self) -> None:
-        """Closes its file."""
+        """Closes the current file."""
         self._file.close()
 
     def _open(self) -> FileIO:
@@ -84,7 +84,7 @@ class Log:
         first = self.line_count
         self.line_count += self._chance.randint(1, _LINES_AT_ONCE_MAX)
         lines = b"".join(line_of(self._name, number) + b"\n" for number in range(first, self.line_count))
-        # A reader may see a part of a line, and the rest of it only later.
+        # A reader may see a part of a line, and its rest only later.
         cut = self._chance.randint(0, len(lines))
         for part in (lines[:cut], lines[cut:]):
             assert self._file.write(part) == len(part)
@@ -118,12 +118,12 @@ class LogWriter:
     """Writes several logs in one directory, from a thread, for as long as the block runs or until `finish`.
 
     Args:
-        folder: Where; it is made.
-        names: The logs.
-        seed: What decides how.
+        folder: The directory, which is created.
+        names: The names of the logs.
+        seed: Determines how they are written.
 
     Attributes:
-        folder: Where.
+        folder: The directory.
         logs: The logs, by name.
         lock: Held while a file is written to or rotated.
     """
@@ -135,7 +135,7 @@ class LogWriter:
         self._chance = random.Random(seed)
         self._is_ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"writer of {folder.name}", daemon=True)
-        # Each second log in the other way.
+        # The logs use both naming schemes in turn.
         self.logs = {
             name: Log(folder, name, self._chance, is_shifted=bool(index % 2)) for index, name in enumerate(names)
         }
@@ -149,11 +149,11 @@ class LogWriter:
         self.finish()
 
     def start(self) -> None:
-        """Begins to write."""
+        """Starts to write."""
         self._thread.start()
 
     def finish(self) -> None:
-        """Writes no more."""
+        """Stops writing."""
         self._is_ending.set()
         if self._thread.is_alive():
             self._thread.join()

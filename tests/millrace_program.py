@@ -35,7 +35,7 @@ def run_millrace(
 
 @contextmanager
 def started_millrace(server: str, *arguments: str | Path) -> Iterator[ForkedProgram]:
-    """Runs a command beside the test, with a pipe at each end; ends it with the block."""
+    """Runs a command concurrently with the test, with a pipe at each end; ends it with the block."""
     pipe = subprocess.PIPE
     process = ForkedProgram("millrace", arguments, stdin=pipe, stdout=pipe, stderr=pipe, env=_environment(server))
     with process:
@@ -46,7 +46,7 @@ def started_millrace(server: str, *arguments: str | Path) -> Iterator[ForkedProg
 
 
 def stream_of(stream: IO[bytes] | None) -> IO[bytes]:
-    """A pipe of a process, which has all of them."""
+    """A pipe of a process that has it."""
     assert stream is not None
     return stream
 
@@ -85,10 +85,10 @@ class Terminal:
         os.write(self._person, keys.encode())
 
     def interrupt_until_it_ends(self) -> None:
-        """Presses Ctrl-C, and again where that went by.
+        """Presses Ctrl-C, and again if it had no effect.
 
-        Python looks whether a signal came before it waits for keys, not at the same time: one that comes between the
-        two is heard of at the next.
+        Python checks for signals before it waits for keys, not at the same time: a signal between the
+        two is handled only at the next check.
         """
         deadline = time.monotonic() + END_SECONDS_MAX
         while self.process.poll() is None and time.monotonic() < deadline:
@@ -97,7 +97,7 @@ class Terminal:
                 self.process.wait(_PRESS_AGAIN_SECONDS)
 
     def wait_for(self, text: str) -> str:
-        """All that was written, as soon as the text is in it."""
+        """Waits until the text is in the output; returns the output."""
         with self._news:
             found = self._news.wait_for(lambda: text.encode() in self._written or self._is_closed, END_SECONDS_MAX)
             written = self._written.decode(errors="backslashreplace")
@@ -106,7 +106,7 @@ class Terminal:
         return written
 
     def wait(self) -> tuple[int, str]:
-        """The exit code, and all that was written."""
+        """Waits for the end; returns the exit code and the output."""
         exit_code = self.process.wait(END_SECONDS_MAX)
         self._reader.join(END_SECONDS_MAX)
         return exit_code, self._written.decode(errors="backslashreplace")
@@ -130,13 +130,13 @@ class Terminal:
         try:
             return os.read(self._person, 65536)
         except OSError:
-            # EIO: the last process on the terminal has gone.
+            # EIO: the last process on the terminal has ended.
             return b""
 
 
 @contextmanager
 def millrace_on_terminal(server: str, *arguments: str | Path) -> Iterator[Terminal]:
-    """Runs a command on a terminal beside the test; ends it with the block."""
+    """Runs a command on a terminal concurrently with the test; ends it with the block."""
     terminal = Terminal(server, *arguments)
     try:
         yield terminal

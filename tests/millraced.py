@@ -17,20 +17,20 @@ STOP_SECONDS_MAX = 30.0
 
 
 class MillracedError(Exception):
-    """Returned when a server did not reach the state that a test waits for; holds its log."""
+    """Raised when a server did not reach the state that a test waits for; contains its log."""
 
 
 class Millraced:
     """One running server.
 
     Attributes:
-        grpc: Where gRPC listens, `host:port`.
-        http: Where HTTP listens, `host:port`.
-        arguments: What `serve` was started with.
-        process: The process; its standard error is read here already.
-        data_dir: Where it keeps its data.
-        log: What it has logged so far, as parsed entries.
-        other_output: Lines of its standard error that are no log entries; a good server writes none.
+        grpc: The address of gRPC, `host:port`.
+        http: The address of HTTP, `host:port`.
+        arguments: The arguments of `serve`.
+        process: The process; its standard error is already being read.
+        data_dir: The data directory.
+        log: The log so far, as parsed entries.
+        other_output: Lines of its standard error that are no log entries; a correct server writes none.
     """
 
     def __init__(

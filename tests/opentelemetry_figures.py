@@ -1,4 +1,4 @@
-"""The values that a meter of OpenTelemetry has observed."""
+"""The values of OpenTelemetry instruments."""
 
 from typing import NamedTuple
 
@@ -15,15 +15,15 @@ class Observed(NamedTuple):
 
 
 def observed(reader: InMemoryMetricReader) -> dict[str, Observed]:
-    """All instruments of a reader's provider, read now, by their names."""
+    """Collects all instruments of a reader's provider now; returns them by name."""
     data = reader.get_metrics_data()
     assert data is not None
-    told = {}
+    reported = {}
     for resource in data.resource_metrics:
         for metric in (metric for scope in resource.scope_metrics for metric in scope.metrics):
             assert isinstance(metric.data, Sum)
             [point] = metric.data.data_points
-            told[metric.name] = Observed(
+            reported[metric.name] = Observed(
                 metric.unit or "", metric.data.is_monotonic, point.value, dict(point.attributes or {})
             )
-    return told
+    return reported

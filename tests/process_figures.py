@@ -1,4 +1,4 @@
-"""Linux's figures of a process."""
+"""Statistics of a process on Linux."""
 
 import os
 from pathlib import Path
@@ -8,23 +8,23 @@ _PARENT, _USER_TICKS, _SYSTEM_TICKS = 1, 11, 12
 
 
 def cpu_seconds(pid: int) -> float:
-    """Time on a processor so far."""
+    """The processor time used so far."""
     fields = _fields(pid)
     return (int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) / _TICKS
 
 
 def parent_of(pid: int) -> int:
-    """The process that it belongs to."""
+    """The id of its parent process."""
     return int(_fields(pid)[_PARENT])
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory that it holds now."""
+    """The resident memory."""
     return int(_status(pid, "VmRSS")) * 1024
 
 
 def thread_count(pid: int) -> int:
-    """Threads that it has."""
+    """The number of threads."""
     return int(_status(pid, "Threads"))
 
 

@@ -79,7 +79,7 @@ async def raw_connection(address: str, preface: bytes | None = None) -> AsyncGen
 
     Args:
         address: The server's `host:port`.
-        preface: What to send first instead of what HTTP/2 asks for.
+        preface: What to send first instead of the HTTP/2 preface.
     """
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -90,7 +90,7 @@ async def raw_connection(address: str, preface: bytes | None = None) -> AsyncGen
 
 
 def call_headers(stream: int, path: str) -> Frame:
-    """The headers that begin a gRPC call; its request is to follow."""
+    """The headers that begin a gRPC call; its request must follow."""
     fields = {
         ":method": "POST",
         ":scheme": "http",

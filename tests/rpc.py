@@ -35,7 +35,7 @@ class Rpc:
     Attributes:
         channels: ChannelService.
         admin: AdminService.
-        connection: The connection itself, for calls that no stub makes.
+        connection: The connection itself, for calls without a stub.
     """
 
     def __init__(self, connection: aio.Channel) -> None:
@@ -44,7 +44,7 @@ class Rpc:
         self.admin: Any = admin_service_pb2_grpc.AdminServiceStub(connection)
 
     async def make_channel(self, name: str | None = None, **limits: Any) -> str:
-        """Makes a channel, the test's own unless a name is given; returns its name."""
+        """Creates a channel, the test's own unless a name is given; returns its name."""
         name = name or f"channel-{next(_numbers)}"
         config = admin_service_pb2.ChannelConfig(type=admin_service_pb2.CHANNEL_TYPE_MEMORY, **limits)
         await self.admin.CreateChannel(
@@ -60,14 +60,14 @@ class Rpc:
         return answer.channel
 
     async def until(self, name: str, **gauges: int) -> None:
-        """Waits until the channel's gauges are so."""
+        """Waits until the channel's gauges have these values."""
         while True:
             now = (await self.look(name)).gauges
             if all(getattr(now, gauge) == value for gauge, value in gauges.items()):
                 return
 
     async def until_not_claimed(self, name: str) -> None:
-        """Waits until no claim lives on the channel."""
+        """Waits until no claim on the channel is active."""
         while (await self.look(name)).HasField("claim"):
             pass
 
@@ -93,14 +93,14 @@ class Rpc:
         return answer
 
     async def commit(self, *txn_ids: str, **fields: Any) -> channel_service_pb2.CommitResponse:
-        """Commits."""
+        """Commits transactions."""
         answer: channel_service_pb2.CommitResponse = await self.channels.Commit(
             channel_service_pb2.CommitRequest(txn_ids=txn_ids, **fields), timeout=TIMEOUT_SECONDS
         )
         return answer
 
     async def rollback(self, txn_id: str) -> None:
-        """Rolls back."""
+        """Rolls a transaction back."""
         await self.channels.Rollback(channel_service_pb2.RollbackRequest(txn_id=txn_id), timeout=TIMEOUT_SECONDS)
 
     async def append(self, channel: str, *bodies: bytes, **fields: Any) -> channel_service_pb2.AppendResponse:
@@ -112,7 +112,7 @@ class Rpc:
         return answer
 
     async def claim(self, channel: str, reader_id: str, **fields: Any) -> channel_service_pb2.ClaimResponse:
-        """Claims."""
+        """Claims a channel."""
         answer: channel_service_pb2.ClaimResponse = await self.channels.Claim(
             channel_service_pb2.ClaimRequest(channel=channel, reader_id=reader_id, **fields), timeout=TIMEOUT_SECONDS
         )
@@ -130,14 +130,14 @@ class Rpc:
         )
 
     async def purge(self, name: str) -> int:
-        """Empties a channel; returns how many events went."""
+        """Empties a channel; returns the number of events removed."""
         answer: admin_service_pb2.PurgeChannelResponse = await self.admin.PurgeChannel(
             admin_service_pb2.PurgeChannelRequest(name=name), timeout=TIMEOUT_SECONDS
         )
         return answer.purged_count
 
     async def peek(self, channel: str) -> list[bytes]:
-        """The bodies of all that is queued."""
+        """The bodies of all queued events."""
         request = admin_service_pb2.PeekEventsRequest(channel=channel, max_events=1_000_000)
         answers = [answer.batch async for answer in self.admin.PeekEvents(request, timeout=TIMEOUT_SECONDS)]
         return bodies_of(answers)
@@ -172,7 +172,7 @@ async def connected(address: str, **options: Any) -> AsyncGenerator[Rpc]:
 
     Args:
         address: The server's `host:port`.
-        options: Channel options of gRPC, without their `grpc.`, dots written as two underscores.
+        options: Channel options of gRPC without the prefix `grpc.`, with two underscores for each dot.
     """
     arguments = {"use_local_subchannel_pool": 1, "max_receive_message_length": -1} | options
     given = [(f"grpc.{name.replace('__', '.')}", value) for name, value in arguments.items()]
@@ -181,7 +181,7 @@ async def connected(address: str, **options: Any) -> AsyncGenerator[Rpc]:
 
 
 class Stream:
-    """One stream both ways, whose messages are read one by one."""
+    """One bidirectional stream, whose messages are read one by one."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -191,7 +191,7 @@ class Stream:
         await self._call.write(message)
 
     async def half_close(self) -> None:
-        """Says that nothing more will be sent."""
+        """Ends the client's side of the stream."""
         await self._call.done_writing()
 
     async def receive(self) -> Any:
@@ -200,7 +200,7 @@ class Stream:
         return message if isinstance(message, Message) else None
 
     def cancel(self) -> None:
-        """Breaks the stream off."""
+        """Cancels the stream."""
         self._call.cancel()
 
     def __aiter__(self) -> AsyncIterator[Any]:
@@ -251,12 +251,12 @@ class Refused:
 
 @asynccontextmanager
 async def refused(code: grpc.StatusCode, reason: str, sentence: str = "") -> AsyncGenerator[Refused]:
-    """Makes sure that the call inside is refused.
+    """Asserts that the call in the block is refused.
 
     Args:
-        code: With this code,
-        reason: with this reason,
-        sentence: and with a message that this regular expression matches somewhere.
+        code: The expected status code.
+        reason: The expected reason.
+        sentence: A regular expression that must match a part of the message.
     """
     caught = Refused()
     with pytest.raises(aio.AioRpcError) as raised:
@@ -278,7 +278,7 @@ def columns(*bodies: bytes, **headers: str) -> event_pb2.EventColumns:
 
 
 def rows_of(batches: Iterable[event_pb2.EventBatch]) -> list[tuple[int, dict[str, str], bytes]]:
-    """Sequence, headers and body of each event, in whichever form the batches are."""
+    """The sequence, headers and body of each event, from batches of either form."""
     rows = []
     for batch in batches:
         contents: Sequence[tuple[Mapping[str, str], bytes]]
@@ -303,7 +303,7 @@ def sequences_of(batches: Iterable[event_pb2.EventBatch]) -> list[int]:
 
 
 def seconds(value: float) -> Duration:
-    """A duration as the wire has it."""
+    """A protobuf duration."""
     encoded = Duration()
     encoded.FromNanoseconds(round(value * 1e9))
     return encoded

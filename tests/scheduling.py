@@ -11,7 +11,7 @@ _SPARK_SCOPE = "tests with the shared Spark"
 
 
 def uses_shared_spark(node_id: str) -> bool:
-    """Whether a test is in a file whose tests share the session's Spark, which is a parameter of theirs."""
+    """Whether a test is in a file whose tests use the session's shared Spark as a fixture."""
     return _names_spark(_ROOT / node_id.partition("::")[0])
 
 
@@ -21,7 +21,7 @@ def _names_spark(path: Path) -> bool:
 
 
 class SparkOnOneWorker(LoadFileScheduling):  # type: ignore[misc]  # xdist carries no types
-    """Gives each file to one worker, and all files that share a Spark to the same: it takes seconds to start."""
+    """Gives each file to one worker, and all files that share a Spark to the same: its start takes seconds."""
 
     def _split_scope(self, nodeid: str) -> str:
         scope: str = super()._split_scope(nodeid)

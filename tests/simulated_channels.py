@@ -1,7 +1,7 @@
-"""Channels with a log in this process, on a simulated disk, and all that must be the same after a crash.
+"""Channels with a log in this process, on a simulated disk, and the state that a crash must not change.
 
-A log's writer works in the event loop's turns here, and so does whatever waits for the disk: a history happens the same
-way each time, and its seed repeats it.
+The log's writer and all waits for the disk run in turns of the event loop: a history is deterministic, and its seed
+reproduces it.
 """
 
 import asyncio
@@ -44,15 +44,15 @@ _ConfigT = TypeVar("_ConfigT", bound=LogChannelConfig)
 
 
 def small_limits(*, body_bytes_max: int = 1 << 30, **limits: Any) -> FileChannelConfig:
-    """A configuration with small segments, no room set aside, and checkpoints only where a test or a new segment asks.
+    """A configuration with small segments, no reserved space, and checkpoints only on request or with a new segment.
 
-    Bodies may have all of the byte capacity.
+    Bodies may use the whole byte capacity.
     """
     return _small(FileChannelConfig, type="file", byte_capacity=body_bytes_max, **limits)
 
 
 def small_spillable_limits(*, body_bytes_max: int = 1 << 30, **limits: Any) -> SpillableChannelConfig:
-    """The same for a spillable channel, whose memory holds few events."""
+    """The same for a spillable channel with room for few events in memory."""
     chosen = {"memory_capacity": 3, "memory_byte_capacity": 1 << 30, **limits}
     return _small(SpillableChannelConfig, type="spillable", byte_capacity=body_bytes_max, **chosen)
 
@@ -66,18 +66,18 @@ def _small(kind: type[_ConfigT], **limits: Any) -> _ConfigT:
         "byte_capacity_buffer_percentage": 0,
         **limits,
     }
-    # Smaller than anybody may choose, so that few events make many segments.
+    # Smaller than users can configure, so that few events make many segments.
     segment_bytes_max = chosen.pop("segment_bytes_max", SEGMENT_BYTES)
     return kind(**chosen).model_copy(update={"segment_bytes_max": segment_bytes_max})
 
 
 class TurnWriter(LogWriter):
-    """Writes a group in each turn of the event loop, and has no thread."""
+    """Writes a group in each turn of the event loop, without a thread."""
 
     _is_scheduled = False
 
     def start(self) -> None:
-        """Nothing waits yet."""
+        """Does nothing, since there is no thread."""
 
     def submit(self, submission: Submission) -> None:
         if self._is_closing:
@@ -113,7 +113,7 @@ def make_simple(monkeypatch: pytest.MonkeyPatch) -> None:
     make_small(monkeypatch)
     monkeypatch.setattr(log, "LogWriter", TurnWriter)
     monkeypatch.setattr(asyncio, "to_thread", _at_once)
-    # Thousands of openings would fill the report of a test that fails.
+    # The log entries of thousands of openings would fill the report of a failed test.
     quiet = structlog.wrap_logger(structlog.ReturnLogger())
     for module in (file_store, checkpointing):
         monkeypatch.setattr(module, "_log", quiet)
@@ -140,7 +140,7 @@ class _SimulatedDirectories(ChannelDirectories):
         self.checkpoint_dir = checkpoint_dir
 
     def close(self) -> None:
-        """Nothing is locked."""
+        """Does nothing, since nothing is locked."""
 
 
 class _SimulatedStores(FileStores):
@@ -167,9 +167,9 @@ class Held:
     ended: dict[str, tuple[str, Receipt | None]]
     """The outcomes of transactions."""
     claim: tuple[str, int] | None
-    """Reader and epoch of the claim that lives."""
+    """Reader and epoch of the active claim."""
     epoch: int
-    """That of the newest claim."""
+    """The epoch of the newest claim."""
 
     def __repr__(self) -> str:
         events = [f"{sequence}:{body[:8]!r}({len(body)})" for sequence, body in self.events]
@@ -212,7 +212,7 @@ class SimulatedChannel:
     """The reported changes of its health."""
 
     async def checkpoint(self) -> None:
-        """Makes a checkpoint if anything has changed."""
+        """Writes a checkpoint if anything has changed."""
         await self.store._checkpointing.make()
 
     def mark(self) -> None:
@@ -223,7 +223,7 @@ class SimulatedChannel:
             writer._write_sync_point()
 
     async def close(self) -> None:
-        """Closes it as a server that stops does."""
+        """Closes the channel as a server that stops does."""
         await self.store.close()
 
     def abandon(self) -> None:
@@ -250,7 +250,7 @@ async def open_simulated_channel(
 
 
 async def held_on(disk: SimulatedDisk, config: LogChannelConfig | None = None) -> Held:
-    """The state of the channel on a disk, which is opened for that and killed."""
+    """Opens the channel on a disk, kills it, and returns its state."""
     opened = await open_simulated_channel(disk, config)
     held = Held.by(opened.channel)
     opened.abandon()

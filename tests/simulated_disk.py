@@ -1,12 +1,12 @@
-"""A disk in memory that forgets, tears and refuses: the part of the disk in tests of the log.
+"""A disk in memory that loses, tears and refuses writes: the disk in tests of the log.
 
-It keeps what is durable apart from what the kernel shows. `SimulatedDisk.crashed` gives the disk as a power cut may
-leave it: of each file any part of what was not synced, whole, torn at sectors or not at all, and of each directory any
-of the names that were not synced. `SimulatedDisk.copy` gives it as a killed process leaves it: all is shown as it was,
-and what was not synced still is not. `SimulatedDisk.fail` has the Nth call of a kind refused.
+It keeps what is durable apart from what the kernel shows. `SimulatedDisk.crashed` returns the disk after a power cut:
+of each file any part of what was not synced, whole, torn at sectors or not at all, and of each directory any of the
+names that were not synced. `SimulatedDisk.copy` returns it after a kill of the process: all content is visible, and
+what was not synced still is not. `SimulatedDisk.fail` makes the Nth call of a kind fail.
 
-A sync that fails does what Linux does: some of the file's bytes reach the disk, the others never will, and the kernel
-shows all of them still and has the next sync succeed.
+A failing sync has the effect that it has on Linux: some of the file's bytes reach the disk, the others never will, and
+the kernel still shows all of them and lets the next sync succeed.
 """
 
 import errno
@@ -29,12 +29,12 @@ _PROBABILITIES = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
 class Call(NamedTuple):
-    """A call that the disk got."""
+    """A call on the disk."""
 
     kind: str
-    """Name of the method."""
+    """The name of the method."""
     name: str
-    """Name of the file or directory."""
+    """The name of the file or directory."""
     is_refused: bool
 
 
@@ -49,7 +49,7 @@ class _Write:
         content[self.offset : end] = self.written
 
     def torn(self, chance: random.Random) -> list["_Change"]:
-        """Some of its sectors; perhaps the file grows all the same."""
+        """Some sectors of a write; the file may grow even without its bytes."""
         end = self.offset + len(self.written)
         borders = [self.offset, *range(_next_sector(self.offset), end, SECTOR_BYTES), end]
         sectors = [
@@ -87,7 +87,7 @@ class _Content:
     """The content of a file."""
 
     name: str
-    """The last one that it was given."""
+    """The newest name of the content."""
     durable: bytearray = field(default_factory=bytearray)
     shown: bytearray = field(default_factory=bytearray)
     unsynced: list[_Change] = field(default_factory=list)
@@ -102,7 +102,7 @@ class _Content:
         self.unsynced.clear()
 
     def lose_in_sync(self, chance: random.Random) -> None:
-        """A sync that fails: unsynced bytes never reach the disk. The file system's journal keeps lengths."""
+        """The effect of a failed sync: unsynced bytes never reach the disk. The file system's journal keeps lengths."""
         for change in self.unsynced:
             for part in _survivors(change, chance, 0.5):
                 part.apply(self.durable)
@@ -128,7 +128,7 @@ def _survivors(change: _Change, chance: random.Random, keep_probability: float) 
 
 @dataclass(frozen=True, slots=True)
 class _NameChange:
-    """Takes a content's name away, gives it one, or both at once."""
+    """Removes a content's name, adds one, or both at once."""
 
     content: _Content
     removed: str | None
@@ -172,7 +172,7 @@ class SimulatedFile:
         written = b"".join(pieces)
         with self._call("write", changes=True) as refusal:
             if refusal is not None:
-                # A write that fails may have written a part.
+                # A failing write may have written a part.
                 self._change(_Write(offset, written[: self._disk.chance.randint(0, len(written))]))
                 raise refusal
             room = self._end_of_room() - offset
@@ -240,16 +240,16 @@ class SimulatedDirectory:
         self._disk.sync_names(self._path)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing, since nothing is open."""
 
 
 class SimulatedDisk:
-    """Directories of files; keeps `millrace_server.wal.disk.Disk`'s promises and not one more.
+    """Directories of files; keeps the promises of `millrace_server.wal.disk.Disk` and no others.
 
     Args:
-        directories: Those that there are, empty, and durable.
-        seed: For what a failing call leaves.
-        capacity_bytes: Bytes that all files together may take.
+        directories: The existing directories, empty and durable.
+        seed: Determines what failing calls leave.
+        capacity_bytes: The bytes that all files together may occupy.
     """
 
     def __init__(self, directories: Sequence[Path], seed: int = 0, capacity_bytes: int = 1 << 40) -> None:
@@ -266,7 +266,7 @@ class SimulatedDisk:
         self.before_call: Callable[[str, str], None] = lambda _kind, _name: None
         """Called before each call with its kind and its file's name, on the caller's thread; may block."""
 
-    # What the log calls.
+    # Methods for the log.
 
     def create(self, path: Path) -> SimulatedFile:
         with self.call("create", path.name) as refusal:
@@ -312,7 +312,7 @@ class SimulatedDisk:
     def sync_names(self, directory: Path) -> None:
         """See `Directory.sync`."""
         with self.call("sync_directory", directory.name) as refusal:
-            # Where it fails the file system's journal keeps what it owes.
+            # If it fails, the file system's journal keeps the changes for later.
             _raise(refusal)
             self._directories[directory].sync()
 
@@ -321,7 +321,7 @@ class SimulatedDisk:
             taken_bytes = sum(len(file.shown) for names in self._directories.values() for file in names.shown.values())
             return max(0, self.capacity_bytes - taken_bytes)
 
-    # What goes wrong.
+    # Faults.
 
     def fail(self, kind: str, nth: int, error_number: int, count: int = 1) -> None:
         """Makes the nth call of a kind from now on fail, and the calls after it up to `count`."""
@@ -329,7 +329,7 @@ class SimulatedDisk:
             self._refusals[kind, number] = error_number
 
     def heal(self) -> None:
-        """No call fails any more."""
+        """Ends the failures."""
         self._refusals.clear()
 
     def copy(self) -> "SimulatedDisk":
@@ -354,24 +354,24 @@ class SimulatedDisk:
         other._directories = directories
         return other
 
-    # What tests ask and do.
+    # Methods for tests.
 
     def content(self, path: Path) -> bytes:
         """The content of a file."""
         return bytes(self._content(path).shown)
 
     def set_content(self, path: Path, content: bytes | bytearray) -> None:
-        """Puts a file there as if it had existed for long."""
+        """Creates a file that is durable from the start."""
         names = self._directories[path.parent]
         names.shown[path.name] = names.durable[path.name] = _Content(path.name, bytearray(content), bytearray(content))
 
     def remove(self, path: Path) -> None:
-        """Removes a file as if it had never existed."""
+        """Removes a file without a trace."""
         names = self._directories[path.parent]
         del names.shown[path.name], names.durable[path.name]
 
     def paths(self) -> Sequence[Path]:
-        """All files."""
+        """The paths of all files."""
         return [path / name for path, names in self._directories.items() for name in sorted(names.shown)]
 
     def fingerprint(self) -> int:

@@ -6,12 +6,12 @@ from millrace_server.errors import MillraceError
 
 
 class SlowCommits:
-    """Takes the place of a channel's own committer.
+    """Replaces the committer of a channel.
 
     Attributes:
-        in_flight: What was prepared and has not ended, in order.
-        refusal: What every submission is refused with.
-        fault: Why nothing can be committed.
+        in_flight: The commits that were prepared and have not ended, in order.
+        refusal: The error of every submission.
+        fault: The error that prevents all commits.
     """
 
     def __init__(self, channel: Channel) -> None:

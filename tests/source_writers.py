@@ -1,4 +1,4 @@
-"""Intakes of sources on channels in this process."""
+"""Writers of sources on channels in this process."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -29,14 +29,14 @@ EXECUTOR_OPTIONS: Mapping[str, str] = {
 
 
 class SparkDaemonError(Exception):
-    """Returned when a master or worker did not reach the state that a test waits for; holds its log."""
+    """Raised when a master or worker did not reach the state that a test waits for; contains its log."""
 
 
 class SparkDaemon:
     """A master or a worker.
 
     Attributes:
-        process: Its process, which leads a group of its own.
+        process: Its process, which leads a process group.
         log: Its log so far, line by line.
     """
 
@@ -71,7 +71,7 @@ class SparkDaemon:
             return found[0][1]
 
     def stop(self) -> None:
-        """Ends it, and the processes that it started and did not end itself."""
+        """Ends it and all processes that it started."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -94,7 +94,7 @@ class SparkDaemon:
 
 @dataclass(frozen=True)
 class StandaloneCluster:
-    """A master and its workers, while they run."""
+    """A running master with its workers."""
 
     url: str
     """The master URL for drivers."""
@@ -105,11 +105,11 @@ class StandaloneCluster:
 
 @contextmanager
 def standalone_cluster(folder: Path, worker_count: int = 2) -> Iterator[StandaloneCluster]:
-    """Runs a cluster of workers with one core each, for as long as the block runs.
+    """Runs a cluster of workers with one core each for the duration of the block.
 
     Args:
-        folder: Where the workers keep what their executors write.
-        worker_count: How many there are.
+        folder: The directory for the workers and their executors.
+        worker_count: The number of workers.
     """
     environment = spark_environment()
     with ExitStack() as running:
@@ -128,7 +128,7 @@ def standalone_cluster(folder: Path, worker_count: int = 2) -> Iterator[Standalo
 
 
 def spark_environment() -> dict[str, str]:
-    """An environment in which Spark's own programs run, as pip installed them."""
+    """An environment for Spark's own programs as installed by pip."""
     ensure_java()
     spec = find_spec("pyspark")
     assert spec is not None

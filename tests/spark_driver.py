@@ -28,13 +28,13 @@ _HELD_EVERY = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Flow:
-    """Rows from somewhere to somewhere."""
+    """A query or job from a source to a target."""
 
     source: str
     """A format: `millrace`, or one of Spark's own."""
     source_options: Mapping[str, str]
     source_schema: str | None = None
-    """Where the format needs one."""
+    """The schema, if the format needs one."""
     columns: Sequence[str] = ("*",)
     """A condition on the rows to write, as SQL."""
     target: str
@@ -45,7 +45,7 @@ class Flow:
     is_continuous: bool = False
     """Whether the streaming query continues after it has processed all available events."""
     hold: str | None = None
-    """A file that the first task to come by writes its process's number into, and then waits until it is killed."""
+    """A file into which the first task that reaches it writes its process id; the task then waits to be killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Plan:
     config: Mapping[str, str] = field(default_factory=dict)
     flows: Sequence[Flow]
     is_shipped: bool = False
-    """Whether the executors get the package from the driver."""
+    """Whether the driver ships the package to the executors."""
 
     def save(self, path: Path) -> None:
         """Writes the plan to the place where a driver expects it."""
@@ -89,7 +89,7 @@ def main(plan_path: str) -> None:
 
 
 def _start(spark: SparkSession, flow: Flow) -> StreamingQuery | None:
-    """Starts a streaming query, or does a batch job."""
+    """Starts a streaming query, or runs a batch job."""
     if flow.checkpoint is None:
         reader = spark.read.format(flow.source).options(**flow.source_options)
         rows = (reader.schema(flow.source_schema) if flow.source_schema else reader).load()
@@ -111,7 +111,7 @@ def _held(events: DataFrame, flow: Flow) -> DataFrame:
 
 
 def passes(hold: str, sequence: int) -> bool:
-    """Lets an event pass; the first worker to get this far waits to be killed with its work partly done."""
+    """Lets an event pass; the first worker to reach this point waits to be killed in the middle of its work."""
     if sequence % _HELD_EVERY == _HELD_EVERY - 1:
         try:
             with open(hold, "x", encoding="utf-8") as file:  # noqa: PTH123 - goes to the workers without its imports

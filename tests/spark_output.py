@@ -11,22 +11,22 @@ _LOG = "_spark_metadata"
 
 
 def committed_rows(folder: Path, column: str) -> Iterator[bytes]:
-    """The values of one binary column, in all files that Spark's file sink holds for committed, as its readers do.
+    """The values of one binary column, in all files that Spark's file sink has committed, as its readers see them.
 
-    Files of batches that a kill has ended lie beside them, and count for nothing.
+    Files of batches that a kill interrupted lie in the same directory and are ignored.
     """
     for path in committed_files(folder):
         yield from pq.read_table(path, columns=[column])[column].to_pylist()
 
 
 def committed_files(folder: Path) -> list[Path]:
-    """The files themselves."""
+    """The paths of the committed files."""
     logs = {_batch_number(path): path for path in (folder / _LOG).glob("[0-9]*")}
     compact = max((number for number, path in logs.items() if path.suffix == ".compact"), default=-1)
     paths = []
     for number in sorted(logs):
         if number >= compact:
-            # The first line names the format's version.
+            # The first line contains the format's version.
             entries = [json.loads(line) for line in logs[number].read_text().splitlines()[1:]]
             paths += [Path(unquote(urlsplit(entry["path"]).path)) for entry in entries if entry["action"] == "add"]
     return paths

@@ -8,20 +8,23 @@ from pyspark.sql import SparkSession
 
 from millrace_spark import ensure_java
 
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For every Java of the tests: short runs gain nothing from the second compiler."""
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+"""For every Java of the tests: short runs gain nothing from the second compiler or from verifying classes."""
 
 LOCAL_CONFIG: Mapping[str, str] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "512m",
     "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+    # Each query is small and runs once, so that compiling its code would take longer than interpreting it.
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-"""For every driver of the tests: little memory, and no web pages."""
+"""For every driver of the tests: little memory, no compiled queries, and no web pages."""
 
 
 def spark_session(master: str = "local[2,2]", log_level: str = "OFF", **config: str) -> SparkSession:

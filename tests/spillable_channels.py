@@ -11,7 +11,7 @@ def in_memory(channel: Channel) -> list[int]:
 
 
 def in_log(channel: Channel) -> list[int]:
-    """Those of events that the log has."""
+    """The sequences of the events that the log has."""
     return _sequences(channel, in_log=True)
 
 

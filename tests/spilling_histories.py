@@ -1,7 +1,7 @@
-"""Random histories of a spillable channel on a simulated disk, and what a crash at any moment must and may leave.
+"""Random histories of a spillable channel on a simulated disk, and the states that a crash at any moment may leave.
 
-What is in memory is lost; of that nothing may be said any more. What is in the log follows the rules of a file channel:
-what was answered is there, what was removed stays away, and what is under way happens wholly or not at all.
+Events in memory are lost without a trace. For events in the log the rules of a file channel hold:
+what was answered is durable, what was removed stays away, and an unfinished call takes effect as a whole or not at all.
 """
 
 import random
@@ -45,7 +45,7 @@ class Facts:
     """Whether the events in memory are being written to the log."""
 
     def check(self, found: Held) -> None:
-        """Asserts that a channel may be found so after a crash."""
+        """Asserts that a channel may be found in this state after a crash."""
         events = dict(found.events)
         required = self.in_log.keys() - self.removing
         assert {sequence: events.get(sequence) for sequence in required} == {
@@ -73,7 +73,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Moment:
-    """A disk right before a change, and how the channel stood."""
+    """A disk right before a change, and the state of the channel."""
 
     change: str
     disk: SimulatedDisk
@@ -81,7 +81,7 @@ class Moment:
 
 
 class History:
-    """One channel through several server processes."""
+    """One channel during several server processes."""
 
     def __init__(self, chance: random.Random) -> None:
         self.disk = SimulatedDisk([DATA], chance.randrange(1 << 32))
@@ -162,7 +162,7 @@ class History:
         bodies = self._bodies()
         stamp = None
         if self._chance.random() < 0.6:
-            # Now and then some of it is a repeat.
+            # Sometimes a part of it is a repeat.
             first = max(self._next_number - self._chance.choice([0, 0, 2]), 0)
             stamp = Stamp("p", first, first + len(bodies) - 1)
         numbers = frozenset(range(stamp.first, stamp.last + 1)) if stamp else frozenset[int]()
@@ -218,7 +218,7 @@ class History:
 
     async def _kill(self) -> None:
         self._opened.abandon()
-        # What that process was about to write, it writes no more.
+        # The pending writes of that process do not happen any more.
         self.disk.before_call, before_call = lambda _kind, _name: None, self.disk.before_call
         self.disk = self.disk.copy()
         self.disk.before_call = before_call

@@ -10,7 +10,7 @@ from millrace_server.agent.sources.spooldir.scanner import FileStatus, FoundFile
 
 
 def spool_config(directory: Path, **settings: Any) -> SpooldirSourceConfig:
-    """A source of this directory that waits for nothing, unless the test wants it to."""
+    """A source of this directory, without delays unless the test sets them."""
     quick = {"poll_seconds": 0.05, "settle_seconds": 0.0}
     tables = {"type": "spooldir", "channels": ["lines"], "directory": str(directory), **quick, **settings}
     return SpooldirSourceConfig.model_validate(tables, strict=True)
@@ -28,7 +28,7 @@ def put(directory: Path, name: str, content: bytes = b"", *, modified_seconds: f
 
 
 def locate(path: Path) -> FoundFile:
-    """A file as the lookout finds it."""
+    """A file as the source's scan finds it."""
     return FoundFile(path, FileStatus.of(path.lstat()))
 
 
@@ -38,6 +38,6 @@ def opened(path: Path) -> SpoolFile:
 
 
 def names_in(directory: Path) -> list[str]:
-    """The paths of all files below a directory, but hidden ones: those come and go."""
+    """The paths of all files below a directory, without hidden ones, which are temporary."""
     paths = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
     return sorted(str(path) for path in paths if not path.name.startswith("."))

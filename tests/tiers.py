@@ -27,7 +27,7 @@ type = "file"
 
 
 def sink_toml(name: str, *endpoints: str, **settings: object) -> str:
-    """A sink that forwards the channel `orders` to that of other servers."""
+    """A sink that forwards the channel `orders` to the channel of that name on other servers."""
     named = {
         "type": "millrace",
         "channel": "orders",
@@ -50,14 +50,14 @@ def stored_bodies(address: str, channel: str) -> list[bytes]:
 
 
 def event_count(address: str, channel: str) -> int:
-    """Events in a server's channel, those that a sink has in hand included."""
+    """The number of events in a server's channel, including those that a sink has taken."""
     with millrace.connect(address, timeout_seconds=60) as client:
         gauges = client.admin.get_channel(channel).gauges
     return gauges.queued_events + gauges.taken_events
 
 
 def until(condition: Callable[[], bool], seconds_max: float = WAIT_SECONDS_MAX) -> None:
-    """Waits until something holds."""
+    """Waits until a condition holds."""
     give_up = time.monotonic() + seconds_max
     while not condition():
         assert time.monotonic() < give_up, "it never came"
@@ -68,9 +68,9 @@ class Tier:
     """One server.
 
     Attributes:
-        address: Where gRPC listens, before and after each restart.
-        data_dir: Where it keeps its data.
-        start_count: How often it was started.
+        address: The address of gRPC, which stays the same.
+        data_dir: Its data directory.
+        start_count: The number of its starts.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -84,19 +84,19 @@ class Tier:
 
     @property
     def server(self) -> Millraced:
-        """The process that runs now."""
+        """The running process."""
         assert self._server is not None, "it was started"
         return self._server
 
     def start(self, config_toml: str | None = None) -> None:
-        """Starts it, optionally with another configuration."""
+        """Starts the server, optionally with another configuration."""
         if config_toml is not None:
             self._config.write_text(config_toml)
         self._server = Millraced(self._arguments(), self.data_dir)
         self.start_count += 1
 
     def start_in_vain(self, seconds: float) -> None:
-        """Starts it, and ends it with SIGKILL after a while, however far it has come."""
+        """Starts the server, and ends it with SIGKILL after a while, perhaps before it serves."""
         process = ForkedProgram("millraced", ("serve", *self._arguments()))
         time.sleep(seconds)
         process.kill()
@@ -107,12 +107,12 @@ class Tier:
         return ("--config", str(self._config), "--data-dir", str(self.data_dir), *listen)
 
     def kill(self) -> None:
-        """Ends it with SIGKILL if it runs."""
+        """Ends the server with SIGKILL if it runs."""
         if self._server is not None:
             self._server.kill()
 
     def restart(self) -> None:
-        """Ends it with SIGKILL, and starts it again."""
+        """Ends the server with SIGKILL, and starts it again."""
         self.kill()
         self.start()
 
@@ -121,7 +121,7 @@ class Tier:
         return stored_bodies(self.address, "orders")
 
     def event_count(self) -> int:
-        """Events in its channel, those that a sink has in hand included."""
+        """The number of events in its channel, including those that a sink has taken."""
         return event_count(self.address, "orders")
 
     def component(self, kind: ComponentKind, name: str) -> ComponentInfo:
@@ -142,12 +142,12 @@ def tiers(folder: Path, *names: str) -> Iterator[list[Tier]]:
 
 
 class Load:
-    """Sends numbered events to a server, in order and each once, however often that is killed; from a thread.
+    """Sends numbered events to a server from a thread, in order and each once, across restarts of the server.
 
     Args:
-        address: The server.
-        prefix: What each body begins with.
-        count_max: It ends by itself after so many.
+        address: The server's address.
+        prefix: The beginning of each body.
+        count_max: The number of events after which it ends.
     """
 
     def __init__(self, address: str, prefix: str = "", count_max: int = 10_000) -> None:
@@ -174,7 +174,7 @@ class Load:
         return f"{self._prefix}{number}".encode()
 
     def start(self) -> None:
-        """Begins to send."""
+        """Starts to send."""
         self._thread.start()
 
     def _send(self) -> None:
@@ -185,7 +185,7 @@ class Load:
                 self.count += 1
 
     def finish(self) -> None:
-        """Sends no more, and waits until all is stored."""
+        """Stops sending, and waits until everything is stored."""
         self._is_ending.set()
         self._thread.join()
         assert self._producer.close(60.0).is_complete

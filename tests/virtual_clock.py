@@ -1,7 +1,7 @@
-"""An event loop whose clock jumps: whatever waits for time waits for none of ours.
+"""An event loop with a virtual clock, so that tests do not wait in real time.
 
-While anything is ready to run the clock stands still; when nothing is, it jumps to the next timer. So tests of leases,
-waits and keep-alives are quick, and say exactly when something happens.
+While any callback is ready the clock stands still; when none is, it jumps to the next timer. So tests of leases, waits
+and keep-alives are quick and deterministic.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from typing import Any, Generic, TypeVar
 
 AnswerT = TypeVar("AnswerT")
 
-# Handles that run before a loop that never falls silent counts as broken.
+# A loop that runs more callbacks without a pause counts as broken.
 _TURNS_MAX = 100_000
 
 
 class StuckError(Exception):
-    """Returned when everything waits, and for no timer: without it the test would hang."""
+    """Raised when everything waits, and for no timer: otherwise the test would hang."""
 
 
 class VirtualClockLoop(asyncio.SelectorEventLoop):
@@ -78,7 +78,7 @@ async def settle() -> None:
 
 
 class Call(Generic[AnswerT]):
-    """A call that runs beside the test."""
+    """A call that runs concurrently with the test."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, AnswerT]) -> None:
         self._task = asyncio.get_running_loop().create_task(coroutine)
@@ -94,7 +94,7 @@ class Call(Generic[AnswerT]):
         return self._task.cancelled()
 
     def cancel(self) -> None:
-        """Cancels it, from the next turn on."""
+        """Cancels the call in the loop's next turn."""
         self._task.cancel()
 
     async def answer(self) -> AnswerT:

@@ -1,7 +1,7 @@
-"""Bare loops on the disk: what storing the same bytes costs without RPC.
+"""Bare loops on the disk: the cost of storing the same bytes without RPC.
 
-For each batch: its checksum, one write behind the one before, one sync. `append_synced` writes into space that was set
-aside as the log does it, or has the file grow with each write.
+Each batch takes its checksum, one write and one sync. `append_synced` writes into preallocated space as the log does,
+or lets the file grow with each write.
 """
 
 import os
@@ -13,13 +13,13 @@ from millrace_server.wal.writer import PREALLOCATE_BYTES_MAX, PREALLOCATE_BYTES_
 
 
 def append_synced(path: Path, batch: bytes, count: int, *, sets_aside: bool) -> None:
-    """Appends a batch so many times, and syncs each before the next.
+    """Appends a batch repeatedly, with a sync after each.
 
     Args:
-        path: The file, which is made, and removed in the end.
-        batch: What is appended.
-        count: How often.
-        sets_aside: Whether the disk sets space aside ahead of the writing.
+        path: The file, which is created, and removed in the end.
+        batch: The bytes to append.
+        count: The number of appends.
+        sets_aside: Whether space is preallocated ahead of the writes.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     position = reserved = 0

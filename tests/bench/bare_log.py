@@ -1,7 +1,7 @@
-"""A bare log: answers once what came is on the disk, with one sync for all that wait, and does nothing else.
+"""A bare log: answers once the bytes are on the disk, with one sync for all waiting calls, and does nothing else.
 
-What a server in Python can reach at best that lets go of nothing before it is safe: there is no channel behind it, no
-look at what came, no answer to what happens when a disk fails.
+This is the best that a server in Python can reach with durable answers: there is no channel, no check of the request,
+and no handling of a failing disk.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from pathlib import Path
 from zlib_ng.zlib_ng import crc32
 
 _FILE_BYTES = 256 << 20
-"""When the file is as long, it is written from its start again."""
+"""The length at which the file is overwritten from its start."""
 
 _Waiting = tuple[bytes, "asyncio.Future[None]"]
 

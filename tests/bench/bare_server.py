@@ -1,9 +1,9 @@
-"""A bare grpc.aio server: what gRPC itself can do on this machine, with bytes that nobody looks at.
+"""A bare grpc.aio server: measures gRPC itself on this machine; the server does not look at the bytes.
 
-`echo` answers with the bytes that came. `sink` answers with a few, and `source` with as many as the request asks for:
-these two carry bytes one way only, as an append or a take does, and so are the harder yardsticks. Each comes as a
-unary call and as a stream with one answer for each message. `log`, a unary call of a server of its own, is `sink`
-behind a bare log; `log_alone` is it behind a log of Millrace's.
+`echo` answers with the bytes received. `sink` answers with a few, and `source` with as many as the request asks for:
+these two carry bytes one way only, as an append or a take does, and so are the more demanding references. Each exists
+as a unary call and as a stream with one answer per message. `log`, a unary call of a server of its own, is `sink`
+with a bare log; `log_alone` is the same with a log of Millrace's.
 """
 
 import asyncio
@@ -35,22 +35,22 @@ Handlers: TypeAlias = "dict[str, grpc.RpcMethodHandler[bytes, bytes]]"
 
 
 def echo(request: bytes) -> bytes:
-    """The same bytes."""
+    """Returns the same bytes."""
     return request
 
 
 def sink(request: bytes) -> bytes:
-    """A few bytes, as an append's answer has them."""
+    """Returns a few bytes, as an append's answer has."""
     return SMALL_ANSWER
 
 
 def source(request: bytes) -> bytes:
-    """As many bytes as the request's first four say."""
+    """Returns as many bytes as the request's first four say."""
     return _zeros(int.from_bytes(request[:_SIZE_BYTES], "big"))
 
 
 def source_request(answer_bytes: int, request_bytes: int) -> bytes:
-    """A request that `source` answers with so many bytes."""
+    """A request that `source` answers with this many bytes."""
     return answer_bytes.to_bytes(_SIZE_BYTES, "big").ljust(request_bytes, b"\0")
 
 
@@ -76,10 +76,10 @@ def bare_server() -> Iterator[BareServer]:
 
 @contextmanager
 def log_server(directory: Path) -> Iterator[BareServer]:
-    """A server with a bare log and a log alone, in a process of its own, on the event loop that Millrace's has.
+    """A server with a bare log and a log alone, in a process of its own, with the same event loop as Millrace.
 
     Args:
-        directory: Where it makes them.
+        directory: The directory of both logs.
     """
     with _running(_serve_logs, directory) as server:
         yield server
@@ -91,7 +91,7 @@ def _running(main: Callable[..., None], *arguments: object) -> Iterator[BareServ
     ours, theirs = spawned.Pipe()
     process = spawned.Process(target=main, args=(theirs, *arguments), daemon=True)
     process.start()
-    # So that it is seen here where the process ends before it has told its address.
+    # Closed here, so that the end of the process is noticed if it comes before the address.
     theirs.close()
     assert process.pid is not None
     try:

@@ -1,4 +1,4 @@
-"""Calls in numbers, with raw bytes, the same way for every server that is measured."""
+"""Many calls with raw bytes, made in the same way on every server that is measured."""
 
 import asyncio
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def _ignore() -> None:
 
 @dataclass(frozen=True)
 class Method:
-    """What is called, and with what."""
+    """The method to call, with its request."""
 
     connection: aio.Channel
     name: str
@@ -41,7 +41,7 @@ class Method:
 
 
 async def call_many(method: Method, count: int, callers: int, on_answer: OnAnswer = _ignore) -> None:
-    """Makes one unary call so many times, shared among callers that each wait for their answer."""
+    """Makes one unary call repeatedly, divided among callers that each wait for their answer."""
     call: aio.UnaryUnaryMultiCallable[bytes, bytes] = method.connection.unary_unary(method.name)
     numbers = iter(range(count))
 
@@ -56,7 +56,7 @@ async def call_many(method: Method, count: int, callers: int, on_answer: OnAnswe
 
 
 async def stream_many(method: Method, count: int, in_flight: int, on_answer: OnAnswer = _ignore) -> None:
-    """Sends a request so many times down one stream, at most so many of them not answered yet."""
+    """Sends a request repeatedly on one stream, with a maximum of unanswered ones."""
     stream_call: aio.StreamStreamMultiCallable[bytes, bytes] = method.connection.stream_stream(method.name)
     stream = stream_call(timeout=_TIMEOUT_SECONDS)
     free = asyncio.Semaphore(in_flight)
@@ -73,7 +73,7 @@ async def stream_many(method: Method, count: int, in_flight: int, on_answer: OnA
             on_answer()
             free.release()
 
-    # Apart, or both sides could wait for each other to read.
+    # As separate tasks, since otherwise both sides could wait for each other to read.
     async with asyncio.TaskGroup() as streaming:
         streaming.create_task(send())
         streaming.create_task(receive())
@@ -82,7 +82,7 @@ async def stream_many(method: Method, count: int, in_flight: int, on_answer: OnA
 async def consume_many(
     connection: aio.Channel, start: pb.ConsumeRequest.Start, count: int, on_answer: OnAnswer = _ignore
 ) -> int:
-    """Has so many deliveries come down one Consume stream, and acknowledges each; returns the bytes of the last."""
+    """Receives deliveries on one Consume stream, and acknowledges each; returns the bytes of the last."""
     call: Any = connection.stream_stream("/millrace.v1.ChannelService/Consume")
     stream = call(timeout=_TIMEOUT_SECONDS)
     await stream.write(pb.ConsumeRequest(start=start).SerializeToString())
@@ -94,7 +94,7 @@ async def consume_many(
         ack = pb.ConsumeRequest.Ack(delivery_ids=[delivery_id])
         await stream.write(pb.ConsumeRequest(ack=ack).SerializeToString())
     await stream.done_writing()
-    # What was lent ahead may still come; the end says that all acks are done.
+    # Prefetched deliveries may still come; the end means that all acks are done.
     while isinstance(await stream.read(), bytes):
         pass
     return len(answer)

@@ -1,4 +1,4 @@
-"""Measures this checkout's server beside that of another checkout, both up at once."""
+"""Compares this checkout's server with that of another checkout, both running at the same time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,10 +18,10 @@ Results = dict[str, tuple[Scenario, dict[str, Figures]]]
 
 
 class Plan(NamedTuple):
-    """How long to measure."""
+    """The duration of the measurements."""
 
     rounds: int = 11
-    """More than beside bare servers, since differences of a hundredth count."""
+    """More than with bare servers, since differences of a hundredth count."""
     scale: float = 1.0
     """The share of the scenario's operations in each round."""
 
@@ -60,13 +60,13 @@ async def compare(
 
 
 def _with_base(ours: Scenario, base: Scenario) -> Scenario:
-    """Leaves out the yardsticks, so that the turns of the two servers are as close in time as can be."""
+    """Removes the other contenders, so that the turns of the two servers are close in time."""
     renamed = [replace(contender, name=_BASE.format(contender.name)) for contender in base.ours]
     return replace(ours, ours=[*ours.ours, *renamed], one_way=None, logs=(), loops=(), peers=(), target=None)
 
 
 def ratios(results: Results) -> dict[str, float]:
-    """Returns each way's rate as a share of the other checkout's: the median of what each round says."""
+    """Returns each rate as a ratio to the other checkout's: the median over the rounds."""
     shares = {}
     for name, (scenario, figures) in results.items():
         for contender in scenario.ours:
@@ -96,5 +96,5 @@ def document(results: Results) -> dict[str, float]:
 
 
 def chosen(names: Sequence[str], scenarios: Mapping[str, MakeScenario]) -> dict[str, MakeScenario]:
-    """Returns those scenarios that run on a world's server."""
+    """Returns the scenarios that run on a world's server."""
     return {name: scenarios[name] for name in names if name in scenarios}

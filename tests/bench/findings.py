@@ -1,4 +1,4 @@
-"""Single figures, each with what it is to reach, for a table of their own."""
+"""Single figures, each with its target, for a table of their own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,33 +12,33 @@ class Line:
     value: float
     unit: str
     most: float | None = None
-    """The target, where it is to be at most so much."""
+    """The target, if it is a maximum."""
     least: float | None = None
-    """The target, where it is to be at least so much."""
+    """The target, if it is a minimum."""
 
     @property
     def shown(self) -> str:
-        """The figure as people read it."""
+        """The figure as shown in the table."""
         digits = 3 if abs(self.value) < 10 else 0
         return f"{self.value:,.{digits}f} {self.unit}".rstrip()
 
     @property
     def target(self) -> str:
-        """The target in words; empty where there is none."""
+        """The target in words; empty if there is none."""
         if self.most is not None:
             return f"at most {self.most:g}"
         return "" if self.least is None else f"at least {self.least:g}"
 
     @property
     def is_reached(self) -> bool:
-        """Whether it keeps its target."""
+        """Whether it meets its target."""
         is_below = self.most is None or self.value <= self.most
         return is_below and (self.least is None or self.value >= self.least)
 
 
 @dataclass(frozen=True)
 class Section:
-    """Figures that belong together."""
+    """A group of figures."""
 
     title: str
     lines: Sequence[Line]

@@ -1,7 +1,7 @@
-"""Millrace's own log behind gRPC, and no channel: what is left when nobody keeps an order, counts, or delivers.
+"""Millrace's own log behind gRPC without a channel: no order, no counting and no delivery.
 
-An append's request is parsed and checked as the server does it, and written as a PUT and a COMMIT. Between this and the
-bare log lies what a log costs that can be opened again, between this and Millrace what a channel costs.
+An append's request is parsed and checked as in the server, and written as a PUT and a COMMIT. The difference from the
+bare log is the cost of a log that can be recovered; the difference from Millrace is the cost of a channel.
 """
 
 import asyncio

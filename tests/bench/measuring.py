@@ -1,4 +1,4 @@
-"""Contenders measured side by side, in turns, so that whatever else the machine does hits all of them alike."""
+"""Contenders measured in turns, so that other load on the machine affects all of them alike."""
 
 import asyncio
 import gc
@@ -20,113 +20,113 @@ async def _nothing(_operations: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """One of those that are measured."""
+    """One of the programs that are compared."""
 
     name: str
     server_pid: int
     run: Callable[[int], Awaitable[None]]
-    """Does so many operations; this is what is timed."""
+    """Performs this many operations; this is timed."""
     prepare: Callable[[int], Awaitable[None]] = _nothing
-    """Makes ready for so many operations."""
+    """Prepares for this many operations."""
     tidy: Callable[[int], Awaitable[None]] = _nothing
-    """Cleans up after so many operations, and checks that they were done."""
+    """Cleans up after this many operations, and checks that they were done."""
     share: float = 1.0
-    """How much of the scenario's operations it does: less than all where it is so slow that they would take long."""
+    """The share of the scenario's operations that it does: less than 1 if it is so slow that they would take long."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a rate is to reach."""
+    """The target of a rate."""
 
     least: float
-    """The least share of the yardstick."""
+    """The minimum ratio to the reference."""
     words: str
-    """What the yardstick is."""
+    """The name of the reference."""
     yardstick: Callable[[Mapping[str, float]], float]
-    """A rate, from those of all contenders in one round by their names."""
+    """The rate of the reference, computed from those of all contenders in one round, by name."""
 
 
 def of_echo(least: float) -> Target:
-    """A share of what the bare echo does."""
+    """A share of the bare echo's rate."""
     return Target(least, "echo", lambda rates: rates[ECHO])
 
 
 def of_slower(least: float) -> Target:
-    """A share of what the bare echo or the bare loop does, whichever is slower: RPC or disk."""
+    """A share of the rate of the bare echo or the bare loop, whichever is slower: RPC or disk."""
     return Target(least, "slower of echo, loop", lambda rates: min(rates[ECHO], rates[LOOP]))
 
 
 def of_fastest_peer(names: Sequence[str]) -> Target:
-    """More than the fastest of others' clients and servers does."""
+    """More than the rate of the fastest other product."""
     return Target(1.0, "fastest peer", lambda rates: max(rates[name] for name in names))
 
 
 def of_both_in_turn(least: float) -> Target:
-    """A share of what a bare echo and then a bare loop would do: RPC, then disk."""
+    """A share of the rate of a bare echo followed by a bare loop: RPC, then disk."""
     return Target(least, "echo then loop", lambda rates: 1 / (1 / rates[ECHO] + 1 / rates[LOOP]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What is measured, and against what."""
+    """What is measured, and what it is compared with."""
 
     name: str
     title: str
     events_per_operation: int
     operations: int
-    """In each round."""
+    """The number in each round."""
     ours: Sequence[Contender]
-    """Ways of Millrace; the first is the one that counts."""
+    """The variants of Millrace; the first one has the target."""
     echo: Contender
-    """A bare server that sends the same bytes back."""
+    """A bare server that returns the same bytes."""
     one_way: Contender | None = None
-    """A bare server that carries the bytes only the way that Millrace does: a harder yardstick."""
+    """A bare server that carries the bytes only in the direction of Millrace: a more demanding reference."""
     logs: Sequence[Contender] = ()
-    """Servers that answer what is on the disk, and have no channel: what could be reached."""
+    """Servers that answer once the data is on the disk, without a channel: the possible maximum."""
     loops: Sequence[Contender] = ()
     """Bare loops that write the same bytes to the disk, without RPC."""
     peers: Sequence[Contender] = ()
-    """What others use for the same."""
+    """Other products for the same purpose."""
     target: Target | None = None
-    """What the first of ours is to reach."""
+    """The target of the first variant."""
     notes: Sequence[str] = ()
-    """What is to be known of the contenders, such as why one is left out."""
+    """Notes on the contenders, such as why one is left out."""
     remarks: Callable[[], Mapping[str, float]] = dict
-    """Further figures of the first of ours, once all rounds are done, by what they are."""
+    """Further figures of the first variant after all rounds, by name."""
 
     @property
     def contenders(self) -> list[Contender]:
-        """All who have their turn."""
+        """All contenders."""
         bare = [contender for contender in (self.echo, self.one_way) if contender is not None]
         return [*self.ours, *bare, *self.logs, *self.loops, *self.peers]
 
 
 @dataclass
 class Figures:
-    """What one contender did, round by round."""
+    """The results of one contender, round by round."""
 
     events_per_second: list[float] = field(default_factory=list)
     server_microseconds: list[float] = field(default_factory=list)
-    """Processor time of the server, for each operation."""
+    """The server's processor time for each operation."""
 
     @property
     def rate(self) -> float:
-        """Events a second, median."""
+        """Events per second, median."""
         return statistics.median(self.events_per_second)
 
     @property
     def cost(self) -> float:
-        """Processor time of the server for each operation, median."""
+        """The server's processor time for each operation, median."""
         return statistics.median(self.server_microseconds)
 
     def share_of(self, other: "Figures") -> float:
-        """This rate as a part of another's: the median of what each round says."""
+        """The ratio to another's rate: the median over the rounds."""
         pairs = zip(self.events_per_second, other.events_per_second, strict=True)
         return statistics.median(mine / theirs for mine, theirs in pairs)
 
 
 def share_of_target(target: Target, ours: str, figures: Mapping[str, Figures]) -> float:
-    """What one of ours reaches of a target's yardstick: the median of what each round says."""
+    """The ratio of a variant to a target's reference: the median over the rounds."""
     rounds = zip(*(measured.events_per_second for measured in figures.values()), strict=True)
     rates: list[dict[str, float]] = [dict(zip(figures, of_round, strict=True)) for of_round in rounds]
     return statistics.median(of_round[ours] / target.yardstick(of_round) for of_round in rates)
@@ -137,12 +137,12 @@ async def measure(scenario: Scenario, rounds: int, scale: float, on_round: Calla
 
     Args:
         scenario: What to measure.
-        rounds: How often each contender has its turn, after one that does not count.
-        scale: How much of the scenario's operations a turn does.
+        rounds: The number of turns of each contender, after one that does not count.
+        scale: The share of the scenario's operations in a turn.
         on_round: Called after each round.
 
     Returns:
-        For each contender, by name, its figures.
+        The figures of each contender, by name.
     """
     contenders = scenario.contenders
     figures = {contender.name: Figures() for contender in contenders}

@@ -1,7 +1,7 @@
 """A Spark source like Millrace's, but without servers: the same events, from memory.
 
-As a stream they go into Arrow as Millrace's do. As a batch they are there in Arrow before they are wanted: what Spark
-itself takes to bring them from Python to its rows, and the most that any source in Python can reach.
+As a stream they are converted to Arrow as Millrace's are. As a batch they are in Arrow beforehand: the time that Spark
+itself takes from Python to its rows, which is the maximum for any source in Python.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ _CONSTANTS = {"channel": "memory", "endpoint": "127.0.0.1:0"}
 
 
 class MemorySource(DataSource):
-    """Options: `events`, how many there are, and `maxEventsPerTrigger`."""
+    """Options: `events`, the number of events, and `maxEventsPerTrigger`."""
 
     @classmethod
     def name(cls) -> str:
@@ -39,7 +39,7 @@ class MemorySource(DataSource):
 
 
 class MemoryPartition(InputPartition):
-    """So many events."""
+    """A number of events."""
 
     def __init__(self, start: int, count: int) -> None:
         super().__init__(None)
@@ -48,7 +48,7 @@ class MemoryPartition(InputPartition):
 
 
 class MemoryReader(DataSourceReader):
-    """A task makes one batch, and gives it again and again."""
+    """A task makes one batch, and returns it repeatedly."""
 
     def __init__(self, event_count: int, schema: StructType) -> None:
         self._event_count = event_count
@@ -66,7 +66,7 @@ class MemoryReader(DataSourceReader):
 
 
 class MemoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans as Millrace's does; a task makes its events' columns once, and turns them into Arrow again and again."""
+    """Plans as Millrace's does; a task makes its events' columns once, and converts them to Arrow repeatedly."""
 
     def __init__(self, event_count: int, batch_events: int, schema: StructType) -> None:
         self._event_count = event_count
@@ -74,7 +74,7 @@ class MemoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """All is there from the beginning."""
+        """Does nothing, since all events exist from the start."""
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         return ReadMaxRows(self._batch_events)

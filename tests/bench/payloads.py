@@ -1,4 +1,4 @@
-"""What the benchmarks send, encoded once: building requests is no part of what is measured."""
+"""The requests of the benchmarks, encoded once, so that building them is not measured."""
 
 from millrace.columns import columns_from_events
 from millrace.v1 import channel_service_pb2 as pb
@@ -9,7 +9,7 @@ FILE_CHANNEL = "file"
 FULL_CHANNEL = "full"
 """A file channel that is kept full."""
 FULL_EVENTS = 100_000
-"""How many events it holds."""
+"""The number of events that it holds."""
 BODY_BYTES = 512
 BATCH_EVENTS = 1_000
 
@@ -27,7 +27,7 @@ def append_rows(count: int, channel: str) -> bytes:
 
 
 def columns(count: int) -> event_pb2.EventColumns:
-    """Events with 512 bytes of body and two headers, one of which is another in each event."""
+    """Events with 512 bytes of body and two headers, one of which differs in each event."""
     [encoded] = columns_from_events((_headers(number), _BODY) for number in range(count))
     return encoded
 

@@ -1,4 +1,4 @@
-"""What a run has found, as a table for people and as JSON for comparisons."""
+"""The results of a run, as a table and as JSON for comparisons."""
 
 import json
 import platform
@@ -40,6 +40,8 @@ class Report:
     memory: MemoryFigures | None = None
     restart: list[Section] = field(default_factory=list)
     taildir: list[Section] = field(default_factory=list)
+    starts: list[Section] = field(default_factory=list)
+    small_batches: list[Section] = field(default_factory=list)
     spark: list[Section] = field(default_factory=list)
     producer_costs: list[Section] = field(default_factory=list)
 
@@ -56,6 +58,10 @@ class Report:
             console.print(_table("File channels coming back", self.restart))
         if self.taildir:
             console.print(_table("Files coming in", self.taildir))
+        if self.starts:
+            console.print(_table("Starts of the programs", self.starts))
+        if self.small_batches:
+            console.print(_table("Small batches", self.small_batches))
         if self.producer_costs:
             console.print(_table("What the producer costs", self.producer_costs))
         if self.spark:
@@ -105,6 +111,8 @@ class Report:
             else {"body_bytes": self.memory.body_bytes, "resident_bytes": self.memory.resident_bytes},
             "restart": [asdict(section) for section in self.restart],
             "taildir": [asdict(section) for section in self.taildir],
+            "starts": [asdict(section) for section in self.starts],
+            "small_batches": [asdict(section) for section in self.small_batches],
             "spark": [asdict(section) for section in self.spark],
             "producer_costs": [asdict(section) for section in self.producer_costs],
         }

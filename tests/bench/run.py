@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-# Run as a script: the repository's folder is where `tests` is found.
+# As a script: `tests` is in the repository's directory.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.bench import comparing
@@ -43,8 +43,14 @@ from tests.bench.scenarios.producer_costs import (
 )
 from tests.bench.scenarios.put_and_take import file_put_and_take_scenario, file_put_and_take_stream_scenario
 from tests.bench.scenarios.restart import QUICK_PLAN, RestartPlan, measure_restart
+from tests.bench.scenarios.small_batches import (
+    QUICK_SMALL_BATCHES_PLAN,
+    SmallBatchesPlan,
+    measure_small_batches,
+)
 from tests.bench.scenarios.small_calls import small_calls_scenario
 from tests.bench.scenarios.spark import QUICK_SPARK_PLAN, SparkPlan, measure_spark
+from tests.bench.scenarios.starts import StartsPlan, measure_starts
 from tests.bench.scenarios.taildir import QUICK_TAILDIR_PLAN, TaildirPlan, measure_taildir
 from tests.bench.scenarios.take import take_in_rows_scenario, take_scenario
 from tests.bench.world import World, running_world
@@ -72,7 +78,7 @@ SCENARIOS = {
     "file_forward": file_forward_scenario,
     "file_forward_chain": file_forward_chain_scenario,
 }
-_OTHERS = ("memory", "producer_costs", "file_restart", "taildir", "spark")
+_OTHERS = ("memory", "producer_costs", "file_restart", "taildir", "starts", "small_batches", "spark")
 _QUICK_SCALE = 0.25
 _QUICK_ROUNDS = 3
 _WIDTH = 120
@@ -99,7 +105,7 @@ def main() -> None:
         help="measure the server of this checkout beside that of another one, which `make setup` has prepared",
     )
     arguments = parser.parse_args()
-    # Where it is not shown on a terminal, nothing is to be wrapped.
+    # Without a terminal nothing is wrapped.
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     names = arguments.only or [*SCENARIOS, *_OTHERS]
     arguments.dir.mkdir(parents=True, exist_ok=True)
@@ -121,7 +127,7 @@ async def _run(names: Sequence[str], console: Console, scratch: Path, *, is_quic
     report = Report(rounds)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        if set(names) - {"file_restart", "taildir", "spark"}:
+        if set(names) - {"file_restart", "taildir", "starts", "small_batches", "spark"}:
             async with running_world(_made(scratch / "world")) as world:
                 await _measure_world(names, world, report, progress, scale)
                 if "producer_costs" in names:
@@ -139,6 +145,16 @@ async def _run(names: Sequence[str], console: Console, scratch: Path, *, is_quic
             shown = progress.add_task("taildir", total=taildir_plan.step_count)
             on_step = partial(progress.advance, shown)
             report.taildir = await asyncio.to_thread(measure_taildir, _made(scratch / "taildir"), taildir_plan, on_step)
+        if "starts" in names:
+            starts_plan = StartsPlan(_QUICK_ROUNDS) if is_quick else StartsPlan()
+            shown = progress.add_task("Starts", total=starts_plan.step_count)
+            on_step = partial(progress.advance, shown)
+            report.starts = await asyncio.to_thread(measure_starts, _made(scratch / "starts"), starts_plan, on_step)
+        if "small_batches" in names:
+            small_plan = QUICK_SMALL_BATCHES_PLAN if is_quick else SmallBatchesPlan()
+            shown = progress.add_task("Small batches", total=small_plan.step_count)
+            on_step = partial(progress.advance, shown)
+            report.small_batches = await measure_small_batches(_made(scratch / "small"), small_plan, on_step)
         if "spark" in names:
             spark_plan = QUICK_SPARK_PLAN if is_quick else SparkPlan()
             shown = progress.add_task("Spark", total=spark_plan.step_count)

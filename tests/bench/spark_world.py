@@ -1,4 +1,4 @@
-"""What Spark is measured with: a session, a server, and channels full of events that no codec can make small."""
+"""The setup for measuring Spark: a session, a server, and channels with incompressible events."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ from tests.bench.payloads import BATCH_EVENTS, BODY_BYTES
 from tests.millraced import Millraced
 
 _VARIANTS = 20
-"""So many different batches. Fewer would let Parquet keep each body once, and read next to nothing."""
+"""The number of different batches. With fewer, Parquet would store each body once, and read next to nothing."""
 
 _IN_FLIGHT = 8
 _SEED = 17
@@ -56,7 +56,7 @@ class SparkWorld:
         return name
 
     def fill(self, channel: str, event_count: int) -> None:
-        """Appends so many events, a multiple of `BATCH_EVENTS`."""
+        """Appends this many events, a multiple of `BATCH_EVENTS`."""
         asyncio.run(_fill(self.server.grpc, channel, event_count // BATCH_EVENTS))
 
     def stream(self, channel: str, **options: str | int) -> DataFrame:
@@ -65,7 +65,7 @@ class SparkWorld:
         return reader.options(channels=channel, ackMode="never", **options).load()
 
     def batch_seconds(self, stream: DataFrame) -> Sequence[tuple[int, float]]:
-        """Runs a query into the no-op sink until all is done; for each micro-batch its rows, and how long it took."""
+        """Runs a query into the no-op sink until its end; returns the rows and the duration of each micro-batch."""
         self._number += 1
         checkpoint = self.scratch / f"checkpoint-{self._number}"
         query = stream.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
@@ -79,7 +79,7 @@ class SparkWorld:
 
 
 def rate_of(batches: Sequence[tuple[int, float]]) -> float:
-    """Rows a second, median of the batches; the first has to get everything started, so it does not count."""
+    """Rows per second, median of the batches; the first one, which starts everything, does not count."""
     return statistics.median(rows / seconds for rows, seconds in batches[1:] or batches)
 
 
@@ -94,7 +94,7 @@ def spark_world(scratch: Path) -> Iterator[SparkWorld]:
         config, data_dir = scratch / "millrace.toml", scratch / "data"
         config.write_text(_CONFIG_TOML)
         places = ("--data-dir", str(data_dir), "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
-        server = Millraced(("--config", str(config), *places), data_dir)
+        server = Millraced(("--config", str(config), *places), data_dir, python=sys.executable)
         ending.callback(server.kill)
         client = ending.enter_context(millrace.connect(server.grpc))
         spark = _session(scratch)

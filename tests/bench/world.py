@@ -55,37 +55,37 @@ class World:
     scratch: Path
     """A directory on the disk that the file channels use."""
     running: ExitStack
-    """Ends further servers with this one."""
+    """Ends further servers together with this one."""
     channel: str = MEMORY_CHANNEL
-    """Which channel is measured."""
+    """The channel that is measured."""
     python: str = sys.executable
-    """The interpreter that runs the servers: that of another checkout measures its code."""
+    """The interpreter of the servers: that of another checkout measures its code."""
 
     def on(self, channel: str) -> "World":
-        """The same, measuring another channel."""
+        """The same world, for another channel."""
         return replace(self, channel=channel)
 
     def start_server(self, config_toml: str) -> Millraced:
-        """Starts one more server, which ends when the world does."""
+        """Starts another server, which ends with the world."""
         scratch = Path(tempfile.mkdtemp(dir=self.scratch))
         server = _started(scratch, config_toml, self.python)
         self.running.callback(server.kill)
         return server
 
     def bare_calls(self, method: str, request: bytes, callers: int) -> Contender:
-        """The bare server under unary calls."""
+        """The bare server with unary calls."""
         called = Method(self.bare, METHOD.format(method), request)
         run = partial(call_many, called, callers=callers)
         return Contender(name=f"bare {method}", server_pid=self.bare_server.pid, run=run)
 
     def bare_stream(self, method: str, request: bytes, in_flight: int) -> Contender:
-        """The bare server under one stream both ways."""
+        """The bare server with one bidirectional stream."""
         called = Method(self.bare, METHOD.format(f"{method}_stream"), request)
         run = partial(stream_many, called, in_flight=in_flight)
         return Contender(name=f"bare {method}", server_pid=self.bare_server.pid, run=run)
 
     def log_calls(self, request: bytes, callers: int) -> list[Contender]:
-        """A bare log, and Millrace's log with no channel, under unary calls."""
+        """A bare log, and Millrace's log without a channel, with unary calls."""
 
         def log(name: str, method: str) -> Contender:
             run = partial(call_many, Method(self.logs, METHOD.format(method), request), callers=callers)
@@ -94,7 +94,7 @@ class World:
         return [log("bare log", "log"), log("log alone", "log_alone")]
 
     def bare_loops(self, batch: bytes) -> list[Contender]:
-        """Bare loops on the disk, into space that was set aside and into a growing file."""
+        """Bare loops on the disk, into preallocated space and into a growing file."""
         path = self.scratch / "bare-loop"
 
         def loop(name: str, *, sets_aside: bool) -> Contender:
@@ -115,17 +115,17 @@ class World:
         return call  # type: ignore[no-any-return] # grpc.aio types it so
 
     async def ask(self, method: str, request: Message, answer_type: Any) -> Any:
-        """One call of Millrace, outside what is measured."""
+        """One call of Millrace, outside of the measurement."""
         call: Any = self.millrace.unary_unary(method, response_deserializer=answer_type.FromString)
         return await call(request.SerializeToString())
 
     async def fill(self, batches: int, batch_events: int) -> None:
-        """Appends so many batches."""
+        """Appends this many batches."""
         request = append_columns(batch_events, self.channel)
         await stream_many(self.method("AppendStream", request), batches, _BATCH_IN_FLIGHT)
 
     async def queued_events(self) -> int:
-        """Events in the channel, taken ones too."""
+        """The number of events in the channel, including taken ones."""
         request = admin_service_pb2.GetChannelRequest(name=self.channel)
         answer = await self.ask(ADMIN.format("GetChannel"), request, admin_service_pb2.GetChannelResponse)
         return int(answer.channel.gauges.queued_events + answer.channel.gauges.taken_events)

@@ -17,13 +17,13 @@ def small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def simple_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has file channels in this process be small, and everything happen on the event loop's thread."""
+    """Makes file channels in this process small, and runs everything on the event loop's thread."""
     make_simple(monkeypatch)
 
 
 @pytest.fixture
 def chance() -> random.Random:
-    """Chance, whose seed a failing test shows; MILLRACE_SEED repeats it."""
+    """Random choices, whose seed a failing test shows; MILLRACE_SEED repeats it."""
     seed = int(os.environ.get("MILLRACE_SEED", random.randrange(1 << 32)))
     print(f"MILLRACE_SEED={seed}")  # noqa: T201 - pytest shows it where the test fails
     return random.Random(seed)

@@ -1,7 +1,7 @@
-"""What must be true of a channel whose server is killed again and again.
+"""What must hold for a channel whose server is killed repeatedly.
 
-Every event has a body that no other has. The account knows of each what has become of it, as far as answers tell: what
-was not answered is doubtful until the channel itself, or the answer to the call's repeat, settles it.
+Every event has a body of its own. The account records the fate of each event as far as answers tell: an unanswered
+call is doubtful until the channel itself, or the answer to the call's repeat, settles it.
 """
 
 from collections import Counter
@@ -11,25 +11,25 @@ Event = tuple[int, bytes]
 
 
 class KillAccount:
-    """All events of one channel."""
+    """The account of all events of one channel."""
 
     def __init__(self) -> None:
         self.sent: set[bytes] = set()
-        """All that may ever be found."""
+        """All events that may ever be found."""
         self.stored: set[bytes] = set()
-        """Committed, as an answer or the channel says."""
+        """Committed, according to an answer or to the channel."""
         self.refused: set[bytes] = set()
-        """Of transactions that were not committed, and never will be."""
+        """Events of transactions that were not committed and never will be."""
         self.removed: set[bytes] = set()
-        """Taken or acknowledged, and answered so."""
+        """Taken or acknowledged, with an answer."""
         self.doubtful: Counter[bytes] = Counter()
-        """Taken or acknowledged, and not answered; by how many, since what came back after a kill may be taken anew."""
+        """Taken or acknowledged without an answer; how often, since events returned after a kill may be taken again."""
         self.found: dict[bytes, int] = {}
-        """What was queued when the server had started, with sequences."""
+        """The events queued after the server's start, with their sequences."""
         self._sequences: dict[int, bytes] = {}
         self._places: dict[bytes, int] = {}
 
-    # What callers tell.
+    # Reports of callers.
 
     def sends(self, bodies: Iterable[bytes]) -> None:
         """These may be stored from now on."""
@@ -48,7 +48,7 @@ class KillAccount:
         self.refused |= bodies
 
     def sees(self, events: Iterable[Event]) -> None:
-        """Each event has its sequence, and each sequence its event, for ever."""
+        """These events have these sequences, permanently."""
         for sequence, body in events:
             assert body in self.sent, f"{body!r} was never sent"
             assert body not in self.refused, f"{body!r} was never committed"
@@ -59,7 +59,7 @@ class KillAccount:
             self.stored.add(body)
 
     def delivers(self, events: Iterable[Event]) -> list[bytes]:
-        """Somebody has taken or read these; returns the bodies."""
+        """These were taken or read; returns the bodies."""
         events = list(events)
         self.sees(events)
         bodies = [body for _, body in events]
@@ -68,11 +68,11 @@ class KillAccount:
         return bodies
 
     def doubts(self, bodies: Iterable[bytes]) -> None:
-        """Somebody is about to remove these."""
+        """A call that removes these begins."""
         self.doubtful.update(bodies)
 
     def removes(self, bodies: Iterable[bytes]) -> None:
-        """These are gone for good."""
+        """These are removed permanently."""
         bodies = set(bodies)
         twice = bodies & self.removed
         assert not twice, f"removed twice: {twice}"
@@ -80,21 +80,21 @@ class KillAccount:
         self.keeps(bodies)
 
     def keeps(self, bodies: Iterable[bytes]) -> None:
-        """These are not doubtful any more, for one of those to whom they were."""
+        """These are no longer doubtful for one of the callers."""
         for body in bodies:
             self.doubtful[body] -= 1
             if self.doubtful[body] <= 0:
                 del self.doubtful[body]
 
     def was_not_removed(self, bodies: Iterable[bytes]) -> None:
-        """Whose removal is said to have never happened was there when the server had started."""
+        """These were in the channel when the server had started, so the removal never happened."""
         gone = set(bodies) - self.found.keys() - self.removed - self.doubtful.keys()
         assert not gone, f"said to be there, and gone: {gone}"
 
-    # What the channel tells.
+    # Reports of the channel.
 
     def reconcile(self, queued: Sequence[Event], next_sequence: int) -> None:
-        """Holds what is queued, while nothing is taken, against what was answered."""
+        """Compares the queued events, while nothing is taken, with the answers."""
         sequences = [sequence for sequence, _ in queued]
         assert sequences == sorted(set(sequences)), "the queue is not in order"
         self.sees(queued)
@@ -106,7 +106,7 @@ class KillAccount:
         assert max(self._sequences, default=0) < next_sequence
 
     def settle_by_channel(self, bodies: Iterable[bytes]) -> None:
-        """Whether these were removed is seen from the channel, as it was found."""
+        """The channel, as it was found, shows whether these were removed."""
         for body in bodies:
             if body in self.found:
                 self.keeps([body])
@@ -114,7 +114,7 @@ class KillAccount:
                 self.removes([body])
 
     def close(self, next_sequence: int) -> None:
-        """Everything was drained: each event was there exactly once, without a gap."""
+        """Checks after a complete drain that each event was there exactly once, without a gap."""
         assert not self.doubtful, self.doubtful
         assert self.removed == self.stored
         assert sorted(self._sequences) == list(range(1, next_sequence)), "there are gaps"

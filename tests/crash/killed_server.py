@@ -1,4 +1,4 @@
-"""A server that is killed and started again, and calls that are repeated until they are answered."""
+"""A server that is killed and restarted, and calls that are repeated until they are answered."""
 
 import asyncio
 import random
@@ -42,24 +42,24 @@ _START_SECONDS = 0.3
 
 
 class CallRefusedError(Exception):
-    """Returned when a call was refused, which no repeat would change; knows why."""
+    """Raised when a call is refused, so that a repeat would not help; contains the refusal."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal)
         self.reason = refusal.reason
 
     def must_be(self, reasons: Container[str]) -> None:
-        """Raises itself where it was refused for another reason."""
+        """Raises this error if the reason is another one."""
         if self.reason not in reasons:
             raise self
 
 
 class KilledServer:
-    """One data directory, and the servers that work on it one after the other.
+    """One data directory, and the servers that use it one after the other.
 
     Attributes:
         accounts: What is known of each channel.
-        ending: Set when whoever works is to come to an end.
+        ending: Set when the workers must end.
     """
 
     def __init__(self, scratch: Path, chance: random.Random) -> None:
@@ -80,7 +80,7 @@ class KilledServer:
         self.starts = 0
 
     async def start(self) -> None:
-        """Starts a server, holds what it has found against the accounts, and lets callers in."""
+        """Starts a server, compares its content with the accounts, and admits callers."""
         self._server = await asyncio.to_thread(Millraced, self._arguments, self._data_dir)
         self._rpc = await self._connections.enter_async_context(connected(self._server.grpc))
         for name, account in self.accounts.items():
@@ -97,40 +97,40 @@ class KilledServer:
         return [(sequence, body) for sequence, _, body in rows_of(batches)]
 
     async def next_sequence(self, name: str) -> int:
-        """The sequence that a channel gives next."""
+        """The next sequence of a channel."""
         return (await self._rpc.look(name)).gauges.next_sequence
 
     async def answer(self, count: int) -> None:
-        """Waits until so many calls were answered."""
+        """Waits until this many calls were answered."""
         self._answers_left = count
         self._has_answered.clear()
         await self._has_answered.wait()
 
     async def kill(self) -> None:
-        """Kills the server, wherever it is."""
+        """Kills the server at any point."""
         if self._server is not None:
             self._is_up.clear()
             await asyncio.to_thread(self._server.kill)
             assert self._server.other_output == []
 
     async def start_in_vain(self) -> None:
-        """Starts a server, and kills it before, while, or shortly after it reads its channels back."""
+        """Starts a server, and kills it before, during, or shortly after the replay of its channels."""
         process = await asyncio.to_thread(ForkedProgram, "millraced", ("serve", *self._arguments))
-        # There is nothing that could be waited for: any moment will do.
+        # There is no event to wait for: the kill may come at any moment.
         await asyncio.sleep(self._chance.uniform(0.0, _START_SECONDS))
         process.kill()
         await asyncio.to_thread(process.wait)
 
     async def stop(self) -> None:
-        """Stops the last server as it should be."""
+        """Stops the last server gracefully."""
         assert self._server is not None
         assert await asyncio.to_thread(self._server.stop) == 0
         assert [entry for entry in self._server.log if entry["level"] == "error"] == []
 
     async def close(self) -> None:
-        """Ends whatever is left."""
+        """Ends everything that is left."""
         await self.kill()
-        # Not before, since that would cancel calls that are about to hear that their server is gone.
+        # Not earlier, since that would cancel calls that are about to get an error from the killed server.
         await self._connections.aclose()
 
     async def rpc(self) -> Rpc:
@@ -139,7 +139,7 @@ class KilledServer:
         return self._rpc
 
     async def call(self, method: str, request: Any) -> Any:
-        """Makes a call as often as it takes to have an answer.
+        """Makes a call until it is answered.
 
         Raises:
             CallRefusedError: It was refused.
@@ -155,20 +155,20 @@ class KilledServer:
                 return answer
 
     async def endure(self, error: aio.AioRpcError) -> None:
-        """Waits for the next server where the last one was killed.
+        """Waits for the next server if the last one was killed.
 
         Raises:
-            CallRefusedError: It was not.
+            CallRefusedError: The server is running.
         """
-        # What the server says has details; without them it is gRPC that tells of a broken connection.
+        # Refusals of the server have details; an error without them comes from gRPC, for a broken connection.
         if any(key == "grpc-status-details-bin" for key, _ in error.trailing_metadata() or ()):
             raise CallRefusedError(Refusal.of_error(error))
         assert error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL}, error
-        # It may be noticed before whoever kills the server gets to say so.
+        # The broken connection may be noticed before the task that kills the server has recorded it.
         await asyncio.sleep(0)
 
     async def endure_broken(self, error: Exception) -> None:
-        """The same for a stream, where gRPC has several errors for a connection that has broken.
+        """The same for a stream, for which gRPC has several errors when a connection breaks.
 
         Raises:
             CallRefusedError: The server has ended the stream.
@@ -179,7 +179,7 @@ class KilledServer:
             raise error
 
     def count_answer(self) -> None:
-        """A call was answered."""
+        """Counts an answered call."""
         self._answers_left -= 1
         if self._answers_left <= 0:
             self._has_answered.set()

@@ -1,4 +1,4 @@
-"""Streaming queries whose driver is killed again and again, and servers too, and what has become of the events."""
+"""Streaming queries whose driver and servers are killed repeatedly, and the account of their events."""
 
 import os
 import random
@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,19 +18,20 @@ from tests.millraced import Millraced
 from tests.spark_cluster import spark_environment
 from tests.spark_driver import Flow, Plan
 from tests.spark_output import committed_rows, done_batches
-from tests.torn_network import Tears, TornNetwork, torn_network
+from tests.unreliable_network import FaultRates, UnreliableNetwork, unreliable_network
 
 _LOOK_SECONDS = 0.05
 _PROGRESS_SECONDS_MAX = 240.0
+_NOTICE_SECONDS_MAX = 30.0
 _FAILURES_MAX = 3
 _EVENTS_MAX = 10_000_000
 _FEED_BATCH = 20
 _FEED_EVENTS_MAX = 2_000
 _FEED_PAUSE_SECONDS = 0.1
-_CALM = Tears(cut_upwards=0.0, cut_downwards=0.0, delay=0.0)
+_CALM = FaultRates(cut_upwards=0.0, cut_downwards=0.0, delay=0.0)
 
 LINES, ORDERS, COPIES, NOTES = "lines", "orders", "copies", "notes"
-"""Channels: a query lands the first in Parquet, another carries the second to the third, a third writes the last."""
+"""Channels: one query lands the first in Parquet, another copies the second to the third, a third fills the last."""
 
 _CONFIG_TOML = "[server]\nshutdown_grace_seconds = 0.0\n" + "".join(
     f'[channels.{name}]\ntype = "file"\ncheckpoint_interval_seconds = 0.5\nmin_free_bytes = 0\n'
@@ -39,7 +40,7 @@ _CONFIG_TOML = "[server]\nshutdown_grace_seconds = 0.0\n" + "".join(
 
 
 class RestartedServer:
-    """A server that keeps its address and its data when it is killed and started again."""
+    """A server that keeps its address and its data when it is killed and restarted."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -49,12 +50,12 @@ class RestartedServer:
         self.grpc = self._running.grpc
 
     def kill_and_start(self) -> None:
-        """Ends it by SIGKILL, and starts it again."""
+        """Ends the server with SIGKILL, and starts it again."""
         self.kill()
         self._running = self._start(self.grpc)
 
     def kill(self) -> None:
-        """Ends it by SIGKILL."""
+        """Ends the server with SIGKILL."""
         self._running.kill()
 
     def _start(self, listen: str) -> Millraced:
@@ -65,7 +66,7 @@ class RestartedServer:
 
 @dataclass(frozen=True)
 class Account:
-    """What has arrived at one place, held against what was sent."""
+    """Compares the events that arrived at one place with those sent."""
 
     sent_count: int
     missing: Sequence[bytes]
@@ -86,16 +87,16 @@ class Account:
 
 @dataclass
 class Scene:
-    """Servers behind networks, a feed of events, and a driver that comes and goes.
+    """Servers behind networks, a feed of events, and a driver that is killed and restarted.
 
     Attributes:
-        sent: Bodies that the feed has brought, to each of the channels that are read.
-        kill_counts: How often what was killed.
+        sent: The bodies that the feed has sent, by channel.
+        kill_counts: The number of kills of each kind.
     """
 
     folder: Path
     servers: Sequence[RestartedServer]
-    networks: Sequence[TornNetwork]
+    networks: Sequence[UnreliableNetwork]
     chance: random.Random
     sent: list[bytes] = field(default_factory=list)
     kill_counts: Counter[str] = field(default_factory=Counter)
@@ -105,7 +106,7 @@ class Scene:
     # The feed.
 
     def feed(self) -> None:
-        """Brings events to the channels that are read, on and on, until `end_feed`."""
+        """Sends events to the channels that are read, until `end_feed`."""
         endpoints = [server.grpc for server in self.servers]
         with ExitStack() as open_producers:
             producers = [
@@ -113,7 +114,7 @@ class Scene:
             ]
             while not self._is_fed.wait(_FEED_PAUSE_SECONDS):
                 start = len(self.sent)
-                # How slow the machine is must not decide how much is left in the end.
+                # The amount that is left in the end must not depend on the speed of the machine.
                 if start >= _FEED_EVENTS_MAX * (1 + self.kill_counts.total()):
                     continue
                 bodies = [b"event %08d" % number for number in range(start, start + _FEED_BATCH)]
@@ -122,11 +123,11 @@ class Scene:
                 self.sent += bodies
 
     def end_feed(self) -> None:
-        """Has the feed end when all that it has sent is stored."""
+        """Ends the feed when everything that it has sent is stored."""
         self._is_fed.set()
 
     def write_note(self, number: int) -> list[bytes]:
-        """Lays a text file of lines before the query that only writes; returns the lines."""
+        """Adds a text file of lines to the input of the query that only writes; returns the lines."""
         lines = [b"note %04d %04d" % (number, line) for line in range(_FEED_BATCH)]
         made = self.folder / f"{number}.made"
         made.write_bytes(b"".join(line + b"\n" for line in lines))
@@ -137,7 +138,7 @@ class Scene:
     # The driver.
 
     def start_driver(self) -> None:
-        """Starts the queries, or has them go on."""
+        """Starts the queries, or continues them."""
         self._forget_driver()
         plan = self.folder / "plan.json"
         Plan(master="local[2,4]", flows=self._flows()).save(plan)
@@ -152,30 +153,34 @@ class Scene:
             )
 
     def kill_driver(self, how: str) -> None:
-        """Ends the driver by SIGKILL: `all` of its process group, or its `jvm` alone, which the rest then notices."""
+        """Ends the driver with SIGKILL: `all` of its process group, or only its `jvm`, which the rest then notices."""
         assert self._driver is not None
         self.kill_counts[how] += 1
-        if how == "jvm" and (jvms := children_of(self._driver.pid)):
+        # Again where the driver does not end: what was killed first may have been the launcher of the JVM.
+        while how == "jvm" and self._driver.poll() is None and (jvms := children_of(self._driver.pid)):
             for pid in jvms:
-                os.kill(pid, signal.SIGKILL)
-        else:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                self._driver.wait(_NOTICE_SECONDS_MAX)
+        if self._driver.poll() is None:
             os.killpg(self._driver.pid, signal.SIGKILL)
         self._forget_driver()
 
     def stop_driver(self) -> None:
-        """Has the queries stop as they should."""
+        """Stops the queries gracefully."""
         assert self._driver is not None
         self._driver.communicate(timeout=_PROGRESS_SECONDS_MAX)
         assert self._driver.returncode == 0, self.driver_log()
 
     def close(self) -> None:
-        """Ends what is left of the driver."""
+        """Ends the remaining processes of the driver."""
         if self._driver is not None and self._driver.poll() is None:
             self.kill_driver("all")
         self._forget_driver()
 
     def _forget_driver(self) -> None:
-        """Clears away what is left of a driver that has ended, or is about to."""
+        """Cleans up after a driver that has ended, or is about to."""
         if self._driver is not None:
             self._driver.wait()
             assert self._driver.stdin is not None
@@ -183,19 +188,19 @@ class Scene:
             self._driver = None
 
     def done_batches(self) -> int:
-        """Micro-batches that all queries together hold for done."""
+        """The number of micro-batches that all queries together have completed."""
         return sum(done_batches(Path(flow.checkpoint or "")) for flow in self._flows())
 
     def wait_for_batches(self, count: int) -> None:
-        """Waits until so many micro-batches more are done."""
+        """Waits until this many more micro-batches are completed."""
         wanted = self.done_batches() + count
         self.wait_until(lambda: self.done_batches() >= wanted)
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Waits for something that the driver does; starts one that has failed again, but not for ever.
+        """Waits for an effect of the driver; restarts it if it has failed, a limited number of times.
 
-        A query fails where a server is killed between its tasks' puts and their commit, and where Spark gives up on its
-        own processes because the machine has too much to do.
+        A query fails if a server is killed between its tasks' puts and their commit, and if Spark gives up on its own
+        processes because the machine is overloaded.
         """
         give_up = time.monotonic() + _PROGRESS_SECONDS_MAX
         failures_left = _FAILURES_MAX
@@ -209,21 +214,21 @@ class Scene:
             time.sleep(_LOOK_SECONDS)
 
     def driver_log(self) -> str:
-        """The last of what the drivers have said."""
+        """The end of the drivers' output."""
         return (self.folder / "driver.log").read_text(errors="replace")[-5_000:]
 
-    # What has come of it.
+    # Results.
 
     def is_drained(self) -> bool:
-        """Whether the channels that are read are empty: what was in them is done, and acknowledged."""
+        """Whether the channels that are read are empty: all of their events are processed and acknowledged."""
         return all(self._queued(server, name) == 0 for server in self.servers for name in (LINES, ORDERS))
 
     def landed(self) -> list[bytes]:
-        """Bodies in Parquet."""
+        """The bodies in Parquet."""
         return list(committed_rows(self.folder / "landed", "body"))
 
     def stored(self, name: str) -> list[bytes]:
-        """Bodies in a channel, on all servers."""
+        """The bodies in a channel, on all servers."""
         bodies: list[bytes] = []
         for server in self.servers:
             with millrace.connect(server.grpc) as client:
@@ -267,14 +272,14 @@ class Scene:
 
 
 @contextmanager
-def spark_scene(folder: Path, chance: random.Random, *, server_count: int, is_torn: bool) -> Iterator[Scene]:
-    """A scene without a driver, whose feed begins at once.
+def spark_scene(folder: Path, chance: random.Random, *, server_count: int, is_unreliable: bool) -> Iterator[Scene]:
+    """A scene without a driver, whose feed starts at once.
 
     Args:
-        folder: Where all of it keeps its files.
-        chance: What decides what happens.
-        server_count: How many servers hold each channel.
-        is_torn: Whether connections of Spark are cut and replies lost.
+        folder: The directory of all files.
+        chance: Determines what happens.
+        server_count: The number of servers with each channel.
+        is_unreliable: Whether Spark's connections are cut and responses lost.
     """
     with ExitStack() as ending:
         servers = []
@@ -283,9 +288,9 @@ def spark_scene(folder: Path, chance: random.Random, *, server_count: int, is_to
             place.mkdir()
             servers.append(RestartedServer(place))
             ending.callback(servers[-1].kill)
-        tears = Tears() if is_torn else _CALM
+        faults = FaultRates() if is_unreliable else _CALM
         networks = [
-            ending.enter_context(torn_network(server.grpc, chance.getrandbits(32), tears)) for server in servers
+            ending.enter_context(unreliable_network(server.grpc, chance.getrandbits(32), faults)) for server in servers
         ]
         scene = Scene(folder, servers, networks, chance)
         feeding = threading.Thread(target=scene.feed, name="feed")
@@ -297,7 +302,7 @@ def spark_scene(folder: Path, chance: random.Random, *, server_count: int, is_to
 
 
 def children_of(pid: int) -> list[int]:
-    """Processes that a process has started and that still run."""
+    """The running child processes of a process."""
     children = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -1,4 +1,4 @@
-"""Whole flows are tormented: each line that is written arrives once, and those of one log in order."""
+"""Whole flows under faults: each line written arrives once, and those of one log in order."""
 
 import random
 from pathlib import Path
@@ -31,8 +31,8 @@ def _run_faults(folder: Path, chance: random.Random, fault_count: int, stop_seco
         chain.stop()
 
 
-def test_account_of_what_went_wrong_tells_of_it() -> None:
-    """A line that is missing, comes again, comes late, or was never written is found."""
+def test_account_of_what_went_wrong_reports_it() -> None:
+    """Lines that are missing, duplicated, late, or were never written are found."""
     first, second, third, fourth = (line_of("app", number) for number in range(4))
     arrived = [first, third, second, third, b"app 0000003 cut", line_of("app", 4)]
     account = LineAccount.of(arrived, {"app": 4})
@@ -41,16 +41,16 @@ def test_account_of_what_went_wrong_tells_of_it() -> None:
 
 
 @pytest.mark.timeout(180)
-def test_flow_of_tormented_agents_brings_each_line_once_in_order(tmp_path: Path, chance: random.Random) -> None:
-    """Three agents in a chain and one that joins it are killed, stopped and cut off while logs are rotated."""
+def test_flow_of_agents_under_faults_brings_each_line_once_in_order(tmp_path: Path, chance: random.Random) -> None:
+    """Three agents in a chain and one that joins it are killed, paused and disconnected while logs are rotated."""
     _run_faults(tmp_path, chance, _TORMENTS_IN_THE_SUITE, 1.0)
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("round_number", range(_ROUNDS))
-def test_flow_of_agents_tormented_for_long_brings_each_line_once_in_order(
+def test_flow_of_agents_under_long_faults_brings_each_line_once_in_order(
     round_number: int, tmp_path: Path, chance: random.Random
 ) -> None:
-    """The same for longer, and stops that last longer than any server may take to answer."""
+    """The same for longer, with pauses that exceed every timeout."""
     _run_faults(tmp_path, chance, _TORMENTS_IN_A_ROUND, 7.0)

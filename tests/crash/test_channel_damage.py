@@ -1,4 +1,4 @@
-"""Bits of a small channel's files that are wrong, and ends that are missing: found, or harmless."""
+"""Flipped bits and cut ends in the files of a small channel: detected, or harmless."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ _CUTS_IN_THE_SUITE = 300
 
 
 class WrittenChannel:
-    """A channel with a little of everything in a few segments and two checkpoints."""
+    """A channel with all kinds of content in a few segments and two checkpoints."""
 
     def __init__(self) -> None:
         self.stopped: SimulatedDisk
@@ -65,7 +65,7 @@ def written() -> Iterator[WrittenChannel]:
 
 
 async def _is_found(disk: SimulatedDisk, held: Held) -> bool:
-    """Whether damage is told when the channel is opened or read; if not, the channel is what it was."""
+    """Whether damage is reported when the channel is opened or read; if not, the channel is unchanged."""
     before = disk.fingerprint()
     try:
         opened = await open_simulated_channel(disk, _CONFIG)
@@ -75,7 +75,7 @@ async def _is_found(disk: SimulatedDisk, held: Held) -> bool:
     try:
         assert Held.by(opened.channel) == held
     except ChannelCorruptError:
-        assert opened.store.damage
+        assert opened.store.fault
         assert len(opened.changes) == 1
         return True
     finally:
@@ -113,7 +113,7 @@ async def _check_cuts(disk: SimulatedDisk, held: Held, cuts: Iterable[tuple[Path
 async def test_open_with_a_bit_flipped_finds_it_or_loses_nothing(
     end: str, written: WrittenChannel, chance: random.Random
 ) -> None:
-    """A single wrong bit in a segment or a checkpoint is told, or the channel is what it was."""
+    """A single flipped bit in a segment or a checkpoint is reported, or the channel is unchanged."""
     disk: SimulatedDisk = getattr(written, end)
     await _check_flips(disk, written.held, chance.sample(_flips(disk), _FLIPS_IN_THE_SUITE))
 
@@ -130,7 +130,7 @@ async def test_open_with_any_bit_flipped_finds_it_or_loses_nothing(end: str, wri
 async def test_open_with_a_file_cut_finds_it_or_loses_nothing(
     end: str, written: WrittenChannel, chance: random.Random
 ) -> None:
-    """A file that is shorter than it was is told, or the channel is what it was: a checkpoint knows where it ended."""
+    """A file that was cut is reported, or the channel is unchanged: a checkpoint knows where the log ended."""
     disk: SimulatedDisk = getattr(written, end)
     cuts = _cuts(disk)
     await _check_cuts(disk, written.held, chance.sample(cuts, min(_CUTS_IN_THE_SUITE, len(cuts))))
@@ -145,7 +145,7 @@ async def test_open_with_a_file_cut_anywhere_finds_it_or_loses_nothing(end: str,
 
 
 async def test_open_with_a_file_missing_finds_it_or_loses_nothing(written: WrittenChannel) -> None:
-    """Each file alone may be missing: a segment that anything needs is told, and one checkpoint is enough."""
+    """Any single file may be missing: a needed segment is reported, and one of the checkpoints is enough."""
     for disk in (written.stopped, written.killed):
         found = []
         for path in disk.paths():
@@ -165,7 +165,7 @@ async def test_open_with_both_checkpoints_damaged_reads_the_whole_log(written: W
 
 
 async def test_open_of_another_version_is_refused_and_writes_nothing(written: WrittenChannel) -> None:
-    """What a later Millrace has written is left as it is."""
+    """Files of a later Millrace stay unchanged."""
     damaged = written.stopped.copy()
     last = damaged.paths()[-1]
     content = bytearray(damaged.content(last))

@@ -33,12 +33,12 @@ _CONFIG = small_limits(data_dirs=list(TWO_DIRECTORIES), segment_bytes_max=900)
 
 
 class FaultyStory(Story):
-    """A story whose disk may refuse: what is refused has not happened, and what fails has happened or not."""
+    """A story whose disk may fail: refused calls have no effect, and failed ones may or may not."""
 
     has_failed = False
 
     def allowed(self) -> Allowed:
-        """Also without the rollbacks: nobody waits for them, and a full disk does not remember them."""
+        """The states also without the rollbacks: they are not waited for, and a full disk does not store them."""
         allowed = super().allowed()
         return Allowed(_with_lost_rollbacks(allowed.after_cut), _with_lost_rollbacks(allowed.after_kill))
 
@@ -57,7 +57,7 @@ class FaultyStory(Story):
             expected, lasting = self.expect(made)
         assert [outcome for outcome in outcomes if outcome not in _REFUSALS] == expected
         if failed_before:
-            # The log takes nothing more.
+            # The log accepts nothing more.
             self.states = states
         else:
             self.have_lasted(lasting)
@@ -67,7 +67,7 @@ class FaultyStory(Story):
 
 
 def _with_lost_rollbacks(states: Sequence[Held]) -> list[Held]:
-    """The states, each with all of its rollbacks or any of them missing."""
+    """The states, each with all of its rollbacks or with some of them missing."""
     found = []
     for held in states:
         rolled_back = [txn_id for txn_id, (state, _) in held.ended.items() if state == TxnState.ROLLED_BACK.value]
@@ -81,7 +81,7 @@ def _with_lost_rollbacks(states: Sequence[Held]) -> list[Held]:
 async def _work_with_fault(
     disk: SimulatedDisk, kind: str, nth: int, error_number: int, chance: random.Random
 ) -> tuple[FaultyStory, list[Moment]]:
-    """A story in which one call fails; returns it, and its moments between two steps from then on."""
+    """A story in which one call fails; returns it, and the moments between two steps from then on."""
     story = FaultyStory(disk, config=_CONFIG)
     await story.open()
     steps = Steps(story, chance, [_CONFIG], is_plain=True)
@@ -101,9 +101,9 @@ async def _check_fault(kind: str, nth: int, error_number: int, chance: random.Ra
     for moment in [chance.choice(moments), moments[-1]]:
         await check_moment(moment, chance, 1)
     if not story.has_failed:
-        # Unless the log has failed behind the last step, and nobody has noticed so far.
+        # Unless the log has failed after the last step without a call that noticed it.
         await story.do(calls.Append([b"goes on"], None))
-    # A full disk is no failure, but where a sync says so.
+    # A full disk is not a failure of the log, except in a sync.
     assert not story.has_failed or error_number == errno.EIO or kind in _SYNC_KINDS
     if not story.has_failed:
         assert story.answered == len(story.states) - 1
@@ -116,7 +116,7 @@ async def _check_fault(kind: str, nth: int, error_number: int, chance: random.Ra
 async def test_calls_with_a_call_of_the_disk_failing_acknowledge_nothing_falsely(
     kind: str, error_number: int, chance: random.Random
 ) -> None:
-    """Whichever call fails, what was acknowledged is found later, what was refused is not, and a full disk passes."""
+    """Whichever call fails, acknowledged events are found later, refused ones are not, and a full disk is survived."""
     for nth in [1, 2, *chance.sample(range(3, 20), 3)]:
         await _check_fault(kind, nth, error_number, chance)
 
@@ -136,7 +136,7 @@ async def test_calls_with_any_call_of_the_disk_failing_acknowledge_nothing_false
 @pytest.mark.parametrize("error_number", [errno.EIO, errno.ENOSPC, errno.EMFILE], ids=errno.errorcode.get)
 @pytest.mark.parametrize("kind", _OPENING_KINDS)
 async def test_open_with_any_call_failing_loses_nothing(kind: str, error_number: int, chance: random.Random) -> None:
-    """A channel that could not be opened opens with all that it has once the error has gone."""
+    """A channel that could not be opened opens completely once the error is gone."""
     story, moments = await _work_with_fault(new_disk(chance, TWO_DIRECTORIES), "none", 1, 0, chance)
     story.opened.abandon()
     moment = chance.choice(moments)
@@ -152,7 +152,7 @@ async def test_open_with_any_call_failing_loses_nothing(kind: str, error_number:
 @pytest.mark.parametrize("error_number", [errno.EIO, errno.ENOSPC, errno.EMFILE], ids=errno.errorcode.get)
 @pytest.mark.parametrize("kind", [*_CHANGING_KINDS, *_SYNC_KINDS])
 async def test_first_open_with_any_call_failing_leaves_a_channel_that_opens(kind: str, error_number: int) -> None:
-    """Whatever fails while a channel is made, it can be made once the error has gone."""
+    """Whatever fails while a channel is created, it can be created once the error is gone."""
     for nth in range(1, 5):
         disk = SimulatedDisk(TWO_DIRECTORIES, nth)
         disk.fail(kind, nth, error_number)
@@ -163,8 +163,8 @@ async def test_first_open_with_any_call_failing_leaves_a_channel_that_opens(kind
             assert await held_on(crashed, _CONFIG) == Held.nothing()
 
 
-async def test_sync_that_fails_fails_the_channel_until_it_is_opened_anew(chance: random.Random) -> None:
-    """What waited for the sync is not acknowledged, nothing more is taken, and the next opening decides."""
+async def test_sync_that_fails_fails_the_channel_until_it_is_opened_again(chance: random.Random) -> None:
+    """What waited for the sync is not acknowledged, nothing more is accepted, and the next opening decides."""
     for _disk in range(5):
         story = FaultyStory(new_disk(chance))
         await story.open()
@@ -176,7 +176,7 @@ async def test_sync_that_fails_fails_the_channel_until_it_is_opened_anew(chance:
         assert await story.do(calls.Append([b"refused"], None)) == [ChannelLogFailedError]
         assert await story.do(calls.Claim("r", 60.0, takeover=False)) == [ChannelLogFailedError]
         channel = story.opened.channel
-        # What is there can be looked at, and taken; that it was taken cannot be committed.
+        # Events can be peeked at and taken, but a take cannot be committed.
         txn_id = await begin_with_takes(channel, 1)
         with pytest.raises(ChannelLogFailedError):
             await channel.transactions.commit([txn_id], None)
@@ -190,7 +190,7 @@ async def test_sync_that_fails_fails_the_channel_until_it_is_opened_anew(chance:
 
 
 async def test_repeat_of_what_the_full_disk_refused_is_refused_too(chance: random.Random) -> None:
-    """A stamped append and its repeat that wait for the same refusal: neither is acknowledged, both may come again."""
+    """Neither a stamped append nor its repeat that waits with it is acknowledged; both may be repeated."""
     opened = await open_simulated_channel(new_disk(chance))
     channel, stamp = opened.channel, Stamp("p", 0, 1)
     opened.disk.fail("write", 1, errno.ENOSPC)
@@ -204,7 +204,7 @@ async def test_repeat_of_what_the_full_disk_refused_is_refused_too(chance: rando
 
 
 async def test_takes_on_a_full_disk_are_committed_while_puts_are_refused(chance: random.Random) -> None:
-    """What waits together with puts that find no room does not suffer for them, and room is found again at last."""
+    """Takes that wait together with refused puts succeed, and finally there is room again."""
     opened = await open_simulated_channel(new_disk(chance))
     channel, disk = opened.channel, opened.disk
     await append(channel, *(b"%d" % number for number in range(20)))
@@ -219,7 +219,7 @@ async def test_takes_on_a_full_disk_are_committed_while_puts_are_refused(chance:
             return_exceptions=True,
         )
         assert [type(answer).__name__ for answer in answers] == ["DiskFullError", "Receipt", "DiskFullError"]
-        # It stays open, and may be tried again.
+        # The transaction stays open, and may be committed again.
         with pytest.raises(DiskFullError):
             await channel.transactions.commit([put], None)
         channel.transactions.rollback(put)
@@ -233,7 +233,7 @@ async def test_takes_on_a_full_disk_are_committed_while_puts_are_refused(chance:
 
 
 async def test_settle_that_the_disk_refuses_returns_the_delivery(chance: random.Random) -> None:
-    """An ack that cannot be written leaves its events to be delivered once more, not lost and not forgotten."""
+    """If an ack cannot be written, its events are delivered again, neither lost nor forgotten."""
     opened = await open_simulated_channel(new_disk(chance))
     channel = opened.channel
     await append(channel, b"one", b"two")
@@ -248,7 +248,7 @@ async def test_settle_that_the_disk_refuses_returns_the_delivery(chance: random.
 
 
 async def test_read_that_fails_says_corrupt_and_takes_nothing(chance: random.Random) -> None:
-    """Events that the disk cannot give back stay where they are, and that is said; nothing is skipped."""
+    """Events that the disk cannot return stay in their places, which is reported; nothing is skipped."""
     story = Story(new_disk(chance))
     await story.open()
     await story.do(calls.Append([b"one"], None), calls.Append([b"two"], None))
@@ -258,7 +258,7 @@ async def test_read_that_fails_says_corrupt_and_takes_nothing(chance: random.Ran
     txn_id = begin(opened.channel)
     with pytest.raises(ChannelCorruptError):
         await take(opened.channel, txn_id)
-    assert opened.store.damage
+    assert opened.store.fault
     assert len(opened.changes) == 1
     check_accounts(opened.channel)
     assert await take(opened.channel, txn_id) == [b"one", b"two"]

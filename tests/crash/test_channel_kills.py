@@ -1,4 +1,4 @@
-"""SIGKILL under load: what was acknowledged is there, once; what was taken for good does not come back."""
+"""SIGKILL under load: acknowledged events are there once; removed events do not return."""
 
 import asyncio
 import random
@@ -26,13 +26,13 @@ _FULL = {"CHANNEL_FULL", "BYTES_FULL"}
 
 
 class Worker:
-    """Somebody who calls a channel until the end.
+    """A caller that uses a channel until the end.
 
     Args:
         server: The server.
         channel: The channel's name.
-        name: The worker's, which no other has.
-        chance: Chooses what comes.
+        name: The unique name of the worker.
+        chance: Determines the calls.
     """
 
     def __init__(self, server: KilledServer, channel: str, name: str, chance: random.Random) -> None:
@@ -47,16 +47,16 @@ class Worker:
         return self.server.accounts[self.channel]
 
     async def run(self) -> None:
-        """Works until the end."""
+        """Makes calls until the end."""
         while not self.server.ending.is_set():
             await self.step()
 
     async def step(self) -> None:
-        """The next thing to do."""
+        """Makes the next call."""
         raise NotImplementedError
 
     def bodies(self) -> list[bytes]:
-        """New bodies; the account knows of them."""
+        """New bodies, which are added to the account."""
         first, self.number = self.number, self.number + self.chance.randint(1, 40)
         size = self.chance.choice([0, 100, 600])
         made = [b"%s:%d:" % (self.name.encode(), number) + bytes(size) for number in range(first, self.number)]
@@ -69,7 +69,7 @@ class Worker:
 
 
 class Producer(Worker):
-    """Appends, each event with its number; now and then once more."""
+    """Appends, each event with its number; sometimes repeatedly."""
 
     async def step(self) -> None:
         first, bodies = self.number, self.bodies()
@@ -92,7 +92,7 @@ class Producer(Worker):
 
 
 class StreamProducer(Producer):
-    """The same through AppendStream, several requests at once."""
+    """The same through AppendStream, with several requests in progress."""
 
     async def step(self) -> None:
         requests = []
@@ -109,7 +109,7 @@ class StreamProducer(Producer):
                 await stream.half_close()
                 while requests and (answer := await stream.receive()) is not None:
                     if answer.HasField("error"):
-                        # What comes behind it must not overtake it when it is sent again.
+                        # Later requests must not overtake it when it is sent again.
                         break
                     bodies, _ = requests.pop(0)
                     self.account.stores(bodies, answer.first_sequence)
@@ -120,7 +120,7 @@ class StreamProducer(Producer):
 
 
 class Txn:
-    """A transaction of a worker's, and what it holds."""
+    """A worker's transaction with its content."""
 
     def __init__(self, txn_id: str) -> None:
         self.txn_id = txn_id
@@ -129,7 +129,7 @@ class Txn:
 
 
 class Transactor(Worker):
-    """Puts and takes in transactions, and commits one or several of them, or rolls back, or leaves."""
+    """Puts and takes in transactions, and commits some of them, rolls back, or abandons."""
 
     answers: list[tuple[list[str], tuple[int, int, bool]]]
 
@@ -149,7 +149,7 @@ class Transactor(Worker):
                 txns.append(await self._begin())
                 await self._fill(txns[-1])
         except CallRefusedError as refused:
-            # A restart has ended one; the others too, or their leases will.
+            # A restart has ended one; it or their leases end the others too.
             refused.must_be(_GONE)
             self._were_not_committed(txns)
             return
@@ -162,7 +162,7 @@ class Transactor(Worker):
             self._were_not_committed(txns)
 
     async def _ask_again(self) -> None:
-        """A commit that was answered answers the same again, after whatever happened to the server."""
+        """A commit that was answered gets the same answer to a repeat, whatever happened to the server."""
         txn_ids, expected = self.chance.choice(self.answers[-20:])
         answer = await self.server.call("Commit", pb.CommitRequest(txn_ids=txn_ids))
         assert (answer.first_sequence, answer.last_sequence, answer.deduplicated) == expected
@@ -227,7 +227,7 @@ class Transactor(Worker):
 
 
 class StampedCommitter(Worker):
-    """Commits transactions under one stamp each, and begins anew where it does not know what became of one."""
+    """Commits transactions under one stamp each, and starts over when the outcome of one is unknown."""
 
     async def step(self) -> None:
         bodies, number = self.bodies(), self.number
@@ -273,13 +273,13 @@ class Consumer(Worker):
             await self.server.rpc()
             if self.server.starts == starts:
                 raise
-            # Acks are not answered; the channel tells which of them it has got.
+            # Acks are not answered; the channel shows which of them arrived.
             self.account.settle_by_channel(acked)
         else:
             self.account.removes(acked)
 
     async def _is_in_time(self, receiving: "asyncio.Future[Any]") -> bool:
-        """Waits for a delivery, or for the end of all work: then none may ever come."""
+        """Waits for a delivery, or for the end of the test, when none may come."""
         ending = asyncio.ensure_future(self.server.ending.wait())
         await asyncio.wait({receiving, ending}, return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
@@ -295,7 +295,7 @@ class Consumer(Worker):
 
 
 class Reader(Worker):
-    """Claims the channel, reads what it has not acknowledged, and acknowledges a part."""
+    """Claims the channel, reads unacknowledged events, and acknowledges a part."""
 
     epoch = 0
     channel_id = ""
@@ -401,7 +401,7 @@ async def _kill_often(scratch: Path, chance: random.Random, kill_count: int) -> 
 
 
 async def test_kills_under_load_lose_nothing_and_double_nothing(tmp_path: Path, chance: random.Random) -> None:
-    """Every acknowledged event is there once, in order, and everything else that was answered holds."""
+    """Every acknowledged event is there once, in order, and all other answers hold."""
     await _kill_often(tmp_path, chance, _KILLS_IN_THE_SUITE)
 
 
@@ -410,5 +410,5 @@ async def test_kills_under_load_lose_nothing_and_double_nothing(tmp_path: Path, 
 async def test_a_thousand_kills_under_load_lose_nothing_and_double_nothing(
     round_number: int, tmp_path: Path, chance: random.Random
 ) -> None:
-    """The same, a thousand times in all the rounds."""
+    """The same with a thousand kills."""
     await _kill_often(tmp_path, chance, _KILLS_IN_A_ROUND)

@@ -34,7 +34,7 @@ def _now_and_then_synced(_scratch: Path) -> list[FileChannelConfig]:
 
 
 def _on_three_disks(scratch: Path) -> list[FileChannelConfig]:
-    """Two for the log and one for checkpoints; sealed in all ways, otherwise after each restart."""
+    """Two for the log and one for checkpoints; with another codec after each restart."""
     places: dict[str, Any] = {"data_dirs": list(TWO_DIRECTORIES), "checkpoint_dir": DATA}
     keys = {key_id: scratch / key_id for key_id in ("old", "new")}
     for key_id, path in keys.items():
@@ -59,7 +59,7 @@ def _recorded(configs: Sequence[FileChannelConfig], chance: random.Random, step_
 def test_open_after_a_crash_at_any_change_finds_what_was_acknowledged(
     configs_in: Configs, tmp_path: Path, chance: random.Random
 ) -> None:
-    """All that was answered is there, the rest whole or not at all and in order, and opening again finds the same."""
+    """Everything acknowledged is there, the rest is complete or absent and in order; reopening finds the same."""
     for moment in _recorded(configs_in(tmp_path), chance, 25):
         asyncio.run(check_moment(moment, chance, 1))
 
@@ -68,7 +68,7 @@ def test_open_after_a_crash_at_any_change_finds_what_was_acknowledged(
 def test_open_after_a_crash_in_a_long_history_finds_what_was_acknowledged(
     configs_in: Configs, tmp_path: Path, chance: random.Random
 ) -> None:
-    """The same with many segments and checkpoints behind it."""
+    """The same with many segments and checkpoints."""
     moments = _recorded(configs_in(tmp_path), chance, 100)
     for moment in chance.sample(moments, min(12, len(moments))):
         asyncio.run(check_moment(moment, chance, 3))
@@ -91,8 +91,8 @@ def test_open_after_ten_thousand_power_cuts_finds_what_was_acknowledged(tmp_path
             break
 
 
-async def test_open_finds_a_take_across_what_a_checkpoint_saw_apart(chance: random.Random) -> None:
-    """Events that were taken in part at a checkpoint, came back, and were taken as a whole behind it are gone."""
+async def test_open_finds_a_take_across_parts_of_a_checkpoint(chance: random.Random) -> None:
+    """Events taken in part at a checkpoint, returned, and then taken as a whole are removed."""
     story = Story(new_disk(chance))
     await story.open()
     await story.do(calls.Append([b"one", b"two", b"three"], None))
@@ -110,7 +110,7 @@ async def test_open_finds_a_take_across_what_a_checkpoint_saw_apart(chance: rand
 
 
 async def test_open_without_any_checkpoint_reads_the_whole_log(chance: random.Random) -> None:
-    """What is left of the log when segments have gone tells all that both checkpoints told."""
+    """The remaining log after the removal of segments contains everything in both checkpoints."""
     for _history in range(5):
         disk = new_disk(chance)
         moments = await recorded(disk, chance, 120)
@@ -121,8 +121,8 @@ async def test_open_without_any_checkpoint_reads_the_whole_log(chance: random.Ra
         assert await held_on(disk) == held
 
 
-async def test_open_of_a_channel_that_never_was_makes_it(chance: random.Random) -> None:
-    """A new channel is empty, and so is one whose making was cut short."""
+async def test_open_of_a_missing_channel_creates_it(chance: random.Random) -> None:
+    """A new channel is empty, and so is one whose creation was interrupted."""
     disk = new_disk(chance)
     assert await held_on(disk) == Held.nothing()
     assert await held_on(disk.crashed(chance.randrange(1 << 32))) == Held.nothing()

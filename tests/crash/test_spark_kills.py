@@ -10,7 +10,7 @@ from tests.crash.spark_scene import COPIES, NOTES, Account, Scene, spark_scene
 
 pytestmark = pytest.mark.spark
 
-# Each costs some twenty seconds, too many for the suite, which kills one driver: that of the main job.
+# Each kill takes some twenty seconds, too long for the suite, which kills one driver: that of the main job.
 _KILLS_OF_THE_DRIVER = 50
 _TORN_KILLS = 20
 _DELAY_SECONDS_MAX = 1.5
@@ -18,7 +18,7 @@ _START_SECONDS_MAX = 10.0
 
 
 def _kill_at_random(scene: Scene, kill_count: int, *, kills_servers: bool) -> list[bytes]:
-    """Kills the driver so often, each time somewhere in its work or, seldom, in its start; returns what notes say."""
+    """Kills the driver this often, each time at work or, rarely, at its start; returns the lines of the notes."""
     notes: list[bytes] = []
     for number in range(kill_count):
         notes += scene.write_note(number)
@@ -36,7 +36,7 @@ def _kill_at_random(scene: Scene, kill_count: int, *, kills_servers: bool) -> li
 
 
 def _settle(scene: Scene, notes: list[bytes]) -> None:
-    """Lets the queries do what is left, and holds what has arrived against what was sent."""
+    """Lets the queries complete, and compares what has arrived with what was sent."""
     for network in scene.networks:
         network.is_calm = True
     scene.end_feed()
@@ -53,22 +53,22 @@ def _settle(scene: Scene, notes: list[bytes]) -> None:
     assert Account.of(notes, scene.stored(NOTES)) == Account(len(notes), [], [], [])
 
 
-def test_account_of_what_went_wrong_tells_of_it() -> None:
-    """What is missing, there twice, or was never sent is found."""
+def test_account_of_what_went_wrong_reports_it() -> None:
+    """Missing, duplicated and unknown events are found."""
     assert Account.of([b"1", b"2", b"3"], [b"1", b"1", b"3", b"4"]) == Account(3, [b"2"], [b"1"], [b"4"])
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
 def test_queries_of_a_driver_killed_50_times_bring_each_event_once(tmp_path: Path, chance: random.Random) -> None:
-    """From a channel to Parquet, from channel to channel, and from files to a channel, on two servers."""
-    with spark_scene(tmp_path, chance, server_count=2, is_torn=False) as scene:
+    """The queries read a channel into Parquet, a channel into another one, and files into a channel, on two servers."""
+    with spark_scene(tmp_path, chance, server_count=2, is_unreliable=False) as scene:
         _settle(scene, _kill_at_random(scene, _KILLS_OF_THE_DRIVER, kills_servers=False))
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_queries_on_a_torn_network_bring_each_event_once(tmp_path: Path, chance: random.Random) -> None:
-    """Replies are lost and connections cut, servers are killed and come back, and so does the driver."""
-    with spark_scene(tmp_path, chance, server_count=2, is_torn=True) as scene:
+def test_queries_on_an_unreliable_network_bring_each_event_once(tmp_path: Path, chance: random.Random) -> None:
+    """Responses are lost and connections cut, and servers and the driver are killed and restarted."""
+    with spark_scene(tmp_path, chance, server_count=2, is_unreliable=True) as scene:
         _settle(scene, _kill_at_random(scene, _TORN_KILLS, kills_servers=True))

@@ -15,7 +15,7 @@ RESERVED_AHEAD = 40
 
 @pytest.fixture(autouse=True)
 def _small_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that it is renewed in each history, and runs out now and then."""
+    """Makes the reserve so small that it is renewed in each history, and sometimes runs out."""
     monkeypatch.setattr(memory_tier, "RESERVED_AHEAD", RESERVED_AHEAD)
     monkeypatch.setattr(memory_tier, "_COMMITS_AHEAD", 0)
 
@@ -27,13 +27,13 @@ def _history(chance: random.Random, step_count: int) -> History:
 
 
 def test_open_after_a_crash_at_any_change_finds_the_log_and_nothing_of_lost_memory(chance: random.Random) -> None:
-    """What was answered and spilled is there, what is lost is not said to be stored, and no sequence comes twice."""
+    """Acknowledged events in the log are there, lost ones are not reported as stored, and no sequence is reused."""
     for moment in _history(chance, 25).moments:
         asyncio.run(check_moment(moment, chance, 1))
 
 
 def test_open_after_a_crash_in_a_long_history_finds_the_log_and_nothing_of_lost_memory(chance: random.Random) -> None:
-    """The same with restarts, checkpoints and many segments behind it."""
+    """The same with restarts, checkpoints and many segments."""
     moments = _history(chance, 200).moments
     for moment in chance.sample(moments, min(25, len(moments))):
         asyncio.run(check_moment(moment, chance, 2))
@@ -41,7 +41,7 @@ def test_open_after_a_crash_in_a_long_history_finds_the_log_and_nothing_of_lost_
 
 @pytest.mark.torture
 def test_open_after_ten_thousand_crashes_finds_the_log_and_nothing_of_lost_memory(chance: random.Random) -> None:
-    """Ten histories, each moment of them with several power cuts."""
+    """Ten histories, with several power cuts at each moment."""
     crash_count = 0
     while crash_count < 10_000:
         for moment in _history(chance, 300).moments:

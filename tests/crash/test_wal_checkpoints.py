@@ -30,7 +30,7 @@ def _checkpoint(number: int) -> Checkpoint:
 
 
 def _numbers(disk: SimulatedDisk) -> list[int]:
-    """Which checkpoints are good, the newest first; that they are whole is checked."""
+    """The numbers of the valid checkpoints, the newest first; checks that they are complete."""
     valid_checkpoints = list(_files_on(disk).valid_checkpoints())
     assert valid_checkpoints == [_checkpoint(checkpoint.position.segment_id) for checkpoint in valid_checkpoints]
     return [checkpoint.position.segment_id for checkpoint in valid_checkpoints]
@@ -47,7 +47,7 @@ def _with_checkpoints(count: int) -> SimulatedDisk:
 def test_write_when_crashed_at_any_change_leaves_the_one_before_or_the_new_one(
     *, keeps_previous: bool, chance: random.Random
 ) -> None:
-    """Whatever a crash leaves of a checkpoint in the making, the newest good one is it or the one before."""
+    """After a crash during the write of a checkpoint, the newest valid one is that one or the one before."""
     disk = SimulatedDisk([DATA], chance.randrange(1 << 32))
     for number in range(1, 5):
         recording = Recording(disk, Account)
@@ -56,7 +56,7 @@ def test_write_when_crashed_at_any_change_leaves_the_one_before_or_the_new_one(
         for moment in moments:
             for crashed in [moment.disk.copy(), *(moment.disk.crashed(chance.randrange(1 << 32)) for _ in range(20))]:
                 assert _numbers(crashed)[:1] in ([[number - 1], [number]] if number > 1 else [[], [1]])
-                # What was left behind is in nobody's way.
+                # Remaining temporary files do not disturb the next write.
                 _files_on(crashed).write(_checkpoint(9))
                 assert _numbers(crashed.crashed(chance.randrange(1 << 32)))[0] == 9
         assert _numbers(last.disk.crashed(chance.randrange(1 << 32)))[0] == number
@@ -80,7 +80,7 @@ def test_write_with_any_call_failing_keeps_a_good_one(kind: str, error_number: i
 
 
 def test_write_on_a_full_disk_leaves_no_part_of_it() -> None:
-    """What was written of a checkpoint that found no room is given back."""
+    """The space of an incomplete checkpoint is freed."""
     disk = _with_checkpoints(1)
     disk.capacity_bytes = 1000
     free_bytes = disk.free_bytes(DATA)
@@ -91,7 +91,7 @@ def test_write_on_a_full_disk_leaves_no_part_of_it() -> None:
 
 
 def test_write_on_a_full_disk_takes_the_room_of_the_one_before() -> None:
-    """What a checkpoint frees may be all that there is. The newest stays until the new one is there."""
+    """The space of the previous checkpoint may be all that there is. The newest stays until the new one is complete."""
     disk = _with_checkpoints(2)
     disk.capacity_bytes = sum(len(disk.content(path)) for path in disk.paths())
     _files_on(disk).write(_checkpoint(3))
@@ -103,7 +103,7 @@ def test_write_on_a_full_disk_takes_the_room_of_the_one_before() -> None:
 
 
 def test_write_on_a_full_disk_leaves_the_one_before_where_the_newest_is_damaged() -> None:
-    """It is the only good one then, and the log may have dropped what would do without it."""
+    """It is then the only valid one, and the log may already lack what recovery without it needs."""
     disk = _with_checkpoints(2)
     content = bytearray(disk.content(DATA / NEWEST))
     content[-1] ^= 1
@@ -116,7 +116,7 @@ def test_write_on_a_full_disk_leaves_the_one_before_where_the_newest_is_damaged(
 
 @pytest.mark.parametrize(("keeps_previous", "kept"), [(True, [3, 2]), (False, [3])])
 def test_valid_checkpoints_after_some_writes_are_those_that_are_kept(*, keeps_previous: bool, kept: list[int]) -> None:
-    """The newest comes first; the one before it only where it is to be kept."""
+    """The newest comes first, and the previous one only if it is kept."""
     disk = SimulatedDisk([DATA])
     for number in range(1, 4):
         _files_on(disk, keeps_previous=keeps_previous).write(_checkpoint(number))
@@ -124,7 +124,7 @@ def test_valid_checkpoints_after_some_writes_are_those_that_are_kept(*, keeps_pr
 
 
 def test_valid_checkpoints_with_any_bit_of_the_newest_flipped_begin_with_the_one_before() -> None:
-    """No single wrong bit goes unseen."""
+    """Every flipped bit is detected."""
     disk = _with_checkpoints(2)
     content = bytearray(disk.content(DATA / NEWEST))
     for bit in range(len(content) * 8):
@@ -135,7 +135,7 @@ def test_valid_checkpoints_with_any_bit_of_the_newest_flipped_begin_with_the_one
 
 
 def test_valid_checkpoints_with_the_newest_cut_anywhere_begin_with_the_one_before() -> None:
-    """A checkpoint cut at any byte is none."""
+    """A checkpoint cut at any byte is invalid."""
     disk = _with_checkpoints(2)
     content = disk.content(DATA / NEWEST)
     for length in range(len(content)):
@@ -163,7 +163,7 @@ def test_valid_checkpoints_with_the_newest_unreadable_begin_with_the_one_before(
 
 
 def test_valid_checkpoints_of_another_channel_are_passed_over() -> None:
-    """A checkpoint that was copied from another channel is none of this one."""
+    """A checkpoint copied from another channel is ignored."""
     disk = SimulatedDisk([DATA])
     CheckpointFiles(disk, DATA, b"another channel!", keeps_previous=True).write(_checkpoint(1))
     assert _numbers(disk) == []
@@ -178,7 +178,7 @@ def _with_checksum(content: bytearray) -> bytearray:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_valid_checkpoints_that_were_encoded_are_decoded(codec: PayloadCodec) -> None:
-    """A state is decoded as it was given, whatever the codec, and lies encoded on the disk."""
+    """A state is decoded unchanged, whatever the codec, and is encoded on the disk."""
     disk = SimulatedDisk([DATA])
     CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, codec=codec).write(_checkpoint(1))
     with_keys = CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, codec=PLAIN)
@@ -187,7 +187,7 @@ def test_valid_checkpoints_that_were_encoded_are_decoded(codec: PayloadCodec) ->
 
 
 def test_valid_checkpoints_without_the_key_say_which() -> None:
-    """A checkpoint whose key was forgotten is not passed over: the one before may be much older."""
+    """A checkpoint whose key is missing is not ignored: the previous one may be much older."""
     disk = SimulatedDisk([DATA])
     CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, codec=CODECS[3]).write(_checkpoint(1))
     with pytest.raises(KeyMissingError, match="'new'"):
@@ -195,7 +195,7 @@ def test_valid_checkpoints_without_the_key_say_which() -> None:
 
 
 def test_valid_checkpoints_that_do_not_open_are_passed_over() -> None:
-    """With another key of that name, or as the checkpoint of another place, it is none."""
+    """With another key of that name, or at another position, a checkpoint is invalid."""
     disk = SimulatedDisk([DATA])
     for number in (1, 2):
         CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, codec=CODECS[3]).write(_checkpoint(number))
@@ -215,7 +215,7 @@ def test_valid_checkpoints_that_do_not_open_are_passed_over() -> None:
 
 
 def test_valid_checkpoints_with_unknown_flags_are_refused() -> None:
-    """They ask for something that a later Millrace knows."""
+    """Unknown flags need a later Millrace."""
     disk = _with_checkpoints(2)
     content = bytearray(disk.content(DATA / NEWEST))
     content[_FLAGS_OFFSET] = 4
@@ -225,7 +225,7 @@ def test_valid_checkpoints_with_unknown_flags_are_refused() -> None:
 
 
 def test_write_of_a_state_that_is_too_long_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest stays as it was."""
+    """The newest checkpoint stays unchanged."""
     disk = _with_checkpoints(1)
     monkeypatch.setattr("millrace_server.wal.checkpoints.PAYLOAD_BYTES_MAX", 699)
     calls = len(disk.calls)
@@ -235,17 +235,26 @@ def test_write_of_a_state_that_is_too_long_writes_nothing(monkeypatch: pytest.Mo
 
 
 def test_valid_checkpoints_of_another_version_are_refused() -> None:
-    """A checkpoint of a later Millrace is not damage to be passed over; nothing may be written beside it."""
+    """A checkpoint of a later Millrace is not ignored as damaged; nothing may be written."""
     disk = _with_checkpoints(2)
     content = bytearray(disk.content(DATA / NEWEST))
-    content[_VERSION_OFFSET] = 2
+    content[_VERSION_OFFSET] = 3
     disk.set_content(DATA / NEWEST, _with_checksum(content))
-    with pytest.raises(UnknownVersionError, match="checkpoint: its format version is 2; this program knows 1 only"):
+    with pytest.raises(UnknownVersionError, match="checkpoint: its format version is 3; this program knows 1 and 2"):
         _numbers(disk)
 
 
+def test_valid_checkpoints_of_version_1_are_read() -> None:
+    """They have the same meaning, without runs."""
+    disk = _with_checkpoints(2)
+    content = bytearray(disk.content(DATA / NEWEST))
+    content[_VERSION_OFFSET] = 1
+    disk.set_content(DATA / NEWEST, _with_checksum(content))
+    assert _numbers(disk) == [2, 1]
+
+
 def test_valid_checkpoints_with_another_magic_are_passed_over() -> None:
-    """A file of that name and shape that is no checkpoint is passed over."""
+    """A file with the name and form of a checkpoint but another magic number is ignored."""
     disk = _with_checkpoints(2)
     content = bytearray(disk.content(DATA / NEWEST))
     content[0] ^= 1

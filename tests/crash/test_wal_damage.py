@@ -1,4 +1,4 @@
-"""Bytes that are not what was written, and files that are not there: found, or harmless."""
+"""Changed bytes and missing files: detected, or harmless."""
 
 import zlib
 from collections.abc import Callable
@@ -30,7 +30,7 @@ FIRST, SECOND, THIRD = (DATA / segment_name(segment_id) for segment_id in (1, 2,
 
 
 class WrittenLog:
-    """Three segments with a few records each, closed as they should be."""
+    """Three segments with a few records each, closed in order."""
 
     def __init__(self) -> None:
         self.disk = SimulatedDisk([DATA])
@@ -53,7 +53,7 @@ class WrittenLog:
         return disk
 
     def location(self, path: Path, index: int) -> Location:
-        """Where a record of a segment lies."""
+        """The location of a record of a segment."""
         return [location for location in self.locations if segment_name(location.segment_id) == path.name][index]
 
 
@@ -66,7 +66,7 @@ def written() -> WrittenLog:
 
 
 def _damage_found(disk: SimulatedDisk, start: LogPosition | None = None) -> str:
-    """What opening the log says of damage, which it must not change; nothing where it opens."""
+    """The damage reported when the log is opened, which must change nothing; empty if it opens."""
     before = disk.fingerprint()
     try:
         replay(disk, start=start)
@@ -77,7 +77,7 @@ def _damage_found(disk: SimulatedDisk, start: LogPosition | None = None) -> str:
 
 
 def test_replay_with_any_bit_flipped_finds_it_or_loses_nothing(written: WrittenLog) -> None:
-    """Each single bit of each segment that is wrong is found, unless nothing that was acknowledged depends on it."""
+    """Each flipped bit of each segment is detected, unless nothing that was acknowledged depends on it."""
     for path in written.disk.paths():
         content = bytearray(written.disk.content(path))
         for bit in range(len(content) * 8):
@@ -90,12 +90,12 @@ def test_replay_with_any_bit_flipped_finds_it_or_loses_nothing(written: WrittenL
 
 
 def test_read_with_any_bit_of_the_record_flipped_finds_it(written: WrittenLog) -> None:
-    """A record that is read is what was written, or an error is raised."""
+    """A read returns the record as written, or raises an error."""
     log = WriteAheadLog(files_on(written.disk))
     records = list(log.replay())
     for location in written.locations:
-        payload = log.read(location)
-        assert (Kind.PUT if location.position > SEGMENT_HEADER_BYTES else Kind.STATE, payload) in written.found
+        payloads = log.read_run([location]) or []
+        assert (Kind.PUT if location.position > SEGMENT_HEADER_BYTES else Kind.STATE, *payloads) in written.found
         content = bytearray(written.disk.content(DATA / segment_name(location.segment_id)))
         for bit in range(8 * location.position, 8 * (location.position + RECORD_HEAD_BYTES + location.payload_length)):
             content[bit // 8] ^= 1 << bit % 8
@@ -103,12 +103,12 @@ def test_read_with_any_bit_of_the_record_flipped_finds_it(written: WrittenLog) -
             damaged._segments.update({segment.segment_id: segment for segment in damaged._files.find()})
             content[bit // 8] ^= 1 << bit % 8
             with pytest.raises(LogCorruptError, match=f"the record at byte {location.position} is damaged"):
-                damaged.read(location)
+                damaged.read_run([location])
     assert len(records) == len(written.found) + 1
 
 
 def test_replay_with_a_file_cut_finds_it_unless_it_may_be_a_torn_tail(written: WrittenLog) -> None:
-    """Each truncation of a full segment is found; the last one's leaves whole records from the first on."""
+    """Each truncation of a full segment is detected; of the last one all records before the cut stay."""
     for path in written.disk.paths():
         content = written.disk.content(path)
         for length in range(len(content)):
@@ -119,7 +119,7 @@ def test_replay_with_a_file_cut_finds_it_unless_it_may_be_a_torn_tail(written: W
                 found = replay(disk)
                 assert found == written.found[: len(found)]
                 assert len(found) > written.found.index((Kind.STATE, b"state 2"))
-            # A checkpoint knows what was synced.
+            # A checkpoint knows the synced position.
             assert bool(_damage_found(disk, written.end)) is (path != THIRD or length < written.end.position)
 
 
@@ -184,7 +184,7 @@ def _zeros(path: Path, index: int) -> Callable[[SimulatedDisk, WrittenLog], None
 
 
 def _record_twice(disk: SimulatedDisk, written: WrittenLog) -> None:
-    """One record's bytes lie where another's were."""
+    """One record's bytes replace another's."""
     content = disk.content(THIRD)
     here, there = written.location(THIRD, 1), written.location(THIRD, 2)
     length = RECORD_HEAD_BYTES
@@ -208,7 +208,7 @@ def _number_left_out(disk: SimulatedDisk, written: WrittenLog) -> None:
 
 
 def _older_segment(disk: SimulatedDisk, _written: WrittenLog) -> None:
-    """The last segment is that of another history, in which as many bytes and fewer records lay before it."""
+    """The last segment is from another history, with the same length and fewer records."""
     header = replace(_header(disk, THIRD), first_lsn=7)
     disk.set_content(THIRD, header.encode() + _record(header, SEGMENT_HEADER_BYTES, 7, Kind.STATE))
 
@@ -276,13 +276,13 @@ def test_replay_from_a_segment_that_is_missing_is_refused(written: WrittenLog) -
 
 
 def test_replay_from_another_record_than_it_should_be_is_refused(written: WrittenLog) -> None:
-    """A checkpoint that counts the records otherwise is not this log's."""
+    """A checkpoint with another count of records does not belong to this log."""
     with pytest.raises(LogCorruptError, match=r"the record at byte \d+ has LSN 13; it must be 12"):
         replay(written.disk.copy(), start=written.end._replace(lsn=12))
 
 
 def test_replay_from_a_place_reads_only_what_is_behind_it(written: WrittenLog) -> None:
-    """Damage before the place where reading begins is not met; it is found when it is read."""
+    """Damage before the start of replay is not noticed then; it is found when it is read."""
     disk = written.disk.copy()
     _zeros(FIRST, 1)(disk, written)
     location = written.location(SECOND, 2)
@@ -291,7 +291,7 @@ def test_replay_from_a_place_reads_only_what_is_behind_it(written: WrittenLog) -
 
 
 def test_replay_ignores_files_of_others(written: WrittenLog) -> None:
-    """What is not a segment stays as it is, whatever it is called."""
+    """Files that are not segments stay unchanged, whatever their names."""
     disk = written.disk.copy()
     for name in ("checkpoint", "checkpoint.new", "segment-1.log", "segment-000000000004.log.bak", "notes.new"):
         disk.set_content(DATA / name, b"not ours")
@@ -300,7 +300,7 @@ def test_replay_ignores_files_of_others(written: WrittenLog) -> None:
 
 
 class TornLog:
-    """A last segment with a hole in its last group, and good records behind it."""
+    """A last segment with a hole in its last group, and valid records after it."""
 
     def __init__(self, *, was_synced: bool) -> None:
         self.disk = SimulatedDisk([DATA])
@@ -310,7 +310,7 @@ class TornLog:
             hole = log.append(b"in the hole", needs_sync=was_synced).locations[0]
             log.append(b"good, behind the hole", needs_sync=was_synced)
             log.append(b"good too", needs_sync=was_synced)
-            # Before it is closed, since that marks the end.
+            # Copied before the close, which marks the end.
             killed = self.disk.copy()
         content = bytearray(killed.content(FIRST))
         content[hole.position] ^= 1
@@ -323,18 +323,18 @@ def _records(*payloads: bytes) -> list[Found]:
 
 
 def test_replay_of_a_hole_that_was_not_synced_cuts_what_is_behind_it() -> None:
-    """Valid records behind a hole that no sync covered were never acknowledged, and never reappear."""
+    """Valid records after a hole that was never synced were never acknowledged, and never reappear."""
     torn = TornLog(was_synced=False)
     assert replay(torn.disk) == _records(b"state", b"before")
     with RunningLog(torn.disk) as log:
-        # As long as what was in the hole: what was behind it would fit again, its number too.
+        # As long as the hole, so that the records after it would fit again, with their numbers.
         log.append(b"in the hole")
         killed = torn.disk.copy()
     assert replay(killed) == _records(b"state", b"before", b"in the hole")
 
 
 def test_replay_of_a_hole_that_was_synced_finds_it() -> None:
-    """A record behind the hole that was written after a sync of the hole proves damage, without any SYNC_POINT."""
+    """A record written after a sync of the hole proves the damage, without any SYNC_POINT."""
     torn = TornLog(was_synced=True)
     with pytest.raises(LogCorruptError, match=r"is damaged at byte \d+; it was synced up to byte \d+"):
         replay(torn.disk)
@@ -342,13 +342,13 @@ def test_replay_of_a_hole_that_was_synced_finds_it() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_replay_of_a_last_record_that_rotted_finds_it_once_it_is_marked(count: int) -> None:
-    """The SYNC_POINT at the end of a log covers the last record, whose sync no other record states."""
+    """The SYNC_POINT at the end of a log covers the last record, which no other record does."""
     disk = SimulatedDisk([DATA])
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         last = log.append(b"last").locations[0]
     for _ in range(count):
-        # Opened and closed again, each time with another mark.
+        # Opened and closed repeatedly, each time with another SYNC_POINT.
         with RunningLog(disk):
             pass
     content = bytearray(disk.content(FIRST))
@@ -359,7 +359,7 @@ def test_replay_of_a_last_record_that_rotted_finds_it_once_it_is_marked(count: i
 
 
 def test_replay_of_a_record_behind_a_window_reads_it_whole() -> None:
-    """Records longer than what is read at once, and across its borders, are read and found damaged like others."""
+    """Records that exceed a read window or cross its end are read and checked like others."""
     disk = SimulatedDisk([DATA])
     payloads = [bytes([number]) * length for number, length in enumerate([7 << 20, 3 << 20, 20 << 20, 100])]
     with RunningLog(disk) as log:

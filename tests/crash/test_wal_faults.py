@@ -19,7 +19,7 @@ _PASSING_ERRORS = [errno.ENOSPC, errno.EDQUOT, errno.EMFILE]
 
 
 def _work(log: RunningLog) -> None:
-    """A little of everything, whatever the answers are."""
+    """Performs all kinds of calls, whatever the results."""
     for segment in range(3):
         log.submit(b"state %d" % segment * 200, begins_segment=True).exception()
         log.submit(b"alone in segment %d" % segment).exception()
@@ -50,7 +50,7 @@ def _work_with_fault(disk: SimulatedDisk, kind: str, nth: int, error_number: int
 
 
 def _count_of(kind: str) -> int:
-    """How many calls of a kind the work makes where nothing fails."""
+    """The number of calls of a kind if nothing fails."""
     disk = SimulatedDisk(TWO_DIRECTORIES)
     _work_with_fault(disk, "none", 1, 0)
     calls = [call for call in disk.calls if call.kind == kind]
@@ -68,7 +68,7 @@ def _check_crashes(moments: list[Moment], chance: random.Random) -> None:
 def test_submit_with_any_call_failing_acknowledges_nothing_falsely(
     kind: str, error_number: int, chance: random.Random
 ) -> None:
-    """Whichever call fails, what was acknowledged is found after a kill or power cut, and what was refused is not."""
+    """Whichever call fails, acknowledged records are found after a kill or power cut, and refused ones are not."""
     for nth in range(1, _count_of(kind)):
         disk = SimulatedDisk(TWO_DIRECTORIES, chance.randrange(1 << 32))
         moments, _log = _work_with_fault(disk, kind, nth, error_number)
@@ -78,7 +78,7 @@ def test_submit_with_any_call_failing_acknowledges_nothing_falsely(
 @pytest.mark.parametrize("error_number", _PASSING_ERRORS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("kind", _CHANGING_KINDS)
 def test_submit_once_there_is_room_again_goes_on(kind: str, error_number: int) -> None:
-    """A call that finds no room refuses some records at most; the log goes on with the next ones."""
+    """A call without room refuses some records at most; the log continues with the next ones."""
     for nth in range(1, _count_of(kind)):
         disk = SimulatedDisk(TWO_DIRECTORIES)
         _moments, log = _work_with_fault(disk, kind, nth, error_number)
@@ -87,14 +87,14 @@ def test_submit_once_there_is_room_again_goes_on(kind: str, error_number: int) -
 
 @pytest.mark.parametrize("error_number", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
 def test_sync_after_one_failed_is_never_retried(error_number: int) -> None:
-    """Once the sync of a file failed, with whatever error, nothing relies on another sync of that file."""
+    """After a failed sync of a file, with whatever error, nothing relies on another sync of that file."""
     for nth in range(1, _count_of("sync")):
         disk = SimulatedDisk(TWO_DIRECTORIES, nth)
         _moments, log = _work_with_fault(disk, "sync", nth, error_number)
         syncs = [call for call in disk.calls if call.kind == "sync"]
         failed = next((call for call in syncs if call.is_refused), None)
         if failed is not None and failed.name.endswith(".new"):
-            # It was not a part of the log yet, and never became one.
+            # The file was not a part of the log yet, and never became one.
             assert Call("unlink", failed.name, is_refused=False) in disk.calls
         elif failed is not None:
             assert syncs[-1] is failed
@@ -106,7 +106,7 @@ def test_sync_after_one_failed_is_never_retried(error_number: int) -> None:
 def test_replay_with_any_call_failing_changes_nothing_for_the_next(
     kind: str, error_number: int, chance: random.Random
 ) -> None:
-    """An error in the opening of a log is raised, and the log opens with all records once the error has passed."""
+    """An error during the opening is raised, and the log opens with all records once the error is gone."""
     moments, _log = _work_with_fault(SimulatedDisk(TWO_DIRECTORIES), "none", 1, 0)
     moment = chance.choice(moments[len(moments) // 2 :])
     for nth in range(1, 8):
@@ -120,7 +120,7 @@ def test_replay_with_any_call_failing_changes_nothing_for_the_next(
 
 
 def test_submit_on_a_full_disk_refuses_until_there_is_room() -> None:
-    """Records that find no room are refused and never found; small ones still go in; all do once there is room."""
+    """Records without room are refused and never found; small ones are accepted; once there is room, all are."""
     disk = SimulatedDisk([DATA])
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
@@ -141,13 +141,13 @@ def test_submit_on_a_full_disk_refuses_until_there_is_room() -> None:
 
 
 def test_submit_that_is_refused_is_not_found_whatever_the_disk_keeps() -> None:
-    """After a refusal was reported, no power cut brings back what a short write left."""
+    """After a refusal was reported, no power cut restores what a short write left."""
     for seed in range(100):
         disk = SimulatedDisk([DATA], seed)
         with RunningLog(disk) as log:
             log.append(b"state", begins_segment=True)
             disk.capacity_bytes = 500
-            # The first record would fit.
+            # The first record alone would fit.
             log.submit(b"whole", b"too large" * 100).exception()
             crashed = disk.crashed(seed)
             account = log.account_now()
@@ -167,8 +167,8 @@ def test_submit_when_its_rest_cannot_be_cut_fails_the_log() -> None:
     account.check(replay(disk))
 
 
-def test_submit_after_a_failed_sync_is_refused_until_the_log_is_opened_anew() -> None:
-    """A failing sync fails what waited for it and all that comes; a replay decides what of it is there."""
+def test_submit_after_a_failed_sync_is_refused_until_the_log_is_opened_again() -> None:
+    """A failed sync fails what waited for it and everything later; a replay decides what is stored."""
     disk = SimulatedDisk([DATA])
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
@@ -184,6 +184,6 @@ def test_submit_after_a_failed_sync_is_refused_until_the_log_is_opened_anew() ->
             log.append(b"refused", begins_segment=True)
         account = log.account_now()
     account.check(replay(disk.crashed(1)))
-    # Not cut by a crash, the kernel shows what the disk does not have: the opening writes it again.
+    # Without a crash the kernel shows data that the disk does not have, so the opening writes it again.
     found = replay(disk)
     assert found == replay(disk.crashed(2))

@@ -1,4 +1,4 @@
-"""Random histories of a log, with errors, kills and power cuts, against an account of what it answered."""
+"""Random histories of a log with errors, kills and power cuts, compared with an account of its answers."""
 
 import errno
 from contextlib import suppress
@@ -28,7 +28,7 @@ KINDS = st.sampled_from(
 
 
 class LogMachine(RuleBasedStateMachine):
-    """A log whose answers are kept, and compared with each replay."""
+    """A log whose answers are recorded and compared with each replay."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,20 +37,20 @@ class LogMachine(RuleBasedStateMachine):
 
     @initialize(seed=SEEDS)
     def begin(self, seed: int) -> None:
-        """An empty disk."""
+        """Starts with an empty disk."""
         self.disk = SimulatedDisk(TWO_DIRECTORIES, seed)
         self.log = RunningLog(self.disk, TWO_DIRECTORIES)
 
     @rule(payloads=PAYLOADS, needs_sync=st.booleans(), resumes=st.booleans())
     def append(self, payloads: list[bytes], *, needs_sync: bool, resumes: bool) -> None:
-        """Some records, perhaps built on refused ones; an empty log begins with a segment."""
+        """Appends some records, perhaps dependent on refused ones; an empty log begins with a segment."""
         begins_segment = not self.log.log.first_segment_id
         self.log.submit(*payloads, needs_sync=needs_sync, begins_segment=begins_segment, resumes=resumes).exception()
 
     @rule(group=st.lists(st.tuples(PAYLOADS, st.booleans(), st.integers(0, 9)), min_size=2, max_size=6))
     @precondition(lambda self: self.log.log.first_segment_id)
     def append_together(self, group: list[tuple[list[bytes], bool, int]]) -> None:
-        """Several submissions that wait at the same time, now and then one that begins a segment among them."""
+        """Appends several submissions that wait at the same time, sometimes with one that begins a segment."""
         with self.log.together():
             answers = [
                 self.log.submit(*payloads, needs_sync=needs_sync, begins_segment=not number)
@@ -61,52 +61,52 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(payloads=PAYLOADS)
     def begin_segment(self, payloads: list[bytes]) -> None:
-        """The next segment."""
+        """Begins the next segment."""
         self.log.submit(*payloads, begins_segment=True).exception()
 
     @rule(back=st.integers(0, 2))
     @precondition(lambda self: self.log.log.first_segment_id)
     def remove_segments(self, back: int) -> None:
-        """All segments but the last ones."""
+        """Removes all segments except the last ones."""
         first, last = self.log.log.first_segment_id, max(self.log.log._segments)
         with suppress(OSError):
             self.log.remove_before(max(first, last - back))
 
     @rule(kind=KINDS, nth=st.integers(1, 3), error=ERRORS)
     def have_a_call_fail(self, kind: str, nth: int, error: int) -> None:
-        """One of the next calls will fail."""
+        """Makes one of the next calls fail."""
         self.disk.fail(kind, nth, error)
 
     @rule(room_bytes=st.integers(0, 6000))
     def fill_disk(self, room_bytes: int) -> None:
-        """Only so much room is left."""
+        """Leaves only this much room."""
         self.disk.capacity_bytes += room_bytes - self.disk.free_bytes(TWO_DIRECTORIES[0])
 
     @rule()
     def make_room(self) -> None:
-        """The disk is as large as ever, and sound."""
+        """Restores the room and ends the errors."""
         self.disk.capacity_bytes = 1 << 40
         self.disk.heal()
 
     @rule(codec=st.sampled_from(CODECS))
     def stop(self, codec: PayloadCodec) -> None:
-        """The log is closed gracefully and reopened, perhaps with another codec."""
+        """Closes the log gracefully and opens it again, perhaps with another codec."""
         self.log.log.close()
         self._open(self.disk.copy(), codec)
 
     @rule()
     def kill(self) -> None:
-        """The process is killed, and another opens the log."""
+        """Kills the process, and opens the log in another one."""
         self._open(self.disk.copy())
 
     @rule(seed=SEEDS)
     def cut_power(self, seed: int) -> None:
-        """The machine goes down, and the log is opened when it is up again."""
+        """Cuts the power, and opens the log afterwards."""
         self._open(self.disk.crashed(seed))
 
     @rule(seed=SEEDS, kind=KINDS, nth=st.integers(1, 3), error=ERRORS)
     def open_badly(self, seed: int, kind: str, nth: int, error: int) -> None:
-        """The process is killed, an error stops the next one while it opens the log, then the power fails."""
+        """Kills the process, makes an error end the next opening, then cuts the power."""
         disk = self.disk.copy()
         disk.fail(kind, nth, error)
         with suppress(OSError):
@@ -148,11 +148,11 @@ def _run(example_count: int, step_count: int) -> None:
 
 
 def test_log_in_random_histories_keeps_what_it_acknowledged() -> None:
-    """Whatever happens to a log, in whatever order, it finds what it acknowledged and not what it refused."""
+    """In any history a log keeps what it acknowledged, and not what it refused."""
     _run(30, 25)
 
 
 @pytest.mark.torture
 def test_log_in_long_random_histories_keeps_what_it_acknowledged() -> None:
-    """The same, for longer."""
+    """The same for longer."""
     _run(1000, 50)

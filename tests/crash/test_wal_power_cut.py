@@ -109,7 +109,7 @@ HISTORIES = [
 
 
 def _anything(chance: random.Random) -> Callable[[RunningLog], None]:
-    """A history of large records that are long without a sync, so that a power cut may leave much or little of it."""
+    """A history of large records with few syncs, so that a power cut may leave much or little of it."""
 
     def history(log: RunningLog) -> None:
         log.append(b"state", begins_segment=True)
@@ -126,10 +126,10 @@ def _anything(chance: random.Random) -> Callable[[RunningLog], None]:
 
 
 def _check_moment(moment: Moment, directories: Sequence[Path], chance: random.Random, cut_count: int) -> set[int]:
-    """Crashes at a moment, as often as is said; returns the fingerprints of the disks."""
+    """Crashes at a moment, this many times; returns the fingerprints of the disks."""
     check_recovery(moment.disk.copy(), moment.account, directories, chance)
     disks = [moment.disk.crashed(chance.randrange(1 << 32)) for _ in range(cut_count)]
-    # Killed, restarted, and the power fails while it starts.
+    # A kill, a restart, and a power cut during the start.
     killed = Recording(moment.disk.copy(), Account)
     replay(killed._disk, directories)
     disks.append(chance.choice(killed.end()).disk.crashed(chance.randrange(1 << 32)))
@@ -143,13 +143,13 @@ def _check_moment(moment: Moment, directories: Sequence[Path], chance: random.Ra
 def test_replay_after_a_crash_at_any_change_finds_what_was_acknowledged(
     history: Callable[[RunningLog], None], directories: Sequence[Path], chance: random.Random
 ) -> None:
-    """Nothing acknowledged is lost, nothing refused is found, and the log opens and goes on, whatever the disk kept."""
+    """Acknowledged records are kept, refused ones are not found, and the log opens and continues, in any case."""
     for moment in recorded(SimulatedDisk(directories, chance.randrange(1 << 32)), history, directories):
         _check_moment(moment, directories, chance, _CUTS_PER_MOMENT)
 
 
 def test_replay_after_a_power_cut_of_long_unsynced_work_finds_what_was_acknowledged(chance: random.Random) -> None:
-    """The same where much is lost or torn at once."""
+    """The same with much data lost or torn at once."""
     moments = recorded(SimulatedDisk([DATA], chance.randrange(1 << 32)), _anything(chance))
     for moment in chance.sample(moments, 20):
         _check_moment(moment, [DATA], chance, _CUTS_PER_MOMENT)

@@ -1,7 +1,7 @@
-"""What a channel should do, in plain lists and dicts.
+"""The expected behaviour of a channel, in plain lists and dicts.
 
-An account answers each call as the contract says, one call after the other, and keeps whole events where the channel
-keeps windows on columns. Calls that may wait are looked at without effect first, as often as one likes.
+An account answers each call according to the contract, one call after the other, and keeps whole events where the
+channel keeps windows on columns. Calls that may wait are first examined without effect, any number of times.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ FOREVER = float("inf")
 
 
 class RefusedError(Exception):
-    """Returned when the contract refuses a call; says with which error."""
+    """Raised when the contract refuses a call; contains the error."""
 
     def __init__(self, kind: type[MillraceError]) -> None:
         super().__init__(kind)
@@ -59,25 +59,25 @@ class ExpectedTxn:
 
 @dataclass
 class ExpectedClaim:
-    """The claim that lives."""
+    """The active claim."""
 
     reader_id: str
     epoch: int
     lease: float
     deadline: float
     lasting_lease: float
-    """What it began with, and has again after a restart."""
+    """The lease with which it began, and which restarts after a restart of the server."""
 
 
 @dataclass
 class Look:
-    """What a call that may wait would do now.
+    """The effect that a call that may wait would have now.
 
     Attributes:
-        outcome: What it answers: a value, or the type of an error.
-        effect: What that changes.
-        is_wait: It would wait on; `outcome` is what it answers when its time has passed.
-        in_turn: It may do so only in its turn: it takes what others wait for.
+        outcome: Its answer: a value, or the type of an error.
+        effect: The change that it makes.
+        is_wait: It would continue to wait; `outcome` is its answer at the timeout.
+        in_turn: It may proceed only in its turn, since it takes what others wait for.
     """
 
     outcome: Any
@@ -87,7 +87,7 @@ class Look:
 
 
 class Account:
-    """A channel as it should be."""
+    """The expected state of a channel."""
 
     def __init__(self, limits: ChannelConfig, foreign_ids: Iterable[str], ended_max: int, epoch: int) -> None:
         self.limits = limits
@@ -108,7 +108,7 @@ class Account:
 
     @property
     def held(self) -> list[Event]:
-        """Events that take room: queued, and taken by what is open."""
+        """The events that occupy room: queued, or taken by open transactions."""
         return self.queue + self.taken
 
     @property
@@ -134,7 +134,7 @@ class Account:
     # Time.
 
     def pass_time(self, now: float) -> None:
-        """Ends whatever had no call for its lease."""
+        """Ends everything whose lease expires without a call."""
         expired = [item for item in self.open.items() if not item[1].waiting_calls and item[1].deadline <= now]
         for txn_id, txn in sorted(expired, key=lambda item: item[1].deadline):
             self.counters.leases_expired += 1
@@ -144,7 +144,7 @@ class Account:
         self.now = now
 
     def touch(self, txn_ids: Sequence[str], *, has_waited: bool) -> None:
-        """Starts leases anew: up to the first transaction that is not open, but all after a wait."""
+        """Renews leases: up to the first transaction that is not open, but all after a wait."""
         for txn_id in txn_ids:
             if txn := self.open.get(txn_id):
                 txn.deadline = self.now + txn.lease
@@ -234,7 +234,7 @@ class Account:
         return look if look.is_wait else replace(look, effect=append)
 
     def refuse_append(self, bodies: Sequence[bytes]) -> None:
-        """Refuses an append when it comes; while it waits, these limits are not looked at again."""
+        """Refuses an append on arrival; these limits are not checked again while it waits."""
         self.counters.put_attempts += len(bodies)
         self._refuse_too_many(bodies)
         self._refuse_too_large(bodies)
@@ -331,7 +331,7 @@ class Account:
     # Restarts.
 
     def restart(self) -> None:
-        """What was open is as if it had never begun; a claim that lives has its whole lease again."""
+        """Open transactions are dropped; the lease of an active claim starts again."""
         self.queue = sorted(self.held)
         self.open.clear()
         self.deliveries.clear()
@@ -348,7 +348,7 @@ class Account:
         ended: Mapping[str, tuple[str, Receipt | None]],
         claim: tuple[str, int] | None,
     ) -> None:
-        """Begins with a channel that was just opened."""
+        """Starts with the state of a channel that was just opened."""
         self.queue = list(events)
         self.next_sequence = next_sequence
         self.stamps = {producer_id: set(numbers) for producer_id, numbers in stamps.items()}
@@ -360,7 +360,7 @@ class Account:
         if claim:
             self.claim = self.last_claim = ExpectedClaim(*claim, FOREVER, FOREVER, FOREVER)
 
-    # What calls have in common.
+    # Common parts of calls.
 
     def _look_store(self, bodies: Sequence[bytes], takes: Sequence[Event], stamp: Stamp | None) -> Look:
         stored = self._new(bodies, stamp)
@@ -446,12 +446,12 @@ class Account:
 
 
 def byte_count(bodies: Iterable[bytes]) -> int:
-    """Bytes of bodies."""
+    """The bytes of bodies."""
     return sum(map(len, bodies))
 
 
 def first_within(events: Sequence[Event], events_max: int, bytes_max: int) -> list[Event]:
-    """The first events within limits, 0 meaning none; a first event that is too large comes alone."""
+    """The first events within limits, 0 meaning no limit; a first event that is too large is returned alone."""
     chosen: list[Event] = []
     for event in events[: events_max or None]:
         if chosen and bytes_max and byte_count(body for _, body in (*chosen, event)) > bytes_max:

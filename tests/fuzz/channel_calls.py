@@ -1,4 +1,4 @@
-"""Calls on a channel, each with what the account says of it."""
+"""Calls on a channel, each with the answer that the account expects."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -18,19 +18,19 @@ Loans = list[tuple[Transaction, ExpectedTxn]]
 
 
 class Call(ABC):
-    """One call: made on the channel, and answered by the account."""
+    """A call that is made on the channel, and whose answer the account predicts."""
 
     line: ClassVar[str] = ""
-    """Where it may wait: `takers`, `room`, or nowhere."""
+    """The queue in which it may wait: `takers`, `room`, or none."""
 
     is_first: ClassVar[bool] = False
-    """It waits before all others."""
+    """Whether it waits before all others."""
 
     txn_ids: Sequence[str] = ()
-    """Transactions whose leases it starts anew."""
+    """Transactions whose leases the call renews."""
 
     def begin(self, account: Account) -> None:  # noqa: B027 - most calls have nothing to do here
-        """What happens when it comes, and does not again while it waits."""
+        """The effect of the call's arrival, which is not repeated while it waits."""
 
     @abstractmethod
     async def make(self, channel: Channel) -> Any:
@@ -38,10 +38,10 @@ class Call(ABC):
 
     @abstractmethod
     def look(self, account: Account) -> Look:
-        """What the account says. Calls that wait nowhere have their effect at once."""
+        """The expected answer. Calls that never wait take effect at once."""
 
     def wait_seconds(self, account: Account) -> float:
-        """How long it may wait."""
+        """The time for which it may wait."""
         return account.limits.keep_alive_seconds
 
 
@@ -280,7 +280,7 @@ class Release(Call):
     epoch: int | None
 
     async def make(self, channel: Channel) -> None:
-        channel.claims.release(self.reader_id, self.epoch)
+        await channel.claims.release(self.reader_id, self.epoch)
 
     def look(self, account: Account) -> Look:
         account.release(self.reader_id, self.epoch)

@@ -1,4 +1,4 @@
-"""A channel and its account side by side: what happened, in the order in which it happened."""
+"""A channel compared with its account: the calls and outcomes in their order."""
 
 import asyncio
 from collections import Counter
@@ -25,7 +25,7 @@ class Running:
     paused: list[ExpectedTxn] = field(default_factory=list)
     held_at_start: list[tuple[int, int]] = field(default_factory=list)
     end: "Entry | None" = None
-    """Its end, where its effect came before its answer."""
+    """Its end, if it took effect before its answer."""
 
     def held_now(self) -> list[tuple[int, int]]:
         return [(len(txn.puts), len(txn.takes)) for txn in self.paused]
@@ -33,7 +33,7 @@ class Running:
 
 @dataclass
 class Entry:
-    """A call has begun, or has ended with an outcome: a value, or an error."""
+    """The start of a call, or its end with an outcome: a value, or an error."""
 
     time: float
     running: Running
@@ -42,10 +42,10 @@ class Entry:
 
 
 class History:
-    """Makes calls on a channel, and holds their outcomes against the account's.
+    """Makes calls on a channel, and compares their outcomes with the account's.
 
     Attributes:
-        commits_later: Whether commits of the channel take their time, between having their place and being made.
+        commits_later: Whether commits of the channel take time between their preparation and their effect.
     """
 
     commits_later = False
@@ -61,18 +61,18 @@ class History:
         self._made: list[Running] = []
 
     def go_on_with(self, channel: Channel, directory: TxnDirectory) -> None:
-        """The channel was opened anew; nothing waits."""
+        """Continues with the channel after it was opened again; no call waits."""
         assert not self.waiting
         self.channel = channel
         self._directory = directory
 
     @property
     def waiting(self) -> list[Running]:
-        """Calls that have not ended when last looked at."""
+        """The calls that had not ended at the last check."""
         return self.lines["takers"] + self.lines["room"]
 
     def make(self, call: Call) -> None:
-        """Makes a call in the loop's next turn, behind those that were made before."""
+        """Makes a call in the loop's next turn, after those made before."""
         running = Running(call)
         self._made.append(running)
         running.task = asyncio.get_running_loop().create_task(self._make(running))
@@ -93,14 +93,14 @@ class History:
             running.end.outcome = outcome
 
     def has_effect(self, task: "asyncio.Task[Any] | None") -> None:
-        """The call that a task makes has its effect now, and is answered later in this turn of the clock."""
+        """Records that a task's call takes effect now; it is answered later in this turn of the clock."""
         for running in self._made:
             if running.task is task:
                 running.end = Entry(asyncio.get_running_loop().time(), running, is_start=False)
                 self._log.append(running.end)
 
     def check(self, now: float) -> None:
-        """Holds all that happened up to now against the account, and then the state that came of it."""
+        """Compares all outcomes up to now with the account, and then the resulting state."""
         self.is_at_odds = True
         previous = None
         for entry in self._log:
@@ -143,7 +143,7 @@ class History:
             self._count_take(call, None)
             return
         if self.commits_later and isinstance(outcome, BadArgumentError) and self._is_stamp_on_its_way(running):
-            # It was refused because of a commit that is on its way to the disk, and that the account learns of later.
+            # The refusal is due to a pending commit, which the account learns of later.
             return
         if look.is_wait:
             assert account.now == running.give_up, f"{call} ended before its time, which is {running.give_up}"
@@ -156,12 +156,12 @@ class History:
         if look.is_wait:
             return
         look.effect()
-        # Newcomers may take events at once, but never room. What waits before all others takes none of theirs.
+        # Newcomers may take events at once, but never room. A call that waits before all others takes none of theirs.
         if look.in_turn and not call.is_first and (has_waited or call.line == "room"):
             assert is_turn or account.now == running.give_up, f"{call} came before others"
 
     def _is_stamp_on_its_way(self, running: Running) -> bool:
-        """Whether another call, not known to the account to have ended yet, has a stamp of the same producer."""
+        """Whether a pending call has a stamp of the same producer."""
         stamps = [getattr(made.call, "stamp", None) for made in self._made if made is not running]
         own = getattr(running.call, "stamp", None)
         return own is not None and any(stamp is not None and stamp.producer_id == own.producer_id for stamp in stamps)
@@ -208,19 +208,19 @@ class History:
         for producer_id, numbers in account.stamps.items():
             intervals = contents.ledger.intervals_of(producer_id)
             assert {number for first, last in intervals for number in range(first, last + 1)} == numbers
-        # Each event that was ever committed is in one place, and in one only.
+        # Each event that was ever committed is in exactly one place.
         places = Counter(sequence for sequence, _ in (*account.held, *account.consumed))
         assert places == Counter(range(1, account.next_sequence))
 
     def _check_lines(self) -> None:
-        """Nobody waits who could go on, and no place is left behind."""
+        """No call waits that could proceed, and no waiter is left behind."""
         contents = self.channel._contents
         assert not self.lines[""]
         assert len(contents.takers) == len(self.lines["takers"])
         assert len(contents.capacity.waiters) == len(self.lines["room"])
         for running in self.lines["takers"]:
             look = self._look(running.call)
-            # Limits that became smaller meanwhile are told when there is something to take.
+            # Limits that were lowered meanwhile are reported only when there is something to take.
             is_refused = look.outcome is TxnCapacityError or look.outcome is TooManyTxnsError
             assert look.is_wait or is_refused, running
         for running in self.lines["room"]:

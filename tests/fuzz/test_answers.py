@@ -1,4 +1,4 @@
-"""Whatever a channel takes in, it can give out again, in answers of any size."""
+"""Everything that a channel accepts can be delivered, in answers of any size."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ REQUESTS = st.lists(rows(min_size=1), min_size=1, max_size=5)
 def test_answers_of_whatever_was_stored_keep_their_limit(
     requests: Sequence[Sequence[Row]], answer_bytes_max: int, data: st.DataObject
 ) -> None:
-    """Events that were not refused come out in order, in rows or in columns, and no answer is too large."""
+    """Accepted events are delivered in order, in rows or in columns, and no answer is too large."""
     loop = VirtualClockLoop()
     try:
         loop.run_until_complete(_put_and_take(requests, answer_bytes_max, data))
@@ -45,7 +45,7 @@ async def _put_and_take(requests: Sequence[Sequence[Row]], answer_bytes_max: int
             ),
             "limits",
         )
-        # Now and then an answer is lost, and asked for again with other limits.
+        # Sometimes an answer is lost, and requested again with other limits.
         lost = data.draw(st.integers(0, min(len(received), 3)), "lost")
         del received[len(received) - lost :]
         batches, take_count = await channel.transactions.take(txn_id, limits, 0, len(received))
@@ -59,7 +59,7 @@ async def _put_and_take(requests: Sequence[Sequence[Row]], answer_bytes_max: int
 
 
 async def _append(channel: Channel, requests: Sequence[Sequence[Row]]) -> list[Row]:
-    """Appends requests; returns the events of those that were not refused."""
+    """Appends requests; returns the events of those that were accepted."""
     stored: list[Row] = []
     for request in requests:
         try:

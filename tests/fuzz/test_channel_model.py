@@ -1,4 +1,4 @@
-"""A channel driven at random, against plain lists and dicts."""
+"""A channel driven at random, compared with plain lists and dicts."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ LEASE_SECONDS = 6.0
 OWN_IDS = ["t0", "t1", "t2", "t3", "t4"]
 READERS = ["r", "s"]
 
-# Choices among what there is: most mean something that will do, the highest something else.
+# Choices among the existing ids: most select a valid one, the highest another one.
 CHOICES = st.integers(0, 9)
 USUAL_CHOICES = 8
 HASTY = st.booleans()
@@ -43,7 +43,7 @@ STAMPS = st.one_of(
         st.integers(1, 5),
     ),
 )
-# Distances from the oldest sequence that is there; the lowest stands for none at all.
+# Distances from the oldest queued sequence; the lowest value stands for none.
 SPANS = st.tuples(st.integers(-2, 4), st.integers(-2, 7))
 SEQUENCE_ABSENT = -2
 TAKE_LIMITS = st.tuples(st.integers(0, 3), st.sampled_from([0, 0, 1, 8]))
@@ -66,10 +66,10 @@ LIMITS = st.builds(
 
 
 class ChannelModel(RuleBasedStateMachine):
-    """Makes calls on a channel, several at once, lets time pass, and cancels.
+    """Makes calls on a channel, several at once, advances the clock, and cancels calls.
 
-    A rule that is `hasty` leaves its call to be made in one turn of the loop with those of the next rules: so a call
-    comes in between another's wake-up and its next look, or is cancelled there.
+    A rule that is `hasty` makes its call in one turn of the loop with those of the next rules: so a call comes between
+    another's wake-up and its next check, or is cancelled there.
     """
 
     def __init__(self) -> None:
@@ -117,19 +117,19 @@ class ChannelModel(RuleBasedStateMachine):
         self.history.check(self._loop.time())
 
     def _bodies(self, sizes: list[int]) -> list[bytes]:
-        """Bodies that tell themselves apart where they are long enough."""
+        """Bodies that are distinct if they are long enough."""
         self._number += 1
         return [(b"%d" % (self._number * 10 + index)).ljust(6, b"_")[:size] for index, size in enumerate(sizes)]
 
     def _open_id(self, choice: int) -> str:
-        """The id of an open transaction, begun now where there is none; or another id."""
+        """The id of an open transaction, begun now if there is none; or another id."""
         opened = list(self.history.account.open)
         if choice < USUAL_CHOICES:
             return opened[choice % len(opened)] if opened else self._begin(OWN_IDS[choice % 5])
         return (*OWN_IDS, "foreign", "none")[choice % 7]
 
     def _offset(self, txn_id: str, kind: str, change: int | None) -> int | None:
-        """Where the transaction is, or a little before or behind that."""
+        """The position of the transaction, or one slightly before or after it."""
         txn = self.history.account.open.get(txn_id)
         held: list[Any] = getattr(txn, kind) if txn else []
         return None if change is None else max(len(held) + change, 0)
@@ -150,7 +150,7 @@ class ChannelModel(RuleBasedStateMachine):
         self._begin(free[0] if free and choice < USUAL_CHOICES else self._open_id(choice), hasty=hasty)
 
     def _begin(self, txn_id: str, *, hasty: bool = False) -> str:
-        # Leases differ a little, so that no two run out in the same moment.
+        # Leases differ slightly, so that no two expire in the same moment.
         self._number += 1
         lease = LEASE_SECONDS + (self._number * 40503 % 65536) / (1 << 20)
         self._make(calls.Begin(txn_id, lease), hasty=hasty)
@@ -172,7 +172,7 @@ class ChannelModel(RuleBasedStateMachine):
 
     @rule(choice=CHOICES, limits=TAKE_LIMITS, back=st.integers(1, 5), hasty=HASTY)
     def take_again(self, choice: int, limits: tuple[int, int], back: int, *, hasty: bool) -> None:
-        """The answers of the last takes were lost."""
+        """Repeats takes whose answers were lost."""
         txn_id = self._open_id(choice)
         self._make(calls.Take(txn_id, *limits, 0.0, self._offset(txn_id, "takes", -back)), hasty=hasty)
 
@@ -214,7 +214,7 @@ class ChannelModel(RuleBasedStateMachine):
 
     @rule(hasty=HASTY)
     def shrink(self, *, hasty: bool) -> None:
-        """To a little less than what is held: it has to wait."""
+        """Shrinks to slightly less than the channel holds, which has to wait."""
         account = self.history.account
         limits = account.limits.model_dump()
         limits["capacity"] = max(len(account.held) - 1, limits["transaction_capacity"])
@@ -222,7 +222,7 @@ class ChannelModel(RuleBasedStateMachine):
 
     @rule(choice=CHOICES, sizes=SIZES, events_max=st.integers(1, 3), commits=st.booleans(), hasty=HASTY)
     def swap(self, choice: int, sizes: list[int], events_max: int, *, commits: bool, hasty: bool) -> None:
-        """One transaction takes and puts."""
+        """Takes and puts in one transaction."""
         txn_id = self._open_id(choice)
         self._make(calls.Take(txn_id, events_max, 0, 0.0, None), hasty=True)
         self._make(calls.Put(txn_id, self._bodies(sizes), 9, None), hasty=commits or hasty)
@@ -231,7 +231,7 @@ class ChannelModel(RuleBasedStateMachine):
 
     @rule(counts=st.lists(st.integers(1, 3), min_size=2, max_size=4), stamp=STAMPS, hasty=HASTY)
     def fill(self, counts: list[int], stamp: Stamp | None, *, hasty: bool) -> None:
-        """Several appends, some of which will have to wait."""
+        """Makes several appends, some of which will have to wait."""
         for count in counts:
             self._make(calls.Append(self._bodies([2] * count), stamp), hasty=True)
         self._make(calls.Append(self._bodies([1]), None), hasty=hasty)
@@ -243,7 +243,7 @@ class ChannelModel(RuleBasedStateMachine):
         seconds=st.sampled_from([0.0, 7.0]),
     )
     def wait_for_events(self, events_max: int, wait: float, offset: int | None, seconds: float) -> None:
-        """Takes of several transactions, and a delivery among them, on a channel that was emptied."""
+        """Makes takes of several transactions, and a delivery, on a channel that was emptied."""
         self._make(calls.Purge(), hasty=True)
         for txn_id in list(self.history.account.open):
             self._make(calls.Take(txn_id, events_max, 0, wait, offset), hasty=True)
@@ -251,7 +251,7 @@ class ChannelModel(RuleBasedStateMachine):
         self._make(calls.Take(self._open_id(0), events_max, 0, wait, offset), hasty=True)
         self.pass_time(seconds)
 
-    # Claims. They keep all others from taking, so they are short, and made where nothing is taken.
+    # Claims keep all others from taking, so they are short, and made while nothing is taken.
 
     @rule(choice=CHOICES, terms=CLAIM_TERMS, span=SPANS, releases=st.booleans(), hasty=HASTY)
     def claim(
@@ -273,7 +273,7 @@ class ChannelModel(RuleBasedStateMachine):
     @precondition(lambda self: self.history.account.epoch > EPOCHS_FROM)
     @rule(choice=CHOICES, epoch_back=EPOCHS_BACK, span=SPANS, hasty=HASTY)
     def read(self, choice: int, epoch_back: int | None, span: tuple[int, int], *, hasty: bool) -> None:
-        """Calls under a claim, right ones and wrong ones."""
+        """Makes calls under a claim, valid and invalid ones."""
         reader_id, epoch = self._reader(choice), self._epoch(epoch_back)
         first, end = map(self._sequence, span)
         self._make(calls.Read(reader_id, epoch, first, end), hasty=True)
@@ -285,7 +285,7 @@ class ChannelModel(RuleBasedStateMachine):
         self._make(calls.Release(self._reader(choice), self._epoch(epoch_back)), hasty=hasty)
 
     def _reader(self, choice: int) -> str:
-        """Who holds the claim, or another one."""
+        """The reader that holds the claim, or another one."""
         claim = self.history.account.claim
         return claim.reader_id if claim and choice < USUAL_CHOICES else READERS[choice % 2]
 
@@ -293,7 +293,7 @@ class ChannelModel(RuleBasedStateMachine):
         return None if back is None else max(self.history.account.epoch - back, 0)
 
     def _sequence(self, change: int) -> int:
-        """A sequence near the oldest one, or none at all."""
+        """A sequence near the oldest one, or none."""
         return max(self.history.account.first_sequence + change, 0) if change > SEQUENCE_ABSENT else 0
 
     @precondition(lambda self: self.history.waiting)
@@ -310,7 +310,7 @@ class ChannelModel(RuleBasedStateMachine):
             self._ending.close()
 
     async def _close(self) -> None:
-        """Whatever still waits ends with the channel; nothing is left open."""
+        """Ends all waiting calls with the channel."""
         await self._settle()
         waiting = self.history.waiting
         self.channel.delete()
@@ -329,14 +329,14 @@ SETTINGS = settings(
 
 
 def test_channel_driven_at_random_keeps_its_account() -> None:
-    """Whatever is called in whatever order: nothing is lost, nothing comes twice, and all accounts are exact."""
+    """With any calls in any order no event is lost or duplicated, and all accounts are exact."""
     run_state_machine_as_test(ChannelModel, settings=SETTINGS)
 
 
 @pytest.mark.fuzz
 @pytest.mark.torture
 def test_channel_driven_for_long_keeps_its_account() -> None:
-    """Longer histories, as many as there is time for; a failing one is printed as the calls that it takes."""
+    """Longer histories, as many as there is time for; a failing one is printed as its calls."""
     end = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "60"))
     long = settings(SETTINGS, max_examples=100, stateful_step_count=120, print_blob=True, database=None)
     while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""A file channel driven at random like one in memory, with checkpoints, restarts, kills and power cuts."""
+"""A file channel driven at random like a memory channel, with checkpoints, restarts, kills and power cuts."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ _APART_SECONDS = 1 / 4096
 
 
 class _SmallConfig(FileChannelConfig):
-    """With segments that are smaller than anybody may have them."""
+    """A configuration with smaller segments than users can configure."""
 
     segment_bytes_max: int = _SEGMENT_BYTES
 
@@ -40,7 +40,7 @@ def _file_limits(limits: ChannelConfig) -> _SmallConfig:
 
 
 def log_limits(limits: ChannelConfig) -> dict[str, Any]:
-    """The same limits for a channel with a log, which is tended only where a rule says so."""
+    """The same limits for a channel with a log, whose background work runs only where a rule says so."""
     same = {"capacity", "transaction_capacity", "byte_capacity", "byte_capacity_buffer_percentage"}
     return {
         "min_free_bytes": 0,
@@ -52,11 +52,11 @@ def log_limits(limits: ChannelConfig) -> dict[str, Any]:
 
 
 class _Witness:
-    """Tells the history when calls have their effect, which is before they are answered.
+    """Informs the history when calls take effect, which is before they are answered.
 
     Args:
-        commits: Has the effect.
-        history: Is told.
+        commits: The committer that is observed.
+        history: The history that is informed.
     """
 
     def __init__(self, committer: Committer, history: History) -> None:
@@ -93,13 +93,12 @@ class _Witness:
         self._committer.record_rollback(txn_id, has_expired=has_expired)
 
     def record_claim(self, claim: ClaimRecord) -> "asyncio.Future[None] | None":
-        if not claim.has_ended:
-            self._history.has_effect(asyncio.current_task())
+        self._history.has_effect(asyncio.current_task())
         return self._committer.record_claim(claim)
 
 
 class RememberingAccount(Account):
-    """An account that knows also of what the channel has forgotten: a power cut may bring it back."""
+    """An account that also records what the channel has forgotten: a power cut may restore it."""
 
     def __init__(self, limits: ChannelConfig) -> None:
         super().__init__(limits, ["foreign"], ENDED_MAX, EPOCHS_FROM)
@@ -114,11 +113,11 @@ class RememberingAccount(Account):
             self.synced_count = len(self.all_ended)
 
     def is_all_synced(self) -> None:
-        """Nothing that has happened can be lost any more."""
+        """Records that nothing done so far can be lost any more."""
         self.synced_count = len(self.all_ended)
 
     def lose(self, held: Held) -> None:
-        """Forgets what a power cut took, where it might: how transactions rolled back, and that a claim has ended."""
+        """Forgets what a power cut may have lost: the rollbacks of transactions, and the end of a claim."""
         for count in range(len(self.all_ended), self.synced_count - 1, -1):
             remembered = self.all_ended[max(count - ENDED_MAX, 0) : count]
             if [txn_id for txn_id, _ in remembered] == list(held.ended):
@@ -137,9 +136,9 @@ class RememberingAccount(Account):
 
 
 class FileChannelModel(ChannelModel):
-    """The same calls on a file channel, whose process ends now and then.
+    """The same calls on a file channel, whose process ends from time to time.
 
-    Its calls take their time, and the account takes them one after the other; so no call is hasty in here.
+    Its calls take time, and the account makes them one after the other, so no call is hasty here.
     """
 
     def __init__(self) -> None:
@@ -150,7 +149,7 @@ class FileChannelModel(ChannelModel):
     async def _open(self, limits: Any) -> None:
         self.disk = SimulatedDisk([DATA])
         self._account = self._account_of(self._limits(limits))
-        await self._open_anew()
+        await self._open_again()
         self.history = History(self.channel, self._directory, 1, self._account)
         self.history.commits_later = True
         self._be_witnessed()
@@ -165,7 +164,7 @@ class FileChannelModel(ChannelModel):
     def _account_of(self, limits: LogChannelConfig) -> RememberingAccount:
         return RememberingAccount(limits)
 
-    async def _open_anew(self) -> None:
+    async def _open_again(self) -> None:
         self._directory = TxnDirectory(100)
         self._other = open_channel("other", directory=self._directory, lease_seconds=3600)
         begin(self._other, "foreign")
@@ -181,34 +180,34 @@ class FileChannelModel(ChannelModel):
     def _make(self, call: calls.Call, *, hasty: bool) -> None:
         if isinstance(call, calls.Update) and not isinstance(call.limits, LogChannelConfig):
             call.limits = self._limits(call.limits)
-        # A commit needs its room before it gives any, and the account knows of one moment only: no two calls are to
-        # have waited long enough in the same one.
+        # A commit needs its room before it frees any, and the account knows only one moment: no two calls may reach the
+        # end of their waits in the same one.
         self._run(asyncio.sleep(_APART_SECONDS))
         super()._make(call, hasty=False)
 
     @rule()
     def checkpoint(self) -> None:
-        """Where anything has changed."""
+        """Writes a checkpoint if anything has changed."""
         self._run(self.opened.checkpoint())
         self._account.is_all_synced()
 
     @rule()
     def stop(self) -> None:
-        """The server stops as it should, and the next one opens the channel."""
+        """Stops the server gracefully, and opens the channel in the next one."""
         self._end_waiting()
         self._run(self.opened.close())
         self._restart(self.disk)
 
     @rule()
     def kill(self) -> None:
-        """The process is killed; what it wrote is there."""
+        """Kills the process; everything written stays."""
         self._end_waiting()
         self.opened.abandon()
         self._restart(self.disk.copy())
 
     @rule(seed=SEEDS)
     def cut_power(self, seed: int) -> None:
-        """What was not synced is there in part, or not at all."""
+        """Cuts the power; unsynced data stays in part, or not at all."""
         self._end_waiting()
         self.opened.abandon()
         self._restart(self.disk.crashed(seed), is_cut=True)
@@ -216,7 +215,7 @@ class FileChannelModel(ChannelModel):
     @precondition(lambda self: self.history.account.ended)
     @rule(choice=st.integers(0, ENDED_MAX - 1), is_killed=st.booleans())
     def commit_again_after_restart(self, choice: int, *, is_killed: bool) -> None:
-        """The answer to a commit was lost together with the server."""
+        """Repeats a commit whose answer was lost together with the server."""
         if is_killed:
             self.kill()
         else:
@@ -224,7 +223,7 @@ class FileChannelModel(ChannelModel):
         self.commit_again([choice], hasty=False)
 
     def _end_waiting(self) -> None:
-        """Whoever waits hears no more of it."""
+        """Cancels the waiting calls."""
         for running in list(self.history.waiting):
             if running in self.history.waiting:
                 self._make(calls.Cancel(running.task), hasty=False)
@@ -235,7 +234,7 @@ class FileChannelModel(ChannelModel):
         self._account.restart()
         if not is_cut:
             self._account.is_all_synced()
-        self._run(self._open_anew())
+        self._run(self._open_again())
         self._account.lose(Held.by(self.channel))
         self.history.go_on_with(self.channel, self._directory)
         self._be_witnessed()
@@ -250,14 +249,14 @@ _FILE_SETTINGS = settings(SETTINGS, max_examples=30)
 
 
 def test_file_channel_driven_at_random_keeps_its_account() -> None:
-    """Whatever is called, and whenever its server ends: nothing is lost, nothing comes twice."""
+    """Whatever is called, and whenever its server ends, no event is lost or duplicated."""
     run_state_machine_as_test(FileChannelModel, settings=_FILE_SETTINGS)
 
 
 @pytest.mark.fuzz
 @pytest.mark.torture
 def test_file_channel_driven_for_long_keeps_its_account() -> None:
-    """Longer histories, as many as there is time for; a failing one is printed as the calls that it takes."""
+    """Longer histories, as many as there is time for; a failing one is printed as its calls."""
     end = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "60"))
     long = settings(_FILE_SETTINGS, max_examples=100, stateful_step_count=120, print_blob=True, database=None)
     while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""A spillable channel driven at random like one in a file, and what it may and must lose when its process ends."""
+"""A spillable channel driven at random like a file channel, and what it may and must lose when its process ends."""
 
 import os
 import time
@@ -25,11 +25,11 @@ from tests.spillable_channels import check_share, in_memory
 _SEGMENT_BYTES = 600
 _RESERVED_AHEAD = 30
 _MEMORY_PART = 3
-"""Memory holds a third of the channel: most histories spill, and most come back."""
+"""The fraction of the channel that is in memory: most histories spill, and most return to memory."""
 
 
 class _SmallConfig(SpillableChannelConfig):
-    """With segments that are smaller than anybody may have them."""
+    """A configuration with smaller segments than users can configure."""
 
     segment_bytes_max: int = _SEGMENT_BYTES
 
@@ -44,7 +44,7 @@ def _spillable_limits(limits: ChannelConfig) -> _SmallConfig:
 
 @dataclass(frozen=True)
 class _Stored:
-    """What one commit has stored."""
+    """The events stored by one commit."""
 
     producer_id: str
     numbers: frozenset[int]
@@ -52,7 +52,7 @@ class _Stored:
 
 
 class _LosingAccount(RememberingAccount):
-    """An account that knows what a crash takes from a channel: what is in memory, and what belongs to that."""
+    """An account that knows what a crash removes: events in memory, and the state that belongs to them."""
 
     def __init__(self, limits: LogChannelConfig) -> None:
         super().__init__(limits)
@@ -76,7 +76,7 @@ class _LosingAccount(RememberingAccount):
         return replace(look, effect=store)
 
     def stop(self, held: Held) -> None:
-        """Loses nothing at all."""
+        """Loses nothing."""
         assert held.events == tuple(sorted(self.held))
         assert held.next_sequence == self.next_sequence
         assert held.stamps == {producer_id: frozenset(numbers) for producer_id, numbers in self.stamps.items()}
@@ -84,12 +84,12 @@ class _LosingAccount(RememberingAccount):
         self.synced_count = len(self.all_ended)
 
     def lose(self, held: Held) -> None:
-        """Forgets what is not there any more, where that was in memory only; says of the rest that it must be there."""
+        """Forgets the events that were only in memory; asserts that the others are there."""
         assert held.events == tuple(event for event in sorted(self.held) if event[0] not in self.in_memory)
         assert held.next_sequence >= self.next_sequence
         self._lose_stamps(held)
         self._lose_ended(held)
-        # Each sequence is in one place: these are where what was consumed is.
+        # Each sequence is in one place; these are those of consumed events.
         gone = [*sorted(self.in_memory), *range(self.next_sequence, held.next_sequence)]
         self.consumed += [(sequence, b"") for sequence in gone]
         self.queue = list(held.events)
@@ -111,7 +111,7 @@ class _LosingAccount(RememberingAccount):
         for producer_id, numbers in held.stamps.items():
             assert numbers <= self.stamps.get(producer_id, set())
         self.stamps = {producer_id: set(numbers) for producer_id, numbers in held.stamps.items()}
-        # What may be stored again is another commit's then.
+        # Events that are stored again belong to another commit.
         self._stored = [
             one for one in self._stored if one.numbers and one.numbers <= self.stamps.get(one.producer_id, set())
         ]
@@ -123,7 +123,7 @@ class _LosingAccount(RememberingAccount):
                 continue
             sequences = set(range(txn.receipt.first_sequence, txn.receipt.last_sequence + 1))
             if sequences & self.in_memory:
-                # An older one of the same id, which was forgotten since, may be remembered again.
+                # An older outcome of the same id, forgotten since, may be restored.
                 assert held.ended.get(txn_id) != (txn.state, txn.receipt), f"{txn_id} is lost"
             elif sequences <= there:
                 assert txn_id in held.ended, f"{txn_id} is in the log"
@@ -131,7 +131,7 @@ class _LosingAccount(RememberingAccount):
         self.is_all_synced()
 
     def _known(self, txn_id: str, state: str, receipt: object) -> ExpectedTxn:
-        """A transaction that ended so; an older one of the same id may be remembered again."""
+        """A transaction with this outcome; an older one of the same id may be restored."""
         for known_id, txn in reversed(self.all_ended):
             if (known_id, txn.state, txn.receipt) == (txn_id, state, receipt):
                 return txn
@@ -139,7 +139,7 @@ class _LosingAccount(RememberingAccount):
 
 
 class SpillableChannelModel(FileChannelModel):
-    """The same calls on a channel of which a part is in memory, and of that a crash leaves nothing."""
+    """The same calls on a channel with a part in memory, of which a crash leaves nothing."""
 
     _account: _LosingAccount
 
@@ -163,7 +163,7 @@ class SpillableChannelModel(FileChannelModel):
         self.disk = disk
         self.deliveries.clear()
         self._account.restart()
-        self._run(self._open_anew())
+        self._run(self._open_again())
         if is_stopped:
             self._account.stop(Held.by(self.channel))
         else:
@@ -175,7 +175,7 @@ class SpillableChannelModel(FileChannelModel):
     @precondition(lambda self: self.history.account.ended)
     @rule(choice=st.integers(0, ENDED_MAX - 1), is_killed=st.booleans())
     def commit_again_after_restart(self, choice: int, *, is_killed: bool) -> None:
-        """The answer to a commit was lost together with the server, and perhaps the commit itself."""
+        """Repeats a commit whose answer, and perhaps effect, was lost together with the server."""
         if is_killed:
             self.kill()
         else:
@@ -193,14 +193,14 @@ _SETTINGS = settings(SETTINGS, max_examples=30)
 
 
 def test_spillable_channel_driven_at_random_keeps_its_account() -> None:
-    """Whatever is called: it is as any channel is, and a crash loses what was in memory only, and all of its traces."""
+    """With any calls it behaves as any channel, and a crash loses only events in memory, with all their traces."""
     run_state_machine_as_test(SpillableChannelModel, settings=_SETTINGS)
 
 
 @pytest.mark.fuzz
 @pytest.mark.torture
 def test_spillable_channel_driven_for_long_keeps_its_account() -> None:
-    """Longer histories, as many as there is time for; a failing one is printed as the calls that it takes."""
+    """Longer histories, as many as there is time for; a failing one is printed as its calls."""
     end = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "60"))
     long = settings(_SETTINGS, max_examples=100, stateful_step_count=120, print_blob=True, database=None)
     while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that speak the wire: one server for all of them, channels for each."""
+"""Fixtures of the tests that use the wire protocol: one server for all of them, channels for each."""
 
 from collections.abc import AsyncGenerator, Iterator
 
@@ -9,13 +9,13 @@ from tests.millraced import Millraced
 from tests.rpc import Rpc, connected
 
 _FREE_PORTS = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
-# Tests leave transactions open, and nobody is to wait for them in the end.
+# Tests leave transactions open, and the server must not wait for them when it stops.
 _CONFIG_TOML = "server.shutdown_grace_seconds = 0.0\n"
 
 
 @pytest.fixture(scope="session")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Millraced]:
-    """A server for tests that make channels of their own; whatever they did, it found no fault with itself."""
+    """A server for tests that create channels of their own; checks in the end that it has logged no fault."""
     scratch = tmp_path_factory.mktemp("shared-server")
     config, data_dir = scratch / "millrace.toml", scratch / "data"
     config.write_text(_CONFIG_TOML)
@@ -38,12 +38,12 @@ async def rpc(shared_server: Millraced) -> AsyncGenerator[Rpc]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """One Spark for all tests; it starts with the first that wants it."""
+    """One Spark session for all tests, created for the first one that needs it."""
     from millrace_spark import register
     from tests.spark_session import spark_session
 
     session = spark_session()
-    # Spark finds the format by itself, too, but keeps other workers for what it found; they take seconds to start.
+    # Spark also finds the format by itself, but starts separate workers for the lookup, which takes seconds.
     register(session)
     yield session
     session.stop()

@@ -1,4 +1,4 @@
-"""Commands of a real daemon, whose lines are brought in and which must never outlive it."""
+"""Commands of a real daemon: their lines are stored, and they never outlive the daemon."""
 
 import os
 import random
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartMillraced
-from tests.daemon_flows import component_of, stored_bodies, stored_count, wait_until
+from tests.daemon_queries import component_of, stored_bodies, stored_count, wait_until
 from tests.millraced import Millraced
 from tests.process_figures import is_running, resident_bytes
 
@@ -37,7 +37,7 @@ def source_of(script: str, **settings: str) -> str:
 
 
 def pids_in(server: Millraced, count: int) -> list[int]:
-    """The pids that a script has written, a line each."""
+    """The process ids that a script has written, one per line."""
     wait_until(lambda: stored_count(server) >= count)
     return [int(body) for body in stored_bodies(server)[:count]]
 
@@ -46,8 +46,8 @@ def none_runs(pids: list[int]) -> bool:
     return not any(map(is_running, pids))
 
 
-# What a command may leave behind: a child, one in a session of its own, one whose parent has gone, and one that will
-# not hear of SIGTERM.
+# What a command may leave behind: a child, one in a session of its own, one whose parent has ended, and one that
+# ignores SIGTERM.
 _FAMILY = """
 echo $$
 sleep 1000 & echo $!
@@ -59,9 +59,9 @@ wait
 
 
 def test_kill_of_the_daemon_ends_the_command_and_all_that_it_has_started(start_millraced: StartMillraced) -> None:
-    """Also on kill -9, when the daemon can do nothing any more.
+    """This holds also for SIGKILL, after which the daemon can do nothing any more.
 
-    Flume left the child behind.
+    Flume left the child running.
     """
     server = start_millraced(source_of(_FAMILY, grace_seconds="0.3"))
     pids = pids_in(server, 5)
@@ -70,8 +70,8 @@ def test_kill_of_the_daemon_ends_the_command_and_all_that_it_has_started(start_m
     wait_until(lambda: none_runs(pids))
 
 
-def test_kill_of_the_daemon_and_of_what_guards_the_command_ends_the_command(start_millraced: StartMillraced) -> None:
-    """Whoever kills all that has our name leaves nothing of ours behind: the kernel ends the command."""
+def test_kill_of_the_daemon_and_of_the_guard_ends_the_command(start_millraced: StartMillraced) -> None:
+    """After the daemon and its guard processes are killed, the kernel ends the command."""
     server = start_millraced(source_of("echo $PPID; echo $$; exec sleep 1000"))
     guard, command = pids_in(server, 2)
     server.send(signal.SIGSTOP)
@@ -81,7 +81,7 @@ def test_kill_of_the_daemon_and_of_what_guards_the_command_ends_the_command(star
 
 
 def test_stop_of_the_daemon_ends_them_and_stores_their_last_lines(start_millraced: StartMillraced) -> None:
-    """The command may end in order, and nothing of what it has written is lost."""
+    """The command may end in order, and no output of it is lost."""
     script = "trap 'echo bye; exit 0' TERM; sleep 1000 & echo $!; echo $$; while :; do sleep 0.05; done"
     server = start_millraced(source_of(script, linger_seconds="0.1", grace_seconds="1.0"))
     pids = pids_in(server, 2)
@@ -93,7 +93,7 @@ def test_stop_of_the_daemon_ends_them_and_stores_their_last_lines(start_millrace
 
 
 def test_kill_of_the_daemon_while_it_stores_leaves_whole_lines_in_order(start_millraced: StartMillraced) -> None:
-    """What was stored is there after the restart; what was read and not stored is lost, as the warning says."""
+    """Stored lines are there after the restart; lines read but not stored are lost, as the warning says."""
     script = "echo $$; seq 1 1000000000"
     server = start_millraced(source_of(script))
     wait_until(lambda: stored_count(server) > 5_000)
@@ -105,8 +105,8 @@ def test_kill_of_the_daemon_while_it_stores_leaves_whole_lines_in_order(start_mi
     wait_until(lambda: none_runs([int(pid)]))
 
 
-def test_end_of_a_command_is_told_by_log_and_state(start_millraced: StartMillraced) -> None:
-    """Flume's source looked as if it went on, and said nothing."""
+def test_end_of_a_command_is_shown_in_log_and_state(start_millraced: StartMillraced) -> None:
+    """In Flume the source seemed to continue, and logged nothing."""
     server = start_millraced(source_of("echo one; echo oops >&2; exit 3", restart="'never'"))
     ended = server.wait_for("the source has ended")
     assert (ended["source"], ended["reason"]) == ("in", "the command ended with exit code 3")
@@ -118,7 +118,7 @@ def test_end_of_a_command_is_told_by_log_and_state(start_millraced: StartMillrac
 
 
 def test_command_that_writes_more_than_is_taken_is_held_up(start_millraced: StartMillraced) -> None:
-    """A full channel stops the reading, and with it the command; memory stays as it is."""
+    """A full channel stops the reading and so blocks the command; memory does not grow."""
     config = """
         [channels.lines]
         type = "memory"
@@ -143,7 +143,7 @@ def test_command_that_writes_more_than_is_taken_is_held_up(start_millraced: Star
 def test_kills_of_the_daemon_at_any_moment_leave_no_process_behind(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """Before the command has begun, while it begins, and while it works."""
+    """The kills happen before, during and after the start of the command."""
     choice = random.Random(5)
     pids_file = tmp_path / "pids"
     pids_file.touch()

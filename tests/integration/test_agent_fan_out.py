@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartMillraced
-from tests.daemon_flows import component_of, stored_bodies, stored_count, wait_until
+from tests.daemon_queries import component_of, stored_bodies, stored_count, wait_until
 from tests.millraced import run_millraced
 
 NAMES = ("a", "b", "c")
@@ -31,7 +31,7 @@ def source_toml(lines: Path, selector: str, more: str = "") -> str:
 
 
 def written_lines(directory: Path, count: int = LINES) -> tuple[Path, list[bytes]]:
-    """A file of numbered lines of several lengths."""
+    """A file of numbered lines of different lengths."""
     lines = [b"%d %s" % (number, b"x" * (number * 7 % 50)) for number in range(count)]
     path = directory / "lines.txt"
     path.write_bytes(b"".join(line + b"\n" for line in lines))
@@ -49,7 +49,7 @@ def written_lines(directory: Path, count: int = LINES) -> tuple[Path, list[bytes
 def test_deliver_to_several_channels_through_kills_stores_each_event_once(
     start_millraced: StartMillraced, tmp_path: Path, selector: str
 ) -> None:
-    """Flume leaves channels that have a batch and channels that have not, and its retry makes second copies."""
+    """Flume leaves a batch in some of the channels only, and its retry stores second copies."""
     chance = random.Random(5)
     path, lines = written_lines(tmp_path)
     config, data_dir = source_toml(path, selector), tmp_path / "data"
@@ -73,7 +73,7 @@ def test_deliver_to_several_channels_through_kills_stores_each_event_once(
 def test_flow_with_interceptors_and_selector_does_as_its_configuration_says(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """From the file to the channels, with what was dropped and set aside counted."""
+    """The events go from the file to the channels; filtered and dead-lettered ones are counted."""
     path, lines = written_lines(tmp_path, 100)
     config = source_toml(
         path,
@@ -98,19 +98,19 @@ def test_flow_with_interceptors_and_selector_does_as_its_configuration_says(
         for name, endings in {"a": "12", "b": "23", "c": ""}.items()
     }
     assert {name: stored_bodies(server, name) for name in NAMES} == expected
-    told = component_of(server, "in")
+    reported = component_of(server, "in")
     dropped = len(lines) - len(kept)
     unrouted = len(kept) - len({body.split(b" ")[0] for name in "ab" for body in expected[name]})
-    counted = (told["EventAcceptedCount"], told["FilteredCount"], told["UnroutedCount"])
+    counted = (reported["EventAcceptedCount"], reported["FilteredCount"], reported["UnroutedCount"])
     assert counted == (len(lines), dropped, unrouted)
     assert server.stop() == 0
-    # The channel that got no event has a log of stamps alone.
+    # The log of the channel without events contains only stamps.
     verified = run_millraced("log", "verify", server.data_dir / "channels" / "c")
     assert verified.returncode == 0, verified.stdout
 
 
 def test_check_of_a_flow_with_many_mistakes_names_them_all(tmp_path: Path) -> None:
-    """All at once, each where it is."""
+    """The error lists all mistakes with their places."""
     config = tmp_path / "bad.toml"
     config.write_text(
         source_toml(

@@ -1,4 +1,4 @@
-"""A server whose channel is emptied into files."""
+"""A server with a sink that writes files."""
 
 import random
 import resource
@@ -58,13 +58,13 @@ def _left(client: millrace.Client) -> int:
 def test_sink_stopped_with_its_server_finishes_its_files_at_once(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """A clean stop waits neither for a file's time nor for the grace, and leaves nothing unfinished."""
+    """A clean stop waits neither for a file's deadline nor for the grace time, and leaves nothing unfinished."""
     (tmp_path / "out").mkdir()
     settings = ('format = "parquet"', 'compression = "zstd"', "roll_seconds = 3600")
     server = start_millraced(_config(tmp_path / "out" / "host={header:host}", *settings))
     _append(server, range(3_000))
     with millrace.connect(server.grpc) as client:
-        # What is still queued when the server stops stays in the channel.
+        # Events that are still queued when the server stops stay in the channel.
         _until(lambda: client.admin.get_channel("orders").gauges.taken_events == 3_000)
     assert len(unfinished_below(tmp_path / "out")) == 3
     began = time.monotonic()
@@ -78,7 +78,7 @@ def test_sink_stopped_with_its_server_finishes_its_files_at_once(
 
 
 def _check_kills(start_millraced: StartMillraced, tmp_path: Path, kills: int, chance: random.Random) -> None:
-    """Kills a server again and again while it writes; then each event must be in exactly one finished file."""
+    """Kills a server repeatedly while it writes; then each event must be in exactly one finished file."""
     out, data_dir = tmp_path / "out", tmp_path / "data"
     out.mkdir()
     config = _config(out / "{header:host}", "roll_events = 400", "roll_seconds = 0.2", "batch_events_max = 700")
@@ -102,7 +102,7 @@ def _check_kills(start_millraced: StartMillraced, tmp_path: Path, kills: int, ch
 def test_sink_killed_again_and_again_has_each_event_in_one_file(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """Whenever the server is killed: each event is in exactly one finished file, and nothing unfinished stays."""
+    """Each event is in exactly one finished file, and no unfinished file remains."""
     _check_kills(start_millraced, tmp_path, 4, random.Random(SEED))
 
 
@@ -111,14 +111,14 @@ def test_sink_killed_again_and_again_has_each_event_in_one_file(
 def test_sink_killed_very_often_has_each_event_in_one_file(
     start_millraced: StartMillraced, tmp_path: Path, seed: int
 ) -> None:
-    """The same, for longer."""
+    """The same for longer."""
     _check_kills(start_millraced, tmp_path, 25, random.Random(seed))
 
 
 def test_sink_whose_files_may_not_grow_says_so_and_goes_on_when_they_may(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """The kernel refuses to write: nothing is lost, the reason is told, and it works again by itself."""
+    """When the kernel refuses to write, no event is lost, the reason is logged, and the sink recovers by itself."""
     out = tmp_path / "out"
     out.mkdir()
     server = start_millraced(_config(out, "roll_seconds = 0.1", channel_type="memory"))
@@ -135,7 +135,7 @@ def test_sink_whose_files_may_not_grow_says_so_and_goes_on_when_they_may(
 def test_sink_on_s3_that_refuses_at_first_brings_everything_in_the_end(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """Objects are there whole, under names that tell their events; a refusal is told and survived."""
+    """Objects are complete and named after their events; a refusal is logged and retried."""
     with fake_s3() as s3:
         s3.refuses = True
         options = f'{{ endpoint_override = "{s3.endpoint}", scheme = "http", access_key = "a", secret_key = "b" }}'

@@ -1,4 +1,4 @@
-"""Daemons that take events by POST."""
+"""Daemons that receive events by POST."""
 
 import http.client
 import json
@@ -50,7 +50,7 @@ def _port_of(server: Millraced) -> int:
 
 
 def _post(port: int, body: bytes, headers: Mapping[str, str] | None = None) -> tuple[int, dict[str, Any], str | None]:
-    """Status, body and Retry-After."""
+    """The status, body and Retry-After of a response."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_SECONDS_MAX)
     try:
         connection.request("POST", "/", body, dict(headers or {}))
@@ -77,7 +77,7 @@ def _numbered(count: int) -> bytes:
 def test_post_answered_before_a_kill_is_stored_and_its_repeat_is_not(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """What was answered outlives SIGKILL; who did not see the answer sends it again, and nothing is doubled."""
+    """Acknowledged events survive SIGKILL; a request without an answer is sent again and stores nothing twice."""
     config, data_dir = _channel() + _source(port=_free_port()), tmp_path / "data"
     server = start_millraced(config, data_dir)
     headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": "order 17"}
@@ -90,10 +90,10 @@ def test_post_answered_before_a_kill_is_stored_and_its_repeat_is_not(
     assert _bodies(server) == [*(b"%d" % number for number in range(25)), b"raw"]
 
 
-def test_post_while_a_channel_is_full_is_told_to_come_again_and_then_stored_once(
+def test_post_while_a_channel_is_full_is_refused_with_a_retry_and_then_stored_once(
     start_millraced: StartMillraced,
 ) -> None:
-    """Of two channels the one with room has the events already; the repeat stores them in the other only."""
+    """The channel with room already has the events, so the repeat stores them only in the other one."""
     server = start_millraced(
         _channel("wide") + _channel("narrow", kind="memory", capacity=10) + _source("wide", "narrow")
     )
@@ -111,7 +111,7 @@ def test_post_while_a_channel_is_full_is_told_to_come_again_and_then_stored_once
 
 
 def test_stop_with_requests_in_work_answers_them(start_millraced: StartMillraced) -> None:
-    """Whoever is told 200 finds the events after the next start; nobody is left without an answer."""
+    """Each request answered with 200 has its events after the next start; no request is left without an answer."""
     server = start_millraced(_channel() + _source())
     port = _port_of(server)
     answers: list[int] = []
@@ -122,7 +122,7 @@ def test_stop_with_requests_in_work_answers_them(start_millraced: StartMillraced
             try:
                 answers.append(_post(port, b"%d-%d" % (thread, number))[0])
             except ConnectionError:
-                # Nobody listens any more, or the connection was not taken in.
+                # The server does not listen any more, or the connection was not accepted.
                 broken.set()
                 return
 
@@ -144,7 +144,7 @@ def test_stop_with_requests_in_work_answers_them(start_millraced: StartMillraced
 
 
 def test_hostile_senders_beside_good_ones_cost_neither_memory_nor_answers(start_millraced: StartMillraced) -> None:
-    """Huge bodies, bodies that never come, broken heads and many connections; those who behave are served."""
+    """Huge and unfinished bodies, broken headers and many connections do not affect well-behaved clients."""
     server = start_millraced(_channel() + _source(settings="body_bytes_max = 1048576\nconnections_max = 300\n"))
     port = _port_of(server)
     assert _post(port, b"first")[0] == 200
@@ -171,7 +171,7 @@ def test_hostile_senders_beside_good_ones_cost_neither_memory_nor_answers(start_
 
 @pytest.mark.torture
 def test_source_without_requests_needs_no_processor(start_millraced: StartMillraced) -> None:
-    """A server that waits for requests wakes up about once a second."""
+    """A server that waits for requests wakes up about once per second."""
     server = start_millraced(_channel(kind="memory", capacity=10) + _source())
     assert _post(_port_of(server), b"first")[0] == 200
     before = cpu_seconds(server.process.pid)

@@ -1,4 +1,4 @@
-"""What docs/agent.md shows, done."""
+"""The examples of docs/agent.md, executed."""
 
 import shutil
 import socket
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartMillraced
-from tests.daemon_flows import wait_until
+from tests.daemon_queries import wait_until
 from tests.fenced_blocks import blocks_of
 from tests.millraced import run_millraced
 
@@ -22,12 +22,12 @@ def free_address() -> str:
 
 
 def test_blocks_of_each_kind_on_the_page_are_found() -> None:
-    """A page whose marks were lost would pass all other tests here."""
+    """A page whose markers are missing would pass all other tests here."""
     assert [len(blocks_of(PAGE, kind)) for kind in ("check", "own_parts.py", "own", "post")] == [3, 1, 1, 1]
 
 
 def test_configurations_of_the_page_are_good(tmp_path: Path) -> None:
-    """Each passes the check."""
+    """Each configuration passes the check."""
     config = tmp_path / "millrace.toml"
     for block in blocks_of(PAGE, "check"):
         config.write_text(block, encoding="utf-8")
@@ -38,7 +38,7 @@ def test_configurations_of_the_page_are_good(tmp_path: Path) -> None:
 def test_parts_of_ones_own_on_the_page_do_what_they_say(
     start_millraced: StartMillraced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The page's module, configuration and request, as they stand but for the port, bring an event through; once."""
+    """The page's module, configuration and request work unchanged except for the port, and store an event once."""
     if shutil.which("curl") is None:
         pytest.skip("curl is not on this machine")
     [module], [config], [post] = (blocks_of(PAGE, kind) for kind in ("own_parts.py", "own", "post"))

@@ -16,7 +16,7 @@ _numbers = itertools.count(1)
 
 
 def make_target(server: Millraced) -> str:
-    """Makes a file channel on a server that others use too; returns its name."""
+    """Creates a file channel on a server that tests share; returns its name."""
     name = f"group-target-{next(_numbers)}"
     with millrace.connect(server.grpc) as client:
         client.admin.create_channel(name, ChannelConfig(type=ChannelType.FILE))
@@ -34,7 +34,7 @@ def states(edge: Tier) -> dict[str, ComponentState]:
 
 @pytest.mark.timeout(180)
 def test_failover_group_uses_the_spare_server_while_the_best_is_gone(tmp_path: Path, shared_server: Millraced) -> None:
-    """It goes back by itself; each server has its events once and in order, and together they have all."""
+    """The group returns to the first server by itself; each server has its events once and in order."""
     target = make_target(shared_server)
     with tiers(tmp_path, "edge", "best") as (edge, best):
         best.start(CHANNEL_TOML)
@@ -66,12 +66,12 @@ def test_failover_group_uses_the_spare_server_while_the_best_is_gone(tmp_path: P
         for part in parts:
             numbers = list(map(int, part))
             assert numbers == sorted(set(numbers))
-        # Only what was on its way when the best one died may be at both.
+        # Only events in progress when the first server was killed may be on both.
         assert set(parts[0]) | set(parts[1]) == set(load.sent)
 
 
 def test_load_balancing_group_shares_the_events_out(tmp_path: Path, shared_server: Millraced) -> None:
-    """All servers get some; as long as all is well each event is at one of them."""
+    """All servers get events; without failures each event is on one of them."""
     targets = [make_target(shared_server) for _ in range(2)]
     with tiers(tmp_path, "edge") as [edge]:
         sinks = "".join(

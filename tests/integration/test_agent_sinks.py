@@ -1,4 +1,4 @@
-"""Daemons whose sinks post events, log them, or are a user's own."""
+"""Daemons with sinks that post events, log them, or are custom ones."""
 
 import asyncio
 import json
@@ -76,7 +76,7 @@ def _events(server: Millraced, channel: str) -> list[Event]:
 async def test_http_sink_of_a_daemon_goes_through_refusals_and_sets_aside_what_is_rejected(
     start_millraced: StartMillraced,
 ) -> None:
-    """It comes again when it is told to, sends nothing twice without need, and its state says why it waits."""
+    """The sink obeys Retry-After, sends nothing twice without need, and its state says why it waits."""
     async with receiving() as receiver:
         receiver.answers = [answer(503, "Retry-After: 1", body=b"later")]
         receiver.before_answer = lambda request: (
@@ -118,7 +118,7 @@ async def test_http_sink_of_a_daemon_goes_through_refusals_and_sets_aside_what_i
 def test_http_sink_to_a_source_that_is_killed_again_and_again_brings_each_event_once(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """Answers are lost, the sink sends again, and the source knows by the key what it has."""
+    """Answers are lost, the sink repeats its requests, and the source recognizes them by their keys."""
     chance = random.Random(SEED)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -159,11 +159,11 @@ def test_http_sink_to_a_source_that_is_killed_again_and_again_brings_each_event_
 
 
 def test_logger_sink_of_a_daemon_logs_events(start_millraced: StartMillraced) -> None:
-    """Whoever tries a flow out sees what goes through it; nothing forges a line."""
+    """The logger sink shows the events of a flow; no event can forge a line of the log."""
     server = start_millraced(f'{CHANNELS}\n[sinks.show]\ntype = "logger"\nchannel = "orders"\nbytes_max = 12\n')
     _append(server, b'first\n{"event":"forged"}')
-    told = server.wait_for("an event")
-    assert {key: told[key] for key in ("sink", "sequence", "headers", "body", "body_bytes")} == {
+    reported = server.wait_for("an event")
+    assert {key: reported[key] for key in ("sink", "sequence", "headers", "body", "body_bytes")} == {
         "sink": "show",
         "sequence": 1,
         "headers": {"n": 'first\\n{"event":"forged"}'},
@@ -177,7 +177,7 @@ def test_logger_sink_of_a_daemon_logs_events(start_millraced: StartMillraced) ->
 def test_custom_sink_of_a_daemon_does_what_its_user_wrote(
     start_millraced: StartMillraced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A class is found by its import path, and gets its options."""
+    """The class is found by its import path, and gets its options."""
     (tmp_path / "users_own.py").write_text(OWN_SINK)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     config = f"""

@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from tests.conftest import StartMillraced
-from tests.daemon_flows import component_of, stored_bodies, stored_count, wait_until
+from tests.daemon_queries import component_of, stored_bodies, stored_count, wait_until
 from tests.millraced import Millraced
 from tests.process_figures import cpu_seconds, resident_bytes
 from tests.spool import names_in, put
@@ -23,7 +23,7 @@ SCHEMA = {"type": "record", "name": "Line", "fields": [{"name": "text", "type": 
 
 
 def config_of(spool: Path, **settings: str) -> str:
-    """Two file channels that get all lines of a directory."""
+    """Two file channels that both get all lines of a directory."""
     lines = "\n".join(f"{key} = {value}" for key, value in settings.items())
     return f"""
         [channels.lines]
@@ -58,7 +58,7 @@ def all_done(spool: Path) -> bool:
 
 
 class Killer:
-    """Kills a daemon while it reads a directory, as often as it is told; then lets the next one finish."""
+    """Kills a daemon several times while it reads a directory; then lets the next one finish."""
 
     def __init__(self, start_millraced: StartMillraced, spool: Path, config: str, seed: int) -> None:
         self._start: Callable[[], Millraced] = lambda: start_millraced(config, spool.parent / "data")
@@ -66,7 +66,7 @@ class Killer:
         self._choice = random.Random(seed)
 
     def kill(self, times: int) -> int:
-        """Returns how often there was something left to do."""
+        """Returns how many of the kills left files to read."""
         interruptions = 0
         for _ in range(times):
             server = self._start()
@@ -78,7 +78,7 @@ class Killer:
         return interruptions
 
     def finish(self) -> dict[str, list[bytes]]:
-        """What each channel holds in the end."""
+        """Returns the content of each channel in the end."""
         server = self._start()
         wait_until(lambda: all_done(self._spool))
         found = {channel: stored_bodies(server, channel) for channel in ("lines", "copies")}
@@ -87,7 +87,7 @@ class Killer:
 
 
 def test_kills_while_files_are_read_lose_and_repeat_no_line(start_millraced: StartMillraced, tmp_path: Path) -> None:
-    """Plain and compressed, in both channels, in the order of the files: every line once."""
+    """Every line of plain and compressed files is in both channels once, in the order of the files."""
     spool = tmp_path / "spool"
     expected = []
     for number in range(12):
@@ -110,7 +110,7 @@ def test_kills_while_files_are_read_lose_and_repeat_no_line(start_millraced: Sta
 def test_many_kills_while_files_are_read_lose_and_repeat_no_event(
     start_millraced: StartMillraced, tmp_path: Path, file_format: str, seed: int
 ) -> None:
-    """Whatever is in the files."""
+    """This holds for all formats."""
     spool = tmp_path / "spool"
     expected = []
     for number in range(40):
@@ -130,15 +130,15 @@ def test_many_kills_while_files_are_read_lose_and_repeat_no_event(
 
 
 def test_bad_files_among_good_ones_are_set_aside(start_millraced: StartMillraced, tmp_path: Path) -> None:
-    """The source goes on, and the state says that it runs; the log tells each of them once."""
+    """The source continues to run, and the log has one entry for each bad file."""
     spool = tmp_path / "spool"
     put(spool, "1", b"one\n")
     put(spool, "2.gz", b"garbage")
     put(spool, "3", b"three\n")
     put(spool, "3.COMPLETED", b"in the way\n")
     server = start_millraced(config_of(spool, order='"name"'))
-    told = server.wait_for("a file is bad")
-    assert "it is truncated or not valid gzip" in told["reason"]
+    reported = server.wait_for("a file is bad")
+    assert "it is truncated or not valid gzip" in reported["reason"]
     wait_until(lambda: stored_bodies(server) == [b"one", b"three"])
     wait_until(lambda: not (spool / "3").exists())
     assert (spool / "3.COMPLETED").read_bytes() == b"in the way\n"
@@ -149,7 +149,7 @@ def test_bad_files_among_good_ones_are_set_aside(start_millraced: StartMillraced
 
 
 def test_large_compressed_file_needs_little_memory(start_millraced: StartMillraced, tmp_path: Path) -> None:
-    """What is read is stored before the next is read; 150 MB of lines are never in memory."""
+    """The source stores what it has read before it reads more, so 150 MB of lines are never in memory."""
     spool = tmp_path / "spool"
     line = b"x" * 2_999 + b"\n"
     put(spool, "large.zst", zstandard.compress(line * 50_000))
@@ -180,14 +180,14 @@ def test_large_compressed_file_needs_little_memory(start_millraced: StartMillrac
 def test_idle_source_with_many_done_files_costs_next_to_nothing(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """Done files stay where they are for as long as people want; looking must not cost more and more."""
+    """Completed files may stay permanently, so scans must not become slower with their number."""
     spool = tmp_path / "spool"
     spool.mkdir()
     for number in range(5_000):
         (spool / f"{number}.COMPLETED").touch()
     server = start_millraced(config_of(spool))
     wait_until(lambda: component_of(server, "in")["State"] == "running")
-    # Until the directory's time is certain.
+    # Until the directory's modification time is reliable.
     time.sleep(3.0)
     spent = cpu_seconds(server.process.pid)
     time.sleep(2.0)

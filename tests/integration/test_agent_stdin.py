@@ -1,9 +1,9 @@
-"""Lines that come through the standard input of a real daemon."""
+"""Lines from the standard input of a real daemon."""
 
 import os
 
 from tests.conftest import StartMillraced
-from tests.daemon_flows import component_of, stored_bodies, wait_until
+from tests.daemon_queries import component_of, stored_bodies, wait_until
 
 CHANNEL_TOML = """
 [channels.lines]
@@ -21,7 +21,7 @@ TEXT = b"".join(line + b"\n" for line in LINES)
 
 
 def test_input_to_its_end_is_stored_and_the_daemon_goes_on(start_millraced: StartMillraced) -> None:
-    """The state says that the source is done."""
+    """The state says that the source has ended."""
     reader, writer = os.pipe()
     server = start_millraced(CONFIG_TOML, stdin=reader)
     os.close(reader)
@@ -35,7 +35,7 @@ def test_input_to_its_end_is_stored_and_the_daemon_goes_on(start_millraced: Star
 
 
 def test_end_of_the_input_stops_the_daemon_where_that_is_wanted(start_millraced: StartMillraced) -> None:
-    """All of it is stored by then: `gzip -dc old.gz | millraced serve --config import.toml`."""
+    """All lines are stored by then: `gzip -dc old.gz | millraced serve --config import.toml`."""
     reader, writer = os.pipe()
     server = start_millraced(CONFIG_TOML + "exit_at_end = true\n", stdin=reader)
     os.close(reader)
@@ -46,7 +46,7 @@ def test_end_of_the_input_stops_the_daemon_where_that_is_wanted(start_millraced:
 
 
 def test_stop_while_the_input_is_open_ends_the_daemon_at_once(start_millraced: StartMillraced) -> None:
-    """A thread that waits for a line that never comes keeps nobody; what was read is stored."""
+    """A thread blocked in a read does not delay the stop; what was read is stored."""
     reader, writer = os.pipe()
     server = start_millraced(CONFIG_TOML, stdin=reader)
     os.close(reader)

@@ -1,4 +1,4 @@
-"""Daemons that take syslog."""
+"""Daemons that receive syslog messages."""
 
 import logging
 import logging.handlers
@@ -29,12 +29,12 @@ linger_seconds = 0.02
 
 
 def _addresses(server: Millraced) -> dict[str, tuple[str, int]]:
-    """Where it listens, by transport."""
+    """The addresses of the source, by transport."""
     give_up = time.monotonic() + WAIT_SECONDS_MAX
-    while len(told := [entry["address"] for entry in server.log if entry["event"] == "listening"]) < 2:
+    while len(reported := [entry["address"] for entry in server.log if entry["event"] == "listening"]) < 2:
         assert time.monotonic() < give_up
         time.sleep(0.01)
-    return {address[:3]: ("127.0.0.1", int(address.rpartition(":")[2])) for address in told}
+    return {address[:3]: ("127.0.0.1", int(address.rpartition(":")[2])) for address in reported}
 
 
 def _wait_for_events(server: Millraced, count: int) -> list[Event]:
@@ -49,13 +49,13 @@ def _wait_for_events(server: Millraced, count: int) -> list[Event]:
 
 
 def _take(client: Client) -> list[bytes]:
-    """Bodies that are taken for good."""
+    """Takes and commits events; returns their bodies."""
     with client.channel("logs").transaction() as txn:
         return [event.body for batch in txn.take(wait_seconds=1.0) for event in batch]
 
 
 def _send_until_it_waits(sender: socket.socket, content: bytes) -> int:
-    """Sends until nothing more is taken for a while; returns how much was."""
+    """Sends until nothing more is accepted for a while; returns the number of bytes sent."""
     sender.settimeout(1.0)
     sent = 0
     try:
@@ -67,7 +67,7 @@ def _send_until_it_waits(sender: socket.socket, content: bytes) -> int:
 
 
 def test_messages_of_pythons_own_handler_arrive_with_their_severity(start_millraced: StartMillraced) -> None:
-    """The handler says neither host nor time, so its messages are kept whole, and marked."""
+    """The handler sends neither host nor time, so its messages are kept whole and marked."""
     server = start_millraced(CONFIG.format(type="memory", capacity=1_000))
     for transport, kind in (("tcp", socket.SOCK_STREAM), ("udp", socket.SOCK_DGRAM)):
         handler = logging.handlers.SysLogHandler(_addresses(server)[transport], socktype=kind)
@@ -86,13 +86,13 @@ def test_messages_of_pythons_own_handler_arrive_with_their_severity(start_millra
 
 
 def test_messages_sent_before_a_stop_are_there_after_the_next_start(start_millraced: StartMillraced) -> None:
-    """What the daemon has read when it is told to stop is stored, in order, from each connection."""
+    """What the daemon has read before it stops is stored, in order, from each connection."""
     server = start_millraced(CONFIG.format(type="file", capacity=100_000))
     count = 20_000
     with socket.create_connection(_addresses(server)["tcp"]) as sender:
         sender.sendall(b"".join(b"<13>1 2026-10-11T22:14:15Z h a - - - %d\n" % number for number in range(count)))
         sender.shutdown(socket.SHUT_WR)
-        # The other side closes once it has read everything.
+        # The daemon closes the connection once it has read everything.
         assert sender.recv(1) == b""
     assert server.stop() == 0
     again = start_millraced(CONFIG.format(type="file", capacity=100_000), server.data_dir)
@@ -105,7 +105,7 @@ def test_messages_sent_before_a_stop_are_there_after_the_next_start(start_millra
 
 
 def test_senders_over_tcp_while_the_channel_is_full_wait_and_lose_nothing(start_millraced: StartMillraced) -> None:
-    """The daemon holds little; the rest stays with its sender until there is room."""
+    """The daemon buffers little; the senders wait until there is room."""
     server = start_millraced(CONFIG.format(type="memory", capacity=100))
     line = b"<13>1 2026-10-11T22:14:15Z h a - - - %06d " + b"x" * 1_000 + b"\n"
     count = 60_000

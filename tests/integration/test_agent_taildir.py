@@ -1,4 +1,4 @@
-"""Files that are tailed by a real daemon, which is killed while they are written and rotated."""
+"""Files tailed by a real daemon, which is killed while they are written and rotated."""
 
 import os
 import random
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartMillraced
-from tests.daemon_flows import component_of, stored_bodies, stored_count, wait_until
+from tests.daemon_queries import component_of, stored_bodies, stored_count, wait_until
 from tests.millraced import Millraced
 from tests.process_figures import cpu_seconds, resident_bytes
 
@@ -21,7 +21,7 @@ CHANNELS = ("lines", "copies")
 
 
 def config_of(*paths: Path, channel: str = "file", **settings: str) -> str:
-    """Two channels that get all lines of some files."""
+    """Two channels that both get all lines of some files."""
     lines = "\n".join(f"{key} = {value}" for key, value in settings.items())
     limits = "capacity = 10000000\nbyte_capacity = 8589934592\ntransaction_capacity = 10000\n"
     limits += "min_free_bytes = 0" if channel == "file" else ""
@@ -57,10 +57,10 @@ def copy_and_cut(log: Path, number: int) -> None:
 
 
 class Writer(threading.Thread):
-    """Writes numbered lines to a log until it is told to end, and rotates it now and then.
+    """Writes numbered lines to a log until it is ended, and rotates it from time to time.
 
     Attributes:
-        generations: The lines, those together that were written between two rotations.
+        generations: The lines, in one list for each time between two rotations.
     """
 
     def __init__(self, log: Path, rotate: Callable[[Path, int], None], seed: int) -> None:
@@ -72,7 +72,7 @@ class Writer(threading.Thread):
         self.generations: list[list[bytes]] = []
 
     def end(self) -> None:
-        """Has it end, and waits until it has."""
+        """Ends the thread, and waits for it."""
         self._is_ending.set()
         self.join()
 
@@ -86,7 +86,7 @@ class Writer(threading.Thread):
                     count = drawn.randrange(1, 60)
                     some = [b"%08d " % (number + index) + b"x" * drawn.randrange(100) for index in range(count)]
                     text = b"".join(line + b"\n" for line in some)
-                    # A line may come in two portions, as it does from a buffer that is full.
+                    # A line may be written in two parts, as from a full buffer.
                     cut = drawn.randrange(len(text))
                     file.write(text[:cut])
                     self._is_ending.wait(drawn.uniform(0, 0.02))
@@ -98,7 +98,7 @@ class Writer(threading.Thread):
 
 
 class Killer:
-    """Kills a daemon that tails a log while that is written, as often as it is told; then lets the next one finish."""
+    """Kills a daemon several times while it tails a log that is written; then lets the next one finish."""
 
     def __init__(
         self, start_millraced: StartMillraced, log: Path, rotate: Callable[[Path, int], None], seed: int
@@ -121,7 +121,7 @@ class Killer:
             self._writer.end()
 
     def check(self) -> None:
-        """The next one brings the rest."""
+        """Lets the next daemon finish, and checks all lines."""
         server = self._start()
         _check(server, self._writer.generations)
         assert server.stop() == 0
@@ -129,10 +129,10 @@ class Killer:
 
 
 def _check(server: Millraced, generations: list[list[bytes]]) -> None:
-    """Each line is in each channel once, and those of a file are in their order."""
+    """Each line must be in each channel once, and those of a file in order."""
     generation_of = {line: number for number, lines in enumerate(generations) for line in lines}
     wait_until(lambda: min(stored_count(server, name) for name in CHANNELS) >= len(generation_of))
-    # What came twice would come soon.
+    # Duplicates would appear soon.
     time.sleep(1.5)
     for channel in CHANNELS:
         came: dict[int, list[bytes]] = {}
@@ -145,7 +145,7 @@ def _check(server: Millraced, generations: list[list[bytes]]) -> None:
 def test_lines_of_a_log_that_is_rotated_under_kills_come_once_and_in_order(
     start_millraced: StartMillraced, logs: Path, rotate: Callable[[Path, int], None]
 ) -> None:
-    """Killed again and again while a log is written and rotated, the daemon brings each line once to each channel."""
+    """Despite repeated kills while a log is written and rotated, each line is in each channel once."""
     killer = Killer(start_millraced, logs / "app.log", rotate, seed=1)
     killer.kill(2)
     killer.check()
@@ -167,7 +167,7 @@ class AccessLog:
     """A web server's log, which logrotate rotates while it is written.
 
     Attributes:
-        generations: The lines, those together that were written into one file, or between two cuts of it.
+        generations: The lines, in one list for each file or each time between two truncations.
     """
 
     def __init__(self, log: Path) -> None:
@@ -177,7 +177,7 @@ class AccessLog:
         self.generations: list[list[bytes]] = [[]]
 
     def write(self, count: int) -> None:
-        """Writes some lines, the last of them in two portions."""
+        """Writes some lines, the last of them in two parts."""
         lines = [_access_line(self._number + index) for index in range(count)]
         text = b"".join(line + b"\n" for line in lines)
         self._file.write(text[:-20])
@@ -186,7 +186,7 @@ class AccessLog:
         self.generations[-1] += lines
 
     def rename(self) -> None:
-        """As `create` has it: the server writes on into the renamed file until it is told to open another one."""
+        """As logrotate's `create`: the program writes to the renamed file until it is signalled to open the new one."""
         self._log.rename(self._next_name())
         self.write(50)
         self._file.close()
@@ -194,7 +194,7 @@ class AccessLog:
         self.generations.append([])
 
     def copy_and_cut(self) -> None:
-        """As `copytruncate` has it: the server never notices."""
+        """As logrotate's `copytruncate`: the writing program does not notice."""
         shutil.copy(self._log, self._next_name())
         os.truncate(self._log, 0)
         self.generations.append([])
@@ -207,7 +207,7 @@ class AccessLog:
 
 
 def _access_line(number: int) -> bytes:
-    """A line as Apache writes it; few differ in more than their path."""
+    """A line as Apache writes it; most differ only in their path."""
     client, size = number % 7, number % 5_000
     return (
         f'192.0.2.{client} - - [10/Oct/2026:13:55:{number // 1_000 % 60:02} +0000] "GET /item/{number:07} HTTP/1.1" '
@@ -218,7 +218,7 @@ def _access_line(number: int) -> bytes:
 def test_lines_of_an_access_log_that_is_rotated_under_load_come_once_and_in_order(
     start_millraced: StartMillraced, tmp_path: Path, logs: Path
 ) -> None:
-    """Renamed and copied by scheduler, both as logrotate does it, while lines are written without a pause."""
+    """The log is renamed and copied in turn, as by logrotate, while lines are written without a pause."""
     server = start_millraced(config_of(logs / "access.log*"), tmp_path / "data")
     log = AccessLog(logs / "access.log")
     try:
@@ -236,7 +236,7 @@ def test_lines_of_an_access_log_that_is_rotated_under_load_come_once_and_in_orde
 
 
 def test_odd_lines_of_a_file_come_as_they_are(start_millraced: StartMillraced, tmp_path: Path, logs: Path) -> None:
-    """Lines of a mebibyte and more, broken UTF-8, zeros, empty lines, a last one without an end; after a kill too."""
+    """Lines of over a mebibyte, broken UTF-8, NULs, empty lines, and an unfinished last line, also after a kill."""
     drawn = random.Random(3)
     lines = [
         b"\xff\xfe broken \xc3",
@@ -251,12 +251,12 @@ def test_odd_lines_of_a_file_come_as_they_are(start_millraced: StartMillraced, t
     pieces = [long[:MIB], long[:MIB], long[: MIB // 2]]
     text = b"\n".join([*lines, long, b"windows\r", b"unfinished"])
     (logs / "app.log").write_bytes(text)
-    config = config_of(logs / "app.log", unfinished_line_seconds="1.0")
+    config = config_of(logs / "app.log", unfinished_line_seconds="0.1")
     expected = [*lines, *pieces, b"windows", b"unfinished"]
     server = start_millraced(config, tmp_path / "data")
     wait_until(lambda: stored_count(server) == len(expected))
-    [told] = [entry for entry in server.log if entry["event"] == "a file has trouble"]
-    assert told["reason"] == "it has lines longer than line_bytes_max, 1048576: split"
+    [reported] = [entry for entry in server.log if entry["event"] == "a file has trouble"]
+    assert reported["reason"] == "it has lines longer than line_bytes_max, 1048576: split"
     server.kill()
     with (logs / "app.log").open("ab") as file:
         file.write(b" no more\n")
@@ -267,7 +267,7 @@ def test_odd_lines_of_a_file_come_as_they_are(start_millraced: StartMillraced, t
 
 @pytest.mark.torture
 def test_many_idle_files_cost_next_to_nothing(start_millraced: StartMillraced, logs: Path) -> None:
-    """Where nothing is written, looking at hundreds of files takes a small part of a processor."""
+    """While nothing is written, watching hundreds of files takes a small part of a processor."""
     for number in range(300):
         (logs / f"{number}.log").write_bytes(b"line\n")
     server = start_millraced(config_of(logs / "**" / "*.log", channel="memory"))
@@ -279,7 +279,7 @@ def test_many_idle_files_cost_next_to_nothing(start_millraced: StartMillraced, l
 
 @pytest.mark.torture
 def test_large_file_with_holes_comes_whole_in_little_memory(start_millraced: StartMillraced, logs: Path) -> None:
-    """5 GB, of which the first is a hole, and more is appended while it is read: each line once, in bounded memory."""
+    """Of a 5 GB file that starts with a hole and grows while it is read, each line is stored once in bounded memory."""
     log = logs / "app.log"
     block = b"".join(b"%07d " % number + b"x" * 191 + b"\n" for number in range(5_000))
     with log.open("wb") as file:

@@ -10,7 +10,7 @@ RUN = Path(__file__).resolve().parents[1] / "bench" / "run.py"
 
 
 def _bench(scratch: Path, *names: str, seconds_max: float = 100.0) -> tuple[str, dict[str, Any]]:
-    """What a quick run shows, and what it saves."""
+    """The output of a quick run, and its saved results."""
     saved = scratch / "bench.json"
     result = subprocess.run(
         [sys.executable, RUN, "--quick", "--only", *names, "--json", saved, "--dir", scratch],
@@ -23,8 +23,8 @@ def _bench(scratch: Path, *names: str, seconds_max: float = 100.0) -> tuple[str,
 
 
 @pytest.mark.torture
-def test_bench_in_a_hurry_reports_and_saves(tmp_path: Path) -> None:
-    """The benchmark still runs: it shows a table, and writes the same as JSON."""
+def test_bench_of_a_quick_run_reports_and_saves(tmp_path: Path) -> None:
+    """A quick run shows a table, and saves the same as JSON."""
     shown, report = _bench(tmp_path, "small_calls")
     assert "Append, batches of 1, 32 callers" in shown
     contenders = report["scenarios"]["small_calls"]["contenders"]
@@ -34,7 +34,7 @@ def test_bench_in_a_hurry_reports_and_saves(tmp_path: Path) -> None:
 
 
 def test_bench_of_file_channels_measures_beside_bare_loops(tmp_path: Path) -> None:
-    """A file channel's scenario has the disk for a yardstick too, and says what it reached of its target."""
+    """A scenario of a file channel is also compared with the disk, and shows the ratio to its target."""
     shown, report = _bench(tmp_path, "file_lone_call")
     assert "of echo then loop" in shown
     scenario = report["scenarios"]["file_lone_call"]
@@ -50,8 +50,8 @@ def test_bench_of_file_channels_measures_beside_bare_loops(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [tmp_path / "bench.json"]
 
 
-def test_bench_against_another_checkout_tells_the_ratio_of_each_way(tmp_path: Path) -> None:
-    """Two servers run at once, and each way of the first is measured as a share of the second's."""
+def test_bench_against_another_checkout_reports_the_ratio_of_each_scenario(tmp_path: Path) -> None:
+    """Two servers run at once, and each result of the first is given as a ratio to the second's."""
     saved = tmp_path / "ratios.json"
     checkout = tmp_path / "other"
     (checkout / ".venv" / "bin").mkdir(parents=True)
@@ -64,8 +64,8 @@ def test_bench_against_another_checkout_tells_the_ratio_of_each_way(tmp_path: Pa
 
 
 @pytest.mark.torture
-def test_bench_of_restarts_tells_how_soon_a_channel_is_back(tmp_path: Path) -> None:
-    """It tells of memory and of openings by what is behind the checkpoint, by what is queued, and of the whole log."""
+def test_bench_of_restarts_reports_how_soon_a_channel_is_open(tmp_path: Path) -> None:
+    """The results contain memory and opening times after a checkpoint, with queued events, and of the whole log."""
     shown, report = _bench(tmp_path, "file_restart")
     assert "after SIGKILL, by what came after the checkpoint" in shown
     sections = report["restart"]
@@ -74,8 +74,8 @@ def test_bench_of_restarts_tells_how_soon_a_channel_is_back(tmp_path: Path) -> N
 
 
 @pytest.mark.torture
-def test_bench_of_taildir_tells_how_fast_lines_are_read(tmp_path: Path) -> None:
-    """It measures channels in memory and on a disk, and what the source costs once all is read."""
+def test_bench_of_taildir_reports_how_fast_lines_are_read(tmp_path: Path) -> None:
+    """Memory and file channels are measured, and the cost of the source once everything is read."""
     shown, report = _bench(tmp_path, "taildir")
     assert "taildir: lines of 200 bytes into a file channel" in shown
     assert [len(section["lines"]) for section in report["taildir"]] == [4, 4]
@@ -84,8 +84,8 @@ def test_bench_of_taildir_tells_how_fast_lines_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.torture
 @pytest.mark.timeout(900)
-def test_bench_of_spark_tells_of_batches_and_streams(tmp_path: Path) -> None:
-    """It measures each beside what Spark does natively, or beside no servers at all, and says what it reached."""
+def test_bench_of_spark_reports_batches_and_streams(tmp_path: Path) -> None:
+    """Each is compared with Spark's own sources or with a source without servers, and with its target."""
     shown, report = _bench(tmp_path, "spark", seconds_max=800.0)
     assert "the same rows natively from Parquet" in shown
     assert [len(section["lines"]) for section in report["spark"]] == [5, 3, 3, 1, 3]
@@ -94,7 +94,7 @@ def test_bench_of_spark_tells_of_batches_and_streams(tmp_path: Path) -> None:
 
 @pytest.mark.torture
 def test_bench_without_peers_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The producer is measured all the same, and what it costs a program."""
+    """The producer and its cost for a program are measured all the same."""
     monkeypatch.setenv("PATH", str(tmp_path))
     shown, report = _bench(tmp_path, "file_peers", "producer_costs")
     assert "JetStream is left out: the program nats-server is not installed." in shown
@@ -103,3 +103,17 @@ def test_bench_without_peers_says_what_is_missing(tmp_path: Path, monkeypatch: p
     assert scenario["target"] is None
     assert [len(section["lines"]) for section in report["producer_costs"]] == [2, 5]
     assert all(line["value"] > 0 for section in report["producer_costs"] for line in section["lines"])
+
+
+@pytest.mark.torture
+def test_bench_of_starts_measures_beside_mere_imports(tmp_path: Path) -> None:
+    """Each program is a share of an interpreter that imports what the program needs of others."""
+    shown, report = _bench(tmp_path, "starts")
+    assert "Starts of the programs" in shown
+    medians, shares = report["starts"]
+    assert [line["what"] for line in shares["lines"]] == [
+        "millraced serve, of server's modules",
+        "millrace channels, of command's modules",
+        "millrace --help, of command's modules",
+    ]
+    assert all(line["value"] > 0 for line in (*medians["lines"], *shares["lines"]))

@@ -29,7 +29,7 @@ def bench(server: str, *arguments: str) -> Any:
 
 
 def test_bench_put_and_take_measure_what_they_move(shared_server: Millraced, channel: str) -> None:
-    """What was put is there to be taken; both tell rates and percentiles."""
+    """What put stores is taken by take; both report rates and percentiles."""
     put = bench(shared_server.grpc, "put", channel, "--events", "500", "--body-bytes", "100", "--keys", "7")["put"]
     assert put["events"] == 500
     assert put["latency_milliseconds"]["p50"] > 0
@@ -46,7 +46,7 @@ def test_bench_both_takes_what_it_puts(shared_server: Millraced, channel: str) -
 
 
 def test_bench_both_of_a_channel_in_use_is_refused(shared_server: Millraced, channel: str) -> None:
-    """It would take what is somebody else's."""
+    """The benchmark would take events of others."""
     with connect(shared_server.grpc) as client:
         client.channel(channel).append([b"precious"])
     result = run_millrace(shared_server.grpc, "bench", "both", channel, "--seconds", "0.1")
@@ -55,14 +55,14 @@ def test_bench_both_of_a_channel_in_use_is_refused(shared_server: Millraced, cha
 
 
 def test_bench_of_a_channel_that_is_not_there_says_so(shared_server: Millraced) -> None:
-    """As every command does."""
+    """The error is the same as for every command."""
     result = run_millrace(shared_server.grpc, "bench", "put", "nosuch", "--events", "1")
     assert result.returncode == 1
     assert b"has no channel nosuch" in result.stderr
 
 
 def test_bench_put_into_a_full_channel_says_what_it_waits_for_and_ends(shared_server: Millraced, channel: str) -> None:
-    """It tells so at once, and its error is the channel's, not that of its own buffer."""
+    """The wait is reported at once, and the error is the channel's, not that of the client's buffer."""
     with connect(shared_server.grpc) as client:
         client.admin.update_channel(
             channel, ChannelConfig(capacity=100, transaction_capacity=50, keep_alive_seconds=0.05)

@@ -1,6 +1,7 @@
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from tests.conftest import StartMillraced
 from tests.millrace_program import run_millrace, wait_for
 from tests.millraced import Millraced
 
-NOBODY = "127.0.0.1:1"
-"""A port that nothing listens on."""
+UNUSED_ADDRESS = "127.0.0.1:1"
+"""A port on which nothing listens."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def documents(server: str, *arguments: str) -> Any:
 
 
 def test_channel_from_creation_to_deletion_answers_each_command(millraced: Millraced) -> None:
-    """A channel's whole life, as a script sees it."""
+    """The commands for the whole life of a channel, as in a script."""
     server = millraced.grpc
     assert documents(server, "channels") == []
     made = documents(server, "channel", "create", "orders", "--capacity", "500", "--byte-capacity", "1MiB")
@@ -52,7 +53,7 @@ def test_channel_from_creation_to_deletion_answers_each_command(millraced: Millr
 def test_file_channel_keeps_what_was_put_while_the_server_is_away(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """Made, filled, changed; after a restart of the server it is open and as it was."""
+    """The channel is created, filled and changed; after a restart of the server it is open and unchanged."""
     first = start_millraced(data_dir=tmp_path)
     limits = ("--type", "file", "--compression", "zstd", "--min-free-bytes", "0", "--checkpoint-interval", "0.5")
     made = documents(first.grpc, "channel", "create", "orders", *limits)
@@ -70,7 +71,7 @@ def test_file_channel_keeps_what_was_put_while_the_server_is_away(
 
 
 def test_channel_update_without_room_to_shrink_changes_nothing(server: str) -> None:
-    """The exit code tells that it may be tried again."""
+    """The exit code says that a retry may succeed."""
     run_millrace(server, "channel", "create", "wide", "--transaction-capacity", "2", "--keep-alive", "0.1")
     run_millrace(server, "put", "wide", typed=b"a\nb\nc\n")
     shrunk = run_millrace(server, "channel", "update", "wide", "--capacity", "2")
@@ -105,7 +106,7 @@ def test_channel_update_without_room_to_shrink_changes_nothing(server: str) -> N
 def test_refusals_of_the_server_end_in_a_sentence(
     server: str, arguments: list[str], exit_code: int, words: str
 ) -> None:
-    """One sentence on standard error, nothing on standard output, and the exit code of its kind."""
+    """The output is one sentence on standard error, nothing on standard output, and the exit code of its kind."""
     result = run_millrace(server, *arguments, typed=b"a\n")
     refusal = result.stderr.decode().splitlines()[0]
     assert (result.returncode, result.stdout) == (exit_code, b"")
@@ -114,19 +115,22 @@ def test_refusals_of_the_server_end_in_a_sentence(
     assert "Traceback" not in result.stderr.decode()
 
 
-@pytest.mark.parametrize("command", [["channels"], ["put", "orders"], ["tail", "orders"]])
-def test_commands_without_a_server_end_with_3(command: list[str]) -> None:
+def test_commands_without_a_server_end_with_3() -> None:
     """The sentence names the address, and how to start a server or name another."""
-    result = run_millrace(NOBODY, *command)
-    assert (result.returncode, result.stdout) == (3, b"")
-    assert result.stderr.decode() == (
-        f"millrace: no server answers at {NOBODY}; start one with `millraced serve`,"
-        " or name another with --server or MILLRACE_SERVER\n"
-    )
+    commands = (["channels"], ["put", "orders"], ["tail", "orders"])
+    # Each tries for a while, so they do it at the same time.
+    with ThreadPoolExecutor(len(commands)) as pool:
+        results = list(pool.map(lambda command: run_millrace(UNUSED_ADDRESS, *command), commands))
+    for result in results:
+        assert (result.returncode, result.stdout) == (3, b"")
+        assert result.stderr.decode() == (
+            f"millrace: no server answers at {UNUSED_ADDRESS}; start one with `millraced serve`,"
+            " or name another with --server or MILLRACE_SERVER\n"
+        )
 
 
 def test_channels_onto_a_full_disk_end_in_a_sentence(server: str) -> None:
-    """A table that could not be written is a failure, and not a traceback."""
+    """An error while writing the table is reported without a traceback."""
     with Path("/dev/full").open("wb") as full:
         result = run_millrace(server, "channels", output=full)
     assert (result.returncode, result.stderr) == (
@@ -136,7 +140,7 @@ def test_channels_onto_a_full_disk_end_in_a_sentence(server: str) -> None:
 
 
 def test_channels_into_a_pipe_that_closed_end_quietly(server: str) -> None:
-    """As other programs do in a pipeline."""
+    """This is the usual behaviour in a pipeline."""
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as closed:

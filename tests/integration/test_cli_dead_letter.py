@@ -71,7 +71,7 @@ def _bodies(client: Client, channel: str) -> list[bytes]:
 def test_dead_letters_of_a_sink_are_listed_and_replayed_when_it_is_mended(
     start_millraced: StartMillraced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The agent's own headers are understood, and each line gets through once."""
+    """The command understands the agent's headers, and each line arrives once."""
     (tmp_path / "users_choosy.py").write_text(CHOOSY_SINK)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     server = start_millraced(f"""
@@ -110,8 +110,8 @@ def test_dead_letters_of_a_sink_are_listed_and_replayed_when_it_is_mended(
     assert server.stop() == 0
 
 
-def test_dead_letters_whose_channel_is_gone_stay_and_are_told(start_millraced: StartMillraced) -> None:
-    """The others go back; it ends with 1, and with --to it can be mended."""
+def test_dead_letters_whose_channel_was_deleted_stay_and_are_reported(start_millraced: StartMillraced) -> None:
+    """The others are replayed; the exit code is 1, and `--to` helps."""
     server = start_millraced(CHANNELS)
     with connect(server.grpc) as client:
         client.channel("rejected").append([_letter(number, ["orders", "gone"][number % 2]) for number in range(10)])
@@ -125,7 +125,7 @@ def test_dead_letters_whose_channel_is_gone_stay_and_are_told(start_millraced: S
 
 
 def test_append_pipelined_stops_at_the_first_refusal(start_millraced: StartMillraced) -> None:
-    """What lies behind it is not stored before it, and the rest can be appended again under the same stamps."""
+    """Nothing after the refused request is stored, and all of it can be appended again with the same stamps."""
     server = start_millraced("channels.small = { type = 'memory', byte_capacity = 1000 }")
     appends = [
         StampedEvents([Event(b"x" * (2000 if number == 5 else 10))], Stamp("p", 2 * number, 2 * number))
@@ -146,7 +146,7 @@ def test_append_pipelined_stops_at_the_first_refusal(start_millraced: StartMillr
 def test_replay_that_is_killed_again_and_again_brings_each_event_once(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """Neither the command's end nor the server's leaves anything twice, or lost, or out of order."""
+    """Whether the command or the server is killed, no event is duplicated, lost or reordered."""
     chance = random.Random(SEED)
     kinds = [chance.choice(["orders", "orders", "orders", "logs", "stays"]) for _ in range(LETTERS)]
     server = start_millraced(CHANNELS, tmp_path / "data")
@@ -169,14 +169,14 @@ def test_replay_that_is_killed_again_and_again_brings_each_event_once(
 
 
 def _letter(number: int, channel: str) -> Event:
-    told = {"channel": channel, "reason": "never" if channel == "stays" else "again", "sink": "web"}
-    return Event(b"%d" % number, {DEAD_LETTER_PREFIX + key: value for key, value in told.items()})
+    reported = {"channel": channel, "reason": "never" if channel == "stays" else "again", "sink": "web"}
+    return Event(b"%d" % number, {DEAD_LETTER_PREFIX + key: value for key, value in reported.items()})
 
 
 def _kill_amid_replay(server: Millraced, chance: random.Random) -> None:
     with connect(server.grpc) as client:
         stored = _held(client, "orders")
-        # What a killed one had taken returns with its lease.
+        # Events taken by a killed command return when its lease ends.
         wait_for(client, "rejected", lambda info: not info.gauges.open_transactions)
         with started_millrace(server.grpc, "dead-letter", "replay", "rejected", "--reason", "again") as replay:
             _until(lambda: _held(client, "orders") > stored or replay.poll() is not None)

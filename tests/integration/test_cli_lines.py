@@ -18,7 +18,7 @@ ODD_LINES = (
 )
 
 LINES = b"".join(b"line %d of a log that is long enough to fill a pipe soon\n" % number for number in range(5000))
-"""More than a pipe holds."""
+"""More bytes than a pipe holds."""
 
 
 NUMBERS = itertools.count()
@@ -41,7 +41,7 @@ def client(server: str) -> Iterator[Client]:
 
 @pytest.fixture
 def channel(client: Client) -> str:
-    """An empty channel of the test's own, with room for all lines in one transaction."""
+    """An empty channel of the test's own, whose transactions may have all lines."""
     name = f"channel-{next(NUMBERS)}"
     client.admin.create_channel(name, ChannelConfig(capacity=10_000, transaction_capacity=10_000))
     return name
@@ -61,7 +61,7 @@ def queued_events(client: Client, channel: str) -> int:
 
 @pytest.mark.parametrize("source", ["standard input", "-", "a file"])
 def test_put_and_take_odd_lines_keep_every_byte(server: str, channel: str, tmp_path: Path, source: str) -> None:
-    """What goes in as lines comes out as the same lines, with a newline after the last one."""
+    """Lines come out unchanged, with a newline after the last one."""
     log = tmp_path / "odd.log"
     log.write_bytes(ODD_LINES)
     arguments = {"standard input": (), "-": ("-",), "a file": (str(log),)}[source]
@@ -73,7 +73,7 @@ def test_put_and_take_odd_lines_keep_every_byte(server: str, channel: str, tmp_p
 
 
 def test_put_with_headers_shows_them_in_json(server: str, channel: str) -> None:
-    """Headers travel with each event, and JSON tells bytes from text."""
+    """Each event has the headers, and JSON distinguishes bytes from text."""
     run_millrace(server, "put", channel, "--header", "host=a=b", "--header", "empty=", typed=b"text\n\xff\n")
     peek = run_millrace(server, "peek", channel, "--json")
     headers = {"host": "a=b", "empty": ""}
@@ -84,7 +84,7 @@ def test_put_with_headers_shows_them_in_json(server: str, channel: str) -> None:
 
 
 def test_put_from_a_pipe_that_pauses_commits_what_came(server: str, client: Client, channel: str) -> None:
-    """A live log is not held back until a batch is full."""
+    """Lines of a live log do not wait for a full batch."""
     with started_millrace(server, "put", channel) as put:
         stdin = stream_of(put.stdin)
         stdin.write(b"one\ntwo\nthr")
@@ -97,7 +97,7 @@ def test_put_from_a_pipe_that_pauses_commits_what_came(server: str, client: Clie
 
 
 def test_put_into_a_full_channel_waits_for_a_consumer(server: str, client: Client, tmp_path: Path) -> None:
-    """As soon as somebody takes events the put goes on, and says that it waited."""
+    """Once events are taken the put continues, and reports that it waited."""
     config = ChannelConfig(capacity=1000, transaction_capacity=1000, keep_alive_seconds=0.05)
     client.admin.create_channel("narrow", config)
     log = tmp_path / "log"
@@ -113,7 +113,7 @@ def test_put_into_a_full_channel_waits_for_a_consumer(server: str, client: Clien
 
 
 def test_put_that_gave_up_can_be_resumed_as_it_said(server: str, client: Client, tmp_path: Path) -> None:
-    """The command that it prints stores the rest, so that each line is there once and in order."""
+    """The printed command stores the rest, so that each line is stored once and in order."""
     config = ChannelConfig(capacity=1200, transaction_capacity=1000, keep_alive_seconds=0.0)
     client.admin.create_channel("resumed", config)
     log = tmp_path / "log with spaces"
@@ -128,7 +128,7 @@ def test_put_that_gave_up_can_be_resumed_as_it_said(server: str, client: Client,
 
 
 def test_put_again_under_its_producer_stores_nothing_twice(server: str, client: Client, channel: str) -> None:
-    """Whoever does not know what became of a put runs it again under the same id."""
+    """A put whose outcome is unknown is run again with the same producer id."""
     run_millrace(server, "put", channel, "--producer-id", "p-1", typed=b"a\nb\n")
     again = run_millrace(server, "put", channel, "--producer-id", "p-1", "--json", typed=b"a\nb\nc\n")
     document = json.loads(again.stdout)
@@ -138,7 +138,7 @@ def test_put_again_under_its_producer_stores_nothing_twice(server: str, client: 
 
 
 def test_put_to_two_names_of_one_server_stores_each_line_once(server: str, client: Client, channel: str) -> None:
-    """Lines that go to one name are not taken for repeats of the other's, and a put that is repeated adds none."""
+    """Lines to one name are not taken for repeats of the other's, and a repeated put adds none."""
     lines = b"".join(b'{"body": "%d", "headers": {"customer": "%d"}}\n' % (number, number % 9) for number in range(900))
     port = server.rpartition(":")[2]
     options = ("--json-lines", "--also", f"localhost:{port}", "--key", "customer", "--producer-id", "p-2", "--json")
@@ -152,7 +152,7 @@ def test_put_to_two_names_of_one_server_stores_each_line_once(server: str, clien
 
 
 def test_put_a_line_larger_than_the_channel_says_so(server: str, client: Client) -> None:
-    """The lines before it are stored, and the account says so."""
+    """The lines before it are stored, and the report says so."""
     client.admin.create_channel("tight", ChannelConfig(byte_capacity=1000, byte_capacity_buffer_percentage=0))
     put = run_millrace(server, "put", "tight", typed=b"small\n" + b"x" * 1001 + b"\nsmall\n")
     assert put.returncode == 1
@@ -162,7 +162,7 @@ def test_put_a_line_larger_than_the_channel_says_so(server: str, client: Client)
 
 
 def test_put_when_the_server_is_killed_tells_what_was_committed(tmp_path: Path) -> None:
-    """The account counts what the server answered for, the exit code says that nobody answers, and in time."""
+    """The report counts what the server acknowledged, and the exit code says that no server answers."""
     free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
     doomed = Millraced(("--data-dir", str(tmp_path / "data"), *free_ports), tmp_path / "data")
     with millrace_client.connect(doomed.grpc) as client:
@@ -179,8 +179,8 @@ def test_put_when_the_server_is_killed_tells_what_was_committed(tmp_path: Path) 
     assert b"orders: 3 lines read, 2 events committed, sequences 1 to 2; to store the rest, give the same" in errors
 
 
-def test_put_when_the_server_is_started_anew_goes_on(tmp_path: Path) -> None:
-    """A server that was killed in the middle is waited for, and each line is stored once and in order."""
+def test_put_continues_when_the_server_is_restarted(tmp_path: Path) -> None:
+    """The put waits for a killed server to return, and each line is stored once and in order."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -205,7 +205,7 @@ def test_put_when_the_server_is_started_anew_goes_on(tmp_path: Path) -> None:
 
 
 def test_take_whose_reader_goes_loses_nothing(server: str, client: Client, filled: str) -> None:
-    """A broken pipe ends the take quietly, and what could not be written is still in the channel."""
+    """A broken pipe ends the take quietly, and lines that could not be written stay in the channel."""
     with started_millrace(server, "take", filled) as take:
         stdout = stream_of(take.stdout)
         assert stdout.readline() == LINES.splitlines(keepends=True)[0]
@@ -219,7 +219,7 @@ def test_take_whose_reader_goes_loses_nothing(server: str, client: Client, fille
 def test_take_that_is_ended_while_it_writes_loses_nothing(
     server: str, client: Client, filled: str, number: signal.Signals, exit_code: int
 ) -> None:
-    """The open transaction is rolled back at once, not only when its lease runs out."""
+    """The open transaction is rolled back at once, not only when its lease ends."""
     with started_millrace(server, "take", filled) as take:
         stream_of(take.stdout).readline()
         take.send_signal(number)
@@ -233,7 +233,7 @@ def test_take_that_is_ended_while_it_writes_loses_nothing(
 def test_take_that_is_ended_while_it_waits_takes_nothing_later(
     server: str, client: Client, channel: str, number: signal.Signals, exit_code: int
 ) -> None:
-    """A wait that was given up does not swallow the next event."""
+    """A cancelled wait does not take the next event."""
     with started_millrace(server, "take", channel, "--wait", "60") as take:
         wait_for(client, channel, lambda info: info.gauges.waiting_takes == 1)
         take.send_signal(number)
@@ -243,7 +243,7 @@ def test_take_that_is_ended_while_it_waits_takes_nothing_later(
 
 
 def test_take_that_waits_gets_the_next_event(server: str, client: Client, channel: str) -> None:
-    """The event is written as soon as it is there."""
+    """The event is written as soon as it arrives."""
     with started_millrace(server, "take", channel, "--wait", "60", "--max-events", "1") as take:
         wait_for(client, channel, lambda info: info.gauges.waiting_takes == 1)
         client.channel(channel).append([b"here"])
@@ -253,7 +253,7 @@ def test_take_that_waits_gets_the_next_event(server: str, client: Client, channe
 
 
 def test_take_to_a_full_disk_takes_nothing(server: str, client: Client, filled: str) -> None:
-    """Nothing is committed before it is flushed."""
+    """The take commits only what was flushed to the output."""
     with Path("/dev/full").open("wb") as full:
         take = run_millrace(server, "take", filled, output=full)
     assert take.returncode == 1
@@ -262,7 +262,7 @@ def test_take_to_a_full_disk_takes_nothing(server: str, client: Client, filled: 
 
 
 def test_take_whose_lease_ran_out_says_that_all_comes_again(server: str, client: Client, channel: str) -> None:
-    """A reader that is slower than the lease gets the events once more, and is told so."""
+    """A reader that is slower than the lease gets the events again, and the output says so."""
     client.admin.update_channel(channel, ChannelConfig(lease_seconds=0.3))
     client.channel(channel).append(LINES.splitlines())
     with started_millrace(server, "take", channel) as take:
@@ -274,7 +274,7 @@ def test_take_whose_lease_ran_out_says_that_all_comes_again(server: str, client:
 
 
 def test_tail_follows_and_takes_nothing(server: str, client: Client, channel: str) -> None:
-    """What is there and what comes is shown until Ctrl-C, which is a good end."""
+    """Existing and new events are shown until Ctrl-C, which is a normal end."""
     client.channel(channel).append([b"before"])
     with started_millrace(server, "tail", channel, "--from", "1", "--long") as tail:
         stdout = stream_of(tail.stdout)
@@ -288,7 +288,7 @@ def test_tail_follows_and_takes_nothing(server: str, client: Client, channel: st
 
 
 def test_tail_of_a_channel_that_is_deleted_ends(server: str, client: Client, channel: str) -> None:
-    """There is nothing more to come, and the sentence says why."""
+    """No more events can follow, and the sentence says why."""
     client.channel(channel).append([b"last"])
     with started_millrace(server, "tail", channel, "--from", "1") as tail:
         assert stream_of(tail.stdout).readline() == b"last\n"

@@ -36,7 +36,7 @@ def orders(client: Client) -> Iterator[str]:
 
 @pytest.mark.parametrize("keys", ["q", "xQ"])
 def test_top_on_a_terminal_shows_channels_until_q(server: str, client: Client, orders: str, keys: str) -> None:
-    """On a screen of its own, which it leaves as it was."""
+    """The display uses the alternate screen and restores the terminal."""
     client.channel(orders).append([b"one"])
     with millrace_on_terminal(server, "top", "--interval", "0.1") as terminal:
         assert ALTERNATE_SCREEN in terminal.wait_for("orders")
@@ -49,7 +49,7 @@ def test_top_on_a_terminal_shows_channels_until_q(server: str, client: Client, o
 
 
 def test_top_on_a_terminal_ends_well_by_interrupt(server: str, orders: str) -> None:
-    """Ctrl-C is one of its two ends."""
+    """Ctrl-C ends the display normally."""
     with millrace_on_terminal(server, "top") as terminal:
         terminal.wait_for(orders)
         terminal.interrupt_until_it_ends()
@@ -60,7 +60,7 @@ def test_top_on_a_terminal_ends_well_by_interrupt(server: str, orders: str) -> N
 
 
 def test_top_on_a_terminal_outlives_its_server(tmp_path: Path) -> None:
-    """It says that nobody answers, and goes on looking."""
+    """The display says that no server answers, and continues to try."""
     free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
     doomed = Millraced(("--data-dir", str(tmp_path / "data"), *free_ports), tmp_path / "data")
     with millrace_on_terminal(doomed.grpc, "top", "--interval", "0.1") as terminal:
@@ -75,7 +75,7 @@ def test_top_on_a_terminal_outlives_its_server(tmp_path: Path) -> None:
 def test_put_on_a_terminal_shows_a_bar_and_why_it_waits(
     server: str, client: Client, orders: str, tmp_path: Path
 ) -> None:
-    """The bar moves, says what it waits for, and gives way to the account."""
+    """The bar moves, shows the reason of a wait, and is replaced by the report."""
     log = tmp_path / "log"
     log.write_bytes(b"line\n" * 150)
     with millrace_on_terminal(server, "put", orders, log) as terminal:
@@ -89,7 +89,7 @@ def test_put_on_a_terminal_shows_a_bar_and_why_it_waits(
 
 
 def test_put_of_typed_lines_stores_them_while_they_come(server: str, client: Client, orders: str) -> None:
-    """Ctrl-D ends them; nothing is drawn between them."""
+    """Ctrl-D ends the input; no progress bar is drawn."""
     with millrace_on_terminal(server, "put", orders) as terminal:
         terminal.wait_for("reading lines from the terminal; end with Ctrl-D")
         terminal.type("one\n")
@@ -102,7 +102,7 @@ def test_put_of_typed_lines_stores_them_while_they_come(server: str, client: Cli
 
 @pytest.mark.parametrize("command", ["peek", "take"])
 def test_bodies_on_a_terminal_cannot_drive_it(server: str, client: Client, orders: str, command: str) -> None:
-    """Escape sequences in a log are shown, not obeyed."""
+    """Escape sequences in a log are shown escaped."""
     client.channel(orders).append([b"\x1b[2Jhello\x07\xff"])
     with millrace_on_terminal(server, command, orders) as terminal:
         exit_code, written = terminal.wait()
@@ -113,7 +113,7 @@ def test_bodies_on_a_terminal_cannot_drive_it(server: str, client: Client, order
 
 @pytest.mark.parametrize(("answer", "left"), [("n", 1), ("", 1), ("y", 0)])
 def test_purge_on_a_terminal_asks_before(server: str, client: Client, orders: str, answer: str, left: int) -> None:
-    """Only a yes removes the events."""
+    """Events are removed only after a yes."""
     client.channel(orders).append([b"one"])
     with millrace_on_terminal(server, "channel", "purge", orders) as terminal:
         terminal.wait_for("Remove 1 event from orders permanently? [y/N]")
@@ -124,7 +124,7 @@ def test_purge_on_a_terminal_asks_before(server: str, client: Client, orders: st
 
 
 def test_purge_on_a_terminal_interrupted_removes_nothing(server: str, client: Client, orders: str) -> None:
-    """Ctrl-C at the question is no yes."""
+    """Ctrl-C at the question is not a yes."""
     client.channel(orders).append([b"one"])
     with millrace_on_terminal(server, "channel", "purge", orders) as terminal:
         terminal.wait_for("[y/N]")
@@ -135,7 +135,7 @@ def test_purge_on_a_terminal_interrupted_removes_nothing(server: str, client: Cl
 
 
 def test_channels_on_a_terminal_where_there_are_none_say_how_to_make_one(server: str) -> None:
-    """A newcomer is not left before an empty table."""
+    """The output says how to create a channel instead of showing an empty table."""
     with millrace_on_terminal(server, "channels") as terminal:
         exit_code, written = terminal.wait()
     assert exit_code == 0

@@ -1,4 +1,4 @@
-"""Both faces of the client on a real server."""
+"""Both variants of the client on a real server."""
 
 import itertools
 import signal
@@ -33,7 +33,7 @@ from millrace_client import (
     UnavailableError,
     connect,
 )
-from tests.client_faces import Connect, face
+from tests.client_variants import client_variant
 from tests.conftest import StartMillraced
 from tests.millraced import Millraced
 
@@ -43,13 +43,13 @@ _numbers = itertools.count()
 
 @pytest.fixture(params=["sync", "aio"])
 def client(request: pytest.FixtureRequest, shared_server: Millraced) -> Iterator[Any]:
-    with face(request.param) as connecting:
+    with client_variant(request.param) as connecting:
         yield connecting(shared_server.grpc)
 
 
 @pytest.fixture
 def open_channel(client: Any) -> Iterator[Callable[..., Any]]:
-    """Makes channels of the test's own, with the limits that it is given."""
+    """Creates channels of the test's own, with the given limits."""
     names: list[str] = []
 
     def open_it(**limits: Any) -> Any:
@@ -68,19 +68,19 @@ def channel(open_channel: Callable[..., Any]) -> Any:
 
 
 def bodies_in(channel: Any) -> list[bytes]:
-    """All that is queued."""
+    """The bodies of all queued events."""
     return [body for batch in channel.peek(max_events=1_000) for body in batch.bodies()]
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Waits until something is so."""
+    """Waits until a condition holds."""
     gives_up_at = time.monotonic() + _WAIT_SECONDS_MAX
     while not condition():
         assert time.monotonic() < gives_up_at
 
 
 def test_events_come_back_as_they_were_given(channel: Any) -> None:
-    """Bodies, headers and sequences survive; text becomes UTF-8; nothing is confused with nothing."""
+    """Bodies, headers and sequences are unchanged; text becomes UTF-8; empty and missing values are distinguished."""
     given = [Event(b"", {"": "", "grüße": "ü"}), Event(b"\xff\0"), b"body", "tëxt"]
     assert channel.append(given).last_sequence == 4
     with channel.transaction() as txn:
@@ -95,7 +95,7 @@ def test_events_come_back_as_they_were_given(channel: Any) -> None:
 
 
 def test_transaction_moves_events_or_leaves_all_as_it_was(channel: Any) -> None:
-    """Puts and takes happen together or not at all."""
+    """Puts and takes take effect together or not at all."""
     channel.append([b"one", b"two"])
 
     def fail_half_way() -> None:
@@ -115,7 +115,7 @@ def test_transaction_moves_events_or_leaves_all_as_it_was(channel: Any) -> None:
 
 
 def test_commit_without_room_can_be_tried_again(open_channel: Callable[..., Any]) -> None:
-    """A full channel refuses after its keep-alive and says so; the transaction stays open."""
+    """A full channel refuses the commit after its keep-alive; the transaction stays open."""
     channel = open_channel(capacity=1, keep_alive_seconds=0.05)
     channel.append([b"one"])
     with pytest.raises(ChannelFullError) as caught:
@@ -132,7 +132,7 @@ def test_commit_without_room_can_be_tried_again(open_channel: Callable[..., Any]
 
 
 def test_transaction_without_a_call_for_its_lease_is_rolled_back(channel: Any) -> None:
-    """The next call says so, and the events are back."""
+    """The next call reports that, and the events return to the channel."""
     channel.append([b"one"])
     txn = channel.transaction(lease_seconds=0.05)
 
@@ -150,7 +150,7 @@ def test_transaction_without_a_call_for_its_lease_is_rolled_back(channel: Any) -
 
 
 def test_take_waits_for_events_but_not_for_ever(channel: Any) -> None:
-    """An empty channel gives no batches once the wait has passed."""
+    """An empty channel returns no batches after the wait."""
     with channel.transaction() as txn:
         begun = time.monotonic()
         assert txn.take(wait_seconds=0.2) == []
@@ -159,7 +159,7 @@ def test_take_waits_for_events_but_not_for_ever(channel: Any) -> None:
 
 
 def test_consume_left_by_break_returns_what_was_not_acknowledged(channel: Any) -> None:
-    """Acked events are gone, and the others are back in their places, in order."""
+    """Acknowledged events are removed, and the others return to their places, in order."""
     channel.append([b"one", b"two", b"three"])
     with channel.consume(max_events=1, prefetch=2) as deliveries:
         for delivery in deliveries:
@@ -170,7 +170,7 @@ def test_consume_left_by_break_returns_what_was_not_acknowledged(channel: Any) -
 
 
 def test_consume_after_a_nack_delivers_again(channel: Any) -> None:
-    """What is returned comes again, before what came after it."""
+    """Returned events are delivered again, before later ones."""
     channel.append([b"one"])
     seen = []
     with channel.consume() as deliveries:
@@ -185,13 +185,13 @@ def test_consume_after_a_nack_delivers_again(channel: Any) -> None:
 
 
 def test_consume_of_no_channel_says_so(client: Any) -> None:
-    """The first delivery asked for tells what is wrong."""
+    """The error comes with the first delivery requested."""
     with pytest.raises(ChannelNotFoundError):
         list(client.channel("nowhere").consume())
 
 
 def test_claim_reads_as_often_as_it_likes_until_acknowledged(channel: Any) -> None:
-    """A claim is a log's view of the queue, for one reader."""
+    """A claim lets one reader read ranges of the queue repeatedly."""
     channel.append([b"one", b"two", b"three"])
     with channel.claim("reader") as claim:
         assert (claim.first_sequence, claim.next_sequence) == (1, 4)
@@ -208,7 +208,7 @@ def test_claim_reads_as_often_as_it_likes_until_acknowledged(channel: Any) -> No
 
 
 def test_claim_that_was_taken_over_is_refused(channel: Any) -> None:
-    """The epoch keeps a reader that was taken for dead from acknowledging."""
+    """The epoch keeps a reader that was considered dead from acknowledging."""
     channel.append([b"one"])
     claim = channel.claim("reader")
     newer = channel.claim("other", takeover=True)
@@ -221,7 +221,7 @@ def test_claim_that_was_taken_over_is_refused(channel: Any) -> None:
 
 
 def test_peek_that_follows_sees_events_as_they_come(channel: Any) -> None:
-    """From the sequence that was asked for, each event once, and none is taken."""
+    """Each event from the requested sequence on is returned once, and none is taken."""
     channel.append([b"one"])
     seen: list[bytes] = []
     for batch in channel.peek(from_sequence=1, follow=True):
@@ -234,7 +234,7 @@ def test_peek_that_follows_sees_events_as_they_come(channel: Any) -> None:
 
 
 def test_admin_makes_changes_and_deletes_channels(client: Any) -> None:
-    """What was made is listed with its limits, can be changed while in use, and goes only when empty."""
+    """A created channel is listed with its limits, can be changed while in use, and is deleted only when empty."""
     name = f"made-{next(_numbers)}"
     made = client.admin.create_channel(name, ChannelConfig(capacity=10, keep_alive_seconds=0.05))
     assert (made.name, made.config.capacity, made.config.type) == (name, 10, "memory")
@@ -256,7 +256,7 @@ def test_admin_makes_changes_and_deletes_channels(client: Any) -> None:
 
 
 def test_admin_makes_changes_and_copies_a_file_channel(client: Any) -> None:
-    """Limits of the log are sent and told like any others, and make another channel like it."""
+    """Limits of the log are sent and returned like others, and can be used to create another channel."""
     name, copy = f"made-{next(_numbers)}", f"made-{next(_numbers)}"
     config = ChannelConfig(
         type=ChannelType.FILE,
@@ -289,7 +289,7 @@ def test_admin_makes_changes_and_copies_a_file_channel(client: Any) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "", "a\0b", "x" * 300, "Ü", "\ud800"])
 def test_bad_channel_name_is_refused_by_every_call(client: Any, name: str) -> None:
-    """Whatever the name, the answer is a refusal and nothing else."""
+    """Every call refuses such a name."""
     channel = client.channel(name)
     for use in (
         lambda: channel.append([b"one"]),
@@ -333,8 +333,8 @@ def test_client_shared_by_threads_loses_and_doubles_nothing(shared_server: Millr
         client.admin.delete_channel(name)
 
 
-def test_client_survives_a_server_that_is_started_anew(start_millraced: StartMillraced) -> None:
-    """A client finds its server again at the same address, without being told."""
+def test_client_survives_a_restart_of_the_server(start_millraced: StartMillraced) -> None:
+    """The client reconnects to the same address by itself."""
     server = start_millraced()
     with connect(server.grpc) as client:
         client.admin.create_channel("orders")
@@ -348,9 +348,9 @@ def test_client_survives_a_server_that_is_started_anew(start_millraced: StartMil
 
 @pytest.mark.parametrize("name", ["sync", "aio"])
 def test_consume_when_its_server_dies_says_so(start_millraced: StartMillraced, name: str) -> None:
-    """A loop that waits for events ends with an error, soon."""
+    """A loop that waits for events ends with an error soon."""
     server = start_millraced()
-    with face(name) as connecting:
+    with client_variant(name) as connecting:
         client = connecting(server.grpc)
         client.admin.create_channel("orders")
         client.channel("orders").append([b"one"])
@@ -366,10 +366,12 @@ def test_consume_when_its_server_dies_says_so(start_millraced: StartMillraced, n
 
 @pytest.mark.parametrize("name", ["sync", "aio"])
 def test_call_on_a_frozen_server_ends_at_its_deadline(start_millraced: StartMillraced, name: str) -> None:
-    """A server that takes calls and answers none is not waited for; afterwards the same client goes on."""
+    """Calls to a server that answers none end at their deadline; afterwards the same client works again."""
     server = start_millraced()
-    with face(name) as connecting:
-        client = _with_channel(connecting, server)
+    with connect(server.grpc) as other, client_variant(name) as connecting:
+        other.admin.create_channel("orders")
+        client = connecting(server.grpc, timeout_seconds=0.25)
+        until(lambda: _is_answered(client))
         server.send(signal.SIGSTOP)
         try:
             begun = time.monotonic()
@@ -383,12 +385,6 @@ def test_call_on_a_frozen_server_ends_at_its_deadline(start_millraced: StartMill
         until(lambda: _is_answered(client))
 
 
-def _with_channel(connecting: Connect, server: Millraced) -> Any:
-    client = connecting(server.grpc, timeout_seconds=1.0)
-    client.admin.create_channel("orders")
-    return client
-
-
 def _is_answered(client: Any) -> bool:
     try:
         client.admin.list_channels()
@@ -398,7 +394,7 @@ def _is_answered(client: Any) -> bool:
 
 
 def test_closing_a_client_while_calls_wait_ends_them(shared_server: Millraced) -> None:
-    """A thread that waits in a call learns that its client was closed, and none hangs."""
+    """Waiting calls of other threads raise that the client was closed."""
     client = connect(shared_server.grpc)
     name = f"closing-{next(_numbers)}"
     client.admin.create_channel(name)

@@ -1,4 +1,4 @@
-"""The client's two faces against a real server: events in and out."""
+"""The client's two variants against a real server: events in and out."""
 
 import itertools
 import threading
@@ -10,7 +10,7 @@ import pytest
 
 import millrace_client as millrace
 from millrace.columns import columns_from_events
-from tests.client_faces import Connect, face
+from tests.client_variants import Connect, client_variant
 from tests.millraced import Millraced
 
 NUMBERS = itertools.count()
@@ -18,14 +18,14 @@ NUMBERS = itertools.count()
 
 @pytest.fixture(params=["sync", "aio"])
 def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    """`connect` of each face."""
-    with face(request.param) as connecting:
+    """`connect` of each variant."""
+    with client_variant(request.param) as connecting:
         yield connecting
 
 
 @pytest.fixture
 def client(connect: Connect, shared_server: Millraced) -> Any:
-    """A client of the shared server, in each face."""
+    """A client of the shared server, in each variant."""
     return connect(shared_server.grpc)
 
 
@@ -44,31 +44,31 @@ def made(client: Any, **limits: Any) -> Any:
 
 
 def bodies_of(batches: Any) -> list[bytes]:
-    """All bodies in order."""
+    """The bodies of all events, in order."""
     return [body for batch in batches for body in batch.bodies()]
 
 
 def depth(client: Any, channel: Any) -> tuple[int, int]:
-    """Events queued and taken."""
+    """The numbers of events queued and taken."""
     gauges = client.admin.get_channel(channel.name).gauges
     return gauges.queued_events, gauges.taken_events
 
 
 def take_all(channel: Any) -> list[bytes]:
-    """Takes and commits what is there."""
+    """Takes and commits all queued events."""
     with channel.transaction() as txn:
         return bodies_of(txn.take(wait_seconds=0))
 
 
 def test_append_columns_is_as_append(channel: Any) -> None:
-    """Prepared columns are stored as they are."""
+    """Prepared columns are stored unchanged."""
     [columns] = columns_from_events([({"k": str(n)}, bytes([n])) for n in range(10)])
     assert channel.append_columns(columns).last_sequence == 10
     assert take_all(channel) == [bytes([n]) for n in range(10)]
 
 
 def test_append_repeated_with_its_stamp_is_stored_once(channel: Any) -> None:
-    """A repeat by hand is found out, also in part."""
+    """The repeat is recognized, also a partial one."""
     stamp = millrace.Stamp("producer-1", 0, 1)
     channel.append([b"a", b"b"], stamp=stamp)
     assert channel.append([b"a", b"b"], stamp=stamp) == millrace.Receipt(0, 0, deduplicated=True)
@@ -77,7 +77,7 @@ def test_append_repeated_with_its_stamp_is_stored_once(channel: Any) -> None:
 
 
 def test_append_to_a_full_channel_says_so(client: Any) -> None:
-    """After the keep-alive; then nothing of it is stored."""
+    """The error comes after the keep-alive, and nothing is stored."""
     channel = made(client, capacity=2)
     channel.append([b"a"])
     with pytest.raises(millrace.ChannelFullError) as caught:
@@ -88,7 +88,7 @@ def test_append_to_a_full_channel_says_so(client: Any) -> None:
 
 
 def test_transaction_in_steps_takes_and_puts_on(channel: Any) -> None:
-    """Offsets carry on from call to call."""
+    """Offsets continue from call to call."""
     channel.append([b"a", b"b", b"c"])
     with channel.transaction() as txn:
         assert [bodies_of(txn.take(max_events=1)) for _ in range(4)] == [[b"a"], [b"b"], [b"c"], []]
@@ -98,7 +98,7 @@ def test_transaction_in_steps_takes_and_puts_on(channel: Any) -> None:
 
 
 def test_commit_of_transactions_filled_elsewhere_stores_all(channel: Any) -> None:
-    """Their puts are stored in the order of the ids, and a repeat under the stamp is dropped with its transactions."""
+    """Their puts are stored in the order of the ids, and a repeat with the stamp is dropped with its transactions."""
 
     def commit(bodies: list[bytes], stamp: millrace.Stamp) -> bool:
         txns = [channel.transaction().begin() for _ in bodies]
@@ -109,7 +109,7 @@ def test_commit_of_transactions_filled_elsewhere_stores_all(channel: Any) -> Non
 
     seventh = millrace.Stamp("writer", 7, 7, oldest_open_sequence=7)
     assert [commit([b"a", b"b"], seventh), commit([b"x"], seventh)] == [False, True]
-    # Another commit of the writer has the channel heed what the stamp says of the numbers before.
+    # Another commit of the writer makes the channel use the oldest open number of the stamp.
     assert [
         commit([b"c"], replace(seventh, first_sequence=8, last_sequence=8)),
         commit([b"y"], millrace.Stamp("writer", 3, 3)),
@@ -118,7 +118,7 @@ def test_commit_of_transactions_filled_elsewhere_stores_all(channel: Any) -> Non
 
 
 def test_rollback_of_a_transaction_begun_elsewhere_ends_it(channel: Any) -> None:
-    """Whoever knows its id may roll it back, once or more often."""
+    """A transaction can be rolled back by its id, also repeatedly."""
     txn = channel.transaction().begin()
     txn.put([b"a"])
     channel.rollback(txn.txn_id)
@@ -129,14 +129,14 @@ def test_rollback_of_a_transaction_begun_elsewhere_ends_it(channel: Any) -> None
 
 
 def test_transaction_on_a_channel_that_is_not_there_says_so(client: Any) -> None:
-    """Channels are never made by accident."""
+    """Channels are never created implicitly."""
     with pytest.raises(millrace.ChannelNotFoundError) as caught, client.channel("nowhere").transaction():
         pass
     assert caught.value.channel == "nowhere"
 
 
 def test_consume_with_an_idle_time_drains_the_channel(channel: Any, client: Any) -> None:
-    """The loop ends when nothing comes any more."""
+    """The loop ends when no more events come."""
     for number in range(20):
         channel.append([bytes([number])] * 3)
     bodies = []
@@ -148,7 +148,7 @@ def test_consume_with_an_idle_time_drains_the_channel(channel: Any, client: Any)
 
 
 def test_consume_waits_for_events_to_come(channel: Any, shared_server: Millraced) -> None:
-    """A delivery comes when somebody appends."""
+    """A delivery comes when an event is appended."""
     with millrace.connect(shared_server.grpc) as other:
         appending = threading.Timer(0.2, lambda: other.channel(channel.name).append([b"a"]))
         appending.start()
@@ -170,7 +170,7 @@ def test_claim_with_takes_in_flight_is_refused(channel: Any) -> None:
 
 
 def test_peek_shows_without_taking(channel: Any, client: Any) -> None:
-    """Peeking leaves everything where it is."""
+    """Peeking changes nothing."""
     channel.append([bytes([number]) for number in range(20)])
     assert len(bodies_of(channel.peek())) == 10
     assert bodies_of(channel.peek(from_sequence=19)) == [bytes([18]), bytes([19])]
@@ -179,7 +179,7 @@ def test_peek_shows_without_taking(channel: Any, client: Any) -> None:
 
 
 def test_watch_looks_again_and_again(channel: Any, client: Any) -> None:
-    """Each look is the state of that moment."""
+    """Each result is the state of that moment."""
     looks = client.admin.watch_channels([channel.name, "nowhere"], interval_seconds=0.1)
     depths = []
     for [look] in looks:

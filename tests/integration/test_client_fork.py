@@ -1,4 +1,4 @@
-"""What forking does to clients. Each case runs in a process of its own, since pytest's must not be forked."""
+"""Clients after a fork. Each case runs in a process of its own, since pytest's must not be forked."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ import millrace_client.aio
 address = sys.argv[1]
 
 def in_child(work):
-    # Returns what the child's work returned or raised, in words. A child that hangs keeps the test's deadline.
+    # Returns the result or error of the child's work as text. A child that hangs runs into the test's deadline.
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
@@ -35,14 +35,14 @@ def in_child(work):
     assert status == 0, f"the child ended with {status}"
     return said
 
-def list_anew():
+def list_again():
     with millrace_client.connect(address, timeout_seconds=10.0) as client:
         return len(client.admin.list_channels()) >= 0
 """
 
 
 def run(server: Millraced, script: str) -> list[str]:
-    """Runs a script behind the prelude; returns the lines it printed."""
+    """Runs a script after the prelude; returns the lines it printed."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _PRELUDE + textwrap.dedent(script), server.grpc],
         capture_output=True,
@@ -55,7 +55,7 @@ def run(server: Millraced, script: str) -> list[str]:
 
 
 def test_fork_of_a_used_client_refuses_it_in_the_child(shared_server: Millraced) -> None:
-    """A child that uses its parent's client is told to connect; closing it there leaves the parent's as it is."""
+    """The child gets ClientForkedError; closing the client there does not close the parent's."""
     said = run(
         shared_server,
         """
@@ -75,7 +75,7 @@ def test_fork_of_a_used_client_refuses_it_in_the_child(shared_server: Millraced)
 
 
 def test_fork_of_what_a_used_client_made_refuses_it_too(shared_server: Millraced) -> None:
-    """Transactions, claims and iterators belong to the parent; the child leaving their blocks ends nothing of them."""
+    """Transactions, claims and iterators belong to the parent; leaving their blocks in the child ends nothing."""
     said = run(
         shared_server,
         """
@@ -100,15 +100,15 @@ def test_fork_of_what_a_used_client_made_refuses_it_too(shared_server: Millraced
 
 
 def test_fork_of_a_quiet_client_lets_the_child_connect(shared_server: Millraced) -> None:
-    """Where no call is under way, the child has a client of its own, with numbers of its own."""
+    """If no call is in progress, the child may have a client of its own, with numbers of its own."""
     said = run(
         shared_server,
         """
         client = millrace_client.connect(address)
         client.admin.list_channels()
         for _ in range(5):
-            print(in_child(list_anew))
-        print(in_child(lambda: in_child(list_anew)))
+            print(in_child(list_again))
+        print(in_child(lambda: in_child(list_again)))
         with millrace_client.connect(address) as unused:
             print(in_child(lambda: len(unused.admin.list_channels()) >= 0))
         print(len(client.admin.list_channels()) >= 0)
@@ -127,7 +127,7 @@ def test_fork_of_a_quiet_client_lets_the_child_connect(shared_server: Millraced)
     ids=["stream", "consume", "call"],
 )
 def test_fork_of_a_busy_client_refuses_connecting_in_the_child(shared_server: Millraced, busy: str) -> None:
-    """There gRPC would hang for ever, deadlines or not; so the child is told what to do instead."""
+    """In such a child gRPC would block without end, deadlines or not; the error says what to do instead."""
     said = run(
         shared_server,
         f"""
@@ -143,8 +143,8 @@ def test_fork_of_a_busy_client_refuses_connecting_in_the_child(shared_server: Mi
                 has_begun.set()
                 txn.take(wait_seconds=10.0)
         {busy}
-        print(in_child(list_anew))
-        print(in_child(lambda: in_child(list_anew)))
+        print(in_child(list_again))
+        print(in_child(lambda: in_child(list_again)))
         print(len(client.admin.list_channels()) >= 0)
         client.admin.delete_channel(name, force=True)
         """,
@@ -156,17 +156,17 @@ def test_fork_of_a_busy_client_refuses_connecting_in_the_child(shared_server: Mi
 
 
 def test_fork_with_an_open_aio_client_refuses_connecting_in_the_child(shared_server: Millraced) -> None:
-    """A thread of grpc.aio is always inside gRPC; once the client is closed a child may connect."""
+    """A thread of grpc.aio is always inside gRPC; once the client is closed, a child may connect."""
     said = run(
         shared_server,
         """
         async def fork_while_open():
             async with millrace_client.aio.connect(address) as client:
                 await client.admin.list_channels()
-                print(in_child(list_anew))
+                print(in_child(list_again))
                 await client.admin.list_channels()
         asyncio.run(fork_while_open())
-        print(in_child(list_anew))
+        print(in_child(list_again))
         """,
     )
     assert said[0].startswith("ClientForkedError: process ")

@@ -1,4 +1,4 @@
-"""Events that are many, large or oddly labelled, sent by the client to a real server."""
+"""Many events, large events and events with unusual headers, sent by the client to a real server."""
 
 import itertools
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def channel(client: Client) -> Iterator[Channel]:
 
 
 def test_append_above_the_message_limit_stores_all_or_none(channel: Channel) -> None:
-    """What no message holds goes by way of a transaction, under one stamp, and can be fetched again."""
+    """Events that exceed a message are sent in a transaction, under one stamp, and can be fetched again."""
     bodies = [bytes([number]) * 20 * MIB for number in range(4)]
     stamp = Stamp("producer", 1, 4)
     receipt = channel.append(bodies, stamp=stamp)
@@ -53,7 +53,7 @@ def test_append_above_the_message_limit_stores_all_or_none(channel: Channel) -> 
 
 
 def test_append_of_an_event_above_the_message_limit_is_refused(channel: Channel) -> None:
-    """One event cannot be divided; the client says so before it sends anything."""
+    """An event cannot be split; the client raises before it sends anything."""
     with pytest.raises(EventTooLargeError, match="a request holds at most") as caught:
         channel.append([b"small", bytes(65 * MIB)])
     assert caught.value.is_outcome_known
@@ -61,7 +61,7 @@ def test_append_of_an_event_above_the_message_limit_is_refused(channel: Channel)
 
 
 def test_append_of_more_than_256_header_keys_stores_all_or_none(channel: Channel) -> None:
-    """They become several batches of one commit, in order, and each event has its own headers back."""
+    """The events become several batches of one commit, in order, and each has its own headers."""
     events = [Event(b"%d" % number, {f"key-{number}": "value", "common": "yes"}) for number in range(600)]
     receipt = channel.append(events)
     assert (receipt.first_sequence, receipt.last_sequence) == (1, 600)
@@ -79,7 +79,7 @@ def test_append_of_an_event_with_too_many_headers_is_refused(channel: Channel) -
 
 
 def test_append_above_the_transaction_capacity_is_refused_whole(channel: Channel) -> None:
-    """The server says what is allowed."""
+    """The error says what is allowed."""
     with pytest.raises(TxnCapacityError, match="600") as caught:
         channel.append([b"event"] * 601)
     assert caught.value.channel == channel.name
@@ -87,7 +87,7 @@ def test_append_above_the_transaction_capacity_is_refused_whole(channel: Channel
 
 
 def test_put_above_the_message_limit_stores_each_event_once(channel: Channel) -> None:
-    """A put is divided among several calls, whose offsets follow each other."""
+    """A put is split into several calls with consecutive offsets."""
     bodies = [bytes([number]) * 30 * MIB for number in range(3)]
     with channel.transaction() as txn:
         assert txn.put(bodies) == 3
@@ -96,7 +96,7 @@ def test_put_above_the_message_limit_stores_each_event_once(channel: Channel) ->
 
 
 def test_append_above_the_servers_own_limit_says_so(start_millraced: StartMillraced) -> None:
-    """A server that takes less than the client sends is told apart from a full one."""
+    """A server with a smaller message limit than the client's is distinguished from a full one."""
     server = start_millraced("server.message_bytes_max = 1_048_576\n")
     with connect(server.grpc) as client:
         client.admin.create_channel("small")

@@ -1,4 +1,4 @@
-"""Whole programs that use the client: how they fork, and how they end."""
+"""Whole programs that use the client: forks and exits."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def orders(millraced: Millraced) -> str:
 
 @pytest.mark.parametrize("ending", ["break", "raise SystemExit"])
 def test_program_that_ends_in_a_loop_keeps_its_acks(orders: str, ending: str) -> None:
-    """A program may end right after its last ack, without closing anything: the ack is done, and nothing is printed."""
+    """A program may exit right after its last ack without closing anything; the ack arrives, and nothing is printed."""
     with millrace.connect(orders) as client:
         client.channel("orders").append([b"a", b"b"])
         result = run(
@@ -53,7 +53,7 @@ def test_program_that_ends_in_a_loop_keeps_its_acks(orders: str, ending: str) ->
 
 
 def test_program_that_leaves_everything_open_ends(orders: str) -> None:
-    """Open clients, streams and transactions keep no program alive, and make it print nothing."""
+    """Open clients, streams and transactions do not keep a program running, and print nothing."""
     result = run(
         """
         import sys
@@ -75,7 +75,7 @@ def test_program_that_leaves_everything_open_ends(orders: str) -> None:
 
 
 def test_asyncio_program_that_leaves_a_loop_keeps_its_acks(orders: str) -> None:
-    """The same for asyncio, where the client is closed in the end."""
+    """The same for asyncio, with the client closed at the end."""
     with millrace.connect(orders) as client:
         client.channel("orders").append([b"a", b"b"])
         result = run(
@@ -99,7 +99,7 @@ def test_asyncio_program_that_leaves_a_loop_keeps_its_acks(orders: str) -> None:
 
 
 def test_asyncio_tasks_share_a_client(orders: str) -> None:
-    """Many tasks at once, and one that is cancelled while it takes: its events return."""
+    """The events of one task that is cancelled during a take return to the channel."""
     result = run(
         """
         import asyncio, sys
@@ -135,7 +135,7 @@ def test_asyncio_tasks_share_a_client(orders: str) -> None:
 
 
 def test_fork_before_the_first_call_leaves_the_client_to_both(orders: str) -> None:
-    """A client that nobody has used is not connected yet, so each process connects for itself, as another producer."""
+    """An unused client is not connected yet, so each process connects for itself, as a producer of its own."""
     result = run(
         """
         import os, sys

@@ -1,4 +1,4 @@
-"""Replies that are lost on the way to the client: its own service config repeats the call, and nobody notices."""
+"""Responses that are lost on the way to the client: its service config repeats the call without an error."""
 
 from collections.abc import AsyncGenerator
 
@@ -20,7 +20,7 @@ async def proxy(shared_server: Millraced) -> AsyncGenerator[CuttingProxy]:
 
 @pytest.fixture
 async def channel(proxy: CuttingProxy, request: pytest.FixtureRequest) -> AsyncGenerator[aio.Channel]:
-    """A channel of the test's own, seen through the proxy."""
+    """A channel of the test's own, accessed through the proxy."""
     async with aio.connect(proxy.address, options=_FAST) as client:
         name = f"retries-{abs(hash(request.node.nodeid))}"
         await client.admin.create_channel(name, ChannelConfig(capacity=100))
@@ -32,7 +32,7 @@ async def channel(proxy: CuttingProxy, request: pytest.FixtureRequest) -> AsyncG
 async def test_append_when_its_reply_is_lost_stores_once(
     channel: aio.Channel, proxy: CuttingProxy, body_bytes: int
 ) -> None:
-    """The client's own stamp tells the server that the repeat is one; requests of any size are repeated."""
+    """The client's stamp identifies the repeat; requests of any size are repeated."""
     proxy.lose_next_answer()
     receipt = await channel.append([bytes(body_bytes), b"two"])
     assert proxy.cut_count == 1
@@ -41,7 +41,7 @@ async def test_append_when_its_reply_is_lost_stores_once(
 
 
 async def test_append_repeated_by_hand_with_its_stamp_stores_once(channel: aio.Channel) -> None:
-    """Whoever takes the next numbers first may append again after any failure."""
+    """An append with a stamp taken beforehand can be repeated after any failure."""
     stamp = channel.next_stamp(2)
     receipts = [await channel.append([b"one", b"two"], stamp=stamp) for _ in range(2)]
     assert [receipt.deduplicated for receipt in receipts] == [False, True]
@@ -52,7 +52,7 @@ async def test_append_repeated_by_hand_with_its_stamp_stores_once(channel: aio.C
 async def test_transaction_when_every_reply_is_lost_has_the_effect_of_one(
     channel: aio.Channel, proxy: CuttingProxy
 ) -> None:
-    """Begin, put, take, renewal and commit are each done once, though each of them is sent twice."""
+    """Begin, put, take, renewal and commit each take effect once, though each of them is sent twice."""
     await channel.append([b"old"])
     txn = channel.transaction()
     proxy.lose_next_answer()
@@ -72,7 +72,7 @@ async def test_transaction_when_every_reply_is_lost_has_the_effect_of_one(
 
 
 async def test_rollback_when_its_reply_is_lost_returns_the_events(channel: aio.Channel, proxy: CuttingProxy) -> None:
-    """The repeat of a rollback is no error, and the first error is the one that is seen."""
+    """The repeat of a rollback succeeds, and the first error is the one that is raised."""
     await channel.append([b"one"])
 
     async def fail_half_way() -> None:

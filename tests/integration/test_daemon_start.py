@@ -6,7 +6,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def admin_of(server: Millraced) -> Iterator[Any]:
 
 @contextmanager
 def listening() -> Iterator[str]:
-    """An address on which somebody else listens."""
+    """An address that is in use."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -47,7 +47,7 @@ def listening() -> Iterator[str]:
 
 
 def options(data_dir: Path, **others: str) -> list[str]:
-    """Options that start a server on free ports, but for the others that are given."""
+    """Options that start a server on free ports, combined with other ones."""
     values = {"listen": "127.0.0.1:0", "http_listen": "127.0.0.1:0", "data_dir": str(data_dir)} | others
     return [part for field, value in values.items() for part in (f"--{field.replace('_', '-')}", value)]
 
@@ -64,8 +64,18 @@ def capacities(server: Millraced) -> dict[str, int]:
     return {channel.name: channel.config.capacity for channel in listed.channels}
 
 
+def test_health_while_many_requests_are_half_open_is_answered(millraced: Millraced) -> None:
+    """512 connections with half a request do not make a health probe fail."""
+    host, _, port = millraced.http.rpartition(":")
+    with ExitStack() as opened:
+        for _ in range(512):
+            connection = opened.enter_context(socket.create_connection((host, int(port)), timeout=20.0))
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: mill\r\n")
+        assert get_json(millraced, "/healthz") == {"status": "serving"}
+
+
 def test_serve_answers_on_both_ports(millraced: Millraced) -> None:
-    """Once `serving` is logged, gRPC and HTTP answer at the addresses that it names."""
+    """Once `serving` is logged, gRPC and HTTP answer at the addresses in the entry."""
     with grpc.insecure_channel(millraced.grpc) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
         answer = health.Check(health_pb2.HealthCheckRequest(), timeout=20.0)
@@ -82,14 +92,14 @@ def test_serve_writes_nothing_but_json_to_its_log(millraced: Millraced) -> None:
 
 
 def test_serve_opens_the_configured_channels(start_millraced: StartMillraced) -> None:
-    """Channels of the configuration are there from the first moment."""
+    """Configured channels exist from the start."""
     server = start_millraced(ORDERS_TOML)
     assert capacities(server) == {"orders": 7}
     assert get_json(server, "/channels")["CHANNEL.orders"]["ChannelCapacity"] == 7
 
 
 def test_serve_on_ipv6_answers_there(start_millraced: StartMillraced) -> None:
-    """Addresses in brackets work for both protocols, and are told in brackets."""
+    """Addresses in brackets work for both protocols, and are reported in brackets."""
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))
@@ -102,7 +112,7 @@ def test_serve_on_ipv6_answers_there(start_millraced: StartMillraced) -> None:
 
 
 def test_serve_with_an_address_file_tells_where_it_listens(start_millraced: StartMillraced, tmp_path: Path) -> None:
-    """The file holds both addresses while they hold, in the place of a stale one."""
+    """The file contains both addresses while the server runs, and replaces a stale one."""
     address_file = tmp_path / "addresses.json"
     address_file.write_text('{"grpc": "stale", "http": "stale"}')
     server = start_millraced(arguments=("--address-file", str(address_file)))
@@ -115,7 +125,7 @@ def test_serve_with_an_address_file_tells_where_it_listens(start_millraced: Star
 def test_serve_with_an_address_file_of_another_server_leaves_that(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """A server that stops does not remove what another has written meanwhile."""
+    """A server that stops does not remove a file that another server has written meanwhile."""
     address_file = tmp_path / "addresses.json"
     server = start_millraced(arguments=("--address-file", str(address_file)))
     address_file.write_text("another's")
@@ -124,7 +134,7 @@ def test_serve_with_an_address_file_of_another_server_leaves_that(
 
 
 def test_serve_when_the_address_file_cannot_be_written_does_not_start(tmp_path: Path) -> None:
-    """Nobody would find the server, so there is none."""
+    """Without the address file the server could not be found, so it does not start."""
     address_file = tmp_path / "missing" / "addresses.json"
     result = run_millraced("serve", *options(tmp_path / "data"), "--address-file", address_file)
     assert result.returncode == EXIT_CANNOT_START
@@ -135,7 +145,7 @@ def test_serve_when_the_address_file_cannot_be_written_does_not_start(tmp_path: 
 
 @pytest.mark.parametrize("field", ["listen", "http_listen"])
 def test_serve_when_a_port_is_in_use_says_so_in_a_sentence(tmp_path: Path, field: str) -> None:
-    """One line tells which address, which setting and why; the exit code is 1."""
+    """One line names the address, the setting and the reason; the exit code is 1."""
     with listening() as address:
         result = run_millraced("serve", *options(tmp_path / "data", **{field: address}))
     assert result.returncode == EXIT_CANNOT_START
@@ -143,14 +153,14 @@ def test_serve_when_a_port_is_in_use_says_so_in_a_sentence(tmp_path: Path, field
 
 
 def test_serve_on_the_port_of_another_server_is_refused(millraced: Millraced, tmp_path: Path) -> None:
-    """Two servers never share a port, which would split the callers between them."""
+    """Two servers never share a port, which would distribute the clients between them."""
     result = run_millraced("serve", *options(tmp_path / "other", listen=millraced.grpc))
     assert result.returncode == EXIT_CANNOT_START
     assert f"cannot listen on {millraced.grpc} (server.listen): Address already in use" in result.stderr
 
 
 def test_serve_on_the_data_of_another_server_is_refused(millraced: Millraced) -> None:
-    """The second server names the first one's process, and the first goes on."""
+    """The error names the first server's process, which continues."""
     result = run_millraced("serve", *options(millraced.data_dir))
     assert result.returncode == EXIT_CANNOT_START
     assert result.stderr == (
@@ -161,7 +171,7 @@ def test_serve_on_the_data_of_another_server_is_refused(millraced: Millraced) ->
 
 
 def test_serve_after_a_kill_starts_on_the_same_data(start_millraced: StartMillraced) -> None:
-    """Channels that CreateChannel made, and only those not deleted, are there after a crash."""
+    """After a crash, channels created by CreateChannel exist, without the deleted ones."""
     first = start_millraced()
     create(first, "kept", 3)
     create(first, "deleted", 4)
@@ -172,8 +182,29 @@ def test_serve_after_a_kill_starts_on_the_same_data(start_millraced: StartMillra
     assert capacities(start_millraced(data_dir=first.data_dir)) == {"kept": 3}
 
 
+def test_update_of_a_configured_channel_lasts_until_the_next_start_and_says_so(
+    start_millraced: StartMillraced,
+) -> None:
+    """Updates of channels that CreateChannel made persist; channels in the file cannot be deleted."""
+    first = start_millraced(ORDERS_TOML)
+    create(first, "made", 3)
+    with admin_of(first) as admin:
+        updated = [
+            admin.UpdateChannel(
+                admin_service_pb2.UpdateChannelRequest(name=name, config={"capacity": 9}), timeout=20.0
+            ).channel
+            for name in ("made", "orders")
+        ]
+        assert [(channel.is_configured, channel.is_overridden) for channel in updated] == [(False, False), (True, True)]
+        with pytest.raises(grpc.RpcError) as refused:
+            admin.DeleteChannel(admin_service_pb2.DeleteChannelRequest(name="orders"), timeout=20.0)
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    first.stop()
+    assert capacities(start_millraced(ORDERS_TOML, data_dir=first.data_dir)) == {"made": 9, "orders": 7}
+
+
 def test_serve_when_both_know_a_channel_prefers_the_configuration(start_millraced: StartMillraced) -> None:
-    """What an operator wrote counts more than what CreateChannel made, and the log says so."""
+    """The configuration file takes precedence over CreateChannel, and the log says so."""
     first = start_millraced()
     create(first, "orders", 3)
     first.stop()
@@ -193,7 +224,7 @@ def test_serve_when_both_know_a_channel_prefers_the_configuration(start_millrace
 def test_serve_when_the_catalog_cannot_be_used_refuses_without_writing(
     tmp_path: Path, content: bytes, sentence: str
 ) -> None:
-    """A damaged or newer catalog stops the start and stays as it is."""
+    """A damaged or newer catalog prevents the start and stays unchanged."""
     catalog = tmp_path / "catalog.json"
     catalog.write_bytes(content)
     result = run_millraced("serve", *options(tmp_path))
@@ -204,7 +235,7 @@ def test_serve_when_the_catalog_cannot_be_used_refuses_without_writing(
 
 
 def test_serve_when_a_file_is_in_the_way_of_its_data_says_so(tmp_path: Path) -> None:
-    """A data directory that cannot be made is told at once."""
+    """A data directory that cannot be created is reported at the start."""
     (tmp_path / "data").touch()
     result = run_millraced("serve", *options(tmp_path / "data"))
     assert result.returncode == EXIT_CANNOT_START
@@ -213,7 +244,7 @@ def test_serve_when_a_file_is_in_the_way_of_its_data_says_so(tmp_path: Path) -> 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_serve_when_its_data_is_read_only_says_so(tmp_path: Path) -> None:
-    """A data directory that cannot be written to is told at once."""
+    """A data directory that cannot be written to is reported at the start."""
     tmp_path.chmod(0o500)
     result = run_millraced("serve", *options(tmp_path))
     assert result.returncode == EXIT_CANNOT_START
@@ -221,7 +252,7 @@ def test_serve_when_its_data_is_read_only_says_so(tmp_path: Path) -> None:
 
 
 def test_serve_with_a_bad_configuration_makes_nothing(tmp_path: Path) -> None:
-    """All problems are shown, and not even the data directory is made."""
+    """All problems are listed, and not even the data directory is created."""
     config = tmp_path / "millrace.toml"
     config.write_text("[server]\nreflection = 1\nport = 7070\n")
     result = run_millraced("serve", "--config", config, *options(tmp_path / "data"))
@@ -246,7 +277,7 @@ main()
 
 
 def test_serve_when_it_fails_by_a_bug_logs_the_traceback(tmp_path: Path) -> None:
-    """What nobody foresaw ends in the log, as an entry like all others."""
+    """An unexpected exception is logged as an entry like all others."""
     result = subprocess.run(
         [sys.executable, "-c", BROKEN_SERVER, "serve", *options(tmp_path)],
         capture_output=True,

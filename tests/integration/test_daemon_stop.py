@@ -30,7 +30,7 @@ type = "memory"
 """
 LONG_GRACE_TOML = f"server.shutdown_grace_seconds = 600.0\n{ORDERS_TOML}"
 SOON_SECONDS = 5.0
-"""Far less than any grace time here, far more than a stop needs."""
+"""Much shorter than the grace times used here, and much longer than a stop takes."""
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def begin_and_put(service: Any) -> str:
 
 
 def stop_seconds(server: Millraced, *numbers: signal.Signals) -> float:
-    """Sends signals, one after the other took effect, and waits for a good end; returns how long that took."""
+    """Sends signals, each after the effect of the one before, and waits for exit code 0; returns the duration."""
     started = time.monotonic()
     for number in numbers:
         server.send(number)
@@ -59,14 +59,14 @@ def stop_seconds(server: Millraced, *numbers: signal.Signals) -> float:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_when_idle_stops_at_once(millraced: Millraced, number: signal.Signals) -> None:
-    """A server with nothing open does not use its grace time, and exits with 0."""
+    """A server without open transactions does not use its grace time, and exits with 0."""
     assert stop_seconds(millraced, number) < SOON_SECONDS
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://{millraced.http}/healthz", timeout=20.0)
 
 
 def test_signal_with_a_transaction_open_lets_it_commit(start_millraced: StartMillraced) -> None:
-    """While a transaction is open the server waits, accepts no new work, and says that it is stopping."""
+    """While a transaction is open the server waits, accepts no new work, and reports that it is stopping."""
     server = start_millraced(LONG_GRACE_TOML)
     with service_of(server) as service:
         txn_id = begin_and_put(service)
@@ -84,7 +84,7 @@ def test_signal_with_a_transaction_open_lets_it_commit(start_millraced: StartMil
 
 
 def test_signal_with_a_transaction_left_open_stops_after_the_grace_time(start_millraced: StartMillraced) -> None:
-    """An abandoned transaction delays the stop by the grace time and no more; the log tells that it was lost."""
+    """An abandoned transaction delays the stop by the grace time at most; the log says that it was lost."""
     server = start_millraced(f"server.shutdown_grace_seconds = 0.5\n{ORDERS_TOML}")
     with service_of(server) as service:
         begin_and_put(service)
@@ -93,7 +93,7 @@ def test_signal_with_a_transaction_left_open_stops_after_the_grace_time(start_mi
 
 
 def test_signal_without_grace_time_stops_at_once(start_millraced: StartMillraced) -> None:
-    """A grace time of 0 waits for nobody."""
+    """With a grace time of 0 the server does not wait for transactions."""
     server = start_millraced(f"server.shutdown_grace_seconds = 0.0\n{ORDERS_TOML}")
     with service_of(server) as service:
         begin_and_put(service)
@@ -102,7 +102,7 @@ def test_signal_without_grace_time_stops_at_once(start_millraced: StartMillraced
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_second_signal_stops_at_once(start_millraced: StartMillraced, second: signal.Signals) -> None:
-    """Whoever asks twice does not wait, and still gets a clean exit."""
+    """A second signal stops the server at once, with exit code 0."""
     server = start_millraced(LONG_GRACE_TOML)
     with service_of(server) as service:
         begin_and_put(service)
@@ -110,7 +110,7 @@ def test_second_signal_stops_at_once(start_millraced: StartMillraced, second: si
 
 
 def test_signal_with_streams_open_does_not_wait_for_them(start_millraced: StartMillraced) -> None:
-    """Streams that would go on for ever, and takes that wait, do not hold up a stop."""
+    """Endless streams and waiting takes do not delay a stop."""
     server = start_millraced(LONG_GRACE_TOML)
     with grpc.insecure_channel(server.grpc) as channel:
         service = channel_service_pb2_grpc.ChannelServiceStub(channel)
@@ -139,8 +139,8 @@ def test_signal_with_streams_open_does_not_wait_for_them(start_millraced: StartM
         messages.put(None)
 
 
-def test_serve_when_nobody_reads_its_log_any_more_goes_on(tmp_path: Path) -> None:
-    """A log that has lost its reader neither stops the server nor spoils its exit."""
+def test_serve_continues_when_the_reader_of_its_log_has_ended(tmp_path: Path) -> None:
+    """A log without a reader neither stops the server nor changes its exit code."""
     arguments = ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--data-dir", str(tmp_path)]
     with subprocess.Popen(
         [sys.executable, "-m", "millrace_server", "serve", *arguments], stderr=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""File channels that are being read back, damaged, in use elsewhere, or on a full disk; what callers hear of it."""
+"""File channels that are being replayed, damaged, in use elsewhere, or on a full disk; the errors that callers get."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ min_free_bytes = 0
 type = "file"
 min_free_bytes = 0
 """
-"""Above the largest disk, and what may be asked for."""
+"""More than the largest disk has, and no more than can be configured."""
 _HUGE_BYTES = 1 << 50
 _VERSION_OFFSET = 8
 _HEADER_BYTES = 64
@@ -46,7 +46,7 @@ async def _status(rpc: Rpc, service: str) -> int:
 
 
 async def _state(rpc: Rpc, name: str = "orders") -> int:
-    """How a channel is, once it is known."""
+    """The state of a channel, once it is known."""
     while (state := (await rpc.look(name)).state) == REPLAYING:
         pass
     return state
@@ -61,7 +61,7 @@ def _contents(directory: Path) -> dict[str, bytes]:
 
 
 async def _written(start_millraced: StartMillraced, count: int = 3) -> Millraced:
-    """A server that has ended, with events in its channel and a checkpoint beside them."""
+    """A server that has ended, with events in its channel and a checkpoint."""
     server = start_millraced(TOML)
     async with connected(server.grpc) as rpc:
         assert await _state(rpc) == OPEN
@@ -78,12 +78,12 @@ async def _take_all(rpc: Rpc, name: str = "orders") -> list[bytes]:
     return bodies
 
 
-async def test_calls_while_a_channel_is_read_back_are_told_to_come_again(start_millraced: StartMillraced) -> None:
-    """Until it is open the channel is UNAVAILABLE and its health says so; the server and its other channels go on."""
+async def test_calls_while_a_channel_is_read_back_are_refused_with_a_retry(start_millraced: StartMillraced) -> None:
+    """Until it is open the channel is UNAVAILABLE, as is its health; the server and other channels keep serving."""
     written = await _written(start_millraced)
     checkpoint = _data(written) / "checkpoint"
     checkpoint.rename(checkpoint.with_name("checkpoint.previous"))
-    # Whoever opens a pipe to read waits until somebody opens it to write. It is no checkpoint, so the one before is
+    # Opening a pipe for reading waits until it is opened for writing. It contains no checkpoint, so the previous one is
     # used then.
     os.mkfifo(checkpoint)
     server = start_millraced(TOML, written.data_dir)
@@ -93,10 +93,10 @@ async def test_calls_while_a_channel_is_read_back_are_told_to_come_again(start_m
         async with refused(grpc.StatusCode.UNAVAILABLE, "REPLAYING", "is being read back") as append:
             await rpc.append("orders", b"early")
         assert append.refusal.retry_delay_seconds
-        # It may be that channel's; nobody knows yet.
+        # The transaction may be that channel's, which is not known yet.
         async with refused(grpc.StatusCode.UNAVAILABLE, "REPLAYING"):
             await rpc.commit("some-transaction")
-        async with refused(grpc.StatusCode.UNAVAILABLE, "REPLAYING"):
+        async with refused(grpc.StatusCode.FAILED_PRECONDITION, "CHANNEL_CONFIGURED"):
             await rpc.delete("orders", force=True)
         await rpc.append("others", b"meanwhile")
         assert await _status(rpc, "channels/orders") == NOT_SERVING
@@ -112,7 +112,7 @@ async def test_calls_while_a_channel_is_read_back_are_told_to_come_again(start_m
 
 
 async def test_start_with_a_damaged_channel_says_corrupt_and_leaves_it(start_millraced: StartMillraced) -> None:
-    """Its callers get DATA_LOSS and the server's log says where the damage is; nothing is written, others go on."""
+    """Callers get DATA_LOSS, the log says where the damage is, nothing is written, and other channels serve."""
     written = await _written(start_millraced)
     for path in _data(written).glob("checkpoint*"):
         path.unlink()
@@ -139,7 +139,7 @@ async def test_start_with_a_damaged_channel_says_corrupt_and_leaves_it(start_mil
 
 
 async def test_take_of_damaged_events_says_corrupt_and_keeps_its_place(start_millraced: StartMillraced) -> None:
-    """What a checkpoint covers is not read when the channel is opened; its damage is told when it is taken."""
+    """Opening does not read what a checkpoint covers; damage there is reported when it is taken."""
     server = start_millraced(TOML)
     async with connected(server.grpc) as rpc:
         assert await _state(rpc) == OPEN
@@ -156,7 +156,7 @@ async def test_take_of_damaged_events_says_corrupt_and_keeps_its_place(start_mil
             await rpc.take(txn_id)
         assert await _status(rpc, "channels/orders") == NOT_SERVING
         assert (await rpc.look("orders")).state == CORRUPT
-        # What is not damaged can still be had.
+        # Undamaged events can still be taken.
         assert bodies_of((await rpc.take(txn_id, max_events=1)).batches) == [b"good" * 20_000]
         await rpc.commit(txn_id)
 
@@ -164,7 +164,7 @@ async def test_take_of_damaged_events_says_corrupt_and_keeps_its_place(start_mil
 async def test_start_with_another_version_of_a_log_is_refused_and_writes_nothing(
     start_millraced: StartMillraced,
 ) -> None:
-    """A later server has written there; this one leaves everything as it is."""
+    """The log of a later server is left unchanged."""
     written = await _written(start_millraced)
     for path in (_data(written) / "segment-000000000001.log",):
         content = bytearray(path.read_bytes())
@@ -184,7 +184,7 @@ async def test_start_with_another_version_of_a_log_is_refused_and_writes_nothing
 async def test_start_on_the_directories_of_another_server_is_refused(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """The second one serves without the channel; the first one does not notice."""
+    """The second server serves without the channel; the first one is not affected."""
     toml = f"{TOML}data_dirs = ['{tmp_path / 'disk'}']\n"
     first = start_millraced(toml)
     async with connected(first.grpc) as rpc:
@@ -204,7 +204,7 @@ async def test_start_on_the_directories_of_another_server_is_refused(
 async def test_puts_on_a_disk_with_too_little_room_are_refused_while_takes_go_on(
     start_millraced: StartMillraced,
 ) -> None:
-    """min_free_bytes keeps room for what frees some; it can be changed while the channel runs."""
+    """min_free_bytes reserves room for calls that free some; it can be changed while the channel is open."""
     server = start_millraced(TOML)
     async with connected(server.grpc) as rpc:
         assert await _state(rpc) == OPEN
@@ -239,7 +239,7 @@ async def _have_free(rpc: Rpc, min_free_bytes: int) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of a few MiB; the test is skipped where we may not mount one."""
+    """A file system of a few MiB; the test is skipped without the right to mount."""
     disk = tmp_path / "small-disk"
     disk.mkdir()
     mounting = subprocess.run(
@@ -255,7 +255,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _filled(disk: Path, left_bytes: int) -> Iterator[None]:
-    """Somebody else has taken all but a little of a disk."""
+    """Fills a disk except for a little, as other programs may do."""
     filler = disk / "filler"
     free = os.statvfs(disk)
     filler.write_bytes(bytes(free.f_bavail * free.f_frsize - left_bytes))
@@ -266,7 +266,7 @@ def _filled(disk: Path, left_bytes: int) -> Iterator[None]:
 async def test_disk_that_is_full_refuses_puts_and_goes_on_when_it_is_not(
     start_millraced: StartMillraced, small_disk: Path
 ) -> None:
-    """Nothing acknowledged is lost, nothing refused is found, takes are committed, and then all goes on."""
+    """Acknowledged events are kept, refused ones are not stored, takes are committed, and then everything continues."""
     toml = TOML.replace("[channels.others]", f"data_dirs = ['{small_disk}']\n\n[channels.others]")
     server = start_millraced(toml)
     async with connected(server.grpc) as rpc:
@@ -276,7 +276,7 @@ async def test_disk_that_is_full_refuses_puts_and_goes_on_when_it_is_not(
             await rpc.append("orders", body)
         with _filled(small_disk, 30_000):
             async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL"):
-                # What a segment has set aside can be used up.
+                # Space reserved by a segment can still be used.
                 while True:
                     body = b"small %d " % len(stored) + bytes(20_000)
                     await rpc.append("orders", body)
@@ -291,5 +291,5 @@ async def test_disk_that_is_full_refuses_puts_and_goes_on_when_it_is_not(
     async with connected(again.grpc) as rpc:
         assert await _state(rpc) == OPEN
         assert await _take_all(rpc) == [*stored[2:], b"room again"]
-    # Nobody is to use the disk when it goes.
+    # The disk must not be in use when the fixture unmounts it.
     again.kill()

@@ -1,5 +1,6 @@
-"""File channels of servers that end, in whichever way, and are started again, perhaps otherwise configured."""
+"""File channels of servers that end in different ways and are restarted, perhaps with another configuration."""
 
+import os
 import shutil
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -9,6 +10,7 @@ import grpc
 import pytest
 
 from millrace.v1 import admin_service_pb2
+from millrace.v1 import channel_service_pb2 as pb
 from tests.conftest import StartMillraced
 from tests.millraced import Millraced
 from tests.rpc import Rpc, bodies_of, connected, refused, seconds, sequences_of
@@ -33,14 +35,14 @@ async def open_on(server: Millraced, name: str = "orders") -> AsyncGenerator[Rpc
 
 
 async def state_of(rpc: Rpc, name: str = "orders") -> int:
-    """How a channel is, once it is known."""
+    """The state of a channel, once it is known."""
     while (state := (await rpc.look(name)).state) == REPLAYING:
         pass
     return state
 
 
 async def take_all(rpc: Rpc, name: str = "orders") -> list[bytes]:
-    """Takes all that is queued, for good."""
+    """Takes and commits all queued events."""
     txn_id = await rpc.begin(name)
     bodies = bodies_of((await rpc.take(txn_id)).batches)
     await rpc.commit(txn_id)
@@ -48,12 +50,12 @@ async def take_all(rpc: Rpc, name: str = "orders") -> list[bytes]:
 
 
 def data_of(server: Millraced, name: str = "orders") -> Path:
-    """Where a channel is kept by default."""
+    """The default directory of a channel."""
     return server.data_dir / "channels" / name
 
 
 async def test_restart_keeps_the_order_of_commits(start_millraced: StartMillraced) -> None:
-    """Whatever was taken and came back, rolled back or ended by a kill, events come out in the order of commits."""
+    """Whatever was taken and returned, by rollback or by a kill, events are delivered in the order of commits."""
     server = start_millraced(SMALL_TOML)
     async with open_on(server) as rpc:
         late, early = await rpc.begin("orders"), await rpc.begin("orders")
@@ -79,8 +81,8 @@ async def test_restart_keeps_the_order_of_commits(start_millraced: StartMillrace
 
 @pytest.mark.parametrize("is_killed", [True, False])
 async def test_restart_remembers_how_transactions_ended(*, is_killed: bool, start_millraced: StartMillraced) -> None:
-    """Repeats of ended ones get the same answers; those that were open are not known any more."""
-    # Nobody ends what is left open, and the server is not to wait for that.
+    """Repeats of ended transactions get the same answers; those that were open are unknown."""
+    # The server must not wait for the transaction that is left open.
     server = start_millraced("server.shutdown_grace_seconds = 0.0\n" + SMALL_TOML)
     async with open_on(server) as rpc:
         together = [await rpc.begin("orders") for _ in range(2)]
@@ -90,7 +92,7 @@ async def test_restart_remembers_how_transactions_ended(*, is_killed: bool, star
         rolled_back, left = await rpc.begin("orders"), await rpc.begin("orders")
         await rpc.rollback(rolled_back)
         await rpc.put(left, b"never")
-        # What is answered is written behind the rollback, and syncs it.
+        # The answered append is written after the rollback, and syncs it.
         await rpc.append("orders", b"last")
     if is_killed:
         server.kill()
@@ -108,7 +110,7 @@ async def test_restart_remembers_how_transactions_ended(*, is_killed: bool, star
 
 
 async def test_restart_with_another_capacity_keeps_what_is_there(start_millraced: StartMillraced) -> None:
-    """A channel that holds more than it now may gives all of it out, and takes nothing before it fits."""
+    """A channel that exceeds its new capacity delivers everything, and accepts events once they fit."""
     server = start_millraced(SMALL_TOML + "capacity = 5\n")
     async with open_on(server) as rpc:
         await rpc.append("orders", *(b"%d" % number for number in range(5)))
@@ -122,7 +124,7 @@ async def test_restart_with_another_capacity_keeps_what_is_there(start_millraced
         await rpc.commit(txn_id)
         async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "CHANNEL_FULL"):
             await rpc.append("orders", b"5")
-        # While it runs, too.
+        # The same while the server runs.
         limits = admin_service_pb2.ChannelConfig(capacity=4)
         update = admin_service_pb2.UpdateChannelRequest(name="orders", config=limits)
         assert (await rpc.admin.UpdateChannel(update)).applied
@@ -150,7 +152,7 @@ def _sealed_toml(keys: dict[str, Path], active_key: str, compression: str) -> st
 async def test_restarts_with_other_keys_and_compression_read_all_that_was_written(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """One channel's history may be sealed in any ways; a key is needed as long as anything is sealed with it."""
+    """A channel's log may use several keys; each is needed as long as anything is encrypted with it."""
     old, new = _key_file(tmp_path / "old", b"o" * 32), _key_file(tmp_path / "new", b"n" * 32)
     both = {"old": old, "new": new}
     phases = [
@@ -166,7 +168,7 @@ async def test_restarts_with_other_keys_and_compression_read_all_that_was_writte
         server = start_millraced(phase, data_dir)
         data_dir = server.data_dir
         async with open_on(server) as rpc:
-            # More than a segment holds, so that each of them has its own.
+            # More than a segment holds, so that each part has a segment of its own.
             for part in range(2):
                 await rpc.append("orders", b"phase %d part %d " % (number, part) + b"secret" * 7000)
         if number % 2:
@@ -181,7 +183,7 @@ async def test_restarts_with_other_keys_and_compression_read_all_that_was_writte
     without = start_millraced(_sealed_toml({"new": new}, "new", "zstd"), data_dir)
     async with connected(without.grpc) as rpc:
         await state_of(rpc)
-        # Where a checkpoint covers what needs the key, that shows when it is read.
+        # If a checkpoint covers events that need the key, the error comes with the read.
         with pytest.raises(grpc.aio.AioRpcError) as lost:
             await rpc.take(await rpc.begin("orders"))
         assert lost.value.code() is grpc.StatusCode.DATA_LOSS
@@ -196,10 +198,32 @@ async def test_restarts_with_other_keys_and_compression_read_all_that_was_writte
     assert {body[15:] for body in bodies} == {b"secret" * 7000}
 
 
+async def test_start_with_another_key_under_the_id_tells_of_the_key(
+    start_millraced: StartMillraced, tmp_path: Path
+) -> None:
+    """The state is LOG_FAILED, not CORRUPT; with the right key the channel opens with all events."""
+    key, other = tmp_path / "key", tmp_path / "other"
+    for file in (key, other):
+        file.write_bytes(os.urandom(32))
+        file.chmod(0o600)
+    server = start_millraced(_sealed_toml({"k": key}, "k", "none"))
+    async with open_on(server) as rpc:
+        await rpc.append("orders", b"1")
+    server.kill()
+    wrong = start_millraced(_sealed_toml({"k": other}, "k", "none"), server.data_dir)
+    async with connected(wrong.grpc) as rpc:
+        assert await state_of(rpc) == LOG_FAILED
+        assert "an encryption key is missing, or another was given for it" in (await rpc.look("orders")).fault
+    assert "the one given is most likely another" in wrong.wait_for("a channel cannot be opened")["error"]
+    wrong.kill()
+    async with open_on(start_millraced(_sealed_toml({"k": key}, "k", "none"), server.data_dir)) as rpc:
+        assert await take_all(rpc) == [b"1"]
+
+
 async def test_start_with_a_key_that_anybody_may_read_is_refused(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """A key that is no secret seals nothing; the server's log says what to do, and nothing is written."""
+    """The log says how to protect the key, and nothing is written."""
     key = _key_file(tmp_path / "key", b"k" * 32, 0o644)
     server = start_millraced(_sealed_toml({"k": key}, "k", "none"))
     async with connected(server.grpc) as rpc:
@@ -211,7 +235,7 @@ async def test_start_with_a_key_that_anybody_may_read_is_refused(
 async def test_restart_with_several_directories_finds_all_in_any_order(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """Segments go to the directories in turn; all of them are needed, in whichever order they are named."""
+    """Segments go to the directories in turn; all directories are needed, in any order."""
     disks = [tmp_path / f"disk-{number}" for number in range(3)]
     checkpoints = tmp_path / "checkpoints"
 
@@ -239,8 +263,21 @@ async def test_restart_with_several_directories_finds_all_in_any_order(
         assert await take_all(rpc) == bodies
 
 
+async def test_kill_behind_an_answered_release_brings_no_claim_back(start_millraced: StartMillraced) -> None:
+    """A SIGKILL directly after the answer does not restore the claim."""
+    server = start_millraced(SMALL_TOML)
+    epochs = []
+    for reader_id in ("first", "second", "third"):
+        async with open_on(server) as rpc:
+            epochs.append((await rpc.claim("orders", reader_id, lease=seconds(600))).epoch)
+            await rpc.channels.Release(pb.ReleaseRequest(channel="orders", reader_id=reader_id))
+            server.kill()
+        server = start_millraced(SMALL_TOML, server.data_dir)
+    assert epochs == sorted(set(epochs))
+
+
 async def test_restart_keeps_a_claim_with_its_epoch(start_millraced: StartMillraced) -> None:
-    """The reader goes on where it was; another one still waits, and a later claim has a later epoch."""
+    """The reader continues from its position; another reader still waits, and a later claim has a later epoch."""
     server = start_millraced(SMALL_TOML)
     async with open_on(server) as rpc:
         await rpc.append("orders", b"1", b"2", b"3")

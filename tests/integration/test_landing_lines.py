@@ -104,7 +104,7 @@ def test_lines_of_json_are_objects_of_the_schema_and_nothing_else(spark: SparkSe
 
 
 @pytest.mark.parametrize(
-    ("tables", "told"),
+    ("tables", "reported"),
     [
         ({"parse": {"type": "json", "columns": "id big"}}, "parse.columns: is not a schema such as"),
         ({"parse": {"type": "json", "columns_file": "/none"}}, "parse.columns_file: /none cannot be read"),
@@ -124,11 +124,13 @@ def test_lines_of_json_are_objects_of_the_schema_and_nothing_else(spark: SparkSe
         ),
     ],
 )
-def test_rows_of_columns_that_cannot_be_are_refused(spark: SparkSession, tables: Mapping[str, Any], told: str) -> None:
+def test_rows_of_columns_that_cannot_be_are_refused(
+    spark: SparkSession, tables: Mapping[str, Any], reported: str
+) -> None:
     """The error names the setting, before any event is read."""
     with pytest.raises(OptionError) as refused:
         rows_of(events(spark, []), config(**tables))
-    assert told in str(refused.value)
+    assert reported in str(refused.value)
 
 
 def test_lines_matched_by_a_pattern_have_typed_columns(spark: SparkSession) -> None:

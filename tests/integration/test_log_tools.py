@@ -1,4 +1,4 @@
-"""The tools on the files of a server that goes on meanwhile."""
+"""The tools on the files of a running server."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ checkpoint_interval_seconds = 0.1
 
 @dataclass
 class Load:
-    """What callers have been answered so far."""
+    """What clients were answered so far."""
 
     acknowledged_through: int = 0
     """The last sequence that the server has acknowledged."""
@@ -42,7 +42,7 @@ class Load:
 
 
 def put(channel: Channel, load: Load) -> None:
-    """Puts events, each of which tells its sequence, until the end."""
+    """Puts events with their sequence as the body, until the end."""
     while not load.is_ending.is_set():
         first = load.acknowledged_through + 1
         receipt = channel.append([b"%d" % sequence for sequence in range(first, first + 50)])
@@ -51,7 +51,7 @@ def put(channel: Channel, load: Load) -> None:
 
 
 def take(channel: Channel, load: Load) -> None:
-    """Takes the oldest events until the end, somewhat slower than they come."""
+    """Takes the oldest events until the end, slightly slower than they come."""
     while not load.is_ending.wait(0.002):
         with channel.transaction() as txn:
             batches = txn.take(40, wait_seconds=0.1)
@@ -61,7 +61,7 @@ def take(channel: Channel, load: Load) -> None:
 
 @contextmanager
 def under_load(server: Millraced) -> Iterator[Load]:
-    """A producer and a consumer at work until the end of the block."""
+    """Runs a producer and a consumer until the end of the block."""
     load = Load()
 
     def run(work: Any) -> None:
@@ -84,14 +84,14 @@ def under_load(server: Millraced) -> Iterator[Load]:
 
 
 def answered(*arguments: str | Path) -> Any:
-    """What a command prints as JSON; it must be content."""
+    """The JSON output of a command, which must succeed."""
     result = run_millraced(*arguments, "--json")
     assert (result.returncode, result.stderr) == (0, ""), result.stdout
     return json.loads(result.stdout)
 
 
 def held(server: Millraced) -> dict[int, bytes]:
-    """What is in a channel that has just been opened."""
+    """The content of a channel that was just opened."""
     with connect(server.grpc) as client:
         wait_for(client, "orders", lambda channel: channel.state is ChannelState.OPEN)
         found: dict[int, bytes] = {}
@@ -106,7 +106,7 @@ def held(server: Millraced) -> dict[int, bytes]:
 def test_backup_and_verify_under_load_find_no_damage_and_all_that_was_acknowledged(
     start_millraced: StartMillraced, tmp_path: Path, rounds: int
 ) -> None:
-    """Segments come and go all the while; each backup is the channel as it was at one moment, and opens."""
+    """While segments are created and deleted, each backup has the channel's state at one moment, and opens."""
     server = start_millraced(CONFIG)
     home = server.data_dir / "channels" / "orders"
     before: list[tuple[int, int]] = []
@@ -131,12 +131,12 @@ def test_backup_and_verify_under_load_find_no_damage_and_all_that_was_acknowledg
         assert restored["state"]["events"] == len(found)
         first = min(found, default=restored["state"]["next_sequence"])
         assert first > taken_through
-        # A prefix of the commits: what stays is a run without a gap, up to what was put last.
+        # A prefix of the commits: the remaining events are a range without gaps.
         assert found == {sequence: b"%d" % sequence for sequence in range(first, restored["state"]["next_sequence"])}
 
 
 def test_repair_while_a_server_runs_is_refused(start_millraced: StartMillraced) -> None:
-    """Two never write to a channel; the sentence says who uses it."""
+    """Only one program may write to a channel; the error names the process that uses it."""
     server = start_millraced(CONFIG)
     with connect(server.grpc) as client:
         wait_for(client, "orders", lambda channel: channel.state is ChannelState.OPEN)
@@ -146,7 +146,7 @@ def test_repair_while_a_server_runs_is_refused(start_millraced: StartMillraced) 
 
 
 def test_tools_after_a_kill_find_a_good_channel(start_millraced: StartMillraced) -> None:
-    """What a kill leaves is no damage, and what was acknowledged is there."""
+    """A kill causes no damage, and acknowledged events are there."""
     server = start_millraced(CONFIG)
     home = server.data_dir / "channels" / "orders"
     with connect(server.grpc) as client:
@@ -160,7 +160,7 @@ def test_tools_after_a_kill_find_a_good_channel(start_millraced: StartMillraced)
 
 
 def test_repair_of_a_damaged_channel_has_the_server_open_it(start_millraced: StartMillraced) -> None:
-    """The server refuses it, the tool names what is lost and cuts it, and the server goes on behind."""
+    """The server refuses the channel, the tool lists the losses and cuts the log, and the server continues after it."""
     server = start_millraced(CONFIG)
     home = server.data_dir / "channels" / "orders"
     with connect(server.grpc) as client:
@@ -193,7 +193,7 @@ def test_repair_of_a_damaged_channel_has_the_server_open_it(start_millraced: Sta
 
 
 def test_dump_whose_reader_leaves_ends_without_a_word(start_millraced: StartMillraced) -> None:
-    """The exit code says that nobody read on, not that there is damage."""
+    """The exit code reports the broken pipe, not damage."""
     server = start_millraced(CONFIG)
     with connect(server.grpc) as client:
         for _ in range(100):

@@ -75,8 +75,8 @@ def test_run_with_an_access_log_accounts_for_each_line_without_java(tmp_path: Pa
         [sys.executable, RUN, log], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert (ran.returncode, ran.stderr) == (0, "")
-    for told in ("2,500 lines of a web server's access log", "404", "/page/1", "23:00", "other lines"):
-        assert told in ran.stdout
+    for reported in ("2,500 lines of a web server's access log", "404", "/page/1", "23:00", "other lines"):
+        assert reported in ran.stdout
     for counted in ("lines in the file", "events committed", "rows landed"):
         assert f"{counted:<17}   2,500" in ran.stdout
     assert "Killed the edge (SIGKILL) while the log was growing: after " in ran.stdout
@@ -102,8 +102,8 @@ def test_run_with_an_access_log_accounts_for_each_line_without_java(tmp_path: Pa
 def test_run_when_it_is_interrupted_takes_everything_down(tmp_path: Path, moment: str) -> None:
     """Ctrl-C at any time stops Spark, its JVM and the agents, and prints one sentence."""
     log = write_access_log(tmp_path / "access.log", 2_500)
-    told = stop_at(tmp_path, log, moment, signal.SIGINT)
-    assert told == "run: stopped; the agents and Spark are stopped too\n"
+    reported = stop_at(tmp_path, log, moment, signal.SIGINT)
+    assert reported == "run: stopped; the agents and Spark are stopped too\n"
     output = tmp_path / "build" / "access_log" / "access.log"
     assert [events_of(output / f"{name}.log")[-1] for name in ("edge", "collector")] == ["stopped", "stopped"]
     assert {path.name for path in output.iterdir()} <= {"collector.log", "edge.log"}
@@ -113,8 +113,8 @@ def test_run_when_it_is_interrupted_takes_everything_down(tmp_path: Path, moment
 def test_run_when_it_is_terminated_at_once_leaves_nothing(tmp_path: Path) -> None:
     """SIGTERM while the agents start stops those that have started."""
     log = write_access_log(tmp_path / "access.log", 100)
-    told = stop_at(tmp_path, log, "Starting two agents", signal.SIGTERM)
-    assert told == "run: stopped; the agents and Spark are stopped too\n"
+    reported = stop_at(tmp_path, log, "Starting two agents", signal.SIGTERM)
+    assert reported == "run: stopped; the agents and Spark are stopped too\n"
     assert [command for command in processes_below(tmp_path) if "java" in command or "millraced" in command] == []
 
 
@@ -136,9 +136,9 @@ def stop_at(folder: Path, log: Path, moment: str, number: signal.Signals) -> str
         # Read to the end, so that a full pipe does not block the program.
         for _ in moments:
             pass
-        told = process.stderr.read()
+        reported = process.stderr.read()
     assert process.returncode == EXIT_STOPPED
-    return told
+    return reported
 
 
 def test_main_when_it_is_interrupted_stops_the_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,10 +223,10 @@ def test_main_with_a_bad_log_says_why_before_anything_starts(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["run.py", str(log)])
     assert main() == EXIT_BAD_LOG
-    told = capsys.readouterr()
-    assert told.err.startswith("run: ")
-    assert sentence in told.err
-    assert told.out == ""
+    reported = capsys.readouterr()
+    assert reported.err.startswith("run: ")
+    assert sentence in reported.err
+    assert reported.out == ""
     assert not (tmp_path / "build").exists()
 
 

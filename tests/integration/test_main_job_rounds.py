@@ -73,8 +73,8 @@ def test_job_with_a_log_larger_than_the_channel_takes_several_rounds(
     assert [row.sequence for row in rows] == list(range(1, 1_501))
     assert [row.line for row in rows] == [line.decode(errors="replace") for line in lines]
     assert [bytes(row.body) for row in rows] == lines
-    for told in ("Collecting", "WARNING", "5,000", "1,500 lines of text"):
-        assert told in shown.getvalue()
+    for reported in ("Collecting", "WARNING", "5,000", "1,500 lines of text"):
+        assert reported in shown.getvalue()
     assert len(plans) >= 2
     assert all(plan.batch_events_max <= 200 for plan in plans), "a round holds at most 1,000 lines in 5 batches"
     assert shown.getvalue().count("Killed the collector") == 1

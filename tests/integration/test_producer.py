@@ -1,4 +1,4 @@
-"""Producers of several real servers, one of which goes and comes back."""
+"""Producers of several real servers, one of which is stopped and restarted."""
 
 import signal
 import socket
@@ -21,7 +21,7 @@ type = "file"
 
 
 class Servers:
-    """Two servers at addresses of their own."""
+    """Two servers at fixed addresses."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -63,7 +63,7 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
 
 
 def test_failover_while_a_server_is_away_loses_nothing(servers: Servers) -> None:
-    """The second takes over and hands back; each event is on one of them, once, and keys are in order on both."""
+    """The second server takes over for a while; each event is on one of them, once, and keys are in order on both."""
     config = ProducerConfig(
         routing=Routing.FAILOVER, linger_seconds=0.002, backoff_seconds=0.02, backoff_seconds_max=0.2
     )
@@ -94,7 +94,7 @@ def test_failover_while_a_server_is_away_loses_nothing(servers: Servers) -> None
 
 
 async def test_async_producer_stores_what_it_is_given(shared_server: Millraced, tmp_path: Path) -> None:
-    """Headers and bodies come out of the channel as they went in, next to a client of the same loop."""
+    """Headers and bodies are read back unchanged by a client on the same loop."""
     name = tmp_path.name[:60].lower()
     async with aio.connect(shared_server.grpc) as client:
         await client.admin.create_channel(name, millrace.ChannelConfig(capacity=10_000))

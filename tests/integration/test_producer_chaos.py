@@ -1,4 +1,4 @@
-"""A producer on a network that tears, before a server that is killed again and again."""
+"""A producer on an unreliable network, with a server that is killed repeatedly."""
 
 import random
 import signal
@@ -15,7 +15,7 @@ import pytest
 import millrace_client as millrace
 from millrace_client import Event, Producer, ProducerConfig, SendFuture, SendResult
 from tests.millraced import Millraced
-from tests.torn_network import Tears, TornNetwork, torn_network
+from tests.unreliable_network import FaultRates, UnreliableNetwork, unreliable_network
 
 THREADS = 8
 KEYS_OF_A_THREAD = 25
@@ -29,7 +29,7 @@ transaction_capacity = 1000
 
 
 class RestartingServer:
-    """A server at one address, which is killed and started anew at random times."""
+    """A server at one address, which is killed and restarted at random times."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         config, data_dir = folder / "millrace.toml", folder / "data"
@@ -69,10 +69,10 @@ class RestartingServer:
 
 
 @contextmanager
-def chaos(folder: Path, seed: int, tears: Tears) -> Iterator[tuple[RestartingServer, TornNetwork]]:
+def chaos(folder: Path, seed: int, faults: FaultRates) -> Iterator[tuple[RestartingServer, UnreliableNetwork]]:
     server = RestartingServer(folder, seed)
     try:
-        with torn_network(server.address, seed, tears) as network:
+        with unreliable_network(server.address, seed, faults) as network:
             server.begin()
             yield server, network
     finally:
@@ -80,7 +80,7 @@ def chaos(folder: Path, seed: int, tears: Tears) -> Iterator[tuple[RestartingSer
 
 
 class Sent:
-    """What one thread has sent: for each key how often, and what it was given for it."""
+    """What one thread has sent: the number of events for each key, and their futures."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -102,7 +102,7 @@ class Sent:
 
             event = Event(body, {"place": str(place)})
             self.futures.append(producer.send(event, key=key, callback=called))
-            # Bursts and pauses, and slow enough in all for several restarts.
+            # Bursts and pauses, slow enough for several restarts.
             if draw.random() < 0.1:
                 time.sleep(draw.random() * 0.1)
 
@@ -115,7 +115,7 @@ def stored_bodies(address: str) -> list[bytes]:
         return [body for batch in batches for body in batch.bodies()]
 
 
-def run_chaos(folder: Path, event_count: int, seed: int, tears: Tears) -> None:
+def run_chaos(folder: Path, event_count: int, seed: int, faults: FaultRates) -> None:
     print(f"seed {seed}")  # noqa: T201 - to run it again
     sent = [Sent(number) for number in range(THREADS)]
     config = ProducerConfig(
@@ -128,7 +128,7 @@ def run_chaos(folder: Path, event_count: int, seed: int, tears: Tears) -> None:
         buffer_bytes_max=1 << 20,
         max_block_seconds=600.0,
     )
-    with chaos(folder, seed, tears) as (server, network):
+    with chaos(folder, seed, faults) as (server, network):
         producer = Producer(network.address, "orders", config=config)
         threads = [
             threading.Thread(target=one.send, args=(producer, event_count // THREADS, seed), daemon=True)
@@ -159,14 +159,14 @@ def run_chaos(folder: Path, event_count: int, seed: int, tears: Tears) -> None:
             assert future.result(0).stored
         assert set(one.callback_counts.values()) == {1}
         assert len(one.callback_counts) == len(one.futures)
-    # Else the network was too kind for the test to mean anything.
+    # Without retries the test would be meaningless.
     assert metrics.retries > 0
 
 
 @pytest.mark.timeout(240)
 def test_send_through_chaos_stores_each_event_once_and_in_order(tmp_path: Path) -> None:
-    """Cuts, lost replies, delays and killed servers leave every event in its channel once, each key in order."""
-    run_chaos(tmp_path, 6_000, random.randrange(1 << 32), Tears(cut_upwards=0.02, cut_downwards=0.05))
+    """Cuts, lost responses, delays and kills leave every event in its channel once, with each key in order."""
+    run_chaos(tmp_path, 6_000, random.randrange(1 << 32), FaultRates(cut_upwards=0.02, cut_downwards=0.05))
 
 
 @pytest.mark.torture
@@ -174,4 +174,4 @@ def test_send_through_chaos_stores_each_event_once_and_in_order(tmp_path: Path) 
 @pytest.mark.parametrize("round_number", range(3))
 def test_send_through_long_chaos_stores_each_event_once_and_in_order(tmp_path: Path, round_number: int) -> None:
     """The same with many times the events."""
-    run_chaos(tmp_path, 100_000, random.randrange(1 << 32), Tears())
+    run_chaos(tmp_path, 100_000, random.randrange(1 << 32), FaultRates())

@@ -1,4 +1,4 @@
-"""A server that stands still, and what that costs the producer's program."""
+"""A server that is paused, and the effect on the producer's program."""
 
 import json
 import signal
@@ -22,7 +22,7 @@ transaction_capacity = 10000
 """
 _MIB = 1 << 20
 
-# In a process of its own: what others have used would blur the measure. Sends as fast as it can for a while.
+# A process of its own, for exact figures of its memory. It sends as fast as it can for a while.
 _PROGRAM = """
 import json, os, resource, sys, time
 from pathlib import Path
@@ -96,21 +96,21 @@ def run_standstill(server: Millraced, policy: str, seconds: float) -> None:
         server.send(signal.SIGCONT)
         program.stdin.write("\n")
         program.stdin.flush()
-        told = json.loads(program.stdout.readline())
-    print(told)  # noqa: T201 - the figures
-    assert told["grown"] < 1.5 * 32 * _MIB
-    assert told["complete"]
-    assert told["failed"] == 0
-    assert told["stored"] + told["dropped"] == told["taken"]
-    assert (told["dropped"] > 0) == (policy == "drop_oldest")
-    assert (told["refused"] > 0) == (policy != "drop_oldest")
+        reported = json.loads(program.stdout.readline())
+    print(reported)  # noqa: T201 - the figures
+    assert reported["grown"] < 1.5 * 32 * _MIB
+    assert reported["complete"]
+    assert reported["failed"] == 0
+    assert reported["stored"] + reported["dropped"] == reported["taken"]
+    assert (reported["dropped"] > 0) == (policy == "drop_oldest")
+    assert (reported["refused"] > 0) == (policy != "drop_oldest")
     with millrace.connect(server.grpc) as client:
-        assert client.admin.get_channel("orders").gauges.queued_events == told["stored"]
+        assert client.admin.get_channel("orders").gauges.queued_events == reported["stored"]
 
 
 @pytest.mark.parametrize("policy", ["block", "raise", "drop_oldest"])
 def test_send_to_a_server_that_stands_still_keeps_its_bounds(server: Millraced, policy: str) -> None:
-    """Memory stays within one and a half times the limit, the policy acts, and what was taken is stored after."""
+    """Memory stays within 1.5 times the limit, the overflow policy applies, and accepted events are stored later."""
     run_standstill(server, policy, 3.0)
 
 
@@ -123,7 +123,7 @@ def test_send_to_a_server_that_stands_still_for_long_keeps_its_bounds(server: Mi
 
 
 def test_send_through_a_standstill_is_stored_once(server: Millraced) -> None:
-    """A server that is given up for dead and comes back after all stores nothing twice."""
+    """A server that was considered dead and continues stores nothing twice."""
     config = millrace.ProducerConfig(linger_seconds=0.001, timeout_seconds=0.5, delivery_timeout_seconds=60.0)
     with millrace.Producer(server.grpc, "orders", config=config) as producer:
         producer.send(b"first").result(20)

@@ -1,4 +1,4 @@
-"""What the README tells newcomers to type, typed."""
+"""The commands and programs of the README, executed."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import millrace_client as millrace
 from millrace_server.cli import app
 from tests.conftest import StartMillraced
-from tests.daemon_flows import wait_until
+from tests.daemon_queries import wait_until
 from tests.fenced_blocks import blocks_of
 from tests.millraced import Millraced, run_millraced
 
@@ -30,13 +30,13 @@ def blocks(kind: str) -> list[str]:
 
 
 def configuration_with(text: str) -> str:
-    """The one configuration in which a text stands."""
+    """The only configuration that contains a text."""
     [found] = [block for block in blocks("check") if text in block]
     return found
 
 
 def run(command: list[str], server: Millraced | None = None, cwd: Path | None = None) -> str:
-    """Runs a command as a newcomer would, but against the test's server; returns what it printed."""
+    """Runs a command against the test's server; returns its output."""
     environment = {
         **os.environ,
         "MILLRACE_SERVER": server.grpc if server else "",
@@ -57,7 +57,7 @@ def run(command: list[str], server: Millraced | None = None, cwd: Path | None = 
 
 
 def test_blocks_of_each_kind_are_found() -> None:
-    """A README whose marks were lost would pass all other tests here."""
+    """A README whose markers are missing would pass all other tests here."""
     kinds = ("server", "shell", "python", "spark", "check", "graph", "key", "tools", "repair", "restore")
     assert [len(blocks(kind)) for kind in kinds] == [1, 2, 4, 2, 6, 1, 1, 1, 1, 1]
 
@@ -70,7 +70,7 @@ def test_server_block_starts_the_command_that_is_there() -> None:
 
 
 def test_shell_blocks_around_a_kill_show_the_same_events(start_millraced: StartMillraced) -> None:
-    """The shell's commands run as they stand; what the first put in comes out after the server was killed."""
+    """The commands run unchanged; events put before the kill are taken after it."""
     put, take = (["bash", "-euo", "pipefail", "-c", block] for block in blocks("shell"))
     server = start_millraced()
     printed = run(put, server)
@@ -84,7 +84,7 @@ def test_shell_blocks_around_a_kill_show_the_same_events(start_millraced: StartM
 
 @pytest.mark.parametrize(("index", "expected"), [*enumerate(("a book", "one", "a lamp", "1\n"))])
 def test_python_block_does_what_it_says(millraced: Millraced, tmp_path: Path, index: int, expected: str) -> None:
-    """The programs run as they stand, and print the events that they put, or how many."""
+    """The programs run unchanged, and print the events that they put, or their number."""
     with millrace.connect(millraced.grpc) as client:
         client.admin.create_channel("orders", millrace.ChannelConfig(type=millrace.ChannelType.FILE))
     program = blocks("python")[index].replace(_DOCUMENTED_ADDRESS, millraced.grpc)
@@ -99,7 +99,7 @@ def test_spark_blocks_show_the_events_and_consume_them(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The Spark programs run as they stand: the first one looks, the second one consumes."""
+    """The Spark programs run unchanged: the first one reads, the second one consumes."""
     with millrace.connect(millraced.grpc) as client:
         client.admin.create_channel("orders", millrace.ChannelConfig(type=millrace.ChannelType.FILE))
         client.channel("orders").append([millrace.Event(b"a book", {"customer": "17"})])
@@ -111,7 +111,7 @@ def test_spark_blocks_show_the_events_and_consume_them(
         for claimed in client.admin.list_channels():
             assert claimed.claim is not None
             client.channel("orders").release(claimed.claim.reader_id)
-        # Spark takes relative paths from where its JVM was started, which is not this test's folder.
+        # Spark resolves relative paths in the directory of its JVM, which is not the test's.
         landed = str(tmp_path / "orders")
         exec(consume.replace("build/orders", landed), {"spark": spark})  # noqa: S102 - the README's own program
         assert spark.read.parquet(landed).count() == 1
@@ -128,7 +128,7 @@ def test_configuration_blocks_checked_are_good(tmp_path: Path) -> None:
 
 
 def test_first_configuration_block_served_has_its_channels(start_millraced: StartMillraced) -> None:
-    """A server serves the channels in it."""
+    """A server with the configuration has its channels."""
     server = start_millraced(blocks("check")[0])
     server.wait_for("channel opened")
     with millrace.connect(server.grpc) as client:
@@ -140,7 +140,7 @@ def test_first_configuration_block_served_has_its_channels(start_millraced: Star
 
 
 def test_blocks_for_disks_and_compression_keep_and_pack_events(start_millraced: StartMillraced, tmp_path: Path) -> None:
-    """Both disks get the channel's directory, and bodies that are alike take little of them."""
+    """Both disks have the channel's directory, and similar bodies take little space."""
     config = configuration_with("data_dirs").replace("/disk", f"{tmp_path}/disk")
     server = start_millraced(config)
     server.wait_for("channel opened")
@@ -155,7 +155,7 @@ def test_blocks_for_disks_and_compression_keep_and_pack_events(start_millraced: 
 def test_blocks_for_encryption_make_a_key_that_seals_what_is_written(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """The key's command makes a key that the server takes, and events are nowhere on the disk as they are."""
+    """The command creates a key that the server accepts, and no event is readable on the disk."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not on this machine")
     (make_key,) = blocks("key")
@@ -172,7 +172,7 @@ def test_blocks_for_encryption_make_a_key_that_seals_what_is_written(
 
 
 def test_graph_in_the_readme_is_what_the_command_draws(tmp_path: Path) -> None:
-    """The picture belongs to the configuration above it."""
+    """The graph is that of the configuration above it."""
     config = tmp_path / "millrace.toml"
     config.write_text(configuration_with('type = "taildir"'), encoding="utf-8")
     assert [run_millraced("graph", config).stdout] == blocks("graph")
@@ -181,7 +181,7 @@ def test_graph_in_the_readme_is_what_the_command_draws(tmp_path: Path) -> None:
 def test_agents_of_the_readme_bring_lines_of_a_log_into_parquet(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """Both configurations work together as they stand, but for places on the machine."""
+    """Both configurations work together unchanged, except for paths."""
     for folder in ("nginx", "web"):
         (tmp_path / folder).mkdir()
     lines = [f"GET /{'health' if number % 10 == 0 else number} HTTP/1.1" for number in range(200)]
@@ -194,7 +194,7 @@ def test_agents_of_the_readme_bring_lines_of_a_log_into_parquet(
     with millrace.connect(collector.grpc) as client:
         wait_until(lambda: client.admin.get_channel("web").gauges.taken_events == len(kept))
     assert edge.stop() == 0
-    # It finishes its files.
+    # The stop finishes its files.
     assert collector.stop() == 0
     rows = pq.ParquetDataset(tmp_path / "web").read().to_pylist()
     assert [row["body"].decode() for row in sorted(rows, key=lambda row: row["sequence"])] == kept
@@ -202,7 +202,7 @@ def test_agents_of_the_readme_bring_lines_of_a_log_into_parquet(
 
 
 def test_blocks_for_damage_look_repair_and_restore(start_millraced: StartMillraced, tmp_path: Path) -> None:
-    """They run as they stand, the first beside a server; a damaged channel opens again, or is as in the backup."""
+    """The commands run unchanged; a damaged channel opens again, or is restored from the backup."""
     look, repair, restore = (
         ["bash", "-euo", "pipefail", "-c", blocks(kind)[0]] for kind in ("tools", "repair", "restore")
     )

@@ -1,4 +1,4 @@
-"""AdminService over the wire: making, changing, listing, watching, peeking at and emptying channels."""
+"""AdminService over the wire: creating, changing, listing, watching, peeking at and purging channels."""
 
 import asyncio
 from typing import Any
@@ -36,7 +36,7 @@ async def update(rpc: Rpc, name: str, **limits: Any) -> pb.UpdateChannelResponse
 
 
 async def test_create_with_nothing_but_a_type_has_the_defaults(rpc: Rpc) -> None:
-    """The answer says every limit that is in force."""
+    """The answer contains every limit in force."""
     channel = await create(rpc, "defaults")
     config = channel.config
     assert (config.type, config.capacity, config.transaction_capacity) == (MEMORY, 100, 100)
@@ -49,7 +49,7 @@ async def test_create_with_nothing_but_a_type_has_the_defaults(rpc: Rpc) -> None
 
 
 async def test_create_with_limits_has_them(rpc: Rpc) -> None:
-    """What was asked for is in force."""
+    """The requested limits are in force."""
     limits = pb.ChannelConfig(
         type=MEMORY,
         capacity=7,
@@ -65,7 +65,7 @@ async def test_create_with_limits_has_them(rpc: Rpc) -> None:
 
 
 async def test_create_of_a_file_channel_with_nothing_but_a_type_has_the_defaults(rpc: Rpc) -> None:
-    """Durable at each commit, roomy, and neither packed nor encrypted."""
+    """The channel syncs each commit, is large, and is neither compressed nor encrypted."""
     config = (await create(rpc, "file-defaults", type=FILE)).config
     assert config == pb.ChannelConfig(
         type=FILE,
@@ -87,7 +87,7 @@ async def test_create_of_a_file_channel_with_nothing_but_a_type_has_the_defaults
 
 
 async def test_create_of_a_file_channel_with_limits_has_them(rpc: Rpc) -> None:
-    """What was asked for is in force, and the channel serves."""
+    """The requested limits are in force, and the channel serves."""
     channel = await create(rpc, "file-limits", **LOG_LIMITS, type=FILE, capacity=7)
     expected = pb.ChannelConfig(type=FILE, capacity=7, transaction_capacity=7, **LOG_LIMITS)
     for field, value in expected.ListFields():
@@ -98,7 +98,7 @@ async def test_create_of_a_file_channel_with_limits_has_them(rpc: Rpc) -> None:
 
 
 async def test_create_of_a_memory_channel_is_open_and_has_no_log(rpc: Rpc) -> None:
-    """What its type does not have is absent."""
+    """Fields that do not apply to the type are absent."""
     channel = await create(rpc, "no-log")
     assert not channel.config.HasField("backup_checkpoint")
     assert (channel.config.fsync, channel.config.compression) == (0, 0)
@@ -106,13 +106,13 @@ async def test_create_of_a_memory_channel_is_open_and_has_no_log(rpc: Rpc) -> No
     assert (channel.gauges.log_bytes, channel.gauges.segments) == (0, 0)
 
 
-async def test_create_with_a_small_capacity_bows_the_default_transaction_capacity(rpc: Rpc) -> None:
-    """A default does not contradict what was asked for."""
+async def test_create_with_a_small_capacity_reduces_the_default_transaction_capacity(rpc: Rpc) -> None:
+    """A default does not contradict an explicit value."""
     assert (await create(rpc, "small", capacity=3)).config.transaction_capacity == 3
 
 
 async def test_create_of_a_name_that_exists_is_refused(rpc: Rpc) -> None:
-    """Also with the same limits: the caller is told that the channel is another's, or its own of before."""
+    """Even with the same limits, the error says that the channel exists already."""
     name = await rpc.make_channel()
     async with rpc.unchanged(name), refused(grpc.StatusCode.ALREADY_EXISTS, "CHANNEL_EXISTS", name) as caught:
         await create(rpc, name, capacity=1)
@@ -120,7 +120,7 @@ async def test_create_of_a_name_that_exists_is_refused(rpc: Rpc) -> None:
 
 
 async def test_create_of_one_name_many_times_at_once_makes_one(rpc: Rpc) -> None:
-    """However many ask at once, one is told that it made the channel."""
+    """Of concurrent creations of one name, one succeeds."""
     answers = await asyncio.gather(*(create(rpc, "contended") for _ in range(20)), return_exceptions=True)
     assert sum(isinstance(answer, pb.Channel) for answer in answers) == 1
     codes = [answer.code() for answer in answers if isinstance(answer, aio.AioRpcError)]
@@ -175,19 +175,19 @@ async def test_create_of_one_name_many_times_at_once_makes_one(rpc: Rpc) -> None
     ],
 )
 async def test_create_with_a_bad_limit_is_refused(rpc: Rpc, limits: dict[str, Any], sentence: str) -> None:
-    """The message says which field, what it was and what is allowed; no channel is made."""
+    """The message contains the field, its value and what is allowed; no channel is created."""
     async with rpc.unchanged(), refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", sentence):
         await create(rpc, "refused", **limits)
 
 
-async def test_create_with_several_bad_limits_tells_all(rpc: Rpc) -> None:
-    """One answer names all that is wrong."""
+async def test_create_with_several_bad_limits_lists_all(rpc: Rpc) -> None:
+    """One answer lists all problems."""
     async with rpc.unchanged(), refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "capacity: .*lease: "):
         await create(rpc, "refused", capacity=0, lease=seconds(0))
 
 
 async def test_update_changes_what_is_given_and_nothing_else(rpc: Rpc) -> None:
-    """Absent fields stay; the answer says what is in force, and so does the next look."""
+    """Absent fields stay; the answer and the next look show what is in force."""
     name = await rpc.make_channel(capacity=10, keep_alive=seconds(1))
     answer = await update(rpc, name, capacity=20, byte_capacity_buffer_percentage=0, keep_alive=seconds(0))
     assert (answer.applied, answer.message) == (True, "")
@@ -198,7 +198,7 @@ async def test_update_changes_what_is_given_and_nothing_else(rpc: Rpc) -> None:
 
 
 async def test_update_of_a_file_channel_changes_how_it_is_written(rpc: Rpc) -> None:
-    """All but what it was made with, which may be said again."""
+    """Everything can be changed except what is fixed at creation, which may be repeated."""
     await create(rpc, "rewritten", type=FILE, capacity=10)
     limits = {**LOG_LIMITS, "backup_checkpoint": True}
     answer = await update(rpc, "rewritten", **limits)
@@ -210,7 +210,7 @@ async def test_update_of_a_file_channel_changes_how_it_is_written(rpc: Rpc) -> N
 
 
 async def test_update_of_a_file_channel_does_not_change_what_it_was_made_with(rpc: Rpc) -> None:
-    """Nothing of the change is made."""
+    """No part of the change takes effect."""
     await create(rpc, "as-made", type=FILE)
     for limits, sentence in (
         ({"backup_checkpoint": False}, "config.backup_checkpoint: is false; it cannot be changed from true"),
@@ -227,7 +227,7 @@ async def test_update_of_a_file_channel_does_not_change_what_it_was_made_with(rp
 
 
 async def test_update_below_what_the_channel_holds_changes_nothing_and_says_so(rpc: Rpc) -> None:
-    """Shrinking waits for the keep-alive, then leaves everything as it was."""
+    """Shrinking waits for the keep-alive, then leaves everything unchanged."""
     name = await rpc.make_channel(keep_alive=seconds(0.05))
     await rpc.append(name, b"a", b"b")
     async with rpc.unchanged(name):
@@ -238,7 +238,7 @@ async def test_update_below_what_the_channel_holds_changes_nothing_and_says_so(r
 
 
 async def test_update_that_waits_applies_when_there_is_room(rpc: Rpc) -> None:
-    """Shrinking takes effect as soon as the channel has emptied far enough."""
+    """Shrinking takes effect once the channel has emptied far enough."""
     name = await rpc.make_channel(keep_alive=seconds(3600))
     await rpc.append(name, b"a", b"b")
     waiting = asyncio.ensure_future(update(rpc, name, capacity=1, transaction_capacity=1))
@@ -262,14 +262,14 @@ async def test_update_that_waits_applies_when_there_is_room(rpc: Rpc) -> None:
     ],
 )
 async def test_update_with_a_bad_limit_is_refused(rpc: Rpc, limits: dict[str, Any], sentence: str) -> None:
-    """Nothing of the change is made."""
+    """No part of the change takes effect."""
     name = await rpc.make_channel()
     async with rpc.unchanged(name), refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", sentence):
         await update(rpc, name, lease=seconds(5), **limits)
 
 
 async def test_delete_of_a_channel_in_use_needs_force(rpc: Rpc) -> None:
-    """Events or open transactions keep a channel; forced, everything in it ends."""
+    """Events and open transactions prevent a deletion; with force everything in the channel ends."""
     with_event, with_txn = await rpc.make_channel(), await rpc.make_channel()
     await rpc.append(with_event, b"a")
     txn_id = await rpc.begin(with_txn)
@@ -287,7 +287,7 @@ async def test_delete_of_a_channel_in_use_needs_force(rpc: Rpc) -> None:
 
 
 async def test_channel_made_again_is_another(rpc: Rpc) -> None:
-    """It has a new channel_id, and its sequences begin at 1."""
+    """The channel has a new channel_id, and its sequences begin at 1."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a")
     before = await rpc.look(name)
@@ -298,7 +298,7 @@ async def test_channel_made_again_is_another(rpc: Rpc) -> None:
 
 
 async def test_purge_leaves_what_is_taken(rpc: Rpc) -> None:
-    """Events of open transactions stay theirs, and return where they roll back."""
+    """Taken events stay with their transactions, and return if those roll back."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a", b"b", b"c")
     txn_id = await rpc.begin(name)
@@ -309,7 +309,7 @@ async def test_purge_leaves_what_is_taken(rpc: Rpc) -> None:
 
 
 async def test_list_is_sorted_by_name(rpc: Rpc) -> None:
-    """All channels, each as GetChannel tells it."""
+    """All channels are listed, as GetChannel describes them."""
     for name in ("sorted-b", "sorted-a", "sorted-10"):
         await create(rpc, name)
     listed = await rpc.admin.ListChannels(pb.ListChannelsRequest())
@@ -318,8 +318,8 @@ async def test_list_is_sorted_by_name(rpc: Rpc) -> None:
     assert {"sorted-10", "sorted-a", "sorted-b"} <= set(names)
 
 
-async def test_watch_tells_at_once_and_again(rpc: Rpc) -> None:
-    """The first look comes at once, the next at the interval; names that are not there are left out."""
+async def test_watch_answers_at_once_and_periodically(rpc: Rpc) -> None:
+    """The first answer comes at once, the next at the interval; unknown names are omitted."""
     name = await rpc.make_channel()
     request = pb.WatchChannelsRequest(names=[name, "not-there", "../x"], interval=seconds(0.1))
     watched = rpc.admin.WatchChannels(request, timeout=20.0)
@@ -334,8 +334,8 @@ async def test_watch_tells_at_once_and_again(rpc: Rpc) -> None:
     watched.cancel()
 
 
-async def test_watch_without_names_tells_all(rpc: Rpc) -> None:
-    """Also channels that are made while the stream goes on."""
+async def test_watch_without_names_shows_all(rpc: Rpc) -> None:
+    """Channels created during the stream are included."""
     watched = rpc.admin.WatchChannels(pb.WatchChannelsRequest(interval=seconds(0.1)), timeout=20.0)
     await watched.read()
     name = await rpc.make_channel()
@@ -345,14 +345,14 @@ async def test_watch_without_names_tells_all(rpc: Rpc) -> None:
 
 
 async def test_watch_with_a_negative_interval_is_refused(rpc: Rpc) -> None:
-    """A malformed interval is told, not corrected."""
+    """A malformed interval is refused, not corrected."""
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "interval: is -1 s"):
         await rpc.admin.WatchChannels(pb.WatchChannelsRequest(interval=seconds(-1)), timeout=20.0).read()
 
 
 @pytest.mark.parametrize("in_columns", [False, True])
 async def test_peek_shows_without_taking(rpc: Rpc, *, in_columns: bool) -> None:
-    """Ten events unless told otherwise, from the oldest or from a sequence on; nothing is changed."""
+    """The default is ten events, from the oldest or from a sequence on; nothing is changed."""
     name = await rpc.make_channel()
     for number in range(0, 12, 3):
         await rpc.append(name, *[b"%d" % event for event in range(number, number + 3)])
@@ -373,7 +373,7 @@ async def test_peek_shows_without_taking(rpc: Rpc, *, in_columns: bool) -> None:
 
 
 async def test_peek_that_follows_shows_each_event_as_it_is_committed(rpc: Rpc) -> None:
-    """Also where somebody takes it at once; from the next event on unless a sequence is given."""
+    """Events that are taken at once are shown too; the default start is the next event."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a", b"b")
     from_now = rpc.admin.PeekEvents(pb.PeekEventsRequest(channel=name, follow=True), timeout=20.0)
@@ -381,7 +381,7 @@ async def test_peek_that_follows_shows_each_event_as_it_is_committed(rpc: Rpc) -
         pb.PeekEventsRequest(channel=name, follow=True, from_sequence=2, max_events=3), timeout=20.0
     )
     assert bodies_of([(await from_two.read()).batch]) == [b"b"]
-    # The first stream was opened before the second on the same connection, and has no event to show that it began.
+    # The first stream was opened before the second on the same connection, but has no event to show its start.
     taker = asyncio.ensure_future(rpc.take(await rpc.begin(name), wait=seconds(3600)))
     await rpc.append(name, b"c")
     await taker
@@ -396,7 +396,7 @@ async def test_peek_that_follows_shows_each_event_as_it_is_committed(rpc: Rpc) -
     from_now.cancel()
 
 
-async def test_peek_that_follows_too_slowly_is_told_how_many_it_missed(rpc: Rpc) -> None:
+async def test_peek_that_follows_too_slowly_learns_how_many_it_missed(rpc: Rpc) -> None:
     """A follower that does not read holds a bounded amount of memory, and the gap is counted."""
     name = await rpc.make_channel(capacity=5000)
     follower = rpc.admin.PeekEvents(pb.PeekEventsRequest(channel=name, follow=True, from_sequence=1), timeout=20.0)
@@ -417,7 +417,7 @@ async def test_peek_that_follows_too_slowly_is_told_how_many_it_missed(rpc: Rpc)
 
 
 async def test_peek_that_follows_a_channel_that_is_deleted_ends(rpc: Rpc) -> None:
-    """The onlooker is told that there is nothing more to see."""
+    """The stream ends with CHANNEL_NOT_FOUND."""
     name = await rpc.make_channel()
     follower = rpc.admin.PeekEvents(pb.PeekEventsRequest(channel=name, follow=True, from_sequence=1), timeout=20.0)
     await rpc.append(name, b"a")

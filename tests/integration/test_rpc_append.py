@@ -30,7 +30,7 @@ def refusal_in(answer: pb.AppendStreamResponse) -> Refusal:
 
 @pytest.mark.parametrize("in_columns", [False, True])
 async def test_append_stores_and_commits_at_once(rpc: Rpc, *, in_columns: bool) -> None:
-    """When the answer comes the events are there, under the sequences that it names."""
+    """Once the answer comes, the events are stored under the sequences in it."""
     name = await rpc.make_channel()
     contents = {"columns": columns(b"a", b"b")} if in_columns else {"events": events(b"a", b"b")}
     answers = [await rpc.channels.Append(pb.AppendRequest(channel=name, **contents)) for _ in range(2)]
@@ -39,7 +39,7 @@ async def test_append_stores_and_commits_at_once(rpc: Rpc, *, in_columns: bool) 
 
 
 async def test_append_with_a_stamp_repeated_stores_nothing_twice(rpc: Rpc) -> None:
-    """A repeat says so, with no sequences; an overlap stores what is new."""
+    """The answer to a repeat says so, without sequences; an overlap stores the new events."""
     name = await rpc.make_channel()
     first = await rpc.append(name, b"a", b"b", stamp=stamp(10, 11))
     again = await rpc.append(name, b"a", b"b", stamp=stamp(10, 11))
@@ -53,7 +53,7 @@ async def test_append_with_a_stamp_repeated_stores_nothing_twice(rpc: Rpc) -> No
 
 
 async def test_append_with_a_stamp_for_the_whole_is_all_or_nothing(rpc: Rpc) -> None:
-    """A stamp of another span than the events is stored once, and a partial overlap of it is refused."""
+    """A stamp whose span differs from the number of events is stored once; a partial overlap is refused."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a", b"b", stamp=stamp(7, 7))
     assert (await rpc.append(name, b"a", b"b", b"c", stamp=stamp(7, 7))).deduplicated
@@ -62,7 +62,7 @@ async def test_append_with_a_stamp_for_the_whole_is_all_or_nothing(rpc: Rpc) -> 
 
 
 async def test_append_stream_answers_each_request_in_order(rpc: Rpc) -> None:
-    """Many may be in flight, each with its channel and form; after half-close the rest is answered, then it ends."""
+    """Many requests may be in progress, each with its channel and form; after half-close the rest is answered."""
     first, second = await rpc.make_channel(), await rpc.make_channel()
     stream = open_stream(rpc)
     for number in range(20):
@@ -75,7 +75,7 @@ async def test_append_stream_answers_each_request_in_order(rpc: Rpc) -> None:
 
 
 async def test_append_stream_after_an_error_goes_on(rpc: Rpc) -> None:
-    """A refused request stores nothing, is answered in its turn, and spoils no other."""
+    """A refused request stores nothing, is answered in order, and does not affect others."""
     name = await rpc.make_channel(capacity=2, keep_alive=NO_KEEP_ALIVE)
     stream = open_stream(rpc)
     for request in (
@@ -112,7 +112,7 @@ async def test_append_stream_after_an_error_goes_on(rpc: Rpc) -> None:
 
 
 async def test_append_stream_of_bytes_that_are_no_protobuf_answers_and_goes_on(rpc: Rpc) -> None:
-    """Broken bytes are one bad request, not the end of the stream."""
+    """Invalid bytes are one bad request, not the end of the stream."""
     name = await rpc.make_channel()
     method: Any = rpc.connection.stream_stream(
         "/millrace.v1.ChannelService/AppendStream", response_deserializer=pb.AppendStreamResponse.FromString
@@ -127,7 +127,7 @@ async def test_append_stream_of_bytes_that_are_no_protobuf_answers_and_goes_on(r
 
 
 async def test_append_stream_that_waits_for_room_answers_when_there_is_some(rpc: Rpc) -> None:
-    """A full channel holds the stream's requests back in their order, for as long as the keep-alive."""
+    """A full channel delays the requests of the stream in order, up to the keep-alive."""
     name = await rpc.make_channel(capacity=1, keep_alive=seconds(3600))
     stream = open_stream(rpc)
     for body in (b"a", b"b"):
@@ -141,7 +141,7 @@ async def test_append_stream_that_waits_for_room_answers_when_there_is_some(rpc:
 
 
 async def test_append_stream_broken_off_while_it_waits_stores_nothing(rpc: Rpc) -> None:
-    """A request whose caller has gone before it was stored leaves the line and has no effect."""
+    """A request whose caller is gone leaves the queue and has no effect."""
     name = await rpc.make_channel(capacity=1, keep_alive=seconds(3600))
     await rpc.append(name, b"a")
     stream = open_stream(rpc)

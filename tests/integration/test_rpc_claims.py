@@ -22,8 +22,8 @@ async def release(rpc: Rpc, channel: str, reader_id: str, epoch: int | None = No
     await rpc.channels.Release(pb.ReleaseRequest(channel=channel, reader_id=reader_id, epoch=epoch))
 
 
-async def test_claim_tells_what_there_is(rpc: Rpc) -> None:
-    """The answer names the range, the epoch, the making of the channel and the lease."""
+async def test_claim_returns_the_range(rpc: Rpc) -> None:
+    """The answer contains the range, the epoch, the id of the channel and the lease."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a", b"b")
     claim = await rpc.claim(name, READER, lease=seconds(7))
@@ -36,7 +36,7 @@ async def test_claim_tells_what_there_is(rpc: Rpc) -> None:
 
 
 async def test_claim_again_renews_and_a_takeover_begins_a_new_epoch(rpc: Rpc) -> None:
-    """A reader's own claim is renewed with the lease that it asks for; a takeover is told apart by its epoch."""
+    """A reader's own claim is renewed with the lease of the request; a takeover is distinguished by its epoch."""
     name = await rpc.make_channel()
     epochs = [(await rpc.claim(name, READER)).epoch for _ in range(2)]
     taken_over = await rpc.claim(name, "reader-2", takeover=True)
@@ -47,7 +47,7 @@ async def test_claim_again_renews_and_a_takeover_begins_a_new_epoch(rpc: Rpc) ->
 
 @pytest.mark.parametrize("in_columns", [False, True])
 async def test_read_gives_a_range_as_often_as_asked(rpc: Rpc, *, in_columns: bool) -> None:
-    """Reading removes nothing; the range's start is included and its end excluded."""
+    """Reading removes nothing; the start of the range is included and its end excluded."""
     name = await rpc.make_channel()
     for bodies in ([b"a", b"b"], [b"c"], [b"d", b"e"]):
         await rpc.append(name, *bodies)
@@ -62,7 +62,7 @@ async def test_read_gives_a_range_as_often_as_asked(rpc: Rpc, *, in_columns: boo
 
 
 async def test_acknowledge_removes_what_lies_before(rpc: Rpc) -> None:
-    """Acknowledging is cumulative, cuts batches where it must, and may be repeated."""
+    """Acknowledgement is cumulative, cuts batches if needed, and may be repeated."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a", b"b", b"c")
     await rpc.claim(name, READER)
@@ -73,7 +73,7 @@ async def test_acknowledge_removes_what_lies_before(rpc: Rpc) -> None:
 
 
 async def test_release_leaves_the_rest_to_others(rpc: Rpc) -> None:
-    """After a release anybody takes again, and a take that waits gets what is there."""
+    """After a release others can take again, and a waiting take gets events at once."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a", b"b")
     await rpc.claim(name, READER)
@@ -83,7 +83,7 @@ async def test_release_leaves_the_rest_to_others(rpc: Rpc) -> None:
 
 
 async def test_claim_when_its_lease_has_run_out_is_free(rpc: Rpc) -> None:
-    """A reader that says nothing for its lease loses the claim, but not its place."""
+    """A reader whose lease expires loses the claim, but not its position."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a", b"b")
     await rpc.claim(name, READER)
@@ -97,7 +97,7 @@ async def test_claim_when_its_lease_has_run_out_is_free(rpc: Rpc) -> None:
 
 
 async def test_take_while_a_claim_lives_is_refused(rpc: Rpc) -> None:
-    """Takes, waiting ones too, are told whose the channel is, and for how long."""
+    """Takes, also waiting ones, are refused with the reader's id and the remaining time of its claim."""
     name = await rpc.make_channel()
     txn_id = await rpc.begin(name)
     waiting = asyncio.ensure_future(rpc.take(txn_id, wait=seconds(3600)))
@@ -111,7 +111,7 @@ async def test_take_while_a_claim_lives_is_refused(rpc: Rpc) -> None:
 
 
 async def test_claim_while_events_are_taken_is_refused(rpc: Rpc) -> None:
-    """A log with holes is no log: TXNS_OPEN, with a delay to retry after."""
+    """Taken events may return into the range: TXNS_OPEN, with a retry delay."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a")
     txn_id = await rpc.begin(name)
@@ -124,7 +124,7 @@ async def test_claim_while_events_are_taken_is_refused(rpc: Rpc) -> None:
 
 
 async def test_calls_with_a_stale_epoch_are_refused(rpc: Rpc) -> None:
-    """A reader whose claim was taken over changes nothing any more."""
+    """A reader whose claim was taken over cannot change anything any more."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a")
     stale = (await rpc.claim(name, READER)).epoch
@@ -140,7 +140,7 @@ async def test_calls_with_a_stale_epoch_are_refused(rpc: Rpc) -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_claimed", "reason"), [(False, "NOT_CLAIMED"), (True, "CHANNEL_CLAIMED")], ids=["by nobody", "by another"]
+    ("is_claimed", "reason"), [(False, "NOT_CLAIMED"), (True, "CHANNEL_CLAIMED")], ids=["unclaimed", "by another"]
 )
 async def test_calls_without_the_claim_are_refused(rpc: Rpc, *, is_claimed: bool, reason: str) -> None:
     """Read, Acknowledge and Release need an active claim of the caller's own."""
@@ -169,7 +169,7 @@ async def test_calls_without_the_claim_are_refused(rpc: Rpc, *, is_claimed: bool
 async def test_read_beyond_what_is_there_is_refused(
     rpc: Rpc, from_sequence: int, to_sequence: int, code: grpc.StatusCode, reason: str
 ) -> None:
-    """Nothing is answered of a range that is acknowledged, not there yet, or upside down."""
+    """Ranges that are acknowledged, in the future, or reversed are refused."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a", b"b", b"c")
     await rpc.claim(name, READER)
@@ -179,7 +179,7 @@ async def test_read_beyond_what_is_there_is_refused(
 
 
 async def test_acknowledge_beyond_the_end_is_refused(rpc: Rpc) -> None:
-    """What is not there yet cannot be acknowledged."""
+    """Future events cannot be acknowledged."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a")
     await rpc.claim(name, READER)
@@ -188,7 +188,7 @@ async def test_acknowledge_beyond_the_end_is_refused(rpc: Rpc) -> None:
 
 
 async def test_read_when_the_claim_is_taken_over_ends(rpc: Rpc) -> None:
-    """A reader in the middle of a range is told; the stream does not go on behind the new claim's back."""
+    """The stream of the former reader ends in the middle of its range with STALE_EPOCH."""
     name = await rpc.make_channel(capacity=1000, byte_capacity=1 << 30)
     for _ in range(40):
         await rpc.append(name, bytes(1 << 20))
@@ -201,8 +201,8 @@ async def test_read_when_the_claim_is_taken_over_ends(rpc: Rpc) -> None:
             assert await stream.read()
 
 
-async def test_epoch_of_a_channel_made_anew_is_a_later_one(rpc: Rpc) -> None:
-    """A reader of the former channel holds an epoch that the new one never grants: it is told so."""
+async def test_epoch_of_a_channel_created_again_is_a_later_one(rpc: Rpc) -> None:
+    """The new channel never grants an epoch of the former one, so readers of that get STALE_EPOCH."""
     name = await rpc.make_channel()
     former = await rpc.claim(name, READER)
     config = (await rpc.look(name)).config
@@ -221,7 +221,7 @@ async def renew(
 
 
 async def test_renewal_that_waits_is_answered_by_the_next_commit(rpc: Rpc) -> None:
-    """Whoever reads as the channel grows hears of it at once, and asks no more often than that."""
+    """A renewal with `after_sequence` waits for the channel to grow, so that readers need not poll."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a")
     claim = await rpc.claim(name, READER)
@@ -238,7 +238,7 @@ async def test_renewal_that_waits_is_answered_by_the_next_commit(rpc: Rpc) -> No
 
 
 async def test_renewal_that_waits_keeps_the_claim(rpc: Rpc) -> None:
-    """The lease does not run meanwhile; when nothing came in time the answer says so."""
+    """The lease does not run meanwhile; if no event came in time, the answer says so."""
     name = await rpc.make_channel()
     claim = await rpc.claim(name, READER, lease=seconds(0.05))
     answer = await renew(rpc, name, claim.epoch, wait_seconds=0.3)
@@ -246,8 +246,8 @@ async def test_renewal_that_waits_keeps_the_claim(rpc: Rpc) -> None:
 
 
 @pytest.mark.parametrize("how", ["released", "taken over", "deleted"])
-async def test_renewal_that_waits_is_told_that_the_claim_has_ended(rpc: Rpc, how: str) -> None:
-    """At once, whoever ended it."""
+async def test_renewal_that_waits_ends_with_the_claim(rpc: Rpc, how: str) -> None:
+    """The renewal ends at once with the reason."""
     name = await rpc.make_channel()
     claim = await rpc.claim(name, READER)
     waiting = asyncio.ensure_future(renew(rpc, name, claim.epoch))
@@ -267,7 +267,7 @@ async def test_renewal_that_waits_is_told_that_the_claim_has_ended(rpc: Rpc, how
 
 
 async def test_renewal_never_begins_a_claim(rpc: Rpc) -> None:
-    """Where the claim has ended somebody else may have read, and the reader must know."""
+    """After the end of the claim others may have read, so the reader gets an error."""
     name = await rpc.make_channel()
     claim = await rpc.claim(name, READER)
     await release(rpc, name, READER)

@@ -1,4 +1,4 @@
-"""Consume over the wire: deliveries, acks, nacks, and the ends of streams."""
+"""Consume over the wire: deliveries, acks, nacks, and the end of streams."""
 
 import asyncio
 from typing import Any
@@ -27,7 +27,7 @@ def nack(*delivery_ids: int) -> pb.ConsumeRequest:
 
 @pytest.mark.parametrize("in_columns", [False, True])
 async def test_consume_delivers_what_is_there_and_what_comes(rpc: Rpc, *, in_columns: bool) -> None:
-    """Deliveries count from 1, hold events in order, and come by themselves."""
+    """Deliveries are numbered from 1, contain events in order, and need no request."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a", b"b", b"c")
     stream = await consume(rpc, name, max_events=2, columns=in_columns)
@@ -41,7 +41,7 @@ async def test_consume_delivers_what_is_there_and_what_comes(rpc: Rpc, *, in_col
 
 
 async def test_ack_removes_and_half_close_returns_the_rest(rpc: Rpc) -> None:
-    """After half-close the acks sent before are done, nothing more is delivered, and the stream ends well."""
+    """After half-close earlier acks take effect, nothing more is delivered, and the stream ends with OK."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a", b"b", b"c", b"d")
     stream = await consume(rpc, name, max_events=1, prefetch=3)
@@ -58,7 +58,7 @@ async def test_ack_removes_and_half_close_returns_the_rest(rpc: Rpc) -> None:
 
 
 async def test_ack_repeated_is_harmless(rpc: Rpc) -> None:
-    """An ack or nack of a delivery that is done already is passed over."""
+    """An ack or nack of a settled delivery is ignored."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a", b"b")
     stream = await consume(rpc, name, max_events=1)
@@ -72,7 +72,7 @@ async def test_ack_repeated_is_harmless(rpc: Rpc) -> None:
 
 
 async def test_nack_returns_events_to_be_delivered_again(rpc: Rpc) -> None:
-    """What was returned comes again in a new delivery, before what is younger."""
+    """Returned events come again in a new delivery, before later ones."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a", b"b", b"c")
     stream = await consume(rpc, name, max_events=1, prefetch=1)
@@ -84,7 +84,7 @@ async def test_nack_returns_events_to_be_delivered_again(rpc: Rpc) -> None:
 
 
 async def test_prefetch_bounds_what_is_out(rpc: Rpc) -> None:
-    """No more deliveries come than prefetch allows, until one is settled."""
+    """No more deliveries are open than prefetch allows."""
     name = await rpc.make_channel()
     await rpc.append(name, *[b"x"] * 20)
     stream = await consume(rpc, name, max_events=1, prefetch=4)
@@ -100,7 +100,7 @@ async def test_prefetch_bounds_what_is_out(rpc: Rpc) -> None:
 
 
 async def test_prefetch_absent_is_eight(rpc: Rpc) -> None:
-    """A stream that says nothing has 8 deliveries out at most."""
+    """By default a stream has at most 8 open deliveries."""
     name = await rpc.make_channel()
     await rpc.append(name, *[b"x"] * 20)
     stream = await consume(rpc, name, max_events=1)
@@ -112,7 +112,7 @@ async def test_prefetch_absent_is_eight(rpc: Rpc) -> None:
 
 
 async def test_broken_stream_returns_its_events_at_once(rpc: Rpc) -> None:
-    """A consumer that vanishes loses nothing: another gets the events, in order, without waiting for a lease."""
+    """Another consumer gets the events in order, without waiting for a lease."""
     name = await rpc.make_channel(lease=seconds(3600))
     await rpc.append(name, b"a", b"b", b"c")
     stream = await consume(rpc, name, max_events=1)
@@ -127,7 +127,7 @@ async def test_broken_stream_returns_its_events_at_once(rpc: Rpc) -> None:
 
 
 async def test_broken_connection_returns_its_events_at_once(start_millraced: StartMillraced) -> None:
-    """The same where the whole connection goes away."""
+    """The same if the whole connection is closed."""
     server = start_millraced("server.shutdown_grace_seconds = 0.0")
     async with connected(server.grpc) as rpc:
         name = await rpc.make_channel(lease=seconds(3600))
@@ -151,7 +151,7 @@ async def test_two_consumers_share_a_channel(rpc: Rpc) -> None:
 
 
 async def test_consume_when_the_channel_is_claimed_is_refused(rpc: Rpc) -> None:
-    """A stream that waits is ended by a claim, and says who has the channel; a new one is refused."""
+    """A waiting stream is ended by a claim, with the reader's id; a new one is refused."""
     name = await rpc.make_channel()
     stream = await consume(rpc, name)
     await rpc.until(name, waiting_takes=1)
@@ -163,7 +163,7 @@ async def test_consume_when_the_channel_is_claimed_is_refused(rpc: Rpc) -> None:
 
 
 async def test_consume_when_the_channel_is_deleted_is_refused(rpc: Rpc) -> None:
-    """A stream that waits is told that its channel is gone."""
+    """A waiting stream ends with CHANNEL_NOT_FOUND."""
     name = await rpc.make_channel()
     stream = await consume(rpc, name)
     await rpc.until(name, waiting_takes=1)
@@ -186,7 +186,7 @@ async def test_consume_when_the_channel_is_deleted_is_refused(rpc: Rpc) -> None:
 async def test_consume_with_messages_out_of_place_is_refused(
     rpc: Rpc, messages: list[Any], code: grpc.StatusCode, reason: str, sentence: str
 ) -> None:
-    """The stream ends with what was wrong, and what it had out returns."""
+    """The stream ends with the reason, and its open deliveries return."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a")
     start = pb.ConsumeRequest(start=pb.ConsumeRequest.Start(channel=name))
@@ -200,8 +200,8 @@ async def test_consume_with_messages_out_of_place_is_refused(
     await rpc.until(name, queued_events=1, open_transactions=0)
 
 
-async def test_consume_refused_while_a_delivery_is_sent_is_told_each_time(rpc: Rpc) -> None:
-    """The refusal comes also where it meets the first delivery on its way."""
+async def test_consume_refused_while_a_delivery_is_sent_reports_it_each_time(rpc: Rpc) -> None:
+    """The refusal arrives even if it coincides with the first delivery."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a")
     start = pb.ConsumeRequest(start=pb.ConsumeRequest.Start(channel=name))
@@ -219,7 +219,7 @@ async def test_consume_refused_while_a_delivery_is_sent_is_told_each_time(rpc: R
 
 
 async def test_consume_with_too_large_a_prefetch_is_refused(rpc: Rpc) -> None:
-    """1,000 deliveries may be out at most."""
+    """At most 1,000 deliveries may be open."""
     name = await rpc.make_channel()
     stream = await consume(rpc, name, prefetch=1001)
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "start.prefetch: is 1001; at most 1000"):
@@ -227,7 +227,7 @@ async def test_consume_with_too_large_a_prefetch_is_refused(rpc: Rpc) -> None:
 
 
 async def test_consume_of_bytes_that_are_no_protobuf_is_refused(rpc: Rpc) -> None:
-    """A first message that cannot be read ends the stream."""
+    """An unreadable first message ends the stream."""
     call: Any = rpc.connection.stream_stream("/millrace.v1.ChannelService/Consume")(timeout=30.0)
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "not a valid millrace.v1.ConsumeRequest"):
         await call.write(b"\xff\xff no protobuf")
@@ -235,7 +235,7 @@ async def test_consume_of_bytes_that_are_no_protobuf_is_refused(rpc: Rpc) -> Non
 
 
 async def test_consume_beyond_the_open_transactions_is_refused(rpc: Rpc) -> None:
-    """A delivery counts as an open transaction, and there is a maximum of them."""
+    """A delivery counts as an open transaction, of which there is a maximum."""
     name = await rpc.make_channel(open_transactions_max=1)
     await rpc.append(name, b"a", b"b")
     stream = await consume(rpc, name, max_events=1)

@@ -1,4 +1,4 @@
-"""Many callers at once: calls, waiting takes, abandoned transactions, and what all of it costs."""
+"""Many callers at once: calls, waiting takes, abandoned transactions, and their cost."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -21,7 +21,7 @@ THREADS_MAX = 20
 
 @pytest.fixture
 def server(start_millraced: StartMillraced) -> Millraced:
-    """A server whose figures no other test spoils."""
+    """A server used by no other test, for exact figures."""
     return start_millraced("server.shutdown_grace_seconds = 0.0")
 
 
@@ -33,7 +33,7 @@ async def connections(server: Millraced, count: int) -> AsyncGenerator[list[Rpc]
 
 @pytest.mark.parametrize(("calls", "connection_count"), [(STREAMS_MAX + 500, 1), (CALLS, 20)])
 async def test_calls_all_at_once_all_succeed(server: Millraced, calls: int, connection_count: int) -> None:
-    """None fails, also where one connection begins more of them than it may have under way; each stores its event."""
+    """All calls succeed, even above a connection's limit of concurrent calls; each stores its event."""
     async with connections(server, connection_count) as rpcs:
         name = await rpcs[0].make_channel(capacity=calls)
         answers = await asyncio.gather(*(rpcs[index % len(rpcs)].append(name, b"a") for index in range(calls)))
@@ -57,7 +57,7 @@ async def waiting_takers(rpcs: list[Rpc]) -> AsyncGenerator[tuple[str, set[async
 
 @pytest.mark.parametrize("connection_count", [1, 10])
 async def test_put_wakes_one_of_a_thousand_takers(server: Millraced, connection_count: int) -> None:
-    """Waiting takers need no threads; a put over the same connection gets through, and wakes one of them."""
+    """Waiting takes need no threads; a put over the same connection succeeds, and wakes one of them."""
     async with connections(server, connection_count) as rpcs, waiting_takers(rpcs) as (name, takes):
         rpc = rpcs[0]
         assert thread_count(server.process.pid) < THREADS_MAX
@@ -76,7 +76,7 @@ async def test_put_wakes_one_of_a_thousand_takers(server: Millraced, connection_
 
 @pytest.mark.torture
 async def test_takers_that_wait_need_no_processor(server: Millraced) -> None:
-    """A second in which nothing happens costs next to nothing."""
+    """A second without events takes next to no processor time."""
     pid = server.process.pid
     async with connections(server, 10) as rpcs, waiting_takers(rpcs) as (name, takes):
         before = cpu_seconds(pid)
@@ -87,7 +87,7 @@ async def test_takers_that_wait_need_no_processor(server: Millraced) -> None:
 
 
 async def until_returned(rpc: Rpc, pid: int, resident: float) -> None:
-    """Waits until the server has given back all memory but so much, which takes it some seconds."""
+    """Waits until the server's memory is at most this, which takes some seconds."""
     ticks = rpc.admin.WatchChannels(admin_service_pb2.WatchChannelsRequest(names=["none"], interval=seconds(0.1)))
     while resident_bytes(pid) > resident:
         await ticks.read()
@@ -106,7 +106,7 @@ async def test_events_in_memory_cost_little_more_than_their_bytes(server: Millra
             for _ in range(batches):
                 await rpc.channels.Append(request)
 
-        # What serving costs the first time is no part of what events cost.
+        # The cost of the first calls is not part of the events' cost.
         await fill(20)
         await rpc.purge(name)
         before = resident_bytes(pid)
@@ -118,7 +118,7 @@ async def test_events_in_memory_cost_little_more_than_their_bytes(server: Millra
 
 
 async def test_abandoned_transactions_give_their_memory_back(server: Millraced) -> None:
-    """2,000 transactions that nobody ends are gone with their leases, and so is what they held."""
+    """When the leases of 2,000 abandoned transactions expire, the server frees their memory."""
     pid = server.process.pid
     count, callers, body_bytes = 2_000, 50, 50_000
     async with connected(server.grpc) as rpc:
@@ -133,11 +133,11 @@ async def test_abandoned_transactions_give_their_memory_back(server: Millraced) 
                 most = max(most, resident_bytes(pid))
 
         await asyncio.gather(*(abandon() for _ in range(callers)))
-        # All of them at once, unless the machine is so slow that the first are gone before the last have come.
+        # All transactions at the same time, unless the machine is so slow that the first have expired by then.
         assert most - before > count * body_bytes * 0.4
         watched = rpc.admin.WatchChannels(admin_service_pb2.WatchChannelsRequest(names=[name], interval=seconds(0.1)))
         while (await watched.read()).channels[0].counters.lease_expired_count < count:
             pass
         watched.cancel()
-        # What remains is how they ended, which is remembered.
+        # The remaining memory is that of the outcomes, which are remembered.
         await until_returned(rpc, pid, before + count * body_bytes * 0.3)

@@ -1,4 +1,4 @@
-"""A server that is told to stop: what still works over the wire, and what does not."""
+"""A server that is stopping: what still works over the wire, and what does not."""
 
 import asyncio
 import signal
@@ -21,7 +21,7 @@ async def consume(rpc: Rpc, name: str) -> Stream:
 
 
 async def test_calls_while_the_server_drains_begin_nothing_new(start_millraced: StartMillraced) -> None:
-    """BeginTxn, Append, Claim and Consume are DRAINING; takes and renewals no longer wait; what is open may end."""
+    """BeginTxn, Append, Claim and Consume get DRAINING; takes and renewals do not wait; open transactions may end."""
     server = start_millraced(GRACE_TOML)
     async with connected(server.grpc) as rpc:
         name = await rpc.make_channel()
@@ -61,7 +61,7 @@ async def test_calls_while_the_server_drains_begin_nothing_new(start_millraced: 
 
 
 async def test_consume_while_the_server_drains_may_settle_what_is_out(start_millraced: StartMillraced) -> None:
-    """Nothing more is delivered, acks still count, and with the last one the stream ends as DRAINING."""
+    """Nothing more is delivered, acks take effect, and with the last one the stream ends with DRAINING."""
     server = start_millraced(GRACE_TOML)
     async with connected(server.grpc) as rpc:
         name = await rpc.make_channel()

@@ -1,4 +1,4 @@
-"""Bad input over the wire: each with its code, its reason and its sentence, and nothing changed."""
+"""Invalid input over the wire: each gets its code, its reason and its sentence, and changes nothing."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -27,7 +27,7 @@ SERVICES = {
 
 
 async def answer_to(rpc: Rpc, service: str, method: str, request: bytes) -> Any:
-    """The first answer to a request of raw bytes, whatever shape the call has."""
+    """The first answer to a request of raw bytes, for every kind of call."""
     path, call = f"/{service}/{method}", SERVICES[service].methods_by_name[method]
     if call.client_streaming:
         both_ways: Any = rpc.connection.stream_stream(path)
@@ -46,7 +46,7 @@ ALL_METHODS = [(service, method) for service, described in SERVICES.items() for 
 
 @pytest.mark.parametrize(("service", "method"), ALL_METHODS)
 async def test_bytes_that_are_no_protobuf_are_refused(rpc: Rpc, service: str, method: str) -> None:
-    """Every call tells that it could not read its request, and which message it wanted."""
+    """Every call says that it could not parse its request, and which message it expected."""
     wanted = SERVICES[service].methods_by_name[method].input_type.full_name
     sentence = f"request: its {len(NO_PROTOBUF)} bytes are not a valid {wanted}"
     if method == "AppendStream":
@@ -60,7 +60,7 @@ async def test_bytes_that_are_no_protobuf_are_refused(rpc: Rpc, service: str, me
 
 @pytest.mark.parametrize("cut", [1, 5, 11])
 async def test_request_cut_short_is_refused(rpc: Rpc, cut: int) -> None:
-    """Half of a message is no message."""
+    """A truncated message is refused."""
     name = await rpc.make_channel()
     whole = pb.AppendRequest(channel=name, columns=columns(b"aaaa", key="value")).SerializeToString()
     async with (
@@ -71,7 +71,7 @@ async def test_request_cut_short_is_refused(rpc: Rpc, cut: int) -> None:
 
 
 async def test_text_that_is_no_utf_8_is_refused(rpc: Rpc) -> None:
-    """Names and headers are text; a body may be any bytes."""
+    """Names and headers are text; bodies may be any bytes."""
     name = await rpc.make_channel()
     whole = pb.AppendRequest(channel=name, events=[event_pb2.Event(headers={"key": "value"}, body=b"\xff")])
     broken = whole.SerializeToString().replace(b"value", b"va\xffue")
@@ -93,7 +93,7 @@ BAD_NAMES = ["../x", "", "a\0b", "x" * 300, "%2e", "%2e%2e%2fx", "caf\u00e9", "\
     ],
 )
 async def test_bad_names_are_refused_wherever_a_name_is_taken(rpc: Rpc, service: str, method: str, name: str) -> None:
-    """BAD_NAME, quoting no more of the name than fits a line and no control character; no channel is made."""
+    """BAD_NAME quotes a bounded part of the name, without control characters; no channel is created."""
     kind = SERVICES[service].methods_by_name[method].input_type._concrete_class
     request = kind(**{"channel" if "channel" in kind.DESCRIPTOR.fields_by_name else "name": name})
     if method == "Append":
@@ -124,7 +124,7 @@ async def test_bad_names_are_refused_wherever_a_name_is_taken(rpc: Rpc, service:
     ],
 )
 async def test_unknown_channel_is_not_found(rpc: Rpc, request_of: Callable[[str], Message]) -> None:
-    """CHANNEL_NOT_FOUND with the name, and none is made by accident."""
+    """CHANNEL_NOT_FOUND contains the name, and no channel is created implicitly."""
     request = request_of("not-there")
     method = type(request).__name__.removesuffix("Request")
     [service] = [service for service, described in SERVICES.items() if method in described.methods_by_name]
@@ -150,7 +150,7 @@ TXN_CALLS: dict[str, Callable[[Rpc, str], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("call", TXN_CALLS)
 async def test_unknown_transaction_is_not_found(rpc: Rpc, call: str) -> None:
-    """TXN_NOT_FOUND, with the id that was asked for."""
+    """TXN_NOT_FOUND contains the id."""
     async with refused(NOT_FOUND, "TXN_NOT_FOUND", "never begun, ended long ago") as caught:
         await TXN_CALLS[call](rpc, "never begun")
     assert caught.refusal.metadata == {"txn_id": "never begun"}
@@ -159,7 +159,7 @@ async def test_unknown_transaction_is_not_found(rpc: Rpc, call: str) -> None:
 @pytest.mark.parametrize("call", TXN_CALLS)
 @pytest.mark.parametrize("txn_id", ["", "nul\0", "é", "x" * 100_000], ids=lambda it: f"{it[:12]!a}")
 async def test_transaction_that_no_id_can_name_is_refused(rpc: Rpc, call: str, txn_id: str) -> None:
-    """BAD_ARGUMENT, quoting no more of the id than fits a line; and the refusal fits its way back."""
+    """BAD_ARGUMENT quotes a bounded part of the id, so that the error fits a response."""
     async with refused(INVALID_ARGUMENT, "BAD_ARGUMENT", "txn_id: is .*; it must have 1 to 128") as caught:
         await TXN_CALLS[call](rpc, txn_id)
     assert len(caught.refusal.message) < 200
@@ -177,7 +177,7 @@ async def test_transaction_that_no_id_can_name_is_refused(rpc: Rpc, call: str, t
 async def test_calls_on_an_ended_transaction_are_refused(
     rpc: Rpc, ending: str, refused_calls: list[str], sentence: str
 ) -> None:
-    """TXN_STATE says how it ended, and what it did stays done."""
+    """TXN_STATE contains the outcome, which stays."""
     name = await rpc.make_channel()
     txn_id = await rpc.begin(name)
     await rpc.put(txn_id, b"a")
@@ -192,7 +192,7 @@ async def test_calls_on_an_ended_transaction_are_refused(
 
 @pytest.mark.parametrize("call", ["put", "take", "commit", "renew"])
 async def test_calls_after_the_lease_ran_out_are_refused(rpc: Rpc, call: str) -> None:
-    """LEASE_EXPIRED: the puts are gone, what was taken is back, and a rollback is content."""
+    """LEASE_EXPIRED: the puts are dropped, taken events are returned, and a rollback succeeds."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a")
     txn_id = await rpc.begin(name, lease=seconds(0.05))
@@ -206,7 +206,7 @@ async def test_calls_after_the_lease_ran_out_are_refused(rpc: Rpc, call: str) ->
 
 
 async def test_commit_with_another_channels_transaction_changes_neither(rpc: Rpc) -> None:
-    """TXN_STATE names both channels; each transaction stays open and commits by itself."""
+    """TXN_STATE names both channels; each transaction stays open and can be committed alone."""
     one, other = await rpc.make_channel(), await rpc.make_channel()
     txn_ids = [await rpc.begin(name) for name in (one, other)]
     for txn_id in txn_ids:
@@ -230,7 +230,7 @@ async def test_commit_with_another_channels_transaction_changes_neither(rpc: Rpc
 async def test_commit_with_one_bad_id_leaves_the_good_one_open(
     rpc: Rpc, others: list[str], code: grpc.StatusCode, reason: str, sentence: str
 ) -> None:
-    """All or none: what was good can still be committed."""
+    """A commit is all or nothing: the valid transaction can still be committed."""
     name = await rpc.make_channel()
     txn_ids = {"good": await rpc.begin(name), "ended": await rpc.begin(name), "unknown": "unknown"}
     await rpc.put(txn_ids["good"], b"a")
@@ -249,7 +249,7 @@ async def test_begin_with_another_channels_id_is_refused(rpc: Rpc) -> None:
 
 
 async def test_begin_beyond_the_open_transactions_is_refused(rpc: Rpc) -> None:
-    """TOO_MANY_TXNS, with a delay to retry after; one that ends makes room."""
+    """TOO_MANY_TXNS has a retry delay; a transaction that ends makes room."""
     name = await rpc.make_channel(open_transactions_max=1)
     txn_id = await rpc.begin(name)
     async with rpc.unchanged(name), refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_TXNS") as caught:
@@ -310,7 +310,7 @@ BAD_EVENTS: dict[str, tuple[dict[str, Any], str, str]] = {
 async def test_bad_events_are_refused_whole(
     rpc: Rpc, call: str, fields: dict[str, Any], reason: str, sentence: str
 ) -> None:
-    """None of the request is stored, and the transaction stays usable."""
+    """No part of the request is stored, and the transaction stays usable."""
     name = await rpc.make_channel(capacity=10, transaction_capacity=5, byte_capacity=100)
     txn_id = await rpc.begin(name)
     async with rpc.unchanged(name):
@@ -331,7 +331,7 @@ async def test_bad_events_are_refused_whole(
 
 
 async def test_puts_that_add_up_beyond_the_capacity_are_refused(rpc: Rpc) -> None:
-    """The put that would pass the capacity is refused whole; what fits still goes in."""
+    """The put that would exceed the capacity is refused whole; a smaller one is still accepted."""
     name = await rpc.make_channel(transaction_capacity=3)
     txn_id = await rpc.begin(name)
     await rpc.put(txn_id, b"a", b"b")
@@ -343,7 +343,7 @@ async def test_puts_that_add_up_beyond_the_capacity_are_refused(rpc: Rpc) -> Non
 
 
 async def test_take_where_nothing_remains_of_the_capacity_is_refused(rpc: Rpc) -> None:
-    """More than remains is cut; where nothing remains it is TXN_CAPACITY."""
+    """A take is limited to the remaining capacity; if nothing remains, it gets TXN_CAPACITY."""
     name = await rpc.make_channel(transaction_capacity=2)
     await rpc.append(name, b"a", b"b")
     await rpc.append(name, b"c")
@@ -424,7 +424,7 @@ BAD_CALLS: dict[str, tuple[Callable[[Rpc, str, str], Awaitable[object]], str, st
 async def test_bad_arguments_are_refused(
     rpc: Rpc, call: Callable[[Rpc, str, str], Awaitable[object]], reason: str, sentence: str
 ) -> None:
-    """The sentence says which field, what it was and what is allowed; the transaction stays open."""
+    """The sentence contains the field, its value and what is allowed; the transaction stays open."""
     name = await rpc.make_channel()
     await rpc.append(name, b"stored", stamp=stamp(5, 5))
     txn_id = await rpc.begin(name)
@@ -438,7 +438,7 @@ async def test_bad_arguments_are_refused(
 
 @pytest.mark.parametrize("wait", [seconds(3601), Duration(seconds=(1 << 63) - 1, nanos=999_999_999)])
 async def test_huge_waits_are_capped(rpc: Rpc, wait: Duration) -> None:
-    """A wait beyond the limit is no error: a take waits for as long as it may."""
+    """A wait above the limit is not an error: the take waits as long as allowed."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a")
     assert (await rpc.take(await rpc.begin(name), wait=wait)).take_count == 1
@@ -446,14 +446,14 @@ async def test_huge_waits_are_capped(rpc: Rpc, wait: Duration) -> None:
 
 @pytest.mark.parametrize("limit", [{"max_events": (1 << 32) - 1}, {"max_bytes": U64_MAX}])
 async def test_huge_limits_of_a_take_are_no_limits(rpc: Rpc, limit: dict[str, int]) -> None:
-    """What cannot be reached does not matter."""
+    """Limits that cannot be reached have no effect."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a", b"b")
     assert (await rpc.take(await rpc.begin(name), **limit)).take_count == 2
 
 
 async def test_unknown_methods_are_unimplemented(rpc: Rpc) -> None:
-    """A client of a newer contract is told so by gRPC itself."""
+    """A client of a newer contract gets UNIMPLEMENTED from gRPC itself."""
     call: Any = rpc.connection.unary_unary("/millrace.v1.ChannelService/Fly")
     with pytest.raises(aio.AioRpcError) as raised:
         await call(b"", timeout=30.0)
@@ -461,7 +461,7 @@ async def test_unknown_methods_are_unimplemented(rpc: Rpc) -> None:
 
 
 async def test_unknown_fields_are_passed_over(rpc: Rpc) -> None:
-    """A request of a newer contract does what this server knows of it."""
+    """A request of a newer contract is handled without its unknown fields."""
     name = await rpc.make_channel()
     newer = pb.AppendRequest(channel=name, events=events(b"a")).SerializeToString() + b"\xa2\x06\x03new"
     answer = await answer_to(rpc, "millrace.v1.ChannelService", "Append", newer)

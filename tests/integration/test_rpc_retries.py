@@ -1,4 +1,4 @@
-"""Calls whose reply was lost: the repeat has the effect of one call."""
+"""Calls whose response was lost: the repeat has the effect of one call."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from tests.rpc import Rpc, bodies_of, connected, events, seconds
 
 _STREAMS = {"AppendStream", "Consume", "Read"}
 _SERVICE = pb.DESCRIPTOR.services_by_name["ChannelService"]
-# Unary calls only: gRPC's own retries lose messages of a stream that breaks while it is being written.
+# Unary calls only: gRPC's own retries lose messages of a stream that breaks during a write.
 _RETRY_POLICY = {
     "methodConfig": [
         {
@@ -41,13 +41,13 @@ _RETRY_POLICY = {
 
 @dataclass
 class Lossy:
-    """A connection that loses replies, and retries as gRPC's own retry policy does."""
+    """A connection that loses responses, and retries by gRPC's retry policy."""
 
     rpc: Rpc
     proxy: CuttingProxy
 
     async def losing_a_reply(self, call: Callable[[Rpc], Awaitable[object]]) -> object:
-        """Makes a call whose first reply is lost; returns the reply to the repeat that gRPC makes by itself."""
+        """Makes a call whose first response is lost; returns the response to gRPC's own retry."""
         self.proxy.lose_next_answer()
         answer = await call(self.rpc)
         assert self.proxy.cut_count == 1
@@ -70,7 +70,7 @@ async def lossy(shared_server: Millraced) -> AsyncGenerator[Lossy]:
 
 
 async def test_lost_reply_of_begin_opens_one_transaction(rpc: Rpc, lossy: Lossy) -> None:
-    """With the caller's own id the repeat finds the transaction."""
+    """With the caller's id the repeat finds the transaction."""
     name = await rpc.make_channel()
     assert await lossy.losing_a_reply(lambda it: it.begin(name, txn_id=f"{name} mine")) == f"{name} mine"
     assert (await rpc.look(name)).gauges.open_transactions == 1
@@ -88,7 +88,7 @@ async def test_lost_reply_of_put_stores_each_event_once(rpc: Rpc, lossy: Lossy) 
 
 
 async def test_lost_reply_of_take_comes_again(rpc: Rpc, lossy: Lossy) -> None:
-    """With an offset the repeat gets what was lost, and nothing is taken twice."""
+    """With an offset the repeat returns the lost events, and nothing is taken twice."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a", b"b", b"c")
     txn_id = await rpc.begin(name)
@@ -121,7 +121,7 @@ async def test_lost_reply_of_rollback_rolls_back_once(rpc: Rpc, lossy: Lossy) ->
 
 
 async def test_lost_reply_of_append_stores_each_event_once(rpc: Rpc, lossy: Lossy) -> None:
-    """With a stamp the repeat is told that all was stored before."""
+    """The answer to a repeat with the same stamp says that everything was already stored."""
     name = await rpc.make_channel()
     stamp = event_pb2.ProducerStamp(producer_id="p", first_sequence=1, last_sequence=2)
     answer = await lossy.losing_a_reply(lambda it: it.append(name, b"a", b"b", stamp=stamp))
@@ -130,7 +130,7 @@ async def test_lost_reply_of_append_stores_each_event_once(rpc: Rpc, lossy: Loss
 
 
 async def test_lost_reply_of_claim_keeps_the_epoch(rpc: Rpc, lossy: Lossy) -> None:
-    """The repeat renews the claim that the first call made."""
+    """The repeat renews the claim of the first call."""
     name = await rpc.make_channel()
     answer = await lossy.losing_a_reply(lambda it: it.claim(name, "reader-1"))
     assert isinstance(answer, pb.ClaimResponse)
@@ -139,7 +139,7 @@ async def test_lost_reply_of_claim_keeps_the_epoch(rpc: Rpc, lossy: Lossy) -> No
 
 
 async def test_lost_reply_of_acknowledge_removes_once(rpc: Rpc, lossy: Lossy) -> None:
-    """The repeat says where the reader stands."""
+    """The repeat returns the reader's position."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a", b"b")
     await rpc.claim(name, "reader-1")
@@ -150,7 +150,7 @@ async def test_lost_reply_of_acknowledge_removes_once(rpc: Rpc, lossy: Lossy) ->
 
 
 async def test_lost_reply_of_renew_renews(rpc: Rpc, lossy: Lossy) -> None:
-    """There is nothing to do twice."""
+    """A renewal may take effect twice."""
     txn_id = await rpc.begin(await rpc.make_channel(), lease=seconds(9))
     request = pb.RenewTxnRequest(txn_id=txn_id)
     answer = await lossy.losing_a_reply(lambda it: it.channels.RenewTxn(request))
@@ -158,7 +158,7 @@ async def test_lost_reply_of_renew_renews(rpc: Rpc, lossy: Lossy) -> None:
 
 
 async def test_broken_append_stream_sent_again_stores_each_event_once(rpc: Rpc, lossy: Lossy) -> None:
-    """A producer that repeats with its stamps what was not answered neither loses nor doubles anything."""
+    """A producer that repeats unanswered requests with their stamps neither loses nor duplicates events."""
     name = await rpc.make_channel(capacity=1000)
     requests = [
         pb.AppendStreamRequest(
@@ -186,7 +186,7 @@ async def iter_requests(requests: list[pb.AppendStreamRequest]) -> AsyncGenerato
 
 
 async def test_cancelled_take_that_waits_takes_nothing(rpc: Rpc) -> None:
-    """The event that comes later is there for the next, and the transaction stays usable."""
+    """A later event is there for the next take, and the transaction stays usable."""
     name = await rpc.make_channel()
     txn_id = await rpc.begin(name)
     waiting = asyncio.ensure_future(rpc.take(txn_id, wait=seconds(3600)))
@@ -198,7 +198,7 @@ async def test_cancelled_take_that_waits_takes_nothing(rpc: Rpc) -> None:
 
 
 async def test_cancelled_commit_that_waits_leaves_the_transaction_open(rpc: Rpc) -> None:
-    """A deadline that passes while there is no room leaves no effect, and the repeat commits."""
+    """A commit whose deadline ends while it waits has no effect, and the repeat commits."""
     name = await rpc.make_channel(capacity=1, keep_alive=seconds(3600))
     await rpc.append(name, b"a")
     txn_id = await rpc.begin(name)

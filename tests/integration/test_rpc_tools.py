@@ -1,4 +1,4 @@
-"""What others find the server with: health, reflection and channelz."""
+"""Standard services: health, reflection and channelz."""
 
 import asyncio
 import signal
@@ -48,7 +48,7 @@ async def reflected(rpc: Rpc, *requests: reflection_pb2.ServerReflectionRequest)
 
 
 async def test_health_of_the_server_and_of_each_channel(rpc: Rpc) -> None:
-    """The server is the empty name, a channel `channels/NAME`; what is not there is NOT_FOUND."""
+    """The server has the empty name, a channel `channels/NAME`; an unknown name is NOT_FOUND."""
     name = await rpc.make_channel()
     health = health_of(rpc)
     for service in ("", f"channels/{name}"):
@@ -61,7 +61,7 @@ async def test_health_of_the_server_and_of_each_channel(rpc: Rpc) -> None:
 
 
 async def test_health_watched_follows_a_channel(rpc: Rpc) -> None:
-    """Whoever watches is told when the channel is made, and when it is deleted."""
+    """Watchers are informed when the channel is created and when it is deleted."""
     watched = health_of(rpc).Watch(health_pb2.HealthCheckRequest(service="channels/to-come"), timeout=20.0)
     assert (await watched.read()).status == SERVICE_UNKNOWN
     name = await rpc.make_channel(name="to-come")
@@ -72,7 +72,7 @@ async def test_health_watched_follows_a_channel(rpc: Rpc) -> None:
 
 
 async def test_health_while_the_server_drains_is_not_serving(start_millraced: StartMillraced) -> None:
-    """Probes are told to go elsewhere while open transactions still end; reading and committing goes on."""
+    """Health is NOT_SERVING while open transactions may still end; peeks and commits continue to work."""
     server = start_millraced("server.shutdown_grace_seconds = 600.0")
     async with connected(server.grpc) as rpc:
         name = await rpc.make_channel()
@@ -90,7 +90,7 @@ async def test_health_while_the_server_drains_is_not_serving(start_millraced: St
 
 
 async def test_reflection_lists_the_services_and_gives_their_protos(rpc: Rpc) -> None:
-    """A client that has no protos can build every message of both services from what it is given."""
+    """A client without protos can build every message of both services from the answers."""
     listed, *files = await reflected(
         rpc,
         reflection_pb2.ServerReflectionRequest(list_services=""),
@@ -116,8 +116,8 @@ async def test_reflection_lists_the_services_and_gives_their_protos(rpc: Rpc) ->
     assert len(pool.FindServiceByName("millrace.v1.AdminService").methods) == 10
 
 
-async def test_channelz_tells_of_the_connections(rpc: Rpc) -> None:
-    """There is one server, with calls counted."""
+async def test_channelz_shows_the_server(rpc: Rpc) -> None:
+    """There is one server, with counted calls."""
     await rpc.make_channel()
     stub = stub_of(channelz_pb2_grpc.ChannelzStub, rpc)
     answer = await stub.GetServers(channelz_pb2.GetServersRequest(), timeout=20.0)
@@ -127,14 +127,14 @@ async def test_channelz_tells_of_the_connections(rpc: Rpc) -> None:
 
 
 async def test_tools_that_are_switched_off_are_not_there(start_millraced: StartMillraced) -> None:
-    """Reflection and channelz can be switched off; health stays."""
+    """Reflection and channelz can be disabled; health stays."""
     server = start_millraced("server.reflection = false\nserver.channelz = false\n")
     async with connected(server.grpc) as rpc:
         stub = stub_of(channelz_pb2_grpc.ChannelzStub, rpc)
         with pytest.raises(aio.AioRpcError) as raised:
             await stub.GetServers(channelz_pb2.GetServersRequest(), timeout=20.0)
         assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        # Who is still sending when the refusal comes hears INTERNAL from its own gRPC: so nothing is sent.
+        # A client that is still sending when the refusal arrives gets INTERNAL from its own gRPC, so nothing is sent.
         call = stub_of(reflection_pb2_grpc.ServerReflectionStub, rpc).ServerReflectionInfo(timeout=20.0)
         assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
         answer = await health_of(rpc).Check(health_pb2.HealthCheckRequest(), timeout=20.0)

@@ -24,7 +24,7 @@ async def test_begin_without_an_id_makes_one(rpc: Rpc) -> None:
 
 
 async def test_begin_with_a_known_id_returns_that_transaction(rpc: Rpc) -> None:
-    """A repeat opens nothing, and gives the lease that was granted."""
+    """A repeat opens nothing, and returns the granted lease."""
     name = await rpc.make_channel()
     request = pb.BeginTxnRequest(channel=name, txn_id=f"{name} mine", lease=seconds(7))
     answers = [await rpc.channels.BeginTxn(request) for _ in range(2)]
@@ -34,14 +34,14 @@ async def test_begin_with_a_known_id_returns_that_transaction(rpc: Rpc) -> None:
 
 @pytest.mark.parametrize("asked", [seconds(3601), seconds(315_576_000_000)])
 async def test_begin_with_a_long_lease_grants_an_hour(rpc: Rpc, asked: Duration) -> None:
-    """A lease above the limit is capped, and the answer says so."""
+    """A lease above the limit is reduced, and the answer says so."""
     name = await rpc.make_channel()
     answer = await rpc.channels.BeginTxn(pb.BeginTxnRequest(channel=name, lease=asked))
     assert answer.lease == seconds(3600)
 
 
 async def test_renew_says_the_lease(rpc: Rpc) -> None:
-    """The lease that was granted begins again."""
+    """The granted lease starts again."""
     name = await rpc.make_channel()
     txn_id = await rpc.begin(name, lease=seconds(9))
     answer = await rpc.channels.RenewTxn(pb.RenewTxnRequest(txn_id=txn_id))
@@ -53,7 +53,7 @@ async def test_renew_says_the_lease(rpc: Rpc) -> None:
 async def test_take_in_either_form_gives_what_was_put_in_either_form(
     rpc: Rpc, *, puts_columns: bool, takes_columns: bool
 ) -> None:
-    """Headers and bodies come back as they were, and sequences count from 1, whatever form is spoken."""
+    """Headers and bodies are unchanged, and sequences begin at 1, whichever form is used."""
     contents = [({"host": "web-1", "π": "3,14 €"}, b"one"), ({"host": "web-2"}, b""), ({}, bytes(range(256)))]
     name = await rpc.make_channel()
     txn_id = await rpc.begin(name)
@@ -87,7 +87,7 @@ def columns_of(contents: list[tuple[dict[str, str], bytes]]) -> event_pb2.EventC
 
 
 async def test_put_without_commit_is_invisible(rpc: Rpc) -> None:
-    """Nobody sees a transaction's puts, not even its own takes, until it commits."""
+    """Until the commit no call sees a transaction's puts, not even its own takes."""
     name = await rpc.make_channel()
     txn_id = await rpc.begin(name)
     assert await rpc.put(txn_id, b"a") == 1
@@ -99,7 +99,7 @@ async def test_put_without_commit_is_invisible(rpc: Rpc) -> None:
 
 
 async def test_put_of_nothing_changes_nothing(rpc: Rpc) -> None:
-    """A put without events, in either form, is counted as the none that it is."""
+    """A put without events, in either form, counts nothing."""
     name = await rpc.make_channel()
     txn_id = await rpc.begin(name)
     await rpc.put(txn_id, b"a")
@@ -109,7 +109,7 @@ async def test_put_of_nothing_changes_nothing(rpc: Rpc) -> None:
 
 
 async def test_put_with_an_offset_stores_each_event_once(rpc: Rpc) -> None:
-    """A repeat, also one that brings more than was lost, adds only what the transaction has not."""
+    """A repeat, also one with additional events, adds only new events."""
     name = await rpc.make_channel()
     txn_id = await rpc.begin(name)
     for offset, bodies in [(0, [b"a", b"b"]), (0, [b"a", b"b"]), (1, [b"b", b"c"]), (3, [b"d"])]:
@@ -119,7 +119,7 @@ async def test_put_with_an_offset_stores_each_event_once(rpc: Rpc) -> None:
 
 
 async def test_take_with_an_offset_sends_again_what_was_lost(rpc: Rpc) -> None:
-    """What lies beyond the offset comes again, and nothing new with it."""
+    """Events beyond the offset are sent again, without new ones."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a", b"b", b"c")
     txn_id = await rpc.begin(name)
@@ -131,7 +131,7 @@ async def test_take_with_an_offset_sends_again_what_was_lost(rpc: Rpc) -> None:
 
 
 async def test_take_from_an_empty_channel_answers_when_the_wait_passed(rpc: Rpc) -> None:
-    """An absent wait is the channel's keep-alive; then the answer holds no batches."""
+    """Without a wait the channel's keep-alive is used; then the answer has no batches."""
     name = await rpc.make_channel(keep_alive=seconds(0.3))
     txn_id = await rpc.begin(name)
     started = asyncio.get_running_loop().time()
@@ -141,7 +141,7 @@ async def test_take_from_an_empty_channel_answers_when_the_wait_passed(rpc: Rpc)
 
 
 async def test_take_that_waits_answers_as_soon_as_there_is_any_event(rpc: Rpc) -> None:
-    """A waiting take neither polls nor waits for as many as it asked for."""
+    """A waiting take neither polls nor waits for the number of events requested."""
     name = await rpc.make_channel()
     waiting = asyncio.ensure_future(rpc.take(await rpc.begin(name), max_events=100, wait=seconds(3600)))
     await rpc.until(name, waiting_takes=1)
@@ -150,7 +150,7 @@ async def test_take_that_waits_answers_as_soon_as_there_is_any_event(rpc: Rpc) -
 
 
 async def test_take_within_bytes_ends_before_them(rpc: Rpc) -> None:
-    """max_bytes bounds the bodies of an answer; a first event that is larger comes alone."""
+    """max_bytes bounds the bodies of an answer; a larger first event is returned alone."""
     name = await rpc.make_channel()
     await rpc.append(name, b"aaa", b"bb", b"cccccc")
     txn_id = await rpc.begin(name)
@@ -159,7 +159,7 @@ async def test_take_within_bytes_ends_before_them(rpc: Rpc) -> None:
 
 
 async def test_rollback_returns_events_to_their_places(rpc: Rpc) -> None:
-    """Whatever the order of rollbacks, the queue is in the order of sequences again."""
+    """After rollbacks in any order the queue is in the order of sequences again."""
     name = await rpc.make_channel()
     await rpc.append(name, *[bytes([65 + number]) for number in range(6)])
     txn_ids = [await rpc.begin(name) for _ in range(3)]
@@ -173,7 +173,7 @@ async def test_rollback_returns_events_to_their_places(rpc: Rpc) -> None:
 
 
 async def test_commit_removes_takes_and_stores_puts_together(rpc: Rpc) -> None:
-    """A full channel swaps one for one, since takes make room for puts of the same transaction."""
+    """A full channel swaps one event for another, since takes make room for puts of the same transaction."""
     name = await rpc.make_channel(capacity=2, keep_alive=NO_KEEP_ALIVE)
     await rpc.append(name, b"a", b"b")
     txn_id = await rpc.begin(name)
@@ -185,7 +185,7 @@ async def test_commit_removes_takes_and_stores_puts_together(rpc: Rpc) -> None:
 
 
 async def test_commit_of_several_stores_them_in_the_order_of_their_ids(rpc: Rpc) -> None:
-    """Transactions of one channel commit together, in the order that the request gives."""
+    """Transactions of one channel commit together, in the order of the request."""
     name = await rpc.make_channel()
     first, second = await rpc.begin(name), await rpc.begin(name)
     await rpc.put(first, b"1")
@@ -198,7 +198,7 @@ async def test_commit_of_several_stores_them_in_the_order_of_their_ids(rpc: Rpc)
 
 
 async def test_commit_of_nothing_succeeds(rpc: Rpc) -> None:
-    """With no puts stored both sequences are 0, and the repeat says so again."""
+    """Without puts both sequences are 0, also in the answer to a repeat."""
     name = await rpc.make_channel()
     txn_id = await rpc.begin(name)
     assert await rpc.commit(txn_id) == pb.CommitResponse()
@@ -206,7 +206,7 @@ async def test_commit_of_nothing_succeeds(rpc: Rpc) -> None:
 
 
 async def test_rollback_twice_succeeds(rpc: Rpc) -> None:
-    """A repeat of a rollback says so again."""
+    """The repeat of a rollback succeeds."""
     name = await rpc.make_channel()
     txn_id = await rpc.begin(name)
     await rpc.rollback(txn_id)
@@ -215,7 +215,7 @@ async def test_rollback_twice_succeeds(rpc: Rpc) -> None:
 
 
 async def test_commit_without_room_leaves_the_transaction_open(rpc: Rpc) -> None:
-    """CHANNEL_FULL comes after the keep-alive, with a delay to retry after; then there is room, and it commits."""
+    """CHANNEL_FULL comes after the keep-alive, with a retry delay; once there is room, the commit succeeds."""
     name = await rpc.make_channel(capacity=1, keep_alive=seconds(0.1))
     await rpc.append(name, b"a")
     txn_id = await rpc.begin(name)
@@ -228,7 +228,7 @@ async def test_commit_without_room_leaves_the_transaction_open(rpc: Rpc) -> None
 
 
 async def test_commit_that_waits_goes_on_when_there_is_room(rpc: Rpc) -> None:
-    """A commit that found no room is answered as soon as another makes some."""
+    """A commit without room is answered as soon as another one makes some."""
     name = await rpc.make_channel(capacity=1, keep_alive=seconds(3600))
     await rpc.append(name, b"a")
     putting, taking = await rpc.begin(name), await rpc.begin(name)
@@ -241,7 +241,7 @@ async def test_commit_that_waits_goes_on_when_there_is_room(rpc: Rpc) -> None:
 
 
 async def test_commit_with_a_stamp_stores_each_number_once(rpc: Rpc) -> None:
-    """An overlap is cut off event by event, also when another transaction brings it."""
+    """Overlapping numbers are removed event by event, also between transactions."""
     name = await rpc.make_channel()
     receipts = []
     for first, bodies in [(0, [b"0", b"1"]), (1, [b"1", b"2"])]:

@@ -291,14 +291,14 @@ def test_commit_all_with_one_server_away_says_what_is_stored(
     puts = put(client, channel, rows(0, 1))
     away = replace(puts[0], shard=replace(puts[0].shard, endpoint="127.0.0.1:1"))
     with pytest.raises(MillraceSparkError) as refused:
-        commit([*puts, away], 3, retry_seconds=0.1, is_streaming=False)
+        commit([*puts, away], 3, retry_seconds=0, is_streaming=False)
     assert "at 127.0.0.1:1: cannot reach a Millrace server" in str(refused.value)
     assert str(refused.value).endswith(
         f"The rows for {puts[0].shard} are stored; saving again to the same endpoints with "
         'option("producerId", "query").option("batchNumber", 3) stores only the rest'
     )
     with pytest.raises(MillraceSparkError, match=f"The rows for {puts[0].shard} are stored$"):
-        commit([*puts, away], 3, retry_seconds=0.1, is_streaming=False, is_repeatable=False)
+        commit([*puts, away], 3, retry_seconds=0, is_streaming=False, is_repeatable=False)
     roll_back([*puts, away])
     assert bodies(client, channel) == numbered(2)
     assert f"{puts[0].shard}: stored batch 3 of producer query, 2 events from sequence 1 to 2" in caplog.text

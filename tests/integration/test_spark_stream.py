@@ -242,10 +242,12 @@ def test_running_query_keeps_others_out_and_frees_the_channel_when_it_is_stopped
         second = Pipeline(spark, tmp_path / "second", client.endpoint, channel.name).start()
         with pytest.raises(StreamingQueryException) as refused:
             second.awaitTermination(int(_WAIT_SECONDS_MAX))
-        told = format_error(refused.value)
-        assert told.startswith(f"channel {channel.name} at {client.endpoint}: reader {claim.reader_id!r} has claimed")
-        assert "; in Spark, set the option takeover; if " in told
-        assert told.endswith("or stop() on the query")
+        reported = format_error(refused.value)
+        assert reported.startswith(
+            f"channel {channel.name} at {client.endpoint}: reader {claim.reader_id!r} has claimed"
+        )
+        assert "; in Spark, set the option takeover; if " in reported
+        assert reported.endswith("or stop() on the query")
         joining = make_channel(client, f"{prefix}.b")
         bodies += fill(joining, 7) + fill(channel, 5, first=11)
         wait_until(lambda: queued_count(client, channel.name) + queued_count(client, joining.name) == 0)
@@ -313,7 +315,7 @@ def test_data_loss_is_reported_or_ignored(
 ) -> None:
     """Events consumed between two runs end the query, unless failOnDataLoss is false."""
     pipeline = Pipeline(spark, tmp_path, client.endpoint, channel.name)
-    # A restart goes on from its checkpoint, whatever the start of a new query.
+    # A restart continues from its checkpoint, whatever the start of a new query.
     pipeline.options["startingSequences"] = f'{{"{channel.name}": 1}}'
     bodies = fill(channel, 10)
     pipeline.drain()

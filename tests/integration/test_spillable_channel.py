@@ -1,4 +1,4 @@
-"""Spillable channels of real servers: what they keep where, what a kill and a stop leave, and who can see it."""
+"""Spillable channels of real servers: where events are, and what remains after a kill and a stop."""
 
 import json
 import signal
@@ -40,7 +40,7 @@ async def open_on(server: Millraced) -> AsyncGenerator[Rpc]:
 
 
 async def take_all(rpc: Rpc) -> list[bytes]:
-    """Takes all that is queued, for good."""
+    """Takes and commits all queued events."""
     txn_id = await rpc.begin("orders")
     bodies = bodies_of((await rpc.take(txn_id, wait=seconds(0))).batches)
     await rpc.commit(txn_id)
@@ -48,7 +48,7 @@ async def take_all(rpc: Rpc) -> list[bytes]:
 
 
 async def test_kill_loses_memory_and_a_stop_loses_nothing(start_millraced: StartMillraced) -> None:
-    """One channel in three servers, with a producer and a reader that see what became of their events."""
+    """One channel in three servers, with a producer and a reader that learn what happened to their events."""
     server = start_millraced(TOML)
     async with open_on(server) as rpc:
         await rpc.append("orders", b"1", b"2", stamp=stamp(1, 2))
@@ -87,12 +87,12 @@ async def test_kill_loses_memory_and_a_stop_loses_nothing(start_millraced: Start
         assert await take_all(rpc) == [b"6", b"7"]
 
 
-async def test_stop_told_twice_does_not_wait_for_memory(start_millraced: StartMillraced) -> None:
-    """It is lost then, and the server's log says how much."""
+async def test_stop_with_a_second_signal_does_not_wait_for_memory(start_millraced: StartMillraced) -> None:
+    """The events in memory are lost then, and the server's log says how many."""
     server = start_millraced(TOML)
     async with open_on(server) as rpc:
         await rpc.append("orders", b"1", b"2")
-        # What is open has the server wait, until it is told again.
+        # With an open transaction the server waits until the second signal.
         await rpc.begin("orders")
         server.send(signal.SIGTERM)
         server.wait_for("stopping")
@@ -102,7 +102,7 @@ async def test_stop_told_twice_does_not_wait_for_memory(start_millraced: StartMi
 
 
 async def test_create_and_update_of_a_spillable_channel_say_what_is_in_force(start_millraced: StartMillraced) -> None:
-    """Its own limits and a log's; other types refuse its limits, and it comes back after a restart as it was."""
+    """The limits are its own and a log's; other types refuse its limits, and a restart keeps them."""
     server = start_millraced()
     async with connected(server.grpc) as rpc:
         config = pb.ChannelConfig(type=SPILLABLE, capacity=50, memory_capacity=10, memory_byte_capacity=1000)
@@ -133,14 +133,14 @@ async def test_create_and_update_of_a_spillable_channel_say_what_is_in_force(sta
 
 
 def described_by(server: Millraced) -> dict[str, Any]:
-    """What HTTP tells of the channel."""
+    """The channel in the HTTP service's answer."""
     with urllib.request.urlopen(f"http://{server.http}/channels", timeout=10) as answer:
         described: dict[str, Any] = json.load(answer)["CHANNEL.orders"]
         return described
 
 
 def test_commands_and_metrics_of_a_spillable_channel_tell_what_is_in_memory(start_millraced: StartMillraced) -> None:
-    """`millrace channel create --type spillable`, its page, and the figures that HTTP gives."""
+    """`millrace channel create --type spillable`, the description, and the figures over HTTP are checked."""
     server = start_millraced()
     made = run_millrace(
         server.grpc, "channel", "create", "orders", "--type", "spillable", "--memory-capacity", "2",

@@ -1,4 +1,4 @@
-"""A stream's driver, without Spark, on a real channel in which consumers have left holes."""
+"""A stream's driver, without Spark, on a real channel with gaps left by consumers."""
 
 from contextlib import closing
 
@@ -13,7 +13,7 @@ _NAME = "stream-holes"
 
 
 def sequences(channel: millrace.Channel, parts: list[RangePartition]) -> list[int]:
-    """What tasks read of the parts."""
+    """The sequences that tasks read from the partitions."""
     return [
         batch.first_sequence + index
         for part in parts
@@ -28,7 +28,7 @@ def sequences(channel: millrace.Channel, parts: list[RangePartition]) -> list[in
 
 
 def test_stream_over_a_hole_reads_each_event_once_across_restarts(shared_server: Millraced) -> None:
-    """A prefetching consumer has committed 10 to 14 and rolled 1 to 9 back; batches of nine end just there."""
+    """A prefetching consumer has committed 10 to 14 and rolled 1 to 9 back; batches of nine end exactly there."""
     with millrace.connect(shared_server.grpc) as client:
         client.admin.create_channel(_NAME, millrace.ChannelConfig(capacity=100))
         channel = client.channel(_NAME)
@@ -41,7 +41,7 @@ def test_stream_over_a_hole_reads_each_event_once_across_restarts(shared_server:
         options = {"endpoints": shared_server.grpc, "channels": _NAME, "readerId": "me", "maxEventsPerTrigger": "9"}
         read: list[int] = []
         start: OffsetJson | None = None
-        # Each micro-batch by a run of its own, which plans, is ended, and reads again what was logged.
+        # Each micro-batch is a run of its own, which plans, is ended, and reads again what was logged.
         for _ in range(3):
             with closing(Stream(parse_stream_options(options))) as stream:
                 end = stream.next_offset(start or stream.initial_offset(), is_limited=True)

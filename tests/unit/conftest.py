@@ -1,14 +1,15 @@
-"""Runs the asynchronous tests of the server's processes on the server's own event loop."""
+"""Runs the asynchronous tests of the server's processes on the server's event loop; fixtures of several directories."""
 
 import asyncio
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 
 import pytest
 
 from tests.server_loop import new_server_loop
 
 _ON_SERVER_LOOP = {"cli_server", "configuration", "hosting", "http_service", "network", "process", "server"}
-"""Folders of tests whose event loop is uvloop's, since its transports differ slightly from asyncio's."""
+"""Directories of tests whose event loop is uvloop's, since its transports differ slightly from asyncio's."""
 
 
 def pytest_asyncio_loop_factories(
@@ -18,3 +19,14 @@ def pytest_asyncio_loop_factories(
     if item.path.parent.name in _ON_SERVER_LOOP:
         return {"uvloop": new_server_loop}
     return {"asyncio": asyncio.new_event_loop}
+
+
+@pytest.fixture
+def prompt_http_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes an HTTP server that stops wait a millisecond for its connections to end, instead of a tenth of a second."""
+    import uvicorn.server
+
+    async def check_soon(_seconds: float) -> None:
+        await asyncio.sleep(0.001)
+
+    monkeypatch.setattr(uvicorn.server, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": check_soon}))

@@ -1,4 +1,4 @@
-"""Programs that the fork server starts, against what `subprocess` promises of any program."""
+"""Programs started by the fork server, which must behave as with `subprocess`."""
 
 import signal
 import subprocess
@@ -10,7 +10,7 @@ from tests.fork_server import ForkedProgram, run_program
 
 
 def test_run_program_that_fails_returns_its_streams_and_exit_code() -> None:
-    """A command with a wrong argument says so on its standard error."""
+    """A command with a wrong argument reports that on its standard error."""
     ran = run_program("millraced", ["no-such-command"], timeout=60.0)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert "No such command 'no-such-command'" in ran.stderr
@@ -23,7 +23,7 @@ def test_run_program_in_a_folder_works_there(tmp_path: Path) -> None:
 
 
 def test_forked_program_that_is_killed_has_the_signal_as_its_exit_code() -> None:
-    """A running program may be waited for in vain, and is gone once it was killed."""
+    """A wait for a running program times out, and returns once it is killed."""
     with ForkedProgram("millrace", ["put", "orders"], stdin=subprocess.PIPE) as program:
         with pytest.raises(subprocess.TimeoutExpired):
             program.wait(0.0)

@@ -1,1 +1,1 @@
-"""Servers that others use for the same, each under its own client, where both are installed. Nothing needs them."""
+"""Other products for the same purpose, each with its own client, if both are installed. They are optional."""

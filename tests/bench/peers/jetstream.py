@@ -1,4 +1,4 @@
-"""NATS JetStream, under nats-py."""
+"""NATS JetStream with nats-py."""
 
 import importlib
 import re
@@ -14,16 +14,16 @@ from tests.bench.peers.peer_server import check_installed, free_port, start_peer
 from tests.bench.world import World
 
 SHARE = 0.2
-"""Of the operations: it is slower."""
+"""The share of the operations: it is slower."""
 
 _SYNCS_EACH_MESSAGE_SINCE = (2, 10)
 
 
 def jetstream_contender(world: World, events: Sequence[Event]) -> tuple[Contender, str]:
-    """Publishes each event to a stream on the disk, without waiting for the answers one by one.
+    """Publishes each event to a stream on the disk, without waiting for each answer.
 
     Returns:
-        The contender, and a remark on how durable it is.
+        The contender, and a note on its durability.
 
     Raises:
         MissingPeerError: It is not installed.
@@ -70,7 +70,7 @@ class _Stream:
         publish = self._jetstream.publish_async
         for _ in range(operations):
             for event in self._events:
-                # The library writes into the headers that it is given.
+                # The library modifies the headers passed to it.
                 await publish("bench", event.body, wait_stall=60.0, headers=dict(event.headers))
         await self._jetstream.publish_async_completed()
 

@@ -1,4 +1,4 @@
-"""A peer's server on loopback, with its data in a temporary directory, which ends when the measuring does."""
+"""The server of another product on loopback, with its data in a temporary directory, for the time of a measurement."""
 
 import importlib.util
 import os
@@ -17,14 +17,14 @@ _END_SECONDS_MAX = 20.0
 
 
 class MissingPeerError(Exception):
-    """Returned where a peer cannot be measured here; the message says what is missing."""
+    """Raised if a product cannot be measured here; the message says what is missing."""
 
 
 def check_installed(program: str, library: str, package: str) -> str:
-    """The path of a server's program.
+    """Returns the path of a server's program.
 
     Raises:
-        MissingPeerError: It is not there, or the client's library is not.
+        MissingPeerError: The program or the client's library is missing.
     """
     path = shutil.which(program)
     if path is None:
@@ -35,7 +35,7 @@ def check_installed(program: str, library: str, package: str) -> str:
 
 
 def free_port() -> int:
-    """A port on loopback that nobody uses now."""
+    """A port on loopback that is free at the moment."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
@@ -52,11 +52,11 @@ def start_peer(
     """Starts a server and waits until it listens; returns its process id.
 
     Args:
-        running: Ends it.
-        command: What to run.
-        port: Where it will listen.
-        log: Takes its output.
-        environment: What it gets beside this process's own.
+        running: Ends the server.
+        command: The command to run.
+        port: The port on which it will listen.
+        log: The file for its output.
+        environment: Variables in addition to this process's.
 
     Raises:
         MissingPeerError: It does not start.
@@ -82,7 +82,7 @@ def start_peer(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    # With all that it has begun itself: some servers are scripts around others.
+    # The whole process group: some servers are scripts that start others.
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(_END_SECONDS_MAX)

@@ -1,4 +1,4 @@
-"""RabbitMQ, under pika."""
+"""RabbitMQ with pika."""
 
 import asyncio
 import importlib
@@ -15,17 +15,17 @@ from tests.bench.peers.peer_server import check_installed, free_port, start_peer
 from tests.bench.world import World
 
 SHARE = 0.1
-"""Of the operations: it is slower."""
+"""The share of the operations: it is slower."""
 
 _UNCONFIRMED_MAX = 4_000
 _PERSISTENT = 2
 
 
 def rabbitmq_contender(world: World, events: Sequence[Event]) -> tuple[Contender, str]:
-    """Publishes persistent messages to a durable queue; confirms are not waited for one by one.
+    """Publishes persistent messages to a durable queue, without waiting for each confirm.
 
     Returns:
-        The contender, and a remark on how durable it is.
+        The contender, and a note on its durability.
 
     Raises:
         MissingPeerError: It is not installed.
@@ -53,7 +53,7 @@ def rabbitmq_contender(world: World, events: Sequence[Event]) -> tuple[Contender
         # Erlang's port mapper, which the server starts, outlives it.
         stop = [epmd, "-port", str(epmd_port), "-kill"]
         world.running.callback(subprocess.run, stop, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-    # Not the wrapper that Debian has before it, which wants to be another user.
+    # Not Debian's wrapper, which changes the user.
     script = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
     start_peer(world.running, [script if script.exists() else program], port, directory / "output", environment)
     queue = _Queue(port, events)
@@ -90,7 +90,7 @@ class _Queue:
 
     def _confirm(self, frame: Any) -> None:
         assert isinstance(frame.method, self._pika.spec.Basic.Ack), "a message was refused"
-        # Tags count from 1, and one answer may be for all up to its own.
+        # Tags count from 1, and one answer may confirm all up to its own.
         self._confirmed = frame.method.delivery_tag if frame.method.multiple else self._confirmed + 1
         self._progress.set()
 
@@ -119,7 +119,7 @@ class _Queue:
 
 
 async def _called(call: Any) -> Any:
-    """What a call of pika's gives to the callback that it is handed."""
+    """The argument that a call of pika's passes to its callback."""
     done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     call(done.set_result)
     return await done

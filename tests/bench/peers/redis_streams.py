@@ -1,4 +1,4 @@
-"""Redis streams, under redis-py."""
+"""Redis streams with redis-py."""
 
 import asyncio
 import importlib
@@ -13,14 +13,14 @@ from tests.bench.peers.peer_server import check_installed, free_port, start_peer
 from tests.bench.world import World
 
 SHARE = 0.2
-"""Of the operations: it is slower."""
+"""The share of the operations: it is slower."""
 
 
 def redis_contender(world: World, events: Sequence[Event]) -> tuple[Contender, str]:
     """Adds events to a stream in pipelines of 1,000; the server syncs its log before it answers.
 
     Returns:
-        The contender, and a remark on how durable it is.
+        The contender, and a note on its durability.
 
     Raises:
         MissingPeerError: It is not installed.
@@ -32,7 +32,7 @@ def redis_contender(world: World, events: Sequence[Event]) -> tuple[Contender, s
     command: list[str | Path] = [program, "--port", str(port), "--dir", directory, *options]
     pid = start_peer(world.running, command, port, directory / "log")
     client: Any = importlib.import_module("redis").Redis(port=port)
-    # Made by nobody's clock: so nothing but redis-py is measured.
+    # The entries are built before the measurement, so that only redis-py is measured.
     entries = [{"body": event.body, **event.headers} for event in events]
 
     def add(operations: int) -> None:

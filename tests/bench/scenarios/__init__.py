@@ -1,1 +1,1 @@
-"""What is measured, one module a scenario."""
+"""The scenarios, one module each."""

@@ -1,4 +1,4 @@
-"""Append in rows, for comparison: what it costs to turn rows into columns."""
+"""Append in rows, for comparison: the cost of converting rows to columns."""
 
 from tests.bench.calls import call_many
 from tests.bench.measuring import Contender, Scenario

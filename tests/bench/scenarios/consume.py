@@ -11,12 +11,12 @@ PREFETCH = 8
 
 
 def consuming(world: World) -> pb.ConsumeRequest.Start:
-    """What opens a stream of batches of 1,000."""
+    """The request that opens a stream of batches of 1,000."""
     return pb.ConsumeRequest.Start(channel=world.channel, max_events=BATCH_EVENTS, prefetch=PREFETCH, columns=True)
 
 
 def consume_scenario(world: World) -> Scenario:
-    """One stream delivers batches of 1,000, each acknowledged as it comes."""
+    """One stream delivers batches of 1,000, each acknowledged on arrival."""
     answer = append_columns(BATCH_EVENTS, world.channel)
     start = consuming(world)
 

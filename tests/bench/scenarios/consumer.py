@@ -1,4 +1,4 @@
-"""The consumer: events from a disk, out of which Python objects are made."""
+"""The consumer: events from a disk to Python objects."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ _OPERATIONS = 400
 
 
 def file_consumer_scenario(world: World) -> Scenario:
-    """Each delivery is acknowledged as it comes; the echo gets the same bytes in batches of 1,000."""
+    """Each delivery is acknowledged on arrival; the echo gets the same bytes in batches of 1,000."""
     world = world.on(FILE_CHANNEL)
 
     def contender(name: str, consume: Callable[[World, int], Awaitable[None]]) -> Contender:

@@ -42,14 +42,14 @@ def file_append_100_scenario(world: World) -> Scenario:
 
 
 def file_small_calls_scenario(world: World) -> Scenario:
-    """32 callers append one event a call: their commits share syncs."""
+    """32 callers append one event per call: their commits share syncs."""
     return _durable(small_calls_scenario(world.on(FILE_CHANNEL)))
 
 
 def file_lone_call_scenario(world: World) -> Scenario:
-    """One caller appends one event a call: what a commit takes for whoever is alone."""
+    """One caller appends one event per call: the duration of a commit without concurrency."""
     lone = _appends(world.on(FILE_CHANNEL), batch_events=1, callers=1)
-    # At most 1.5 times as long, said as a rate.
+    # At most 1.5 times the duration, expressed as a rate.
     target = of_both_in_turn(1 / 1.5)
     return replace(
         lone, name="file_lone_call", title="File: Append, batches of 1, one caller", operations=400, target=target
@@ -57,7 +57,7 @@ def file_lone_call_scenario(world: World) -> Scenario:
 
 
 def file_take_scenario(world: World) -> Scenario:
-    """Four callers take batches of 1,000; above all with a commit for each."""
+    """Four callers take batches of 1,000, with a commit for each."""
     scenario = take_scenario(world.on(FILE_CHANNEL))
     return replace(_durable(scenario), ours=scenario.ours[::-1], operations=_OPERATIONS)
 

@@ -1,7 +1,7 @@
-"""Forwarding: events on their way through one server, and through two, to the last.
+"""Forwarding: events from one server to the next, and over two hops.
 
-They come in at the first server while they are forwarded: the rate is that of the whole way, from the first request to
-the moment when the last event is stored at its end. Each server syncs each commit, so an event is synced twice on one
+Events arrive at the first server while they are forwarded: the rate covers the whole way, from the first request to
+the moment when the last event is stored at the end. Each server syncs each commit, so an event is synced twice on one
 hop, three times on two, and its takes once more at each server that it leaves.
 """
 
@@ -35,7 +35,7 @@ endpoints = ["{{endpoint}}"]
 
 
 def file_forward_scenario(world: World) -> Scenario:
-    """One hop, beside what the same machine stores without any."""
+    """One hop, compared with storing without forwarding."""
     world = world.on(FILE_CHANNEL)
     append = append_scenario(world).ours[0]
     return Scenario(
@@ -51,7 +51,7 @@ def file_forward_scenario(world: World) -> Scenario:
 
 
 def file_forward_chain_scenario(world: World) -> Scenario:
-    """Two hops, beside one."""
+    """Two hops, compared with one."""
     one = file_forward_scenario(world)
     world = world.on(FILE_CHANNEL)
     first = _edge(world, _edge(world, world.server))

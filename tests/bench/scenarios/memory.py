@@ -1,4 +1,4 @@
-"""What events cost in memory."""
+"""The memory used by events."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from tests.process_figures import resident_bytes
 BODY_BYTES = 100
 EVENTS = 1_000_000
 SHARE_MAX = 1.3
-"""The server's memory may grow by so much for each byte of a body."""
+"""The maximum growth of the server's memory for each byte of a body."""
 
 _IN_FLIGHT = 8
 _WARMING_BATCHES = 50
@@ -20,7 +20,7 @@ _WARMING_BATCHES = 50
 
 @dataclass(frozen=True)
 class MemoryFigures:
-    """What was queued, and what it cost."""
+    """The queued events and their cost."""
 
     body_bytes: int
     resident_bytes: int
@@ -40,7 +40,7 @@ async def measure_memory(world: World) -> MemoryFigures:
         await stream_many(world.method("AppendStream", request), batches, _IN_FLIGHT)
 
     pid = world.server.process.pid
-    # What the first calls cost is no part of what events cost.
+    # The cost of the first calls is not part of the events' cost.
     await fill(_WARMING_BATCHES)
     await world.empty(_WARMING_BATCHES * BATCH_EVENTS)
     before = resident_bytes(pid)

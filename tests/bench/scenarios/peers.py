@@ -1,4 +1,4 @@
-"""The producer beside what others use for the same: JetStream, Redis and RabbitMQ, where they are installed."""
+"""The producer compared with other products: JetStream, Redis and RabbitMQ, if they are installed."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,7 +24,7 @@ _PEERS: dict[str, MakePeer] = {
 
 
 def file_peers_scenario(world: World) -> Scenario:
-    """One process sends the same events through each client, and all of them have to be on the disk."""
+    """One process sends the same events through each client, and all of them must be on the disk."""
     world = world.on(FILE_CHANNEL)
     made = [Event(row.body, dict(row.headers)) for row in rows(BATCH_EVENTS)]
     peers: list[Contender] = []
@@ -43,7 +43,7 @@ def file_peers_scenario(world: World) -> Scenario:
         title="File: Producer beside others' clients and servers",
         events_per_operation=BATCH_EVENTS,
         operations=_OPERATIONS,
-        # As the others do it, one by one.
+        # One by one, as the others do.
         ours=[one_by_one, many_at_once],
         echo=world.bare_stream("echo", append_columns(BATCH_EVENTS, world.channel), IN_FLIGHT),
         peers=peers,

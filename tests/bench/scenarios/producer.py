@@ -13,14 +13,14 @@ _OPERATIONS = 300
 
 
 def file_producer_scenario(world: World) -> Scenario:
-    """One thread sends events, many at once or singly; the echo gets the same bytes in batches of 1,000."""
+    """One thread sends events, many at once or one by one; the echo gets the same bytes in batches of 1,000."""
     world = world.on(FILE_CHANNEL)
     return Scenario(
         name="file_producer",
         title="File: Producer, Python objects in",
         events_per_operation=BATCH_EVENTS,
         operations=_OPERATIONS,
-        # The target is for what goes straight into columns, many at once, which comes first here.
+        # The target is for sending many at once, directly into columns, which comes first here.
         ours=producer_contenders(world, [Event(row.body, dict(row.headers)) for row in rows(BATCH_EVENTS)]),
         echo=world.bare_stream("echo", append_columns(BATCH_EVENTS, world.channel), IN_FLIGHT),
         target=of_echo(0.4),
@@ -28,7 +28,7 @@ def file_producer_scenario(world: World) -> Scenario:
 
 
 def producer_contenders(world: World, made: Sequence[Event]) -> list[Contender]:
-    """Ways to send 1,000 events in each operation: many at once, one by one, and making each as it is sent."""
+    """Ways to send 1,000 events in each operation: many at once, one by one, and creating each as it is sent."""
 
     def send_made(producer: Producer, operations: int) -> None:
         send = producer.send

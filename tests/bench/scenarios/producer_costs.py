@@ -1,4 +1,4 @@
-"""What the producer costs a program: the time that `send` takes, and how long it is until an event is acknowledged."""
+"""The producer's cost for a program: the time in `send`, and the time until an event is acknowledged."""
 
 import asyncio
 import os
@@ -26,17 +26,17 @@ _P50 = 50
 
 @dataclass(frozen=True, kw_only=True)
 class ProducerCostsPlan:
-    """How much is measured."""
+    """The extent of the measurements."""
 
     sending_rounds: int = 25
-    """Each sends 4,000 events."""
+    """The number of rounds, each with 4,000 events."""
     latency_rounds: int = 5
     latency_seconds: float = 4.0
-    """Of sending 1,000 events a second, in each round."""
+    """The duration of each round, at 1,000 events per second."""
 
     @property
     def step_count(self) -> int:
-        """How many steps it takes."""
+        """The number of steps."""
         return self.sending_rounds + self.latency_rounds
 
 
@@ -44,7 +44,7 @@ QUICK_PRODUCER_COSTS_PLAN = ProducerCostsPlan(sending_rounds=5, latency_rounds=2
 
 
 async def measure_producer_costs(world: World, plan: ProducerCostsPlan, on_step: Callable[[], None]) -> list[Section]:
-    """Measures both with a file channel, beside what the machine itself needs for a round trip and for a sync."""
+    """Measures both with a file channel, compared with the machine's times for a round trip and for a sync."""
     world = world.on(FILE_CHANNEL)
     return [
         await asyncio.to_thread(_sending, world, plan, on_step),
@@ -53,8 +53,8 @@ async def measure_producer_costs(world: World, plan: ProducerCostsPlan, on_step:
 
 
 def _sending(world: World, plan: ProducerCostsPlan, on_step: Callable[[], None]) -> Section:
-    """What `send` takes of the thread that calls it, while nothing else of the producer runs."""
-    # Nothing is due before the flush, so what is timed is `send` alone.
+    """The time of `send` in the calling thread, while the rest of the producer is idle."""
+    # Nothing is due before the flush, so only `send` is timed.
     config = ProducerConfig(batch_events_max=2 * _EVENTS_AT_ONCE, batch_bytes_max=32 << 20, linger_seconds=_HOUR)
     body, host = rows(1)[0].body, "web-1.example.org"
     building, sending = [], []
@@ -84,7 +84,7 @@ def _sending(world: World, plan: ProducerCostsPlan, on_step: Callable[[], None])
 
 async def _latencies(world: World, plan: ProducerCostsPlan, on_step: Callable[[], None]) -> Section:
     config = ProducerConfig()
-    # As many events as gather in one linger.
+    # As many events as arrive in one linger.
     batch_events = max(round(EVENTS_PER_SECOND * config.linger_seconds), 1)
     request = append_columns(batch_events, world.channel)
     acknowledged: list[list[float]] = []
@@ -96,7 +96,7 @@ async def _latencies(world: World, plan: ProducerCostsPlan, on_step: Callable[[]
         syncs.append(await asyncio.to_thread(_syncs, world.scratch, request, plan.latency_seconds, config))
         on_step()
     trip, sync = _median_of(trips, _P99), _median_of(syncs, _P99)
-    # A batch that comes while another one is being synced waits for that, and then for its own.
+    # A batch that arrives during a sync waits for that, and then for its own.
     most = config.linger_seconds * 1e3 + 3 * trip + 2 * sync
     return Section(
         f"Producer: from send to acknowledged at {EVENTS_PER_SECOND:,} events/s",
@@ -136,7 +136,7 @@ def _timing(latencies: list[float]) -> Callable[[SendResult], None]:
 
 
 async def _round_trips(world: World, request: bytes, seconds: float, every_seconds: float) -> list[float]:
-    """Milliseconds that a bare server takes to send the same bytes back, as often as batches go."""
+    """Milliseconds in which a bare server returns the same bytes, at the rate of batches."""
     echo = Method(world.bare, METHOD.format("echo"), request)
     trips = []
     for _ in range(round(seconds / every_seconds)):
@@ -148,7 +148,7 @@ async def _round_trips(world: World, request: bytes, seconds: float, every_secon
 
 
 def _syncs(scratch: Path, request: bytes, seconds: float, config: ProducerConfig) -> list[float]:
-    """Milliseconds that writing the same bytes and syncing them takes, as often as batches go."""
+    """Milliseconds for writing and syncing the same bytes, at the rate of batches."""
     path = scratch / "bare-syncs"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     syncs = []

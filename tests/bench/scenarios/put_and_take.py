@@ -1,4 +1,4 @@
-"""Puts and takes at once, on a file channel that is full all the time: neither side may starve the other."""
+"""Puts and takes at once, on a file channel that is always full: neither side may starve the other."""
 
 import asyncio
 import statistics
@@ -16,12 +16,12 @@ from tests.bench.world import World
 _IN_FLIGHT = 8
 
 Side = Callable[[int, OnAnswer], Awaitable[object]]
-"""Does so many operations, and tells of each."""
+"""Performs this many operations, and reports each."""
 
 
 @dataclass
 class _Course:
-    """When one side's operations were done, round by round."""
+    """The times at which one side's operations were done, round by round."""
 
     rates: list[float] = field(default_factory=list)
     longest_pauses: list[float] = field(default_factory=list)

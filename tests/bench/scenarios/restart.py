@@ -1,8 +1,9 @@
-"""A file channel with many events: what they cost in memory, and how soon it is back after a stop or a kill."""
+"""A file channel with many events: their memory, and the time until it is open after a stop or a kill."""
 
 import asyncio
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ shutdown_grace_seconds = 0.0
 type = "file"
 capacity = 2000000
 """
-# Checkpoints come with a stop only, so that what is behind the last one is as large as is wanted.
+# Checkpoints are only made at a stop, so that the log after the last one has the intended size.
 _SELDOM_TOML = """
 checkpoint_interval_seconds = 3600.0
 segment_bytes_max = 8589934592
@@ -44,24 +45,24 @@ segment_bytes_max = 8589934592
 
 @dataclass(frozen=True, kw_only=True)
 class RestartPlan:
-    """How much is measured."""
+    """The extent of the measurements."""
 
     batches: int = 1_000
-    """What is queued, in batches of 1,000 events."""
+    """The queued events, in batches of 1,000."""
     settling_seconds: float = 5.5
-    """How long a server may return memory before it is looked at; it does so every five seconds."""
+    """The time for a server to return memory before it is measured; it does so every five seconds."""
     openings: int = 3
-    """How often an opening is repeated, for the median."""
+    """The number of repetitions of an opening, for the median."""
     tails: Sequence[int] = (0, 64, 128, 256)
-    """What the log holds behind its checkpoint, in MiB."""
+    """The sizes of the log after its checkpoint, in MiB."""
     backlog_shares: Sequence[float] = (1.0, 0.5, 0.0)
-    """How much of what is queued is left."""
+    """The remaining shares of the queued events."""
     backlog_tail: int = 64
-    """What the log holds behind its checkpoint meanwhile, in MiB."""
+    """The size of the log after its checkpoint meanwhile, in MiB."""
 
     @property
     def step_count(self) -> int:
-        """How many steps it takes."""
+        """The number of steps."""
         return 4 + len(self.tails) + len(self.backlog_shares)
 
 
@@ -72,17 +73,17 @@ QUICK_PLAN = RestartPlan(
 
 @dataclass(frozen=True)
 class _Opening:
-    """How a channel came back."""
+    """The times of a channel's opening."""
 
     seconds: float
-    """From its opening to its being served, as the server's log says."""
+    """From the start of the opening to its end, as the server's log says."""
     outside_seconds: float
-    """From the start of the process, seen from outside."""
+    """From the start of the process, measured from outside."""
     replayed_bytes: int
 
 
 class _Backlog:
-    """A file channel that holds events while servers come and go.
+    """A file channel with events, used by several servers.
 
     Args:
         scratch: An empty directory on the disk that is measured.
@@ -97,7 +98,7 @@ class _Backlog:
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes that a batch takes in the log, but for some dozen."""
+        """The approximate bytes of a batch in the log."""
         return len(self._request)
 
     @contextmanager
@@ -107,7 +108,9 @@ class _Backlog:
         config.write_text(_CONFIG_TOML + (_SELDOM_TOML if self.is_seldom_checkpointed else ""))
         started = time.perf_counter()
         free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
-        server = Millraced(("--config", str(config), "--data-dir", str(self._data_dir), *free_ports), self._data_dir)
+        arguments = ("--config", str(config), "--data-dir", str(self._data_dir), *free_ports)
+        # A process of its own: a forked one would already have imported everything.
+        server = Millraced(arguments, self._data_dir, python=sys.executable)
         try:
             opened = server.wait_for("channel opened", 120)
             outside_seconds = time.perf_counter() - started
@@ -130,13 +133,13 @@ class _Backlog:
         self.batches -= batches
 
     async def reopened(self) -> _Opening:
-        """How it comes back, the last server having ended somehow; it is stopped cleanly again."""
+        """Opens the channel after the end of the last server; the new server is stopped cleanly."""
         with self.server() as (server, opening):
             await asyncio.to_thread(server.stop)
         return opening
 
     async def killed_behind(self, tail_bytes: int) -> _Opening:
-        """How it comes back where the log holds so many bytes behind its checkpoint, its backlog being the same."""
+        """Opens the channel with this many bytes in the log after its checkpoint, with the same backlog."""
         batches = tail_bytes // self.batch_bytes
         with self.server() as (server, _):
             async with connect(server.grpc) as connection:
@@ -145,14 +148,14 @@ class _Backlog:
         return await self.reopened()
 
     async def shrink_to(self, batches: int) -> None:
-        """Takes batches until so many are left; the server is stopped cleanly."""
+        """Takes batches until this many are left; the server is stopped cleanly."""
         with self.server() as (server, _):
             async with connect(server.grpc) as connection:
                 await self.take(connection, self.batches - batches)
             await asyncio.to_thread(server.stop)
 
     def remove_checkpoints(self) -> None:
-        """Leaves the log alone."""
+        """Removes the checkpoints, so that only the log is left."""
         for path in self._data_dir.rglob("checkpoint*"):
             path.unlink()
 
@@ -162,17 +165,17 @@ class _Backlog:
 
 
 async def measure_restart(scratch: Path, plan: RestartPlan, on_step: Callable[[], None]) -> list[Section]:
-    """Queues events, and has servers end in all ways.
+    """Queues events, and measures openings after servers that ended in all ways.
 
     Args:
         scratch: An empty directory on the disk that is measured.
-        plan: How much of it.
+        plan: The extent.
         on_step: Called after each step.
     """
     backlog = _Backlog(scratch)
     memory = await _measure_memory(backlog, plan)
     on_step()
-    # All that was queued since the last checkpoint by default is behind it.
+    # By default everything queued since the last checkpoint is after it.
     killed = [await backlog.reopened()]
     on_step()
     clean = [await backlog.reopened() for _ in range(plan.openings)]
@@ -217,7 +220,7 @@ def _lines(what: str, openings: Sequence[_Opening], seconds_max: float) -> list[
 
 
 async def _measure_memory(backlog: _Backlog, plan: RestartPlan) -> int:
-    """Fills the channel of a server that has served nobody yet; returns by how much it has grown, and kills it."""
+    """Fills the channel of a server without earlier calls, and kills the server; returns the growth of its memory."""
     with backlog.server() as (server, _):
         async with connect(server.grpc) as connection:
             await asyncio.sleep(plan.settling_seconds)
@@ -251,7 +254,7 @@ async def _measure_whole_log(backlog: _Backlog, openings: int) -> list[Line]:
 
 
 def _read_rate(paths: Sequence[Path]) -> float:
-    """Bytes a second of reading files from one end to the other, and no more."""
+    """The bytes per second of sequential reads of the files."""
     started, byte_count = time.perf_counter(), 0
     for path in paths:
         with path.open("rb", buffering=0) as file:
@@ -261,7 +264,7 @@ def _read_rate(paths: Sequence[Path]) -> float:
 
 
 def _drop_from_cache(paths: Sequence[Path]) -> None:
-    """Has the kernel forget what these files hold; others keep what they have."""
+    """Drops these files from the kernel's cache; other files stay."""
     for path in paths:
         with path.open("rb") as file:
             os.fsync(file.fileno())

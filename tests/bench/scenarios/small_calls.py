@@ -1,4 +1,4 @@
-"""Calls with one event each: what a call costs."""
+"""Calls with one event each: the cost of a call."""
 
 from tests.bench.calls import call_many
 from tests.bench.measuring import Contender, Scenario, of_echo
@@ -9,7 +9,7 @@ CALLERS = 32
 
 
 def small_calls_scenario(world: World) -> Scenario:
-    """32 callers append one event a call."""
+    """32 callers append one event per call."""
     request = append_columns(1, world.channel)
 
     def ours(name: str, request: bytes) -> Contender:

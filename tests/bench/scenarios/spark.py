@@ -1,4 +1,4 @@
-"""Spark: reading channels as batches and as streams, beside what Spark reads natively and beside no servers at all."""
+"""Spark: reading channels as batches and as streams, compared with Spark's own formats and with a source in memory."""
 
 import statistics
 import time
@@ -30,10 +30,10 @@ _WAIT_SECONDS_MAX = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class SparkPlan:
-    """How much is measured."""
+    """The extent of the measurements."""
 
     events: int = 2_000_000
-    """In the channel that is read as a batch."""
+    """The number of events in the channel that is read as a batch."""
     rounds: int = 5
     stream_events: int = 1_000_000
     stream_batch_events: int = 200_000
@@ -42,7 +42,7 @@ class SparkPlan:
 
     @property
     def step_count(self) -> int:
-        """How many steps it takes."""
+        """The number of steps."""
         return 2 * self.rounds + 3
 
 
@@ -57,11 +57,11 @@ QUICK_SPARK_PLAN = SparkPlan(
 
 
 def measure_spark(scratch: Path, plan: SparkPlan, on_step: Callable[[], None]) -> list[Section]:
-    """Has Spark read channels on a disk.
+    """Measures Spark's reads of file channels.
 
     Args:
-        scratch: An empty directory on that disk.
-        plan: How much of it.
+        scratch: An empty directory on the disk that is measured.
+        plan: The extent.
         on_step: Called after each step.
     """
     with spark_world(scratch) as world:
@@ -78,7 +78,7 @@ def _batch_reads(world: SparkWorld, plan: SparkPlan, on_step: Callable[[], None]
     channel, parquet = world.make_channel(plan.events), str(world.scratch / "parquet")
     world.fill(channel, plan.events)
     events = world.spark.read.format("millrace").options(endpoints=world.server.grpc, channels=channel).load()
-    # Nothing is counted of the first time, which warms both up.
+    # The first run warms up both, and does not count.
     events.write.parquet(parquet)
     native = world.spark.read.parquet(parquet)
     ready = world.spark.read.format("millrace-bench-memory").options(events=plan.events).load()
@@ -144,7 +144,7 @@ def _small_batches(world: SparkWorld, plan: SparkPlan) -> Section:
         rowsPerBatch=_SMALL_BATCH_EVENTS, numPartitions=1, startTimestamp=0, advanceMillisPerBatch=1
     )
     theirs = _endless_batches(world, rate.load(), plan.small_batches)
-    # Half of them warm up.
+    # Half of the batches warm up.
     mine, other = (statistics.median(seconds[len(seconds) // 2 :]) for seconds in ([s for _, s in ours], theirs))
     return Section(
         f"Spark: micro-batches of {_SMALL_BATCH_EVENTS} events",
@@ -157,7 +157,7 @@ def _small_batches(world: SparkWorld, plan: SparkPlan) -> Section:
 
 
 def _endless_batches(world: SparkWorld, stream: DataFrame, batch_count: int) -> list[float]:
-    """How long each of so many micro-batches took of a source that has no end."""
+    """The durations of micro-batches of a source without end."""
     query = stream.writeStream.format("noop").option("checkpointLocation", str(world.scratch / "rate")).start()
     try:
         while len(query.recentProgress) < batch_count:
@@ -199,7 +199,7 @@ def _end_to_end(world: SparkWorld, plan: SparkPlan) -> Section:
     checkpoint = str(world.scratch / "end-to-end")
     query = stream.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
     try:
-        # The first micro-batch has to get everything started.
+        # The first micro-batch has to start everything.
         world.client.channel(together).append([b"first"])
         _wait_until_empty(world, together, query)
         seconds = _timed(lambda: _produce_and_drain(world, together, produced, query))

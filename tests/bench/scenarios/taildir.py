@@ -1,6 +1,7 @@
 """The source `taildir`: from lines in a file to events in a channel."""
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ LINE_BYTES = 200
 LINES_PER_SECOND_MIN = 200_000
 
 _CHANNEL_TYPES = {"memory": LINES_PER_SECOND_MIN, "file": None}
-"""What is measured, and what is to be reached."""
+"""The channel types that are measured, with their targets."""
 _LOOK_SECONDS = 0.02
 _IDLE_SHARE_MAX = 0.02
 _LINES_AT_ONCE = 10_000
@@ -37,18 +38,18 @@ paths = ["{logs}/*.log"]
 
 @dataclass(frozen=True, kw_only=True)
 class TaildirPlan:
-    """How much is measured."""
+    """The extent of the measurements."""
 
     lines: int = 1_000_000
-    """In each file."""
+    """The number of lines in each file."""
     rounds: int = 5
-    """Files, one after the other, into each type of channel."""
+    """The number of files for each type of channel, one after the other."""
     idle_seconds: float = 3.0
-    """How long it is looked at what the source costs once all is read."""
+    """The time for which the idle source is measured."""
 
     @property
     def step_count(self) -> int:
-        """How many steps it takes."""
+        """The number of steps."""
         return self.rounds * len(_CHANNEL_TYPES)
 
 
@@ -57,21 +58,21 @@ QUICK_TAILDIR_PLAN = TaildirPlan(lines=200_000, rounds=1, idle_seconds=0.5)
 
 @dataclass(frozen=True)
 class _Reading:
-    """How one file was read."""
+    """The figures of one file."""
 
     lines_per_second: float
     server_microseconds: float
-    """Processor time of the server, for a thousand lines."""
+    """The server's processor time for a thousand lines."""
     bare_lines_per_second: float
-    """What a bare loop over the lines of the same file does, which keeps nothing."""
+    """The rate of a bare loop over the lines of the same file."""
 
 
 def measure_taildir(scratch: Path, plan: TaildirPlan, on_step: Callable[[], None]) -> list[Section]:
-    """Has servers read files into channels in memory and on a disk; sinks there are none.
+    """Measures servers that read files into memory and file channels, without sinks.
 
     Args:
         scratch: An empty directory on the disk that is measured.
-        plan: How much of it.
+        plan: The extent.
         on_step: Called after each step.
     """
     return [_measure(scratch / channel_type, channel_type, plan, on_step) for channel_type in _CHANNEL_TYPES]
@@ -82,7 +83,9 @@ def _measure(scratch: Path, channel_type: str, plan: TaildirPlan, on_step: Calla
     logs.mkdir(parents=True)
     config.write_text(_CONFIG_TOML.format(channel_type=channel_type, logs=logs))
     free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
-    server = Millraced(("--config", str(config), "--data-dir", str(data_dir), *free_ports), data_dir)
+    server = Millraced(
+        ("--config", str(config), "--data-dir", str(data_dir), *free_ports), data_dir, python=sys.executable
+    )
     readings = []
     try:
         with connect(server.grpc) as client:
@@ -111,15 +114,15 @@ def _lines(readings: Sequence[_Reading], idle_share: float, least: float | None)
 
 
 def _read_one(server: Millraced, client: Client, log: Path, numbers: range) -> _Reading:
-    """Lays a file of lines with these numbers before the source, and measures from the first events to the last."""
-    # Files with the same lines might be copies of each other, for all that the source knows.
+    """Adds a file of lines with these numbers, and measures from the first events to the last."""
+    # The source could take files with the same lines for copies of each other.
     _write(log.with_suffix(".made"), numbers)
     lines = len(numbers)
     pid = server.process.pid
     first = client.admin.get_channel("lines").gauges.next_sequence
     cpu_before = cpu_seconds(pid)
     log.with_suffix(".made").rename(log)
-    # How soon a new file is noticed is no part of how fast it is read.
+    # The time until a new file is noticed is not part of the rate.
     began, begun_with = _wait_for(client, first + 1)
     ended, ended_with = _wait_for(client, first + lines)
     cpu_used = cpu_seconds(pid) - cpu_before
@@ -131,7 +134,7 @@ def _read_one(server: Millraced, client: Client, log: Path, numbers: range) -> _
 
 
 def _wait_for(client: Client, sequence: int) -> tuple[float, int]:
-    """When the next sequence to be given was seen to be this one or a later one, and which it was."""
+    """Waits until the next sequence is this one or a later one; returns the time, and that sequence."""
     while True:
         next_sequence = client.admin.get_channel("lines").gauges.next_sequence
         if next_sequence >= sequence:

@@ -23,7 +23,7 @@ def take_scenario(world: World) -> Scenario:
 
 
 def take_in_rows_scenario(world: World) -> Scenario:
-    """The same in rows, for comparison: what it costs to turn columns into rows."""
+    """The same in rows, for comparison: the cost of converting columns to rows."""
     return _scenario(world, columns=False)
 
 
@@ -61,7 +61,7 @@ def _scenario(world: World, *, columns: bool) -> Scenario:
 
 @dataclass(frozen=True)
 class Taking:
-    """How events are taken."""
+    """The parameters of takes."""
 
     callers: int
     takes_per_txn: int
@@ -69,7 +69,7 @@ class Taking:
 
 
 async def take_many(world: World, operations: int, taking: Taking, on_answer: OnAnswer = lambda: None) -> None:
-    """Takes so many batches in transactions, shared among callers that each wait for their answers."""
+    """Takes batches in transactions, divided among callers that each wait for their answers."""
     begin, take, commit = (world.unary(CHANNELS.format(method)) for method in ("BeginTxn", "Take", "Commit"))
     remaining = operations
 

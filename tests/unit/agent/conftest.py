@@ -1,6 +1,6 @@
 """Modules with `HAS_VIRTUAL_CLOCK = True` run on the virtual clock; those whose tests have threads cannot.
 
-They run on the server's own loop, whose transports are not quite asyncio's.
+The other modules run on the server's own loop, whose transports differ slightly from asyncio's.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from tests.virtual_clock import VirtualClockLoop
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Gives each test of such a module a loop whose clock jumps.
+    """Gives each test of such a module a loop with a virtual clock.
 
-    A module with `LOOKS_INTO_THE_LOOP = True` has asyncio's own loop: others do not let it.
+    A module with `LOOKS_INTO_THE_LOOP = True` has asyncio's own loop, whose internals are accessible.
     """
     module = item.getparent(pytest.Module)
     if module is not None and getattr(module.obj, "HAS_VIRTUAL_CLOCK", False):

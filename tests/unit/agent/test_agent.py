@@ -8,7 +8,7 @@ from millrace_server.agent import runners
 from millrace_server.agent.components import ComponentKind, ComponentState
 from millrace_server.agent.sinks.sink import SinkContext
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
-from tests.agent_parts import (
+from tests.agent_components import (
     TestSink,
     TestSinkConfig,
     agent_on,
@@ -35,8 +35,8 @@ async def test_start_of_a_flow_brings_events_from_source_to_sink(tmp_path: Path)
             made_sources[0].bodies.put_nowait(b"%d" % number)
         await until(lambda: bool(made_sinks) and len(made_sinks[0].written) == 20)
         assert made_sinks[0].written == [b"%d" % number for number in range(20)]
-        told = {component.name: (component.state, component.event_count) for component in agent.components}
-        assert told == {"app": (ComponentState.RUNNING, 20), "out": (ComponentState.RUNNING, 20)}
+        reported = {component.name: (component.state, component.event_count) for component in agent.components}
+        assert reported == {"app": (ComponentState.RUNNING, 20), "out": (ComponentState.RUNNING, 20)}
         assert made_sources[0].place.directory == tmp_path / "sources" / "app"
         assert made_sinks[0].place.directory == tmp_path / "sinks" / "out"
 

@@ -48,13 +48,13 @@ async def test_pieces_of_a_batch_that_keeps_the_limits_is_that_batch() -> None:
 
 @pytest.mark.parametrize("count", [0, 4])
 async def test_pieces_of_a_batch_with_other_numbers_than_events_is_that_batch(count: int) -> None:
-    """However large it is, and also without events."""
+    """This holds whatever the size of the batch, also without events."""
     table = table_of(*[b"x"] * count)
     assert [piece for piece, _ in limits_of(3).pieces(table, batch_stamp(0, 99))] == [table]
 
 
 async def test_pieces_follow_limits_that_change_on_the_way() -> None:
-    """Each is cut after the one before is stored."""
+    """Each piece is cut after the one before is stored."""
     limits = limits_of(8)
     table = table_of(*[b"x"] * 15)
     pieces = limits.pieces(table, batch_stamp(0, 14))

@@ -98,7 +98,7 @@ async def test_deliver_of_an_event_that_an_optional_channel_never_takes_has_it_m
 
 
 async def test_deliver_when_the_disk_of_an_optional_channel_fails_counts_what_it_missed() -> None:
-    """Even if that becomes known long after the batch was acknowledged."""
+    """This holds even if the failure becomes known long after the batch was acknowledged."""
     registry, component = registry_of(a=memory(), b=memory()), component_of()
     slow = SlowCommits(registry.get("b"))
     writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL)

@@ -1,4 +1,4 @@
-"""What becomes of events that a sink rejects."""
+"""Events that a sink rejects."""
 
 import pytest
 from structlog.testing import capture_logs

@@ -40,16 +40,18 @@ from tests.virtual_clock import settle, started
 HAS_VIRTUAL_CLOCK = True
 
 LONG_SECONDS = 100.0
-"""Longer than any delay between two tries."""
+"""Longer than any delay between two attempts."""
 
 
 def letters_in(registry: ChannelRegistry, name: str = "dead") -> list[tuple[dict[str, str], bytes]]:
     """Returns the dead letters in a channel: the fields of each except the time, and the body."""
     letters = []
     for headers, body in rows_in(registry, name):
-        told = {k.removeprefix(DEAD_LETTER_PREFIX): v for k, v in headers.items() if k.startswith(DEAD_LETTER_PREFIX)}
-        assert told.pop("time").endswith("+00:00")
-        letters.append((told, body))
+        reported = {
+            k.removeprefix(DEAD_LETTER_PREFIX): v for k, v in headers.items() if k.startswith(DEAD_LETTER_PREFIX)
+        }
+        assert reported.pop("time").endswith("+00:00")
+        letters.append((reported, body))
     return letters
 
 
@@ -198,7 +200,7 @@ async def test_deliver_counts_what_interceptors_drop() -> None:
     assert ranges_of(registry.get("a")) == [(0, 1)]
 
 
-# What is too large.
+# Events and batches that are too large.
 
 
 async def test_events_max_follows_the_channels() -> None:
@@ -294,11 +296,15 @@ async def test_deliver_with_an_event_that_no_channel_takes_dead_letters_it(*, is
     expected = [b"1", b"2"]
     if is_encodable:
         assert held(registry, "a", "b") == {"a": expected, "b": [b"1", bad, b"2"]}
-        told = {"reason": "events: a body has 101 bytes; the channel holds 100 in all", "channel": "a", "source": "app"}
-        assert letters_in(registry) == [(told, bad)]
+        reported = {
+            "reason": "events: a body has 101 bytes; the channel holds 100 in all",
+            "channel": "a",
+            "source": "app",
+        }
+        assert letters_in(registry) == [(reported, bad)]
         assert outcomes_of(component) == {"dead_lettered": 1}
     else:
-        # With so many headers it is none that any channel could hold, the dead-letter channel neither.
+        # No channel, including the dead-letter channel, can hold an event with so many headers.
         assert held(registry, "a", "b", "dead") == {"a": expected, "b": expected, "dead": []}
         assert outcomes_of(component) == {"dropped": 2}
     assert component.state is ComponentState.RUNNING
@@ -357,11 +363,11 @@ async def test_deliver_of_an_event_that_fits_no_answer_drops_it() -> None:
     assert outcomes_of(component) == {"dropped": 1}
 
 
-# Interceptors that raise; see test_interception for their way through threads.
+# Interceptors that raise; test_interceptor_run checks them with threads.
 
 
 async def test_deliver_when_an_interceptor_refuses_events_dead_letters_them() -> None:
-    """With the step that refused them; without a dead-letter channel they are dropped."""
+    """The dead letters name the interceptor; without a dead-letter channel the events are dropped."""
     registry, component = registry_of(a=memory(), dead=memory()), component_of()
     for dead_letter_channel in ("dead", None):
         writer = writer_of(
@@ -385,7 +391,7 @@ async def test_deliver_when_an_interceptor_raises_loses_nothing_and_says_why() -
     assert component.reason == "interceptors[1] raised KeyError: 'host'"
     await delivering.answer()
     assert held(registry, "a") == {"a": [b"1"]}
-    # The first is not asked again.
+    # The first interceptor is not called again.
     assert mark.calls == 1
 
 
@@ -446,7 +452,7 @@ async def test_offer_that_was_refused_is_forgotten_once_there_is_space(selector:
     assert not component.state.is_healthy
     await registry.get("a").purge()
     await asyncio.sleep(1.0)
-    # Where an event goes to any of them, one with room is enough.
+    # If an event may go to any channel, one with room is enough.
     assert component.state.is_healthy is (selector is not None)
     await registry.get("b").purge()
     await asyncio.sleep(1.0)

@@ -18,7 +18,7 @@ def component(log: list[Any]) -> Component:
     return Components().add(ComponentKind.SINK, "collector", "millrace")
 
 
-def told(log: list[Any]) -> list[tuple[str, str]]:
+def reported(log: list[Any]) -> list[tuple[str, str]]:
     return [(entry["event"], entry.get("reason", entry.get("after", ""))) for entry in log]
 
 
@@ -30,7 +30,7 @@ def test_mark_backing_off_for_long_is_one_line_and_one_more_at_its_end(component
     assert component.reason == "cannot reach collector-1:7070, attempt 49"
     component.record_progress(10, 100)
     assert (component.state, component.reason) == (ComponentState.RUNNING, "")
-    assert told(log) == [
+    assert reported(log) == [
         ("backs off", "cannot reach collector-1:7070, attempt 0"),
         ("works again", "cannot reach collector-1:7070, attempt 49"),
     ]
@@ -42,7 +42,7 @@ def test_mark_backing_off_for_alternating_reasons_does_not_flood(component: Comp
     for _ in range(100):
         component.mark_backing_off("it refused")
         component.mark_backing_off("it timed out")
-    assert told(log) == [("backs off", "it refused"), ("backs off", "it timed out")]
+    assert reported(log) == [("backs off", "it refused"), ("backs off", "it timed out")]
 
 
 def test_mark_backing_off_and_running_in_turns_does_not_flood(component: Component, log: list[Any]) -> None:
@@ -50,7 +50,7 @@ def test_mark_backing_off_and_running_in_turns_does_not_flood(component: Compone
     for _ in range(200):
         component.mark_backing_off("it timed out")
         component.record_progress(1, 1)
-    events = [event for event, _ in told(log)]
+    events = [event for event, _ in reported(log)]
     assert events == ["backs off", "works again"] * (len(events) // 2)
     assert 1 <= len(events) // 2 <= 5
 
@@ -77,7 +77,7 @@ def test_mark_failed_after_backing_off_for_the_same_reason_is_logged(component: 
     """The end of all retries is news."""
     component.mark_backing_off("no key")
     component.mark_failed("no key")
-    assert told(log) == [("backs off", "no key"), ("failed", "no key")]
+    assert reported(log) == [("backs off", "no key"), ("failed", "no key")]
     assert component.state is ComponentState.FAILED
 
 
@@ -86,7 +86,7 @@ def test_mark_failed_after_many_failures_is_logged_nevertheless(component: Compo
     for number in range(100):
         component.mark_backing_off("x" * number)
     component.mark_failed("no key")
-    assert told(log)[-1] == ("failed", "no key")
+    assert reported(log)[-1] == ("failed", "no key")
 
 
 def test_mark_stopped_is_final(component: Component) -> None:
@@ -99,7 +99,7 @@ def test_mark_stopped_is_final(component: Component) -> None:
 
 
 def test_mark_ready_after_a_failure_keeps_the_state(component: Component) -> None:
-    """The start of an attempt is no success."""
+    """The start of an attempt is not a success."""
     component.mark_backing_off("it refused")
     component.mark_ready()
     assert (component.state, component.reason) == (ComponentState.BACKING_OFF, "it refused")

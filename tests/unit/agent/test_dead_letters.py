@@ -41,11 +41,11 @@ def letters(*places: int, bodies: Any = None) -> Any:
 def test_as_dead_letters_adds_reason_and_time_and_keeps_the_events() -> None:
     """The headers are added to the event's own, and replace older ones of the same name."""
     table = table_of(b"1", b"2", host=["h", None], **{DEAD_LETTER_PREFIX + "reason": "older"})
-    told = as_dead_letters(table, SAID)
-    assert told.bodies == table.bodies
+    reported = as_dead_letters(table, SAID)
+    assert reported.bodies == table.bodies
     assert table.headers == {"host": ["h", None], DEAD_LETTER_PREFIX + "reason": "older"}
-    assert told.headers.pop(DEAD_LETTER_PREFIX + "time")
-    assert told.headers == {
+    assert reported.headers.pop(DEAD_LETTER_PREFIX + "time")
+    assert reported.headers == {
         "host": ["h", None],
         DEAD_LETTER_PREFIX + "reason": "too large",
         DEAD_LETTER_PREFIX + "channel": "a",
@@ -78,8 +78,8 @@ async def test_write_for_several_channels_stores_a_letter_for_each() -> None:
     box = box_on(registry, component)
     for channel in ("a", "b"):
         await box.write_or_drop(letters(1), batch_stamp(0, 9), {"reason": "too large", "channel": channel})
-    told = [headers[DEAD_LETTER_PREFIX + "channel"] for headers, _ in rows_in(registry, "dead")]
-    assert told == ["a", "b"]
+    reported = [headers[DEAD_LETTER_PREFIX + "channel"] for headers, _ in rows_in(registry, "dead")]
+    assert reported == ["a", "b"]
 
 
 async def test_write_without_indexes_or_numbers_stores_all() -> None:

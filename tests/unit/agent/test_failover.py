@@ -4,7 +4,7 @@ import pytest
 
 from millrace_server.agent import failover as failover_module
 from millrace_server.agent.failover import Failover
-from tests.agent_parts import until
+from tests.agent_components import until
 
 
 class FakeSink:
@@ -14,15 +14,15 @@ class FakeSink:
         self.failover: Failover
         self.priority = 0
         self.is_stubborn = False
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def close_reader(self) -> None:
-        self.told.append("close_reader")
+        self.reported.append("close_reader")
         if not self.is_stubborn:
             self.failover.release(self.priority, has_failed=False)
 
     def cancel(self) -> None:
-        self.told.append("cancel")
+        self.reported.append("cancel")
         self.failover.release(self.priority, has_failed=False)
 
 
@@ -70,7 +70,7 @@ async def test_acquire_with_higher_priority_preempts_the_active_one(failover: Fa
     failover.record_progress()
     sinks[1].is_stubborn = True
     beginning = asyncio.create_task(failover.acquire(0))
-    await until(lambda: sinks[1].told == ["close_reader"])
+    await until(lambda: sinks[1].reported == ["close_reader"])
     assert not beginning.done()
     assert not failover.is_first(1)
     failover.release(1, has_failed=False)
@@ -88,7 +88,7 @@ async def test_acquire_does_not_wait_for_one_that_never_ends(
     failover.record_progress()
     sinks[1].is_stubborn = True
     assert await failover.acquire(0)
-    assert sinks[1].told == ["close_reader", "cancel"]
+    assert sinks[1].reported == ["close_reader", "cancel"]
 
 
 async def test_acquire_that_waits_yields_to_a_higher_priority(failover: Failover, sinks: list[FakeSink]) -> None:
@@ -99,7 +99,7 @@ async def test_acquire_that_waits_yields_to_a_higher_priority(failover: Failover
     failover.record_progress()
     sinks[2].is_stubborn = True
     second = asyncio.create_task(failover.acquire(1))
-    await until(lambda: bool(sinks[2].told))
+    await until(lambda: bool(sinks[2].reported))
     first = asyncio.create_task(failover.acquire(0))
     await asyncio.sleep(0)
     failover.release(2, has_failed=False)

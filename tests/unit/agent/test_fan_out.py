@@ -98,7 +98,7 @@ async def test_store_when_space_is_taken_again_meanwhile_waits_on_and_then_fails
     assert held(registry, "a", "b") == {"a": [b"y"], "b": []}
     with pytest.raises(ChannelFullError):
         await storing.answer()
-    # Of its time at the first channel it had used one second, and one passed at the other.
+    # One second of its time was used at the first channel, and one passed at the other.
     assert now() == KEEP_ALIVE + 1
 
 
@@ -108,7 +108,7 @@ async def test_store_that_has_waited_does_not_wait_behind_later_appends() -> Non
     await append(registry.get("a"), b"x", b"x")
     await append(registry.get("b"), b"x")
     storing = await started(FanOut(registry, ["a", "b"]).store({n: batch(b"1") for n in "ab"}, batch_stamp(0, 0)))
-    # It needs more room than there is going to be, and so stays in the line.
+    # It needs more room than there will be, and so stays in the line.
     later = await started(append(registry.get("a"), b"y", b"y"))
     await registry.get("a").transactions.commit([await begin_with_takes(registry.get("a"), 1)], None)
     await settle()

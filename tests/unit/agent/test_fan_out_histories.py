@@ -1,4 +1,4 @@
-"""A source that reads lines into several logged channels while disks fail, channels fill up and the power goes."""
+"""A source that reads lines into several file channels while disks fail, channels fill up and power is cut."""
 
 import asyncio
 import errno
@@ -79,7 +79,7 @@ class FakeRegistry:
 
 
 @dataclass
-class World:
+class FanOutHarness:
     """The source, its channels on their disks, and what sinks have taken out of them."""
 
     selector: SelectorConfig
@@ -107,17 +107,17 @@ class World:
         await self.begin_run()
 
     async def begin_run(self) -> None:
-        """The source runs again, and asks the channels where to continue."""
+        """Runs the source again, which asks the channels where to continue."""
         self.pending = None
         with suppress(MillraceError):
             await self.writer.wait_open()
 
     async def kill(self) -> None:
-        """The server is killed at this moment, and starts again."""
+        """Kills the server, and starts it again."""
         await self._reopen({name: disk.copy() for name, disk in self.disks.items()})
 
     async def cut_power(self, seed: int) -> None:
-        """The machine loses its power at this moment, and what is on the disks is what chance has left there."""
+        """Cuts the power; the disks keep a random part of what was not synced."""
         await self._reopen({name: disk.crashed(seed) for name, disk in self.disks.items()})
 
     async def _reopen(self, disks: dict[str, SimulatedDisk]) -> None:
@@ -129,15 +129,15 @@ class World:
         await self.open()
 
     async def fill_disk(self, name: str, kind: str, nth: int) -> None:
-        """A disk is going to have no room for a moment."""
+        """Leaves a disk without room for a moment."""
         self.disks[name].fail(kind, nth, errno.ENOSPC)
 
     async def break_disk(self, name: str, kind: str, nth: int) -> None:
-        """A disk is going to fail, and the channel's log with it."""
+        """Makes a disk fail, and with it the channel's log."""
         self.disks[name].fail(kind, nth, errno.EIO)
 
     def next_batch(self, count: int) -> tuple[EventTable, Stamp] | None:
-        """The next lines that some channel has not accepted, cut where the accepted ranges of any of them end."""
+        """The next lines that some channel has not accepted, cut at the ends of the accepted ranges."""
         accepted = self.writer.stored_ranges(PRODUCER_ID)
         ends = [ranges[-1][1] + 1 if ranges else 0 for ranges in accepted]
         assert all(len(ranges) <= 1 for ranges in accepted), "each channel's numbers are without gaps"
@@ -152,7 +152,7 @@ class World:
         return EventTable(bodies, {"kind": kinds}), Stamp(PRODUCER_ID, start, self.starts[last] - 1)
 
     async def offer(self, count: int) -> bool:
-        """One try of the source; returns whether there was anything left to store."""
+        """Makes the source try once; returns whether there was anything left to store."""
         self.pending = self.pending or self.next_batch(count)
         if self.pending is None:
             return False
@@ -166,7 +166,7 @@ class World:
         return True
 
     async def offer_cancelled(self, count: int, turns: int) -> None:
-        """A try that is cancelled after some turns of the loop; then the source is run again."""
+        """Makes an attempt that is cancelled after some turns of the loop; then runs the source again."""
         trying = asyncio.ensure_future(self.offer(count))
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -176,7 +176,7 @@ class World:
         await self.begin_run()
 
     async def empty(self, name: str) -> None:
-        """A sink takes all that a channel holds, except while a fault is due: the rest would then be unknown."""
+        """Takes all events of a channel, unless a fault is pending, which would make the rest unknown."""
         channel = self.registry.get(name)
         await settle()
         if self.disks[name]._refusals or channel._core.committer.fault is not None:
@@ -207,19 +207,19 @@ class World:
             assert stored[name] == [body for body, is_mine in zip(bodies, goes, strict=True) if is_mine]
 
 
-async def _live(world: World, steps: Sequence[tuple[Any, ...]]) -> None:
-    await world.open()
+async def _live(harness: FanOutHarness, steps: Sequence[tuple[Any, ...]]) -> None:
+    await harness.open()
     for name, *arguments in steps:
         with suppress(MillraceError):
-            await getattr(world, name)(*arguments)
-    await world.kill()
+            await getattr(harness, name)(*arguments)
+    await harness.kill()
     is_left = True
     while is_left:
         for channel in NAMES:
-            await world.empty(channel)
-        is_left = await world.offer(3)
-    world.check_whole()
-    for opened in world.registry.opened.values():
+            await harness.empty(channel)
+        is_left = await harness.offer(3)
+    harness.check_whole()
+    for opened in harness.registry.opened.values():
         opened.abandon()
 
 
@@ -242,7 +242,7 @@ def test_offer_through_faults_and_crashes_stores_each_event_once(
 ) -> None:
     """Each event is finally in its channels, once and in order, whatever happens between the commits."""
     make_simple(monkeypatch)
-    _run(_live(World(selector, line_lengths), steps))
+    _run(_live(FanOutHarness(selector, line_lengths), steps))
 
 
 @pytest.mark.torture
@@ -252,6 +252,6 @@ def test_offer_through_faults_and_crashes_stores_each_event_once(
 def test_offer_through_long_histories_stores_each_event_once(
     monkeypatch: pytest.MonkeyPatch, selector: SelectorConfig, line_lengths: list[int], steps: list[tuple[Any, ...]]
 ) -> None:
-    """The same for longer and random histories; hypothesis shows the one that fails."""
+    """The same for longer, random histories; hypothesis reports the seed of a failing one."""
     make_simple(monkeypatch)
-    _run(_live(World(selector, line_lengths), steps))
+    _run(_live(FanOutHarness(selector, line_lengths), steps))

@@ -14,8 +14,8 @@ from millrace_server.agent.interceptor_run import InterceptorRun, StepError
 from millrace_server.agent.interceptors.interceptor import EventsRefusedError
 from millrace_server.agent.selectors import CustomSelectorConfig, Replicating
 from millrace_server.agent.supervision import ComponentError
-from tests.agent_parts import until
-from tests.own_steps import FailingOn, Shout, Sleepy
+from tests.agent_components import until
+from tests.custom_interceptors import Blocking, FailingOn, Uppercase
 from tests.source_writers import (
     batch_stamp,
     component_of,
@@ -93,10 +93,10 @@ def test_resume_keeps_batch_indexes_through_filters() -> None:
     assert run.filtered_count == 1
 
 
-@pytest.mark.parametrize("reasons", [{9: "nobody"}, {-1: "nobody"}])
+@pytest.mark.parametrize("reasons", [{9: "unknown"}, {-1: "unknown"}])
 def test_resume_when_unknown_events_are_refused_raises(reasons: dict[int, str]) -> None:
     """A user's interceptor may refuse events that it was never given; that must not cause an endless loop."""
-    with pytest.raises(StepError, match="interceptors\\[0\\] raised EventsRefusedError: nobody"):
+    with pytest.raises(StepError, match="interceptors\\[0\\] raised EventsRefusedError: unknown"):
         run_of(Refuse(reasons)).resume()
 
 
@@ -153,7 +153,7 @@ def test_refuse_failing_events_where_each_event_alone_is_good_refuses_none() -> 
 
 
 def test_refuse_failing_events_when_the_interceptor_cannot_work_now_refuses_none() -> None:
-    """A temporary condition is no event's fault."""
+    """A temporary failure is not the fault of an event."""
     run = run_of(FailingOn(b"1", error=ComponentError("not now")))
     with pytest.raises(ComponentError):
         run.refuse_failing_events()
@@ -195,7 +195,7 @@ async def test_deliver_when_an_interceptor_always_raises_and_there_is_no_dead_le
 async def test_deliver_when_an_own_selector_raises_on_an_event_dead_letters_it() -> None:
     """A selector is the last step."""
     registry, component = registry_of(a=memory(), b=memory(), dead=memory()), component_of()
-    selector = CustomSelectorConfig(type="custom", factory="tests.own_steps:FirstLetter")
+    selector = CustomSelectorConfig(type="custom", factory="tests.custom_interceptors:FirstLetter")
     writer = writer_of(registry, ["a", "b"], component=component, selector=selector, dead_letter_channel="dead")
     await writer.deliver(table_of(b"a1", b"x", b"b1"), batch_stamp(0, 9))
     assert held(registry, "a", "b", "dead") == {"a": [b"a1"], "b": [b"b1"], "dead": [b"x"]}
@@ -206,7 +206,7 @@ async def test_deliver_when_an_own_selector_raises_on_an_event_dead_letters_it()
 async def test_deliver_while_an_interceptor_takes_its_time_leaves_the_loop_to_others() -> None:
     """It runs on a thread of the source's own."""
     registry = registry_of(a=memory())
-    writer = writer_of(registry, ["a"], Sleepy(0.2))
+    writer = writer_of(registry, ["a"], Blocking(0.2))
     delivering = asyncio.create_task(writer.deliver(table_of(b"1"), batch_stamp(0, 0)))
     turns = 0
     while not delivering.done():
@@ -218,17 +218,17 @@ async def test_deliver_while_an_interceptor_takes_its_time_leaves_the_loop_to_ot
 
 async def test_deliver_of_several_batches_has_interceptors_run_on_one_thread() -> None:
     """Users' interceptors need no locks, even with concurrent batches."""
-    registry, shout = registry_of(a=memory()), Shout()
-    writer = writer_of(registry, ["a"], shout, component=component_of("web"))
+    registry, uppercase = registry_of(a=memory()), Uppercase()
+    writer = writer_of(registry, ["a"], uppercase, component=component_of("web"))
     await asyncio.gather(*(writer.deliver(table_of(b"x"), writer.next_stamp(1)) for _ in range(10)))
-    assert shout.threads == {"interceptors-web"}
+    assert uppercase.threads == {"interceptors-web"}
     assert held(registry, "a") == {"a": [b"X!"] * 10}
 
 
 async def test_deliver_when_cancelled_during_an_interceptor_stores_nothing() -> None:
     """The interceptor's result is discarded."""
     registry = registry_of(a=memory())
-    writer = writer_of(registry, ["a"], Sleepy(0.05))
+    writer = writer_of(registry, ["a"], Blocking(0.05))
     delivering = asyncio.create_task(writer.deliver(table_of(b"1"), batch_stamp(0, 0)))
     await asyncio.sleep(0.01)
     delivering.cancel()

@@ -58,32 +58,32 @@ class Clock:
 
 
 def test_admits_of_one_reason_for_long_is_true_once() -> None:
-    """An unreachable target is worth one line, however long it is down."""
+    """An unreachable target is logged once, however long the outage lasts."""
     clock = Clock()
     failures = FailureLog(clock)
-    told = []
+    reported = []
     for _ in range(1_000):
-        told.append(failures.admits("cannot reach the collector"))
+        reported.append(failures.admits("cannot reach the collector"))
         clock.now += 30.0
-    assert told == [True] + [False] * 999
+    assert reported == [True] + [False] * 999
     assert failures.suppressed_count == 999
 
 
 def test_admits_of_reasons_that_alternate_is_true_once_for_each() -> None:
-    """Two reasons in turns are two lines."""
+    """Two alternating reasons are logged once each."""
     failures = FailureLog(Clock())
-    told = [failures.admits(reason) for _ in range(100) for reason in ("timed out", "refused")]
-    assert told == [True, True] + [False] * 198
+    reported = [failures.admits(reason) for _ in range(100) for reason in ("timed out", "refused")]
+    assert reported == [True, True] + [False] * 198
 
 
 def test_admits_of_reasons_that_differ_in_numbers_takes_them_for_one() -> None:
-    """Counts and ports in a reason do not make another one."""
+    """Reasons that differ only in counts or ports count as one."""
     failures = FailureLog(Clock())
     assert [failures.admits(f"holds {count} of 100 events") for count in range(50)] == [True] + [False] * 49
 
 
 def test_admits_of_ever_new_reasons_is_limited_in_time() -> None:
-    """Reasons that never repeat are limited to a few lines, then one per minute."""
+    """New reasons are limited to a few lines, then one per minute."""
     clock = Clock()
     failures = FailureLog(clock)
     words = ["".join(chr(ord("a") + int(digit)) for digit in f"{number:04}") for number in range(1_200)]
@@ -100,13 +100,13 @@ def test_admits_of_flapping_is_limited_but_never_silent() -> None:
     """A component that fails and recovers in turns is logged at a low rate, and a lasting failure is logged."""
     clock = Clock()
     failures = FailureLog(clock)
-    told = []
+    admitted = []
     for _ in range(600):
-        told.append(failures.admits("timed out"))
-        assert failures.end_outage() is told[-1]
+        admitted.append(failures.admits("timed out"))
+        assert failures.end_outage() is admitted[-1]
         clock.now += 1.0
-    assert FAILURE_BURST <= sum(told) <= FAILURE_BURST + 10
-    # From here on it works no more, and the log hears of it before long.
+    assert FAILURE_BURST <= sum(admitted) <= FAILURE_BURST + 10
+    # From here on it always fails, and this is logged before long.
     later = []
     for _ in range(70):
         later.append(failures.admits("timed out"))

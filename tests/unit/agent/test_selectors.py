@@ -50,7 +50,7 @@ def bodies_by_channel(table: EventTable, masks: Mapping[str, EventMask]) -> dict
 
 
 def test_replicating_sends_every_event_to_every_channel() -> None:
-    """Including optional channels."""
+    """This includes optional channels."""
     everywhere = {name: [b"1", b"2"] for name in NAMES}
     assert chosen(table_of(b"1", b"2"), type="replicating") == everywhere
     assert chosen(table_of(b"1", b"2"), type="replicating", optional=["c"]) == everywhere
@@ -74,7 +74,7 @@ def test_multiplexing_sends_events_where_their_value_says(kinds: Any, expected: 
 
 
 def test_multiplexing_of_events_without_the_header_sends_them_to_the_default() -> None:
-    """Even if no event of the batch has it."""
+    """This holds even if no event of the batch has the header."""
     assert chosen(table_of(b"1"), **MULTIPLEXING) == {"b": [b"1"]}
 
 
@@ -96,7 +96,7 @@ def test_multiplexing_sends_optional_copies_besides() -> None:
 
 
 def test_key_hash_sends_events_of_one_key_to_one_channel() -> None:
-    """In any batch, next to any others; the keys are spread over all channels."""
+    """The channel of a key does not depend on the batch; the keys are spread over all channels."""
     config = {"type": "load_balancing", "policy": "key_hash", "header": "user"}
     seen: dict[str, set[str]] = {}
     for batch in range(20):
@@ -146,7 +146,7 @@ async def test_random_pick_takes_each_now_and_then() -> None:
 
 
 async def test_least_full_compares_shares_of_the_capacity() -> None:
-    """Of events and of bytes: the one nearer to its limit counts."""
+    """The share of events or of bytes counts, whichever is nearer to its limit."""
     small, large = open_channel("a", capacity=4), open_channel("b", capacity=100)
     tight = open_channel("c", capacity=100, body_bytes_max=10)
     balancer = LeastFull()
@@ -170,7 +170,9 @@ async def test_least_full_compares_shares_of_the_capacity() -> None:
 )
 def test_own_selector_with_an_invalid_result_raises(answer: object, said: str) -> None:
     """An invalid result is an error, never a loss."""
-    selector = config_of(type="custom", factory="tests.own_steps:Answers", options={"answer": answer}).make(NAMES)
+    selector = config_of(
+        type="custom", factory="tests.custom_interceptors:FixedSelection", options={"answer": answer}
+    ).make(NAMES)
     assert not isinstance(selector, LoadBalancer)
     with pytest.raises((TypeError, ValueError), match=said):
         selector.select(table_of(b"1", b"2"))
@@ -179,5 +181,5 @@ def test_own_selector_with_an_invalid_result_raises(answer: object, said: str) -
 def test_own_selector_gets_the_channels_and_its_options() -> None:
     """The factory gets both; its selector is called for each batch."""
     table = table_of(b"a1", b"", b"b1")
-    sent = chosen(table, type="custom", factory="tests.own_steps:FirstLetter", options={"lost": "c"})
+    sent = chosen(table, type="custom", factory="tests.custom_interceptors:FirstLetter", options={"lost": "c"})
     assert sent == {"a": [b"a1"], "b": [b"b1"], "c": [b""]}

@@ -16,7 +16,7 @@ def test_loop_in_which_a_test_times_out_ends() -> None:
     before = signal.signal(signal.SIGUSR1, time_out)
     try:
         with asyncio.Runner(loop_factory=new_server_loop) as runner:
-            # From a thread: the loop waits for something when the signal comes, as it does in a test that hangs.
+            # The signal comes from a thread, while the loop waits as in a test that hangs.
             sending = threading.Thread(target=signal.raise_signal, args=(signal.SIGUSR1,))
             runner.get_loop().call_soon(sending.start)
             with pytest.raises(RuntimeError, match="stopped before Future completed"):

@@ -16,14 +16,14 @@ from millrace_server.agent.supervision import ComponentError, ComponentFailedErr
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry
-from tests.agent_parts import registry_with, until
+from tests.agent_components import registry_with, until
 from tests.channel_events import append, bodies_of, check_accounts, queued
 
 QUICK_SECONDS = 0.03
 
 
 class Written:
-    """What all sinks have written, in order; and how many worked at the same time."""
+    """What all sinks have written, in order, and the maximum number that worked at the same time."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, bytes]] = []
@@ -39,7 +39,7 @@ class Written:
 
 
 class Sink(BatchSink):
-    """Writes, unless the test lets it fail."""
+    """A sink that writes until the test makes it fail."""
 
     def __init__(self, name: str, written: Written) -> None:
         self.name = name
@@ -151,7 +151,7 @@ async def test_failover_while_all_are_healthy_activates_the_first_of_the_list(fa
 
 
 async def test_failover_of_the_first_goes_to_the_next_in_the_list(failover: Group) -> None:
-    """And to the third if the second fails too; each has its own state, and all events arrive in order."""
+    """After the second sink fails, the third becomes active; each has its own state, and all events arrive in order."""
     failover.sinks["a"].write_error = ComponentError("a is gone")
     await failover.send()
     await failover.delivered()

@@ -26,7 +26,7 @@ def test_config_of_an_invalid_group_is_refused(sinks: list[str], words: str) -> 
 
 
 def test_config_without_a_policy_fails_over() -> None:
-    """In the order of the list."""
+    """The order is that of the list."""
     assert group_of("b", "a") == SinkGroupConfig(sinks=["b", "a"], policy="failover", backoff_seconds_max=30.0)
 
 
@@ -45,10 +45,10 @@ def test_settings_with_good_groups_have_them() -> None:
 
 
 def test_settings_with_bad_groups_report_all_problems() -> None:
-    """With the group, the sink, the value, and what is allowed."""
-    assert problems_of(one={"sinks": ["a", "nobody", "c"]}, two={"sinks": ["b", "a"], "policy": "none"}) == [
+    """Each problem names the group, the sink and the value, and says what is allowed."""
+    assert problems_of(one={"sinks": ["a", "missing", "c"]}, two={"sinks": ["b", "a"], "policy": "none"}) == [
         'sink_groups.two.policy: is "none"; it must be "failover" or "load_balancing"',
-        f'sink_groups.one.sinks[1]: is "nobody"; it must be a sink of the configuration, of which there are: {KNOWN}',
+        f'sink_groups.one.sinks[1]: is "missing"; it must be a sink of the configuration, of which there are: {KNOWN}',
         f'sink_groups.one.sinks[2]: is "c", which empties channel "others"; {SAME}',
         'sink_groups.two.sinks[1]: is "a", which is in group "one" already; a sink is in one group at most',
     ]

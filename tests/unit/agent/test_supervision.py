@@ -43,7 +43,7 @@ class Work:
 async def test_supervise_of_an_unreachable_target_retries_and_logs_it_once(
     component: Component, log: list[Any]
 ) -> None:
-    """N attempts are one line, and one more when it works again."""
+    """N failures are one line, and the recovery another one."""
     work = Work(component, [ComponentError("cannot reach the target")] * 30)
     await supervise(component, work.run, quick())
     assert work.runs == 31
@@ -70,7 +70,7 @@ async def test_supervise_of_any_error_says_it_and_tries_again(
 
 
 async def test_supervise_of_a_permanent_failure_ends(component: Component) -> None:
-    """A retry that cannot help does not happen."""
+    """A permanent failure is not retried."""
     work = Work(component, [ComponentFailedError("no such user")])
     await supervise(component, work.run, quick())
     assert work.runs == 1
@@ -85,7 +85,7 @@ async def test_supervise_of_work_that_is_done_stops(component: Component) -> Non
 
 
 async def test_supervise_when_cancelled_ends_without_a_word(component: Component, log: list[Any]) -> None:
-    """A cancellation is no failure."""
+    """A cancellation is not a failure."""
     task = asyncio.create_task(supervise(component, asyncio.Event().wait, quick()))  # type: ignore[arg-type] # waits
     await asyncio.sleep(0)
     task.cancel()
@@ -142,7 +142,7 @@ def test_next_seconds_of_many_are_not_the_same() -> None:
     ("asked", "least", "most"), [(2.0, 2.0, 2.5), (0.0, 0.5, 0.625), (-1.0, 0.5, 0.625), (1e9, 10, 10)]
 )
 def test_next_seconds_requested_are_bounded(asked: float, least: float, most: float) -> None:
-    """Neither at once nor after years; and they do not lengthen the following delays."""
+    """A requested delay is bounded in both directions, and does not lengthen later ones."""
     backoff = Backoff(first_seconds=1.0, max_seconds=10.0)
     for _ in range(5):
         assert least <= backoff.next_seconds(asked) <= most

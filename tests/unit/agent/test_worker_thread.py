@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from millrace_server.agent.worker_thread import WorkerThread
-from tests.agent_parts import until
+from tests.agent_components import until
 
 _EVER_RUNNING = """
 import asyncio, time
@@ -34,7 +34,7 @@ async def test_submit_returns_the_result_or_the_error_of_the_function() -> None:
 
 
 async def test_submit_of_several_functions_runs_them_one_after_another() -> None:
-    """In the order of the calls."""
+    """The functions run in the order of the calls."""
     thread, seen, is_busy = WorkerThread("app"), [], threading.Lock()
 
     def note(number: int) -> None:
@@ -80,7 +80,7 @@ def test_function_that_never_ends_keeps_no_program_from_ending() -> None:
 
 
 async def test_shutdown_completes_queued_calls_and_the_next_call_starts_another_thread() -> None:
-    """Calls queued before are still done."""
+    """Calls queued before are completed."""
     thread = WorkerThread("ending")
     last = thread.submit(threading.current_thread)
     thread.shutdown()

@@ -1,4 +1,4 @@
-"""Whatever is asynchronous in here runs on the virtual clock, but for modules whose tests have threads."""
+"""The asynchronous tests in this directory run on the virtual clock, except in modules whose tests have threads."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -14,9 +14,9 @@ from tests.virtual_clock import VirtualClockLoop
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Gives each test in this folder a loop whose clock jumps.
+    """Gives each test in this directory a loop with a virtual clock.
 
-    That clock would jump while a thread is at work. So a module with `HAS_THREADS = True` has real time.
+    That clock would jump while a thread works, so a module with `HAS_THREADS = True` has real time.
     """
     module = item.getparent(pytest.Module)
     if module is not None and getattr(module.obj, "HAS_THREADS", False):
@@ -26,6 +26,6 @@ def pytest_asyncio_loop_factories(
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> SimulatedDisk:
-    """An empty disk, of which logs reserve little."""
+    """An empty disk, on which logs reserve little space."""
     make_small(monkeypatch)
     return SimulatedDisk([DATA])

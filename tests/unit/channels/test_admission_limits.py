@@ -16,7 +16,7 @@ def limits() -> ChannelLimits:
 
 
 def test_refuse_too_large_names_the_body_that_fits_no_channel(limits: ChannelLimits) -> None:
-    """Many that fit one by one are another matter."""
+    """Events that are too large only together are refused elsewhere."""
     limits.refuse_too_large([stored(b"x" * 10), stored(b"y" * 6, b"z" * 6)])
     with pytest.raises(EventTooLargeError, match="a body has 11 bytes; the channel holds 10 in all"):
         limits.refuse_too_large([stored(b""), stored(b"x" * 11)])
@@ -30,7 +30,7 @@ def test_refuse_too_large_names_the_event_that_fits_no_answer() -> None:
 
 
 def test_refuse_too_much_goes_by_the_transactions_capacity_and_the_whole_channels_bytes(limits: ChannelLimits) -> None:
-    """Exactly as much as may be is not too much; no commit of more could ever succeed."""
+    """Exactly the limits are allowed; no commit of more could ever succeed."""
     limits.refuse_too_much(5, 10)
     with pytest.raises(TxnCapacityError, match="would put 6 events; transaction_capacity is 5"):
         limits.refuse_too_much(6, 10)
@@ -39,14 +39,14 @@ def test_refuse_too_much_goes_by_the_transactions_capacity_and_the_whole_channel
 
 
 def test_refuse_above_open_bytes_names_the_body_that_no_commit_could_hold(limits: ChannelLimits) -> None:
-    """Many that fit one by one are another matter here too."""
+    """Bodies that are too large only together are refused elsewhere."""
     limits.refuse_above_open_bytes([stored(b"x" * 10), stored(b"y" * 6, b"z" * 6)])
     with pytest.raises(EventTooLargeError, match="a body has 11 bytes; the channel takes 10 at once"):
         limits.refuse_above_open_bytes([stored(b""), stored(b"x", b"x" * 11)])
 
 
 def test_refuse_crowding_bounds_what_open_transactions_hold(limits: ChannelLimits) -> None:
-    """It passes when some have ended."""
+    """There is room again when some transactions have ended."""
     limits.refuse_open_bytes(4, 6)
     with pytest.raises(BytesFullError, match="open transactions hold 5 body bytes, and 6 more") as refused:
         limits.refuse_open_bytes(5, 6)
@@ -55,12 +55,12 @@ def test_refuse_crowding_bounds_what_open_transactions_hold(limits: ChannelLimit
 
 @pytest.mark.parametrize(("taken", "room"), [(0, 5), (4, 1)])
 def test_taking_room_is_what_the_transaction_may_still_take(limits: ChannelLimits, taken: int, room: int) -> None:
-    """Takes are counted apart from puts."""
+    """Takes are counted separately from puts."""
     assert limits.takes_left(taken, "t") == room
 
 
 def test_taking_room_that_is_used_up_is_refused(limits: ChannelLimits) -> None:
-    """Also where the limit was lowered meanwhile."""
+    """This holds also if the limit was lowered meanwhile."""
     for taken in (5, 6):
         with pytest.raises(TxnCapacityError, match=f"has taken {taken} events") as refused:
             limits.takes_left(taken, "t")
@@ -79,7 +79,7 @@ def test_taking_room_that_is_used_up_is_refused(limits: ChannelLimits) -> None:
 def test_portion_is_what_was_asked_for_within_the_limits(
     limits: ChannelLimits, form: Form, wanted: tuple[int, int, int], portion: tuple[int, int, int]
 ) -> None:
-    """Nothing asked for is as much as may be; rows are made one by one, so there are fewer."""
+    """Zero requests the maximum; rows are built one by one, so fewer are allowed."""
     events_max, body_bytes_max, answer_bytes_max = portion
     wanted_events, wanted_bytes, allowed_events = wanted
     taking = TakeLimits(events_max=wanted_events, body_bytes_max=wanted_bytes, form=form)

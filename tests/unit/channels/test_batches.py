@@ -15,7 +15,7 @@ FORMS = st.sampled_from(Form)
 
 
 def encoded_bytes(one: Window, form: Form) -> int:
-    """What an answer with this window has."""
+    """The encoded size of an answer with this window."""
     return _encoded(one, form).ByteSize()
 
 
@@ -29,25 +29,25 @@ def _encoded(one: Window, form: Form) -> event_pb2.EventBatch:
 
 
 def test_stored_columns_of_a_request_know_its_sizes() -> None:
-    """The number of bytes and the largest body are known without touching an event."""
+    """The bytes and the largest body are known without decoding an event."""
     columns = stored(b"a", b"", b"cccc", b"dd")
     assert (columns.count, columns.body_bytes, columns.largest_body_bytes) == (4, 7, 4)
 
 
 def test_stored_columns_of_empty_bodies_have_no_bytes() -> None:
-    """Empty bodies are legal."""
+    """Empty bodies are allowed."""
     columns = stored(b"", b"")
     assert (columns.count, columns.body_bytes, columns.largest_body_bytes) == (2, 0, 0)
 
 
 def test_stored_columns_of_none_are_empty() -> None:
-    """Columns without events can be asked the same."""
+    """Columns without events have sizes too."""
     columns = StoredColumns.of(event_pb2.EventColumns())
     assert (columns.count, columns.body_bytes, columns.largest_body_bytes) == (0, 0, 0)
 
 
 def test_stored_columns_with_unknown_fields_drop_them() -> None:
-    """Fields of a stranger's making are neither stored nor sent again: no bound counts them."""
+    """Unknown fields of a client are neither stored nor sent, since no limit counts them."""
     unknown = bytes([15 << 3 | 2, 100]) + b"u" * 100
     header = event_pb2.HeaderColumn.FromString(
         event_pb2.HeaderColumn(key="k", sizes=[2], values=b"v").SerializeToString() + unknown
@@ -68,7 +68,7 @@ def test_first_index_above_any_limit_leaves_what_can_be_fetched(events: Sequence
 
 
 def test_first_index_above_a_limit_names_the_first_too_large() -> None:
-    """The event that does not fit is found."""
+    """The index is that of the first event that does not fit."""
     columns = stored_rows([({}, b"x"), ({"k": "v" * 300}, b""), ({}, b"y" * 900), ({}, b"z" * 900)])
     assert columns.first_index_above(800) == 2
     assert columns.first_index_above(300) == 1
@@ -76,14 +76,14 @@ def test_first_index_above_a_limit_names_the_first_too_large() -> None:
 
 
 def test_first_index_above_a_limit_far_above_all_needs_no_look() -> None:
-    """Most requests are far below the limit: their columns are not even parsed."""
+    """Most requests are far below the limit, so their columns are not even parsed."""
     columns = stored(b"x")
     columns.remember(b"no columns")
     assert columns.first_index_above(1 << 20) is None
 
 
 def test_first_index_above_a_limit_near_the_whole_is_exact_enough() -> None:
-    """An event that is nearly all of the request is held against its own size, with all its headers."""
+    """An event that is nearly the whole request is measured exactly, with all its headers."""
     headers = {str(number): "" for number in range(HEADER_KEYS_MAX)}
     columns = stored_rows([(headers, b"x" * 1000), (headers, b"")])
     limit = max(encoded_bytes(Window.whole(columns).part(0, 1), form) for form in Form)
@@ -92,7 +92,7 @@ def test_first_index_above_a_limit_near_the_whole_is_exact_enough() -> None:
 
 @given(rows(min_size=1), st.data())
 def test_part_of_a_part_holds_its_events(events: list[Row], data: st.DataObject) -> None:
-    """Windows can be cut again and again, and answer in both forms."""
+    """Windows can be cut repeatedly, and encoded in both forms."""
     whole = Window.whole(stored_rows(events))
     start = data.draw(st.integers(0, len(events)))
     stop = data.draw(st.integers(start, len(events)))
@@ -108,7 +108,7 @@ def test_part_of_a_part_holds_its_events(events: list[Row], data: st.DataObject)
 
 
 def test_columns_of_the_whole_window_are_the_bytes_that_came() -> None:
-    """Nothing is cut, copied or parsed."""
+    """The stored bytes are returned without cutting, copying or parsing."""
     columns = stored(b"a", b"b")
     assert Window.whole(columns).columns() is columns.raw
     assert Window.whole(columns).part(0, 2).columns() is columns.raw
@@ -118,7 +118,7 @@ def test_columns_of_the_whole_window_are_the_bytes_that_came() -> None:
 def test_fit_of_any_window_is_the_furthest_within_both_limits(
     events: list[Row], data: st.DataObject, form: Form
 ) -> None:
-    """What fits keeps the limit on bodies, encodes within the answer, and no one event more would."""
+    """The result keeps to the limit of bodies and fits the answer, but would not with one event more."""
     start = data.draw(st.integers(0, len(events) - 1))
     stop = data.draw(st.integers(start + 1, len(events)))
     body_bytes_max = data.draw(st.integers(0, 60))
@@ -132,13 +132,13 @@ def test_fit_of_any_window_is_the_furthest_within_both_limits(
         assert encoded_bytes(fitting, form) <= fit.answer_bytes <= answer_bytes_max
     if fit.count < whole.count:
         more = whole.part(0, fit.count + 1)
-        # The bound on the answer may be above the bytes by a little for each header and event.
+        # The bound of the answer may exceed the bytes by a little for each header and event.
         margin = 64 + more.count * 24 + 5 * (64 + 24 * more.count + 10 * more.count)
         assert more.body_bytes > body_bytes_max or encoded_bytes(more, form) + margin > answer_bytes_max
 
 
 def test_fit_of_a_whole_in_columns_reads_no_columns() -> None:
-    """The hot path knows the answer from the sizes alone."""
+    """For whole batches the sizes alone decide."""
     columns = stored(b"a" * 10, b"b" * 10)
     raw_bytes = len(columns.raw)
     columns.remember(b"?" * raw_bytes)
@@ -147,7 +147,7 @@ def test_fit_of_a_whole_in_columns_reads_no_columns() -> None:
 
 
 def test_cutter_that_is_kept_is_made_once() -> None:
-    """A window that is cut several times sums its offsets once; others keep nothing."""
+    """A window that is cut several times sums its offsets once; others do not keep them."""
     columns = stored(b"a", b"b")
     assert columns.cutter() is not columns.cutter()
     kept = columns.cutter(keep=True)
@@ -177,7 +177,7 @@ def test_between_sequences_returns_the_part_that_overlaps(
 @pytest.mark.parametrize("count", range(1, 6))
 @pytest.mark.parametrize(("first", "last"), [(0, 5), (1, 4)])
 def test_without_any_range_leaves_the_rest(start: int, count: int, first: int, last: int) -> None:
-    """At the front, in the middle, at the end, or all of it; of a whole batch and of a part."""
+    """The range may be at the front, in the middle, at the end, or everything, of a whole batch or of a part."""
     part = batch(7, b"a", b"bb", b"ccc", b"dddd", b"eeeee").part(first, last)
     events = numbered([part])
     if start + count > part.count:
@@ -190,7 +190,7 @@ def test_without_any_range_leaves_the_rest(start: int, count: int, first: int, l
 
 
 def test_without_either_end_reads_no_columns() -> None:
-    """The bytes that go are known, so are those that stay."""
+    """The removed bytes are known, and so are the remaining ones."""
     whole = batch(7, b"a", b"bb", b"ccc")
     whole.window.stored.remember(b"no columns")
     assert [one.first_sequence for one in whole.without(0, 1, 1)] == [8]
@@ -199,7 +199,7 @@ def test_without_either_end_reads_no_columns() -> None:
 
 
 class FakeLog:
-    """Gives columns back, and counts how often."""
+    """Returns columns, and counts the reads."""
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
@@ -212,7 +212,7 @@ class FakeLog:
 
 
 def test_stored_columns_in_a_log_are_read_when_they_are_wanted() -> None:
-    """Their sizes are known without the log; forgotten columns are read again."""
+    """Their sizes are known without the log; columns that were dropped from memory are read again."""
     raw = stored(b"a", b"bbb").raw
     log, location = FakeLog(bytes(raw)), Location(1, 64, 99)
     columns = StoredColumns.in_log(location, log, 2, 4, len(raw))
@@ -234,7 +234,7 @@ def test_forget_of_columns_in_memory_only_is_refused() -> None:
 
 
 def test_joined_with_its_other_part_is_the_whole_again() -> None:
-    """Two neighbours of the same columns become one window, which is sent as it came."""
+    """Two adjacent windows of the same columns become one, which is sent as stored."""
     whole = batch(7, b"a", b"b", b"c")
     first, second, third = (whole.part(index, index + 1) for index in range(3))
     joined = first.joined(second)
@@ -247,19 +247,19 @@ def test_joined_with_its_other_part_is_the_whole_again() -> None:
 
 
 def test_joined_with_what_does_not_follow_stays_apart() -> None:
-    """Other columns, a gap in the window, or a gap in the sequences: none of them is a neighbour."""
+    """Other columns, a gap in the window, and a gap in the sequences keep windows apart."""
     whole = batch(7, b"a", b"b", b"c")
     first, second, third = (whole.part(index, index + 1) for index in range(3))
     assert first.joined(batch(8, b"b")) is None
     assert first.joined(third) is None
     assert second.joined(first) is None
     assert first.joined(StoredBatch(9, second.window)) is None
-    # What a stamp cut out of the middle: the sequences are neighbours, the events were not.
+    # A stamp has removed the events between: the sequences are adjacent, but the windows are not.
     assert first.joined(StoredBatch(8, third.window)) is None
 
 
 def test_window_of_some_columns_knows_what_it_leaves_out() -> None:
-    """A window is whole only where nothing lies outside of it."""
+    """A window is whole only if nothing lies outside of it."""
     one = window(b"a", b"b")
     assert one.is_whole
     assert not one.part(0, 1).is_whole
@@ -267,7 +267,7 @@ def test_window_of_some_columns_knows_what_it_leaves_out() -> None:
 
 
 def test_stored_columns_from_any_rows_are_those_of_the_wire() -> None:
-    """Rows that came in are stored as the columns that a client would have sent."""
+    """Rows are stored as the columns that a client would have sent."""
     events: list[Row] = [({"a": "1"}, b"x"), ({}, b"y")]
     (columns,) = columns_from_events(events)
     assert stored_rows(events).raw == columns.SerializeToString()

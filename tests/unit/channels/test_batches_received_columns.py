@@ -1,4 +1,4 @@
-"""Columns from strangers, as bytes."""
+"""Encoded columns from untrusted clients."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ HEADERS = event_pb2.EventColumns.HEADERS_FIELD_NUMBER
 
 @pytest.fixture(params=[0, 1 << 30], ids=["taken apart", "parsed"])
 def _either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages of any size are taken apart by hand, or parsed by protobuf."""
+    """Messages of any size are decoded by hand, or parsed by protobuf."""
     monkeypatch.setattr(wire_format, "_WORTH_IT_BYTES", request.param)
 
 
@@ -40,8 +40,8 @@ def large_columns(**changes: Any) -> bytes:
 
 
 @pytest.mark.usefixtures("_either_way")
-def test_received_columns_that_are_good_are_kept_as_they_came() -> None:
-    """Their sizes are known, and so are their events."""
+def test_received_columns_that_are_valid_are_kept_unchanged() -> None:
+    """Their sizes and their events are known."""
     raw = large_columns()
     stored = StoredColumns.received(raw)
     assert stored.raw == raw
@@ -62,8 +62,8 @@ def test_received_columns_that_are_good_are_kept_as_they_came() -> None:
         (large_columns(headers=[event_pb2.HeaderColumn(key="k", sizes=[2])]), "values: has 0 bytes; its sizes say 1"),
     ],
 )
-def test_received_columns_that_lie_are_refused(raw: bytes, complaint: str) -> None:
-    """This holds for each way of reading them."""
+def test_received_columns_that_contradict_themselves_are_refused(raw: bytes, complaint: str) -> None:
+    """This holds for both ways of decoding them."""
     with pytest.raises(ColumnsError, match=complaint):
         StoredColumns.received(raw)
 
@@ -75,7 +75,7 @@ def test_received_columns_that_lie_are_refused(raw: bytes, complaint: str) -> No
         large_columns()[:-1],
         large_columns() + b"\xff",
         b"\x00" + large_columns(),
-        # A key that is no UTF-8.
+        # A key that is not UTF-8.
         large_columns() + field_head(HEADERS, 3) + field_head(1, 1) + b"\xff",
         # A header that protobuf cannot parse: a consumer could not parse it either.
         event_pb2.EventColumns(count=1, body_sizes=[len(LARGE)]).SerializeToString()
@@ -85,14 +85,14 @@ def test_received_columns_that_lie_are_refused(raw: bytes, complaint: str) -> No
     ],
 )
 def test_received_columns_that_are_none_are_refused(raw: bytes) -> None:
-    """What protobuf cannot read is never stored."""
+    """Bytes that protobuf cannot parse are never stored."""
     with pytest.raises(DecodeError):
         StoredColumns.received(raw)
 
 
 @pytest.mark.usefixtures("_either_way")
 def test_received_columns_with_unknown_fields_drop_them() -> None:
-    """They would be stored and sent again, and no bound knows of them."""
+    """They would be stored and sent, but no limit counts them."""
     unknown = bytes([15 << 3 | 2, 100]) + b"u" * 100
     raw = large_columns()
     assert StoredColumns.received(raw + unknown).raw == raw
@@ -104,7 +104,7 @@ def test_received_columns_with_unknown_fields_drop_them() -> None:
 
 @pytest.mark.usefixtures("_either_way")
 def test_received_columns_with_unknown_fields_in_saved_bytes_stay_within_bounds() -> None:
-    """Who writes a field shorter than protobuf does can hide as many bytes elsewhere, and gains nothing by it."""
+    """Fields encoded shorter than protobuf does could make room for unknown bytes, which gains nothing."""
     short = b"".join(
         field_head(HEADERS, len(column)) + column
         for column in (field_head(1, 3) + b"%03d" % number + b"\x10\x02" + b"\x1a\x01v" for number in range(100))
@@ -135,7 +135,7 @@ def _mutated(draw: st.DrawFn) -> bytes:
 
 @given(_mutated())
 def test_received_columns_of_any_bytes_are_good_or_refused(raw: bytes) -> None:
-    """Taken apart or parsed, the outcome is the same; what is stored can be read, and is no larger than its bound."""
+    """Both ways of decoding have the same result; stored columns can be read, and are within their bound."""
     outcomes: list[list[Row] | type[Exception]] = []
     for worth_it_bytes in (0, 1 << 30):
         with pytest.MonkeyPatch.context() as patch:

@@ -19,7 +19,7 @@ def room_with(event_count: int, body_bytes: int) -> Capacity:
         (3, 0, False),
         (0, 11, False),
         (3, 11, False),
-        # What shrinks one account needs room in the other alone.
+        # A change that shrinks one account needs room only in the other.
         (-1, 10, True),
         (-1, 11, False),
         (2, -1, True),
@@ -28,12 +28,12 @@ def room_with(event_count: int, body_bytes: int) -> Capacity:
     ],
 )
 def test_admits_a_change_that_keeps_both_limits(event_count: int, body_bytes: int, *, is_admitted: bool) -> None:
-    """8 events with 90 bytes are in; 10 events and 100 bytes are allowed."""
+    """The channel holds 8 events with 90 bytes; 10 events and 100 bytes are allowed."""
     assert room_with(8, 90).admits(event_count, body_bytes) is is_admitted
 
 
 def test_admits_what_shrinks_though_the_limits_are_passed() -> None:
-    """Above its limits a channel still lets go."""
+    """A channel above its limits can still shrink."""
     room = room_with(8, 90)
     room.resize(events_max=5, body_bytes_max=50)
     assert room.admits(-1, -1)
@@ -54,7 +54,7 @@ def test_change_below_nothing_is_a_bug(event_count: int, body_bytes: int) -> Non
     [(-1, 0, True), (0, -1, True), (-1, 5, True), (1, -1, True), (1, 1, False), (0, 0, False)],
 )
 async def test_change_that_makes_room_wakes_who_waits(event_count: int, body_bytes: int, *, is_woken: bool) -> None:
-    """One is woken, where there is more of anything than before."""
+    """One caller is woken if there is more of any room than before."""
     room = room_with(8, 90)
     woken = list[str]()
 
@@ -75,7 +75,7 @@ async def test_change_that_makes_room_wakes_who_waits(event_count: int, body_byt
     [(3, 0, ChannelFullError), (3, 11, ChannelFullError), (2, 11, BytesFullError), (0, 11, BytesFullError)],
 )
 def test_full_error_of_a_change_says_which_limit(event_count: int, body_bytes: int, kind: type[MillraceError]) -> None:
-    """Too many events, else too many bytes; the message has the numbers, and a retry makes sense."""
+    """Events are checked before bytes; the message has the numbers, and a retry is suggested."""
     error = room_with(8, 90).full_error(event_count, body_bytes, waited_seconds=3)
     assert type(error) is kind
     assert str(error) == (
@@ -87,6 +87,6 @@ def test_full_error_of_a_change_says_which_limit(event_count: int, body_bytes: i
 
 @pytest.mark.parametrize(("waited_seconds", "retry_delay_seconds"), [(0, 0.1), (0.5, 0.5), (60, 1)])
 def test_full_error_after_any_wait_suggests_a_sensible_delay(waited_seconds: float, retry_delay_seconds: float) -> None:
-    """Never at once, and never longer than a second."""
+    """The delay is neither zero nor longer than a second."""
     error = room_with(8, 90).full_error(3, 0, waited_seconds)
     assert error.retry_delay_seconds == retry_delay_seconds

@@ -16,14 +16,14 @@ from millrace_server.errors import (
     TxnCapacityError,
 )
 from tests.channel_events import append, check_accounts, open_channel, queued, stored
-from tests.file_channels import Gate, called, file_channel, story_on
+from tests.file_channels import Gate, called, durable_state_on, file_channel
 from tests.simulated_disk import SimulatedDisk
 
 HAS_THREADS = True
 
 
 async def test_plan_append_changes_nothing_until_it_is_begun() -> None:
-    """Plans may be made and forgotten; the last one counts."""
+    """Plans may be made and discarded; the last one counts."""
     channel = open_channel()
     _ = channel.transactions.plan_append([stored(b"a")], Stamp("p", 1, 1))
     commit = channel.transactions.plan_append([stored(b"b")], Stamp("p", 1, 1))
@@ -35,7 +35,7 @@ async def test_plan_append_changes_nothing_until_it_is_begun() -> None:
 
 
 async def test_plan_append_refuses_what_append_refuses() -> None:
-    """Before anything has begun anywhere."""
+    """Refusals come before anything has begun in any channel."""
     channel = open_channel(capacity=4, transaction_capacity=2, body_bytes_max=10)
     await append(channel, b"a", stamp=Stamp("p", 1, 10))
     with pytest.raises(TxnCapacityError):
@@ -50,7 +50,7 @@ async def test_plan_append_refuses_what_append_refuses() -> None:
 
 
 async def test_refuse_unstorable_looks_at_single_events_only() -> None:
-    """However many there are, and however full the channel is."""
+    """The number of events and the room in the channel do not matter."""
     channel = open_channel(capacity=1, body_bytes_max=10)
     channel.transactions.refuse_unstorable([stored(bytes(10), bytes(10)), stored(*[b"x"] * 100)])
     with pytest.raises(EventTooLargeError):
@@ -63,16 +63,16 @@ async def test_append_of_no_events_has_its_stamp_last(disk: SimulatedDisk) -> No
         await append(opened.channel, b"a", stamp=Stamp("p", 0, 9))
         assert await opened.channel.transactions.append([], Stamp("p", 10, 19)) == Receipt()
         before = opened.journal.submitted_count
-        # A repeat is nothing new, and is not written.
+        # A repeat is not written.
         assert await opened.channel.transactions.append([], Stamp("p", 10, 19)) == Receipt()
         assert opened.journal.submitted_count == before
-        story = await story_on(disk.copy())
-        assert (story.stamps, story.next_sequence) == ({"p": [(0, 19)]}, 2)
-        assert story == opened.story()
+        durable_state = await durable_state_on(disk.copy())
+        assert (durable_state.stamps, durable_state.next_sequence) == ({"p": [(0, 19)]}, 2)
+        assert durable_state == opened.durable_state()
 
 
 async def test_append_of_no_events_whose_sync_fails_is_not_accepted(disk: SimulatedDisk) -> None:
-    """Whoever waits for it is told."""
+    """The caller receives the error of the log, and the stamp does not count as accepted."""
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a")
         disk.fail("sync", 1, errno.EIO)
@@ -82,7 +82,7 @@ async def test_append_of_no_events_whose_sync_fails_is_not_accepted(disk: Simula
 
 
 async def test_settled_waits_for_all_that_is_on_its_way(disk: SimulatedDisk) -> None:
-    """Also for an append whose caller has left."""
+    """This includes an append whose caller has been cancelled."""
     async with file_channel(disk) as opened:
         gate = Gate(disk)
         gate.close()
@@ -100,7 +100,7 @@ async def test_settled_waits_for_all_that_is_on_its_way(disk: SimulatedDisk) -> 
 
 
 async def test_settled_when_what_was_on_its_way_found_no_room_is_settled(disk: SimulatedDisk) -> None:
-    """It will not be stored: that is all that is asked."""
+    """An append that found no room will not be stored, so its outcome is known."""
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a")
         gate = Gate(disk)
@@ -129,7 +129,7 @@ async def test_settled_when_the_log_has_failed_reports_it(disk: SimulatedDisk) -
 
 
 async def test_settled_of_a_channel_in_memory_is_at_once() -> None:
-    """What is begun is stored there."""
+    """An append in memory is stored when it begins."""
     channel = open_channel()
     await append(channel, b"a")
     await asyncio.wait_for(channel.transactions.wait_until_durable(), 1)

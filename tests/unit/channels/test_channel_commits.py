@@ -32,7 +32,7 @@ from tests.virtual_clock import now, settle, started
 
 @pytest.fixture
 async def channel() -> Channel:
-    """Full: 3 of 3 events, 9 of 10 bytes."""
+    """A nearly full channel: 3 of 3 events, 9 of 10 bytes."""
     channel = open_channel(capacity=3, body_bytes_max=10, keep_alive_seconds=3)
     await append(channel, b"aaa", b"bbb", b"ccc")
     return channel
@@ -47,7 +47,7 @@ async def make_room(channel: Channel, event_count: int = 1) -> None:
 
 
 async def test_append_stores_all_requests_as_one(channel: Channel) -> None:
-    """Rows may have become several columns."""
+    """The rows of a request may have become several columns."""
     await make_room(channel, 3)
     assert await channel.transactions.append([stored(b"x"), stored(b"y", b"z")], None) == Receipt(4, 6)
     assert queued(channel) == [b"x", b"y", b"z"]
@@ -78,7 +78,7 @@ async def test_append_to_a_full_channel_waits_for_room(channel: Channel) -> None
 
 
 async def test_append_that_finds_no_room_stores_nothing(channel: Channel) -> None:
-    """Neither events nor stamp: the same append may come again."""
+    """Neither events nor stamp are stored, so the append may be repeated."""
     stamp = Stamp("p", 1, 1)
     with pytest.raises(ChannelFullError):
         await append(channel, b"d", stamp=stamp)
@@ -98,7 +98,7 @@ async def test_append_that_finds_room_for_events_but_not_for_bytes_reports_it(ch
 
 
 async def test_append_of_what_is_stored_already_needs_no_room(channel: Channel) -> None:
-    """A repeat is answered at once, though the channel is full."""
+    """A repeat is answered at once, even if the channel is full."""
     channel._contents.ledger.accept(Stamp("p", 1, 2))
     assert await append(channel, b"x", b"y", stamp=Stamp("p", 1, 2)) == Receipt(0, 0, is_deduplicated=True)
     assert now() == 0
@@ -117,7 +117,7 @@ async def test_append_repeated_while_the_first_waits_is_stored_once(channel: Cha
 
 
 async def test_append_with_overlapping_stamps_stores_each_number_once() -> None:
-    """Events with known numbers are cut off, before and behind, and in the middle."""
+    """Events with known numbers are removed at both ends and in the middle."""
     channel = open_channel()
     assert await append(channel, b"3", b"4", stamp=Stamp("p", 3, 4)) == Receipt(1, 2)
     assert await append(channel, b"2", b"3", b"4", b"5", stamp=Stamp("p", 2, 5)) == Receipt(3, 4, is_deduplicated=True)
@@ -178,7 +178,7 @@ async def test_append_behind_one_that_was_refused_stores_nothing(channel: Channe
 
 
 async def test_append_repeated_behind_what_it_came_after_is_a_repeat() -> None:
-    """The condition is kept for ever once it was: so a repeat is answered as any other."""
+    """A condition that was met stays so, and a repeat is answered like any other."""
     channel = open_channel()
     await append(channel, b"a", stamp=Stamp("p", 1, 1))
     stamp = Stamp("p", 2, 2, after=1)
@@ -187,7 +187,7 @@ async def test_append_repeated_behind_what_it_came_after_is_a_repeat() -> None:
 
 
 async def test_append_that_closes_gaps_drops_what_comes_late_nevertheless() -> None:
-    """What a connection given up long ago still holds is dropped once its producer is past it."""
+    """A late request of an abandoned connection is dropped once its producer has moved on."""
     channel = open_channel()
     await append(channel, b"1", stamp=Stamp("p", 1, 1))
     await append(channel, b"9", stamp=Stamp("p", 9, 9, oldest_open=9))
@@ -219,7 +219,7 @@ async def test_commit_of_a_swap_on_a_full_channel_is_at_once(channel: Channel) -
 
 
 async def test_commit_of_a_swap_with_more_bytes_waits_for_them(channel: Channel) -> None:
-    """One for one in events, but there is no room for the difference in bytes."""
+    """The numbers of events are equal, but there is no room for the difference in bytes."""
     txn_id = await begin_with_takes(channel, 1)
     channel.transactions.put(txn_id, [stored(b"ddddd")], None)
     with pytest.raises(BytesFullError):
@@ -230,7 +230,7 @@ async def test_commit_of_a_swap_with_more_bytes_waits_for_them(channel: Channel)
 
 
 async def test_commit_of_several_lets_takes_of_one_make_room_for_another(channel: Channel) -> None:
-    """They are one change."""
+    """The transactions are one change."""
     taking, putting = await begin_with_takes(channel, 2), begin_with_puts(channel, b"d", b"e")
     assert await channel.transactions.commit([putting, taking], None) == Receipt(4, 5)
     assert now() == 0
@@ -238,7 +238,7 @@ async def test_commit_of_several_lets_takes_of_one_make_room_for_another(channel
 
 
 async def test_commit_of_more_than_the_channel_holds_together_is_refused(channel: Channel) -> None:
-    """Each transaction could be stored, all of them never; they stay open, and go one by one."""
+    """Each transaction could be stored, but never all; they stay open, and can be committed one by one."""
     await make_room(channel, 3)
     first, second = begin_with_puts(channel, b"1", b"2"), begin_with_puts(channel, b"3", b"4")
     with pytest.raises(TxnCapacityError, match="the commit puts 4 events"):
@@ -317,7 +317,7 @@ async def test_commit_repeated_while_the_first_waits_gets_the_same(channel: Chan
 
 
 async def test_commit_that_waits_when_its_transaction_is_rolled_back_fails_at_once(channel: Channel) -> None:
-    """And no one waits behind it any more."""
+    """Callers behind it do not wait for it any more."""
     txn_id = begin_with_puts(channel, b"d", b"e")
     call = await started(channel.transactions.commit([txn_id], None))
     behind = await started(append(channel, b"f"))
@@ -332,7 +332,7 @@ async def test_commit_that_waits_when_its_transaction_is_rolled_back_fails_at_on
 
 
 async def test_commit_that_waits_stores_what_is_put_meanwhile(channel: Channel) -> None:
-    """The transaction is open until it is committed."""
+    """The transaction stays open until it is committed."""
     txn_id = begin_with_puts(channel, b"d")
     call = await started(channel.transactions.commit([txn_id], None))
     channel.transactions.put(txn_id, [stored(b"e")], None)
@@ -344,7 +344,7 @@ async def test_commit_that_waits_stores_what_is_put_meanwhile(channel: Channel) 
 
 
 async def test_commit_that_waits_when_the_channel_is_deleted_fails_at_once(channel: Channel) -> None:
-    """Nothing waits for a channel that is gone."""
+    """No call waits for a deleted channel."""
     commit = await started(channel.transactions.commit([begin_with_puts(channel, b"d")], None))
     behind = await started(append(channel, b"e"))
     channel.delete()
@@ -355,7 +355,7 @@ async def test_commit_that_waits_when_the_channel_is_deleted_fails_at_once(chann
 
 
 async def test_commit_without_keep_alive_does_not_wait() -> None:
-    """Zero is allowed, and is at once."""
+    """A keep-alive of zero is allowed, and does not wait."""
     channel = open_channel(capacity=1, keep_alive_seconds=0)
     await append(channel, b"a")
     with pytest.raises(ChannelFullError, match="in 0 s") as refused:
@@ -374,7 +374,7 @@ async def test_commit_with_a_stamp_covers_all_its_transactions() -> None:
 
 
 async def test_commit_of_repeats_alone_still_removes_its_takes() -> None:
-    """A forwarder that did its work before commits its takes now."""
+    """A forwarder whose events are already stored still commits its takes."""
     channel = open_channel()
     await append(channel, b"a", stamp=Stamp("p", 1, 1))
     txn_id = await begin_with_takes(channel, 1)
@@ -385,7 +385,7 @@ async def test_commit_of_repeats_alone_still_removes_its_takes() -> None:
 
 
 async def test_commit_with_an_impossible_stamp_leaves_its_transaction_open() -> None:
-    """Another stamp will do."""
+    """Another stamp can still be used."""
     channel = open_channel()
     await append(channel, b"a", b"b", stamp=Stamp("p", 5, 5))
     txn_id = begin_with_puts(channel, b"c")
@@ -413,7 +413,7 @@ async def test_update_to_more_is_at_once(channel: Channel) -> None:
 
 
 async def test_update_to_less_without_room_changes_nothing(channel: Channel) -> None:
-    """After the keep-alive it returns the reason, and all old limits are in force."""
+    """After the keep-alive it returns the reason, and all old limits stay in force."""
     before = channel.config
     message = await channel.update(limits_of(capacity=2, transaction_capacity=1, lease_seconds=5))
     assert message == (
@@ -441,7 +441,7 @@ async def test_update_to_less_waits_for_room(channel: Channel) -> None:
 
 
 async def test_update_of_bytes_alone_follows_the_same_rule(channel: Channel) -> None:
-    """There is no last achieved size in between."""
+    """The channel does not keep intermediate sizes."""
     assert await channel.update(limits_of(capacity=3, body_bytes_max=8)) != ""
     assert channel._contents.capacity.body_bytes_max == 10
     assert await channel.update(limits_of(capacity=3, body_bytes_max=9)) == ""
@@ -449,7 +449,7 @@ async def test_update_of_bytes_alone_follows_the_same_rule(channel: Channel) -> 
 
 
 async def test_update_of_other_limits_holds_from_then_on() -> None:
-    """Leases, transactions and their capacity."""
+    """This concerns leases, transactions and their capacity."""
     channel = open_channel(capacity=10)
     txn_id = begin_with_puts(channel, b"1", b"2", b"3")
     assert await channel.update(limits_of(capacity=10, transaction_capacity=2, open_transactions_max=1)) == ""
@@ -464,7 +464,7 @@ async def test_update_of_other_limits_holds_from_then_on() -> None:
 
 
 async def test_update_to_less_than_an_open_transaction_took_refuses_only_more() -> None:
-    """What it has taken it may commit."""
+    """The events that it has taken can be committed."""
     channel = open_channel(capacity=10)
     await append(channel, b"1", b"2", b"3", b"4")
     txn_id = await begin_with_takes(channel, 3)
@@ -487,7 +487,7 @@ async def test_update_below_what_an_open_transaction_put_makes_its_commit_imposs
 
 
 async def test_update_that_waits_when_the_channel_is_deleted_fails_at_once(channel: Channel) -> None:
-    """There is nothing to resize any more."""
+    """A deleted channel cannot be resized."""
     call = await started(channel.update(limits_of(capacity=2)))
     channel.delete()
     with pytest.raises(ChannelNotFoundError):

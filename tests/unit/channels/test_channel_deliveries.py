@@ -79,7 +79,7 @@ async def test_join_of_two_loans_makes_one_that_is_settled_whole(channel: Channe
 
 
 async def test_join_of_two_loans_that_are_given_back_returns_both(channel: Channel) -> None:
-    """Each event goes back to its own place, whichever of the two it came with."""
+    """Each event returns to its own place, from whichever of the two deliveries it came."""
     first, between, last = [await channel.deliveries.deliver(TakeLimits(events_max=1)) for _ in range(3)]
     channel.deliveries.join(first, last)
     _ = channel.deliveries.settle(between)
@@ -89,7 +89,7 @@ async def test_join_of_two_loans_that_are_given_back_returns_both(channel: Chann
 
 
 async def test_join_in_a_deleted_channel_does_nothing(channel: Channel) -> None:
-    """The channel has ended both already."""
+    """The deletion has ended both deliveries already."""
     first, second = [await channel.deliveries.deliver(TakeLimits(events_max=1)) for _ in range(2)]
     channel.delete()
     channel.deliveries.join(first, second)
@@ -97,7 +97,7 @@ async def test_join_in_a_deleted_channel_does_nothing(channel: Channel) -> None:
 
 
 async def test_lend_on_an_empty_channel_waits_however_long(channel: Channel) -> None:
-    """In the line of those who take."""
+    """The call waits with the takers."""
     await channel.purge()
     call = await started(channel.deliveries.deliver(TakeLimits()))
     assert len(channel._contents.takers) == 1
@@ -116,7 +116,7 @@ async def test_lend_is_never_taken_back_by_a_lease(channel: Channel) -> None:
 
 
 async def test_lend_while_a_claim_lives_is_refused(channel: Channel) -> None:
-    """Also where it waits when the claim comes."""
+    """This includes a call that is waiting when the channel is claimed."""
     await channel.purge()
     call = await started(channel.deliveries.deliver(TakeLimits()))
     await channel.claim("r", None, takeover=False)
@@ -137,7 +137,7 @@ async def test_claim_while_a_delivery_is_out_is_refused(channel: Channel) -> Non
 
 
 async def test_claim_without_a_lease_has_the_channels(channel: Channel) -> None:
-    """Zero means the same."""
+    """Zero means the channel's lease as well."""
     assert (await channel.claim("r", None, takeover=False)).lease.seconds == 30
     assert (await channel.claim("r", 0, takeover=False)).lease.seconds == 30
 
@@ -152,7 +152,7 @@ async def test_lend_beyond_the_open_transactions_is_refused(channel: Channel) ->
 
 
 async def test_lend_that_is_refused_leaves_the_event_to_the_next() -> None:
-    """The wake-up is not lost with the call that could not use it."""
+    """The wake-up is passed on to a call that can use it."""
     channel = open_channel(open_transactions_max=2)
     taking = begin(channel)
     lending = await started(channel.deliveries.deliver(TakeLimits()))
@@ -166,7 +166,7 @@ async def test_lend_that_is_refused_leaves_the_event_to_the_next() -> None:
 
 
 async def test_lend_that_is_cancelled_takes_nothing(channel: Channel) -> None:
-    """Before its wake-up and after it; the event goes to the next."""
+    """Cancelled before or after its wake-up, it leaves the event to the next call."""
     await channel.purge()
     calls = [await started(channel.deliveries.deliver(TakeLimits())) for _ in range(3)]
     calls[0].cancel()
@@ -193,7 +193,7 @@ async def test_lend_when_the_channel_drains_is_refused_at_once(channel: Channel)
 
 
 async def test_lend_when_the_channel_is_deleted_is_refused_at_once(channel: Channel) -> None:
-    """What is out is forgotten with the channel."""
+    """Open deliveries are forgotten with the channel."""
     delivery = await channel.deliveries.deliver(TakeLimits())
     await channel.purge()
     call = await started(channel.deliveries.deliver(TakeLimits()))

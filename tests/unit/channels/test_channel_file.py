@@ -15,7 +15,7 @@ FILE = ChannelFile(IDENTITY, index=1, count=3)
 
 
 def write(path: Path, **changes: Any) -> None:
-    """A file with other fields, whose checksum is right."""
+    """Writes a file with other fields and a valid checksum."""
     FILE.write(path)
     content = json.loads((path / CHANNEL_FILE).read_bytes())
     channel = content["channel"] | changes
@@ -33,7 +33,7 @@ def test_read_of_what_was_written_returns_it(tmp_path: Path, file: ChannelFile) 
 
 
 def test_write_makes_the_bytes_that_are_documented(tmp_path: Path) -> None:
-    """The format is a promise: files that were written must be read by later versions."""
+    """The format is fixed: files must be readable by later versions."""
     FILE.write(tmp_path)
     assert json.loads((tmp_path / CHANNEL_FILE).read_bytes()) == {
         "format": "millrace channel",
@@ -57,7 +57,7 @@ def test_read_without_a_file_returns_none(tmp_path: Path) -> None:
 
 
 def test_make_assigns_each_channel_an_id_of_its_own() -> None:
-    """No two channels are taken for each other, not even of one name; a new one's log bears its id."""
+    """No two channels are confused, even of one name; a new channel's log has its id."""
     before = time.time_ns() // 1000
     first, second = ChannelIdentity.make("orders"), ChannelIdentity.make("orders")
     assert first.channel_id == first.log_id != second.channel_id
@@ -94,7 +94,7 @@ def test_read_of_another_version_refuses_whatever_else_it_holds(tmp_path: Path, 
 
 
 def test_read_of_every_single_bit_flip_finds_it(tmp_path: Path) -> None:
-    """No flipped bit makes a directory another one's; one in white space or between fields may be harmless."""
+    """No flipped bit is accepted as another identity; one in white space or between fields may be harmless."""
     FILE.write(tmp_path)
     path = tmp_path / CHANNEL_FILE
     content = path.read_bytes()
@@ -143,7 +143,7 @@ def test_read_of_a_field_that_is_not_allowed_names_it(tmp_path: Path, changes: d
 
 
 def test_read_of_a_link_does_not_follow_it(tmp_path: Path) -> None:
-    """A file elsewhere does not identify this directory."""
+    """The identity of a directory is never read from elsewhere."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     FILE.write(elsewhere)
@@ -161,7 +161,7 @@ def test_read_of_a_directory_reports_it(tmp_path: Path) -> None:
 
 
 def test_read_of_a_pipe_does_not_wait_for_a_writer(tmp_path: Path) -> None:
-    """A pipe in the file's place cannot hold the server up."""
+    """A pipe in place of the file cannot block the server."""
     os.mkfifo(tmp_path / CHANNEL_FILE)
     with pytest.raises(DirectoryError, match="it is not JSON"):
         ChannelFile.read(tmp_path)

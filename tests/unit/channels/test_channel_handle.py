@@ -14,35 +14,35 @@ from millrace_server.errors import (
     ReplayingError,
 )
 from millrace_server.wal.format import UnknownVersionError
-from millrace_server.wal.payload_codec import KeyMissingError
+from millrace_server.wal.payload_codec import KeyMismatchError, KeyMissingError
 from millrace_server.wal.segments import LogCorruptError
 from tests.channel_events import limits_of, open_channel
 
 
 class FakeStore(FileStore):
-    """Files of which nothing is known but their damage."""
+    """A store of which only the damage is known."""
 
     def __init__(self) -> None:
-        self.told_damage = ""
+        self.told_fault: MillraceError | None = None
 
     @property
-    def damage(self) -> str:
-        return self.told_damage
+    def fault(self) -> MillraceError | None:
+        return self.told_fault
 
 
 class FakeCommits(MemoryCommitter):
-    """Commits that fail or stall as a test says."""
+    """Commits that fail or stall as a test requires."""
 
     fault: MillraceError | None = None
     is_stalled = False
 
 
 class Host:
-    """A hosted channel, and the names that its watcher was told."""
+    """A hosted channel, and the names passed to its watcher."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
-        self.channel = ChannelHandle("orders", limits_of(capacity=7), self.told.append)
+        self.notified: list[str] = []
+        self.channel = ChannelHandle("orders", limits_of(capacity=7), self.notified.append)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def host() -> Host:
 
 @pytest.fixture
 async def commits(host: Host) -> FakeCommits:
-    """Those of the channel, which is open."""
+    """The committer of the channel, which is open."""
     channel = open_channel()
     channel._core.committer = commits = FakeCommits(channel._contents)
     host.channel.mark_open(channel)
@@ -61,7 +61,7 @@ async def commits(host: Host) -> FakeCommits:
 
 @pytest.fixture
 async def store(host: Host, commits: FakeCommits) -> FakeStore:
-    """That of the channel, which is open."""
+    """The store of the channel, which is open."""
     host.channel.store = store = FakeStore()
     return store
 
@@ -79,14 +79,14 @@ async def test_channel_that_is_not_open_yet_is_replaying(host: Host) -> None:
 
 
 async def test_channel_that_is_open_is_the_channel(host: Host) -> None:
-    """Its configuration is the one in force, and whoever watches is told."""
+    """The handle shows the configuration in force and notifies its watchers."""
     channel = open_channel(capacity=100)
     host.channel.mark_open(channel)
     assert (host.channel.state, host.channel.trouble, host.channel.fault) == (ChannelState.OPEN, "", None)
     assert host.channel.channel is channel is host.channel.channel_if_open
     assert (host.channel.config.capacity, host.channel.replayed_fraction) == (100, 1)
     assert host.channel.opened.is_set()
-    assert host.told == ["orders"]
+    assert host.notified == ["orders"]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,7 @@ async def test_channel_that_is_open_is_the_channel(host: Host) -> None:
         (UnknownVersionError("version 9"), ChannelState.CORRUPT, "CORRUPT"),
         (ChannelCorruptError("byte 64"), ChannelState.CORRUPT, "CORRUPT"),
         (KeyMissingError("old"), ChannelState.LOG_FAILED, "LOG_FAILED"),
+        (KeyMismatchError("old"), ChannelState.LOG_FAILED, "LOG_FAILED"),
         (DiskFullError("full"), ChannelState.LOG_FAILED, "LOG_FAILED"),
         (OSError(5, "Input/output error"), ChannelState.LOG_FAILED, "LOG_FAILED"),
         (ZeroDivisionError("ours"), ChannelState.LOG_FAILED, "LOG_FAILED"),
@@ -108,7 +109,7 @@ async def test_channel_that_cannot_be_opened_reports_it(
     with structlog.testing.capture_logs() as logs:
         host.channel.mark_failed(error)
     assert logs[0]["error"] == str(error)
-    assert (host.channel.state, host.channel.opened.is_set(), host.told) == (state, True, ["orders"])
+    assert (host.channel.state, host.channel.opened.is_set(), host.notified) == (state, True, ["orders"])
     assert "cannot be opened" in host.channel.trouble
     assert str(error) not in host.channel.trouble
     with pytest.raises((ChannelCorruptError, ChannelLogFailedError)) as refused:
@@ -117,21 +118,21 @@ async def test_channel_that_cannot_be_opened_reports_it(
 
 
 async def test_channel_with_a_damaged_log_is_corrupt_and_open(host: Host, store: FakeStore) -> None:
-    """What is not damaged can still be had."""
+    """Undamaged events are still available."""
     hosted = host.channel
-    store.told_damage = "segment 1: byte 64"
+    store.told_fault = ChannelCorruptError("cannot be read back")
     assert hosted.state is ChannelState.CORRUPT
-    assert hosted.trouble == "stored events cannot be read back as they were written"
+    assert hosted.trouble == "cannot be read back"
     assert hosted.channel is hosted.channel_if_open
     with structlog.testing.capture_logs() as logs:
         hosted.report_change("segment 1: byte 64")
     assert [(one["log_level"], one["reason"]) for one in logs] == [("error", "segment 1: byte 64")]
-    assert host.told == ["orders", "orders"]
+    assert host.notified == ["orders", "orders"]
 
 
 async def test_channel_whose_log_fails_reports_it(host: Host, commits: FakeCommits, store: FakeStore) -> None:
     """That counts before any damage."""
-    store.told_damage = "segment 1: byte 64"
+    store.told_fault = ChannelCorruptError("cannot be read back")
     commits.fault = ChannelLogFailedError("it has failed")
     assert (host.channel.state, host.channel.trouble) == (ChannelState.LOG_FAILED, "it has failed")
 
@@ -151,7 +152,7 @@ async def test_channel_whose_disk_does_not_answer_is_stalled_until_it_does(host:
 
 
 async def test_report_progress_logs_now_and_then(host: Host) -> None:
-    """Until it is cancelled."""
+    """The log entries end when the task is cancelled."""
     hosted = host.channel
     hosted.progress.bytes_total = 200
     with structlog.testing.capture_logs() as logs:

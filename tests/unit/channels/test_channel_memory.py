@@ -1,4 +1,4 @@
-"""What a channel costs, and what it gives back."""
+"""The memory of a channel, and its release."""
 
 import asyncio
 import gc
@@ -27,7 +27,7 @@ from tests.virtual_clock import settle, started
 
 @pytest.fixture
 def traced() -> Iterator[None]:
-    """Memory is traced during the test."""
+    """Traces memory during the test."""
     tracemalloc.start()
     yield
     tracemalloc.stop()
@@ -39,19 +39,19 @@ def traced_bytes() -> int:
 
 
 def live(kind: type) -> int:
-    """Objects of a type that are still there."""
+    """The number of existing objects of a type."""
     gc.collect()
     return sum(type(one) is kind for one in gc.get_objects())
 
 
 def scheduled_timers() -> int:
-    """Timers that the loop holds, cancelled ones included."""
+    """The number of timers in the loop, including cancelled ones."""
     timers = getattr(asyncio.get_running_loop(), "_scheduled")  # noqa: B009 - private, and asyncio's types say nothing
     return len(timers)
 
 
 async def test_transactions_abandoned_by_the_thousand_give_all_back() -> None:
-    """Their leases end them: events return to their places, puts are dropped, counts and timers are back."""
+    """Their leases end them: events return to their places, puts are dropped, counts and timers are as before."""
     directory = TxnDirectory(2_000)
     channel = open_channel(capacity=4_000, open_transactions_max=2_000, directory=directory)
     for _ in range(20):
@@ -66,7 +66,7 @@ async def test_transactions_abandoned_by_the_thousand_give_all_back() -> None:
     assert channel._contents.counters.leases_expired == 2_000
     assert len(list(channel.transactions._ended)) == 2_000
     check_accounts(channel)
-    # The batches that went out event by event are whole again.
+    # The batches that were taken event by event are whole again.
     assert (live(StoredColumns), live(Window)) == (columns_before, windows_before)
     assert scheduled_timers() == timers_before
     await append(channel, b"y")
@@ -76,7 +76,7 @@ async def test_transactions_abandoned_by_the_thousand_give_all_back() -> None:
 async def test_transactions_that_ended_and_were_forgotten_leave_nothing(
     monkeypatch: pytest.MonkeyPatch, traced: None
 ) -> None:
-    """A channel that has served any number of transactions is as small as one that served a few."""
+    """The memory does not depend on the number of transactions served."""
     monkeypatch.setattr("millrace_server.channels.transaction.ENDED_MAX", 100)
     channel = open_channel(capacity=10)
     sizes = []
@@ -84,7 +84,7 @@ async def test_transactions_that_ended_and_were_forgotten_leave_nothing(
         txn_id = begin_with_puts(channel, b"x" * 100)
         await channel.transactions.commit([txn_id], None)
         await channel.transactions.commit([await begin_with_takes(channel, 1)], None)
-        # Cancelled timers go when the loop turns.
+        # Cancelled timers are removed when the loop runs.
         await settle()
         if number in {499, 1_499}:
             sizes.append(traced_bytes())
@@ -93,7 +93,7 @@ async def test_transactions_that_ended_and_were_forgotten_leave_nothing(
 
 
 async def test_calls_that_waited_and_were_cancelled_leave_nothing(traced: None) -> None:
-    """Neither places in a line, nor timers, nor memory."""
+    """Neither places in a queue, nor timers, nor memory remain."""
     channel = open_channel(capacity=1, keep_alive_seconds=60)
     await append(channel, b"x")
     await begin_with_takes(channel, 1)
@@ -115,7 +115,7 @@ async def test_calls_that_waited_and_were_cancelled_leave_nothing(traced: None) 
 
 
 async def test_events_queued_in_batches_cost_little_more_than_their_bytes(traced: None) -> None:
-    """Batches of a thousand events of 100 bytes: at most 1.3 times their bytes."""
+    """Batches of a thousand events of 100 bytes take at most 1.3 times their bytes."""
     channel: Channel = open_channel(capacity=1_000_000, transaction_capacity=1_000)
     before = traced_bytes()
     for _ in range(100):
@@ -125,7 +125,7 @@ async def test_events_queued_in_batches_cost_little_more_than_their_bytes(traced
 
 
 async def test_channel_that_was_deleted_holds_nothing() -> None:
-    """Its events and its transactions go with it."""
+    """Its events and transactions are freed."""
     channel = open_channel(capacity=100)
     before = live(StoredColumns)
     await append(channel, b"a", b"b")

@@ -29,7 +29,7 @@ from tests.virtual_clock import now, settle, started
 
 @pytest.fixture
 async def channel() -> Channel:
-    """Sequences 1 to 6 in batches of 3, 1 and 2; a transaction takes 5 at most."""
+    """Sequences 1 to 6 in batches of 3, 1 and 2; a transaction takes at most 5."""
     channel = open_channel(capacity=10, transaction_capacity=5)
     for bodies in ((b"a", b"b", b"c"), (b"dddd",), (b"e", b"f")):
         await append(channel, *bodies)
@@ -44,7 +44,7 @@ async def channel() -> Channel:
 async def test_take_within_its_wishes_returns_the_oldest(
     channel: Channel, events_max: int, body_bytes_max: int, bodies: bytes, form: Form
 ) -> None:
-    """Zero means as much as may be, which the transaction's capacity bounds."""
+    """Zero requests the maximum, which the transaction's capacity bounds."""
     limits = TakeLimits(events_max=events_max, body_bytes_max=body_bytes_max, form=form)
     batches, take_count = await channel.transactions.take(begin(channel), limits, None, None)
     assert bodies_of(batches) == bodies.split()
@@ -53,7 +53,7 @@ async def test_take_within_its_wishes_returns_the_oldest(
 
 
 async def test_take_when_the_transaction_is_full_is_refused(channel: Channel) -> None:
-    """What remains of its capacity bounds a take; where nothing remains, the transaction stays usable."""
+    """The remaining capacity bounds a take; if nothing remains, the transaction stays usable."""
     txn_id = begin(channel)
     assert await take(channel, txn_id, 3) == [b"a", b"b", b"c"]
     assert await take(channel, txn_id, 3) == [b"dddd", b"e"]
@@ -134,7 +134,7 @@ async def test_take_with_a_gap_is_refused(channel: Channel) -> None:
 
 
 async def test_take_with_an_offset_of_a_full_transaction_sends_again(channel: Channel) -> None:
-    """The repeat of the take that filled it is no new take."""
+    """Repeating the take that filled it is not a new take."""
     txn_id = await begin_with_takes(channel, 5)
     batches, take_count = await channel.transactions.take(txn_id, TakeLimits(), 0, 3)
     assert (bodies_of(batches), take_count) == ([b"dddd", b"e"], 5)
@@ -146,7 +146,7 @@ async def test_take_with_an_offset_of_a_full_transaction_sends_again(channel: Ch
 
 
 async def test_take_of_an_empty_channel_answers_in_time() -> None:
-    """After its own wait, else after the channel's keep-alive; zero is at once."""
+    """The time is the call's own wait, or the channel's keep-alive; zero does not wait."""
     channel = open_channel(keep_alive_seconds=3)
     txn_id = begin(channel)
     for wait_seconds, then in ((0.0, 0.0), (1.5, 1.5), (None, 4.5)):
@@ -156,7 +156,7 @@ async def test_take_of_an_empty_channel_answers_in_time() -> None:
 
 
 async def test_take_that_waits_answers_as_soon_as_there_is_any_event() -> None:
-    """It does not wait for more, or for its time to pass."""
+    """It waits neither for more events nor for its timeout."""
     channel = open_channel()
     call = await started(channel.transactions.take(begin(channel), TakeLimits(events_max=5), 60, None))
     await asyncio.sleep(1)
@@ -166,7 +166,7 @@ async def test_take_that_waits_answers_as_soon_as_there_is_any_event() -> None:
 
 
 async def test_takes_that_wait_are_woken_one_for_one_put() -> None:
-    """Of a thousand that wait on an empty channel, one put wakes the first and no other."""
+    """Of a thousand waiting takes on an empty channel, one put wakes only the first."""
     channel = open_channel(capacity=1000, open_transactions_max=1000)
     calls = [await started(channel.transactions.take(begin(channel), TakeLimits(), 60, None)) for _ in range(1000)]
     assert len(channel._contents.takers) == 1000
@@ -198,7 +198,7 @@ async def test_takes_that_wait_share_what_one_put_brings() -> None:
 
 
 async def test_take_that_is_cancelled_after_its_wake_up_passes_it_on() -> None:
-    """The event goes to the next, and nothing is taken for the one that is gone."""
+    """The event goes to the next take, and nothing is taken for the cancelled one."""
     channel = open_channel()
     first = await started(channel.transactions.take(begin(channel), TakeLimits(), 60, None))
     second = await started(channel.transactions.take(begin(channel), TakeLimits(), 60, None))
@@ -226,7 +226,7 @@ async def test_take_that_is_cancelled_while_it_waits_changes_nothing() -> None:
 
 
 async def test_take_whose_event_was_stolen_keeps_its_place() -> None:
-    """One who came later and waited never comes before one who came first."""
+    """A take that came later never overtakes an earlier one."""
     channel = open_channel()
     first = await started(channel.transactions.take(begin(channel), TakeLimits(), 60, None))
     second = await started(channel.transactions.take(begin(channel), TakeLimits(), 60, None))
@@ -272,7 +272,7 @@ async def test_take_that_is_repeated_while_the_first_waits_gets_the_same() -> No
 
 
 async def test_takes_of_one_transaction_without_offsets_never_share_an_event() -> None:
-    """Two calls at once are two takes."""
+    """Two concurrent calls are two takes."""
     channel = open_channel()
     txn_id = begin(channel)
     calls = [await started(channel.transactions.take(txn_id, TakeLimits(events_max=1), 60, None)) for _ in range(2)]
@@ -299,7 +299,7 @@ async def test_take_that_waits_when_its_transaction_ends_fails_at_once(end: str)
 
 
 async def test_take_that_waits_when_a_claim_comes_fails_at_once() -> None:
-    """The events are the reader's now; the transaction stays open."""
+    """The events belong to the reader then; the transaction stays open."""
     channel = open_channel()
     txn_id = begin(channel)
     calls = [await started(channel.transactions.take(txn_id, TakeLimits(), 60, None)) for _ in range(2)]
@@ -310,7 +310,7 @@ async def test_take_that_waits_when_a_claim_comes_fails_at_once() -> None:
     assert now() == 0
     with pytest.raises(ChannelClaimedError):
         await take(channel, txn_id)
-    channel.claims.release("r", None)
+    await channel.claims.release("r", None)
     assert await take(channel, txn_id) == []
 
 
@@ -329,7 +329,7 @@ async def test_take_that_waits_when_the_channel_drains_answers_at_once() -> None
 
 
 async def test_take_that_waits_when_the_channel_is_deleted_fails_at_once() -> None:
-    """All of them are."""
+    """This holds for all waiting takes."""
     channel = open_channel()
     await append(channel, b"a")
     await begin_with_takes(channel, 1)

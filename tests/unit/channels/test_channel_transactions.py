@@ -44,7 +44,7 @@ async def channel() -> Channel:
     return open_channel(capacity=10, transaction_capacity=5, body_bytes_max=100)
 
 
-# Each call on a transaction that takes its id alone.
+# Each call that takes only a transaction's id.
 CALLS: dict[str, Callable[[Channel, str], Awaitable[object]]] = {
     "put": lambda channel, txn_id: _now(lambda: channel.transactions.put(txn_id, [stored(b"x")], None)),
     "take": lambda channel, txn_id: channel.transactions.take(txn_id, TakeLimits(), 0, None),
@@ -62,7 +62,7 @@ async def _now(call: Callable[[], object]) -> object:
 
 
 async def test_begin_without_an_id_makes_one(channel: Channel) -> None:
-    """Each call creates another one, and returns the granted lease."""
+    """Each call creates another id, and returns the granted lease."""
     (first, lease_seconds), (second, _) = channel.transactions.begin(None, None), channel.transactions.begin(None, None)
     assert first != second
     assert lease_seconds == 30
@@ -70,7 +70,7 @@ async def test_begin_without_an_id_makes_one(channel: Channel) -> None:
 
 
 async def test_begin_with_a_lease_grants_it(channel: Channel) -> None:
-    """Absent and zero mean the channel's own."""
+    """Absent and zero mean the channel's own lease."""
     assert channel.transactions.begin(None, 7.5)[1] == 7.5
     assert channel.transactions.begin(None, 0)[1] == 30
 
@@ -89,7 +89,7 @@ async def test_begin_with_the_id_of_an_open_transaction_returns_it(channel: Chan
 
 @pytest.mark.parametrize("txn_id", ["", "ü", "a\0", "x" * 129])
 async def test_begin_with_a_malformed_id_is_refused(channel: Channel, txn_id: str) -> None:
-    """1 to 128 printable ASCII characters."""
+    """An id has 1 to 128 printable ASCII characters."""
     with pytest.raises(BadArgumentError, match="txn_id: is"):
         channel.transactions.begin(txn_id, None)
     assert channel.open_transactions == 0
@@ -108,7 +108,7 @@ async def test_begin_with_the_id_of_an_ended_transaction_is_refused(channel: Cha
 
 
 async def test_begin_with_another_channels_id_is_refused() -> None:
-    """Open there, or ended there; nothing is opened here."""
+    """Whether it is open or ended there, nothing is opened here."""
     directory = TxnDirectory(10)
     orders, bills = open_channel("orders", directory=directory), open_channel("bills", directory=directory)
     for txn_id in ("open", "ended"):
@@ -122,7 +122,7 @@ async def test_begin_with_another_channels_id_is_refused() -> None:
 
 
 async def test_begin_beyond_the_channels_transactions_is_refused() -> None:
-    """A known one is still found; one that ends makes room for another."""
+    """A known transaction is still found; one that ends makes room for another."""
     channel = open_channel(open_transactions_max=2)
     begin(channel, "a")
     begin(channel, "b")
@@ -135,7 +135,7 @@ async def test_begin_beyond_the_channels_transactions_is_refused() -> None:
 
 
 async def test_begin_beyond_the_servers_transactions_is_refused() -> None:
-    """All channels together, deliveries included."""
+    """The limit covers all channels, including deliveries."""
     directory = TxnDirectory(2)
     orders, bills = open_channel("orders", directory=directory), open_channel("bills", directory=directory)
     begin(orders)
@@ -148,7 +148,7 @@ async def test_begin_beyond_the_servers_transactions_is_refused() -> None:
 
 
 async def test_begin_with_an_id_that_was_refused_is_free() -> None:
-    """A refusal leaves nothing behind."""
+    """A refused call reserves nothing."""
     directory = TxnDirectory(1)
     orders, bills = open_channel("orders", directory=directory), open_channel("bills", directory=directory)
     begin(orders, "a")
@@ -183,7 +183,7 @@ async def test_put_without_an_offset_stores_each_time(channel: Channel) -> None:
 @pytest.mark.parametrize(
     ("offset", "bodies", "put_count"),
     [
-        # The transaction has a, b and c.
+        # The transaction contains a, b and c.
         (3, [b"d"], 4),
         (0, [b"a", b"b", b"c"], 3),
         (1, [b"b"], 3),
@@ -195,7 +195,7 @@ async def test_put_without_an_offset_stores_each_time(channel: Channel) -> None:
 async def test_put_with_an_offset_stores_each_event_once(
     channel: Channel, offset: int, bodies: list[bytes], put_count: int
 ) -> None:
-    """Repeats, partial ones too, over requests of any sizes."""
+    """Repeats, also partial ones, may have requests of any sizes."""
     txn_id = begin(channel)
     channel.transactions.put(txn_id, [stored(b"a", b"b")], 0)
     channel.transactions.put(txn_id, [stored(b"c")], 2)
@@ -207,7 +207,7 @@ async def test_put_with_an_offset_stores_each_event_once(
 
 @pytest.mark.parametrize("bodies", [[b"d"], []])
 async def test_put_with_a_gap_is_refused(channel: Channel, bodies: list[bytes]) -> None:
-    """The transaction stays usable and as it was."""
+    """The transaction stays usable and unchanged."""
     txn_id = begin_with_puts(channel, b"a")
     with pytest.raises(OffsetGapError, match="put_offset: is 2; the transaction has 1"):
         channel.transactions.put(txn_id, [stored(body) for body in bodies], 2)
@@ -236,7 +236,7 @@ async def test_put_of_more_bytes_than_the_channel_holds_is_refused(channel: Chan
 
 
 async def test_put_of_an_event_that_the_channel_could_never_hold_is_refused(channel: Channel) -> None:
-    """At once, alone or among others, in a repeat too."""
+    """The event is refused at once, alone or among others, also in a repeat."""
     txn_id = begin(channel)
     for put_offset in (None, 0):
         with pytest.raises(EventTooLargeError, match="a body has 101 bytes; the channel holds 100 in all"):
@@ -245,7 +245,7 @@ async def test_put_of_an_event_that_the_channel_could_never_hold_is_refused(chan
 
 
 async def test_put_of_an_event_that_no_answer_could_hold_is_refused() -> None:
-    """What was stored can always be fetched: its headers count too."""
+    """Every stored event must fit a response, including its headers."""
     channel = open_channel(answer_bytes_max=10_000)
     txn_id = begin(channel)
     with pytest.raises(EventTooLargeError, match=r"events\[1\]: with its headers it would not fit an answer.*10000"):
@@ -271,14 +271,14 @@ async def test_commit_of_takes_alone_has_no_sequences(channel: Channel) -> None:
 
 
 async def test_commit_of_several_stores_in_the_order_of_their_ids(channel: Channel) -> None:
-    """Not in the order in which they were begun or put."""
+    """The order in which they were begun or put does not matter."""
     first, second, third = (begin_with_puts(channel, body) for body in (b"1", b"2", b"3"))
     assert await channel.transactions.commit([third, first, second], None) == Receipt(1, 3)
     assert queued(channel) == [b"3", b"1", b"2"]
 
 
 async def test_commit_repeated_says_the_same_again(channel: Channel) -> None:
-    """All of its ids, part of them, in any order; nothing is stored twice."""
+    """This holds for all of its ids or a part, in any order; nothing is stored twice."""
     ids = [begin_with_puts(channel, body) for body in (b"1", b"2", b"3")]
     receipt = await channel.transactions.commit(ids, None)
     for repeat in (ids, ids[::-1], ids[1:], ids[:1]):
@@ -352,7 +352,7 @@ async def test_rollback_repeated_says_the_same_again(channel: Channel) -> None:
 
 
 async def test_rollback_of_a_committed_transaction_is_refused(channel: Channel) -> None:
-    """What is stored stays stored."""
+    """Stored events stay stored."""
     txn_id = begin_with_puts(channel, b"a")
     await channel.transactions.commit([txn_id], None)
     with pytest.raises(TxnStateError, match="committed already"):
@@ -361,7 +361,7 @@ async def test_rollback_of_a_committed_transaction_is_refused(channel: Channel) 
 
 
 async def test_rollbacks_interleaved_keep_the_total_order(channel: Channel) -> None:
-    """T1 takes A and B, T2 takes C; T1, then T2 roll back: the order is A B C D, where the ancestor's was C A B D."""
+    """T1 takes A and B, T2 takes C; T1, then T2 roll back: the order is A B C D, where Flume's was C A B D."""
     await append(channel, b"A", b"B", b"C", b"D")
     first, second = await begin_with_takes(channel, 2), await begin_with_takes(channel, 1)
     channel.transactions.rollback(first)
@@ -371,7 +371,7 @@ async def test_rollbacks_interleaved_keep_the_total_order(channel: Channel) -> N
 
 
 async def test_swaps_one_for_one_never_drift(channel: Channel) -> None:
-    """A channel full of events and of bytes swaps at once, over and over, with rollbacks and refusals in between."""
+    """A channel full of events and bytes swaps without waiting, repeatedly, with rollbacks and refusals in between."""
     await append(channel, *[b"x" * 20] * 5)
     await append(channel, *[b""] * 5)
     for number in range(100):
@@ -387,13 +387,13 @@ async def test_swaps_one_for_one_never_drift(channel: Channel) -> None:
     assert now() == 0
 
 
-# What is known of ended transactions.
+# Ended transactions.
 
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("ended_by", ["commit", "rollback"])
 async def test_calls_after_the_end_are_refused_but_for_repeats(channel: Channel, call: str, ended_by: str) -> None:
-    """A committed or rolled back transaction is over; only the same end can be repeated."""
+    """Of a committed or rolled back transaction only the same end can be repeated."""
     txn_id = begin(channel)
     await CALLS[ended_by](channel, txn_id)
     if call == ended_by:
@@ -405,7 +405,7 @@ async def test_calls_after_the_end_are_refused_but_for_repeats(channel: Channel,
 
 @pytest.mark.parametrize("call", CALLS)
 async def test_calls_on_an_unknown_transaction_find_none(channel: Channel, call: str) -> None:
-    """The id is named."""
+    """The error names the id."""
     with pytest.raises(TxnNotFoundError) as refused:
         await CALLS[call](channel, "none")
     assert refused.value.metadata == {"txn_id": "none"}
@@ -444,7 +444,7 @@ async def test_ended_transactions_beyond_those_remembered_are_forgotten(monkeypa
 
 
 async def test_ended_transactions_are_remembered_ten_thousand_of_them() -> None:
-    """The answer of each can be had again; the one before the first is forgotten."""
+    """The outcome of each can be queried; the one before the first is forgotten."""
     channel = open_channel(capacity=20_000, transaction_capacity=5)
     for number in range(10_001):
         begin(channel, str(number))
@@ -457,7 +457,7 @@ async def test_ended_transactions_are_remembered_ten_thousand_of_them() -> None:
 
 
 async def test_delete_frees_the_ids_of_its_transactions() -> None:
-    """Open ones and ended ones: another channel may use them."""
+    """The ids of open and of ended transactions can be used by another channel."""
     directory = TxnDirectory(10)
     orders, bills = open_channel("orders", directory=directory), open_channel("bills", directory=directory)
     begin(orders, "ended")
@@ -479,7 +479,7 @@ async def test_delete_frees_the_ids_of_its_transactions() -> None:
 
 @pytest.mark.parametrize("call", CALLS)
 async def test_calls_after_the_lease_expired_are_refused(channel: Channel, call: str) -> None:
-    """All but Rollback, which has what it wants."""
+    """All calls except Rollback, which has nothing to do."""
     txn_id = begin(channel, lease_seconds=10)
     await asyncio.sleep(10)
     assert channel.open_transactions == 0
@@ -492,7 +492,7 @@ async def test_calls_after_the_lease_expired_are_refused(channel: Channel, call:
 
 @pytest.mark.parametrize("call", ["put", "take", "renew"])
 async def test_calls_on_a_transaction_restart_its_lease(channel: Channel, call: str) -> None:
-    """Each call, also one that is refused."""
+    """This includes calls that are refused."""
     txn_id = begin(channel, lease_seconds=10)
     await asyncio.sleep(9)
     await CALLS[call](channel, txn_id)
@@ -506,7 +506,7 @@ async def test_calls_on_a_transaction_restart_its_lease(channel: Channel, call: 
 
 
 async def test_lease_that_runs_out_rolls_back(channel: Channel) -> None:
-    """Takes return to their places, puts are dropped, and it is counted."""
+    """Takes return to their places, puts are dropped, and the expiry is counted."""
     await append(channel, b"a", b"b")
     txn_id = await begin_with_takes(channel, 1)
     channel.transactions.put(txn_id, [stored(b"x")], None)
@@ -531,7 +531,7 @@ async def test_lease_does_not_run_while_a_take_waits(channel: Channel) -> None:
 
 
 async def test_lease_does_not_run_while_a_commit_waits() -> None:
-    """Of none of its transactions."""
+    """This holds for all of its transactions."""
     channel = open_channel(capacity=1, keep_alive_seconds=60)
     await append(channel, b"a")
     ids = [begin(channel, lease_seconds=5) for _ in range(2)]
@@ -545,7 +545,7 @@ async def test_lease_does_not_run_while_a_commit_waits() -> None:
 
 
 async def test_renew_reports_the_lease_that_was_granted(channel: Channel) -> None:
-    """Not the channel's."""
+    """The answer is the transaction's lease, not the channel's."""
     assert channel.transactions.renew(begin(channel, lease_seconds=12.5)) == 12.5
 
 
@@ -553,7 +553,7 @@ async def test_renew_reports_the_lease_that_was_granted(channel: Channel) -> Non
 
 
 async def test_drain_begins_nothing_new_and_lets_the_open_end(channel: Channel) -> None:
-    """Transactions that are open put, take, commit and roll back as ever."""
+    """Open transactions can still put, take, commit and roll back."""
     await append(channel, b"a")
     taking, putting = begin(channel, "taking"), begin(channel, "putting")
     channel.drain()
@@ -578,7 +578,7 @@ async def test_drain_begins_nothing_new_and_lets_the_open_end(channel: Channel) 
 
 
 async def test_counters_of_puts_count_attempts_and_successes(channel: Channel) -> None:
-    """Each event offered is an attempt, refused or repeated; each event stored is a success."""
+    """Each event offered is an attempt, also if refused or repeated; each event stored is a success."""
     counters = channel._contents.counters
     txn_id = begin_with_puts(channel, b"a", b"b")
     channel.transactions.put(txn_id, [stored(b"a", b"b")], 0)
@@ -596,7 +596,7 @@ async def test_counters_of_puts_count_attempts_and_successes(channel: Channel) -
 
 
 async def test_counters_of_takes_count_attempts_and_successes(channel: Channel) -> None:
-    """Each event handed out is an attempt, and so is a take that found none or was refused; a success is a removal."""
+    """Each event taken is an attempt, as is a take that found none or was refused; each removal is a success."""
     counters = channel._contents.counters
     await append(channel, b"a", b"b", b"c")
     txn_id = await begin_with_takes(channel, 2)
@@ -615,13 +615,13 @@ async def test_counters_of_takes_count_attempts_and_successes(channel: Channel) 
 
 
 async def test_put_of_columns_without_events_stores_nothing(channel: Channel) -> None:
-    """A request may hold none."""
+    """A request may contain no events."""
     txn_id = begin(channel)
     assert channel.transactions.put(txn_id, list[StoredColumns](), 0) == 0
 
 
 async def test_commit_waits_no_longer_than_the_keep_alive_in_force(channel: Channel) -> None:
-    """A new configuration holds for the calls that come after it."""
+    """A new configuration applies to later calls."""
     await channel.update(limits_of(capacity=1, keep_alive_seconds=7))
     await append(channel, b"a")
     with pytest.raises(MillraceError, match="in 7 s"):
@@ -642,7 +642,7 @@ async def test_put_beside_transactions_that_hold_too_much_is_refused() -> None:
     assert channel.transactions.put(second, [stored(b"123456")], None) == 2
 
 
-# What open transactions may hold together.
+# The limit for all open transactions together.
 
 
 async def test_put_beyond_what_open_transactions_may_hold_together_is_refused(channel: Channel) -> None:
@@ -663,7 +663,7 @@ async def test_put_beyond_what_open_transactions_may_hold_together_is_refused(ch
 
 
 async def test_put_of_much_into_a_full_channel_is_not_refused(channel: Channel) -> None:
-    """What transactions hold is counted apart from what is committed: a full channel can still swap."""
+    """Uncommitted bytes are counted separately from committed ones, so a full channel can still swap."""
     await append(channel, b"x" * 100)
     txn_id = await begin_with_takes(channel, 1)
     channel.transactions.put(txn_id, [stored(b"y" * 100)], None)
@@ -671,7 +671,7 @@ async def test_put_of_much_into_a_full_channel_is_not_refused(channel: Channel) 
 
 
 async def test_enforce_puts_limits_in_force_whatever_is_held(channel: Channel) -> None:
-    """The channel may hold more than its limits then; it takes in no more, and gives out all."""
+    """The channel may then exceed its limits; it accepts no more events, and returns all."""
     await append(channel, b"a", b"b", b"c")
     channel.enforce(limits_of(capacity=2, keep_alive_seconds=0))
     assert channel.config.capacity == 2

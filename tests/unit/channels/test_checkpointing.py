@@ -9,23 +9,23 @@ from millrace_server.errors import ChannelLogFailedError, DiskFullError
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import Checkpoint
 from tests.channel_events import append, begin, begin_with_takes, queued, take
-from tests.file_channels import FileChannel, Gate, file_channel, story_on, turn, until
+from tests.file_channels import FileChannel, Gate, durable_state_on, file_channel, turn, until
 from tests.simulated_disk import SimulatedDisk
 
 HAS_THREADS = True
 
 
 def checkpoints_of(opened: FileChannel) -> list[Checkpoint]:
-    """The newest first."""
+    """The checkpoints on the disk, the newest first."""
     return list(opened.checkpoints.valid_checkpoints())
 
 
 def renames(disk: SimulatedDisk) -> int:
-    """Checkpoints that were put in place so far."""
+    """The number of checkpoints put in place so far."""
     return sum(call.kind == "rename" and call.name == "checkpoint" for call in disk.calls)
 
 
-async def test_make_describes_the_channel_as_it_stood(disk: SimulatedDisk) -> None:
+async def test_make_describes_the_state_of_the_channel(disk: SimulatedDisk) -> None:
     """Taken events are included; events that arrive while it is written are not."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
@@ -43,7 +43,7 @@ async def test_make_describes_the_channel_as_it_stood(disk: SimulatedDisk) -> No
         assert message.state.next_sequence == 3
         assert sum(message.batches.stops) - sum(message.batches.starts) == 2
         assert list(message.batches.first_sequences) == sorted(message.batches.first_sequences)
-        assert await story_on(disk.copy()) == opened.story()
+        assert await durable_state_on(disk.copy()) == opened.durable_state()
 
 
 async def test_make_while_nothing_has_changed_makes_none(disk: SimulatedDisk) -> None:
@@ -100,8 +100,8 @@ async def test_make_that_raises_an_unexpected_error_is_logged_and_retried(
         with monkeypatch.context() as broken, structlog.testing.capture_logs() as logs:
             broken.setattr("millrace_server.channels.checkpointing.batches_message", lambda _batches: 1 / 0)
             await opened.checkpointing.make()
-        [told] = logs
-        assert (told["event"], told["exc_info"]) == ("no checkpoint could be made; it is tried again", True)
+        [reported] = logs
+        assert (reported["event"], reported["exc_info"]) == ("no checkpoint could be made; it is tried again", True)
         await opened.checkpointing.make()
         assert checkpoints_of(opened)[0] is not None
 
@@ -121,11 +121,11 @@ async def test_make_removes_the_segments_that_no_checkpoint_needs(disk: Simulate
             firsts.append(opened.log.first_segment_id)
             await channel.transactions.commit([txn_id], None)
         assert firsts == ([1, 2, 3] if keeps_previous else [2, 3, 4])
-        assert await story_on(disk.copy()) == opened.story()
+        assert await durable_state_on(disk.copy()) == opened.durable_state()
 
 
 async def fill_and_drain(opened: FileChannel) -> None:
-    """Makes a checkpoint between the two, so that it needs segments that hold nothing any more."""
+    """Fills and empties a channel with a checkpoint in between, which needs segments without queued events."""
     for _ in range(3):
         await append(opened.channel, b"x" * 1000)
     await opened.checkpointing.make()
@@ -133,7 +133,7 @@ async def fill_and_drain(opened: FileChannel) -> None:
 
 
 async def drain_without_room(opened: FileChannel) -> None:
-    """The same on a disk that has no room, with a checkpoint behind it."""
+    """The same on a disk without room, with a checkpoint afterwards."""
     await fill_and_drain(opened)
     opened.channel.enforce(opened.config.model_copy(update={"min_free_bytes": 1 << 50}))
     with pytest.raises(DiskFullError):
@@ -164,7 +164,7 @@ async def test_checkpoints_on_a_disk_without_room_free_at_once_what_was_consumed
 
 
 async def test_checkpoints_on_a_disk_without_room_that_fail_are_not_tried_again_at_once(disk: SimulatedDisk) -> None:
-    """The processor is others' meanwhile; the next interval tries again."""
+    """Retries do not use the processor without end; the next interval tries again."""
     async with file_channel(disk, segment_bytes_max=500, checkpoint_interval_seconds=1000.0) as opened:
         await drain_without_room(opened)
         assert opened.checkpointing._seconds_to_next() == 0
@@ -176,7 +176,7 @@ async def test_checkpoints_on_a_disk_without_room_that_fail_are_not_tried_again_
 
 
 async def test_make_after_a_restart_needs_what_the_checkpoint_before_needs(disk: SimulatedDisk) -> None:
-    """Its segments stay until a second checkpoint has come; with damage to the newest all is still there."""
+    """Its segments stay until a second checkpoint exists; if the newest is damaged, nothing is missing."""
     async with file_channel(disk, segment_bytes_max=500) as opened:
         await append(opened.channel, b"x" * 1000)
         await opened.checkpointing.make()
@@ -191,11 +191,11 @@ async def test_make_after_a_restart_needs_what_the_checkpoint_before_needs(disk:
         await append(channel, b"z" * 1000)
         await found.checkpointing.make()
         assert found.log.first_segment_id > 1
-        assert await story_on(killed.copy()) == found.story()
+        assert await durable_state_on(killed.copy()) == found.durable_state()
 
 
 async def test_checkpoints_come_at_intervals_and_with_new_segments(disk: SimulatedDisk) -> None:
-    """By themselves, as long as something changes."""
+    """The checkpoints are periodic, as long as something changes."""
     async with file_channel(disk, checkpoint_interval_seconds=0.05, segment_bytes_max=500) as opened:
         opened.checkpointing.start()
         await append(opened.channel, b"a")
@@ -227,7 +227,7 @@ async def test_stop_while_one_is_made_waits_for_its_end(disk: SimulatedDisk) -> 
 
 
 async def test_checkpoints_of_a_log_that_failed_are_not_written(disk: SimulatedDisk) -> None:
-    """What the log holds is unknown."""
+    """The content of the log is unknown."""
     async with file_channel(disk, checkpoint_interval_seconds=0.02) as opened:
         disk.fail("sync", 1, errno.EIO)
         with pytest.raises(ChannelLogFailedError):
@@ -239,6 +239,6 @@ async def test_checkpoints_of_a_log_that_failed_are_not_written(disk: SimulatedD
 
 
 async def test_checkpointing_that_never_started_stops_at_once(disk: SimulatedDisk) -> None:
-    """As that of a channel whose opening went wrong."""
+    """This is the case of a channel whose opening failed."""
     async with file_channel(disk) as opened:
         await Checkpointing("orders", opened.journal, opened.checkpoints, opened.log, 0).stop()

@@ -62,10 +62,6 @@ async def rest_of(batches: AsyncGenerator[StoredBatch]) -> list[int]:
     return [sequence async for batch in batches for sequence, _ in numbered([batch])]
 
 
-async def release(desk: ClaimRegistry, reader_id: str, epoch: int | None) -> None:
-    desk.release(reader_id, epoch)
-
-
 async def test_grant_of_a_free_channel_shuts_out_all_others(desk: ClaimRegistry) -> None:
     """Takes and other readers are refused; the error names the owner of the claim and its remaining time."""
     await asyncio.sleep(10)
@@ -91,7 +87,7 @@ async def test_grant_to_the_same_reader_renews(desk: ClaimRegistry) -> None:
 
 @pytest.mark.parametrize("reader_id", ["r", "other"])
 async def test_grant_with_takeover_begins_a_new_epoch(desk: ClaimRegistry, reader_id: str) -> None:
-    """Over another reader's claim or one's own; the former claim is fenced off, and its lease ends nothing."""
+    """This holds for another reader's claim and one's own; the former claim is fenced, and its lease ends nothing."""
     await asyncio.sleep(LEASE - 1)
     assert (await desk.grant(reader_id, LEASE, takeover=True)).epoch == 2
     await asyncio.sleep(LEASE - 1)
@@ -102,13 +98,13 @@ async def test_grant_with_takeover_begins_a_new_epoch(desk: ClaimRegistry, reade
 
 
 async def test_grant_with_takeover_of_a_free_channel_is_a_claim(contents: Contents) -> None:
-    """There need not be anything to take over."""
+    """A takeover does not require a claim."""
     assert (await open_desk(contents).grant("r", LEASE, takeover=True)).epoch == 1
 
 
 @pytest.mark.parametrize("takeover", [False, True])
 async def test_grant_while_events_are_taken_is_refused(contents: Contents, *, takeover: bool) -> None:
-    """A log has no holes that may fill again; later it may."""
+    """Taken events may return, which would change a range that was read; the claim may be retried later."""
     taken = take(contents, 2)
     desk = open_desk(contents)
     with pytest.raises(TxnsOpenError, match="have taken 2 events") as refused:
@@ -121,7 +117,7 @@ async def test_grant_while_events_are_taken_is_refused(contents: Contents, *, ta
 
 @pytest.mark.parametrize("reader_id", ["", "ü", "a\n", "x" * 129])
 async def test_claim_calls_of_a_malformed_reader_are_refused(desk: ClaimRegistry, reader_id: str) -> None:
-    """Each of them names the field."""
+    """Each error names the field."""
     with pytest.raises(BadArgumentError, match="reader_id: is"):
         await desk.grant(reader_id, LEASE, takeover=True)
     with pytest.raises(BadArgumentError, match="reader_id: is"):
@@ -129,15 +125,15 @@ async def test_claim_calls_of_a_malformed_reader_are_refused(desk: ClaimRegistry
     with pytest.raises(BadArgumentError, match="reader_id: is"):
         await desk.acknowledge(reader_id, None, 1)
     with pytest.raises(BadArgumentError, match="reader_id: is"):
-        desk.release(reader_id, None)
+        await desk.release(reader_id, None)
 
 
 async def test_lease_of_a_claim_that_runs_out_frees_the_channel(desk: ClaimRegistry) -> None:
-    """What was acknowledged is gone, the rest is anybody's; the same reader may claim again where it was."""
+    """Acknowledged events are removed, and the rest is available to all; the reader may claim again."""
     await desk.acknowledge("r", None, 2)
     await asyncio.sleep(LEASE)
     desk.refuse_if_claimed()
-    for call in (lambda: read(desk), lambda: desk.acknowledge("r", None, 3), lambda: release(desk, "r", 1)):
+    for call in (lambda: read(desk), lambda: desk.acknowledge("r", None, 3), lambda: desk.release("r", 1)):
         with pytest.raises(NotClaimedError, match="reader 'r' has no active claim"):
             await call()
     assert (await desk.grant("r", LEASE, takeover=False)).epoch == 2
@@ -157,12 +153,12 @@ async def test_calls_of_a_claim_keep_it_alive(desk: ClaimRegistry) -> None:
 
 
 async def test_calls_of_another_reader_are_refused_and_renew_nothing(desk: ClaimRegistry) -> None:
-    """Reading, acknowledging and releasing are the holder's alone."""
+    """Only the holder of the claim can read, acknowledge and release."""
     await asyncio.sleep(LEASE - 1)
     for call in (
         lambda: read(desk, reader_id="other"),
         lambda: desk.acknowledge("other", None, 1),
-        lambda: release(desk, "other", None),
+        lambda: desk.release("other", None),
     ):
         with pytest.raises(ChannelClaimedError):
             await call()
@@ -171,7 +167,7 @@ async def test_calls_of_another_reader_are_refused_and_renew_nothing(desk: Claim
 
 
 async def test_end_of_a_claim_that_is_gone_does_nothing(desk: ClaimRegistry) -> None:
-    """The first call has ended it."""
+    """The claim was already ended by the first call."""
     desk.end()
     desk.end()
     desk.forget()
@@ -181,18 +177,18 @@ async def test_end_of_a_claim_that_is_gone_does_nothing(desk: ClaimRegistry) -> 
 async def test_calls_without_any_claim_are_refused(contents: Contents) -> None:
     """The channel was never claimed."""
     with pytest.raises(NotClaimedError):
-        open_desk(contents).release("r", None)
+        await open_desk(contents).release("r", None)
     with pytest.raises(NotClaimedError):
-        open_desk(contents).release("r", 0)
+        await open_desk(contents).release("r", 0)
 
 
 async def test_release_ends_the_claim_and_keeps_the_events(desk: ClaimRegistry, contents: Contents) -> None:
     """A second release finds no claim."""
-    desk.release("r", 1)
+    await desk.release("r", 1)
     desk.refuse_if_claimed()
     assert contents.queue.event_count == 6
     with pytest.raises(NotClaimedError):
-        desk.release("r", 1)
+        await desk.release("r", 1)
     await asyncio.sleep(LEASE * 2)
     assert (await desk.grant("other", LEASE, takeover=False)).epoch == 2
 
@@ -208,7 +204,7 @@ async def test_release_ends_the_claim_and_keeps_the_events(desk: ClaimRegistry, 
         (3, 4, [3]),
         (6, 7, [6]),
         (0, 7, [3, 4, 5, 6]),
-        # Empty ranges, inside a batch, at both ends, and acknowledged ones too.
+        # Empty ranges, also inside a batch, at both ends, and of acknowledged events.
         (4, 4, []),
         (0, 3, []),
         (3, 3, []),
@@ -220,7 +216,7 @@ async def test_release_ends_the_claim_and_keeps_the_events(desk: ClaimRegistry, 
 async def test_read_of_a_range_returns_it_as_often_as_asked(
     desk: ClaimRegistry, from_sequence: int, to_sequence: int, sequences: list[int]
 ) -> None:
-    """Of 3 to 6, which are not acknowledged."""
+    """The sequences 3 to 6 are not acknowledged."""
     await desk.acknowledge("r", None, 2)
     for epoch in (None, 1):
         assert await read(desk, from_sequence, to_sequence, epoch=epoch) == sequences
@@ -243,14 +239,14 @@ async def test_read_of_a_range_returns_it_as_often_as_asked(
 async def test_read_of_a_missing_range_raises(
     desk: ClaimRegistry, from_sequence: int, to_sequence: int, kind: type[MillraceError], complaint: str
 ) -> None:
-    """At the call, before anything is read."""
+    """The call itself raises, before anything is read."""
     await desk.acknowledge("r", None, 2)
     with pytest.raises(kind, match=complaint):
         desk.read("r", None, from_sequence, to_sequence)
 
 
 async def test_read_of_an_empty_channel_returns_nothing() -> None:
-    """Its first sequence is still to come."""
+    """The first sequence is that of the next event."""
     desk = open_desk(Contents("orders", Capacity(1, 1)))
     await desk.grant("r", LEASE, takeover=False)
     assert await read(desk) == await read(desk, 1) == await read(desk, 1, 1) == []
@@ -274,7 +270,7 @@ async def test_read_of_many_batches_returns_all(desk: ClaimRegistry, monkeypatch
 
 
 async def test_read_of_a_range_with_holes_leaves_them_out(contents: Contents) -> None:
-    """What was consumed otherwise before the claim is not there; the range is no error."""
+    """Events consumed before the claim are missing, which is not an error."""
     first, second = take(contents, 1), take(contents, 2)
     contents.put_back(first)
     make(contents, contents.plan([], second, None))
@@ -286,7 +282,7 @@ async def test_read_of_a_range_with_holes_leaves_them_out(contents: Contents) ->
 
 
 async def test_read_that_lasts_keeps_the_claim_alive(desk: ClaimRegistry) -> None:
-    """A reader that is slow to receive does not lose its claim by it."""
+    """A slow receiver does not lose its claim."""
     async for _ in desk.read("r", None, 0, 0):
         await asyncio.sleep(LEASE * 3)
     assert desk.claim is not None
@@ -295,7 +291,7 @@ async def test_read_that_lasts_keeps_the_claim_alive(desk: ClaimRegistry) -> Non
 
 
 async def test_read_that_is_left_half_way_pauses_nothing_any_more(desk: ClaimRegistry) -> None:
-    """A broken stream leaves a claim whose lease runs."""
+    """After a broken stream the lease of the claim runs."""
     batches = desk.read("r", None, 0, 0)
     await anext(batches)
     await batches.aclose()
@@ -306,7 +302,7 @@ async def test_read_that_is_left_half_way_pauses_nothing_any_more(desk: ClaimReg
 @pytest.mark.parametrize(
     ("end", "kind"),
     [
-        (lambda desk: release(desk, "r", None), NotClaimedError),
+        (lambda desk: desk.release("r", None), NotClaimedError),
         (lambda desk: desk.grant("r", LEASE, takeover=True), StaleEpochError),
         (lambda desk: desk.grant("other", LEASE, takeover=True), StaleEpochError),
     ],
@@ -314,7 +310,7 @@ async def test_read_that_is_left_half_way_pauses_nothing_any_more(desk: ClaimReg
 async def test_read_whose_claim_ends_meanwhile_fails_at_the_next_batch(
     desk: ClaimRegistry, end: Callable[[ClaimRegistry], Awaitable[object]], kind: type[MillraceError]
 ) -> None:
-    """A reader that was fenced off sees nothing more, not even one of the same name."""
+    """A fenced reader sees no further event, even if the new reader has the same name."""
     batches = desk.read("r", None, 0, 0)
     await anext(batches)
     await end(desk)
@@ -329,8 +325,8 @@ async def test_calls_with_another_epoch_are_refused(desk: ClaimRegistry, epoch: 
     for call in (
         lambda: read(desk, epoch=epoch),
         lambda: desk.acknowledge("r", epoch, 1),
-        lambda: release(desk, "r", epoch),
-        lambda: release(desk, "other", epoch),
+        lambda: desk.release("r", epoch),
+        lambda: desk.release("other", epoch),
     ):
         with pytest.raises(StaleEpochError):
             await call()
@@ -338,7 +334,7 @@ async def test_calls_with_another_epoch_are_refused(desk: ClaimRegistry, epoch: 
 
 
 async def test_acknowledge_through_a_sequence_removes_all_up_to_it(desk: ClaimRegistry, contents: Contents) -> None:
-    """Cumulative, in the middle of a batch too; repeating it is harmless."""
+    """Acknowledgement is cumulative, also in the middle of a batch; repeating it has no effect."""
     assert await desk.acknowledge("r", 1, 3) == 4
     assert await desk.acknowledge("r", 1, 3) == 4
     assert await desk.acknowledge("r", 1, 1) == 4
@@ -352,7 +348,7 @@ async def test_acknowledge_through_a_sequence_removes_all_up_to_it(desk: ClaimRe
 async def test_acknowledge_of_future_sequences_is_refused(
     desk: ClaimRegistry, contents: Contents, through_sequence: int
 ) -> None:
-    """Otherwise events would be lost that were never read."""
+    """Otherwise events that were never read would be lost."""
     with pytest.raises(SequenceGoneError, match="does not exist yet; the newest is 6"):
         await desk.acknowledge("r", None, through_sequence)
     assert contents.queue.event_count == 6
@@ -372,7 +368,7 @@ async def test_claim_calls_on_a_deleted_channel_find_none(desk: ClaimRegistry, c
 
 
 async def test_read_of_one_big_batch_range_after_range_returns_all_of_it() -> None:
-    """Ranges whose ends lie inside a batch, as Spark's partitions have them, cover it without a rest."""
+    """Ranges that end inside a batch, such as Spark's partitions, together contain all its events."""
     contents = Contents("orders", Capacity(100, 1000))
     put(contents, *[b"x"] * 49)
     desk = open_desk(contents)
@@ -384,7 +380,7 @@ async def test_read_of_one_big_batch_range_after_range_returns_all_of_it() -> No
 async def test_read_of_a_range_that_is_emptied_meanwhile_reports_it(
     desk: ClaimRegistry, contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A purge in the middle does not pass for the end of the range."""
+    """A purge during the read is not taken for the end of the range."""
     monkeypatch.setattr("millrace_server.channels.queue._READ_AHEAD", 1)
     reading = desk.read("r", None, 0, 0)
     await anext(reading)

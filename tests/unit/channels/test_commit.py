@@ -14,7 +14,7 @@ from tests.virtual_clock import settle, started
 
 
 class FakeCommitter:
-    """Commits that wait for the test."""
+    """Commits that end when the test lets them."""
 
     fault = None
     is_stalled = False
@@ -25,7 +25,7 @@ class FakeCommitter:
         self.error: ChannelLogFailedError | None = None
 
     def enforce(self, _config: ChannelConfig) -> None:
-        """Nothing depends on it."""
+        """Does nothing."""
 
     def record_rollback(self, txn_id: str, *, has_expired: bool) -> None:
         """Never called."""
@@ -102,7 +102,7 @@ async def test_submit_in_memory_is_durable_at_once(contents: Contents) -> None:
 
 
 async def test_await_of_a_commit_in_flight_answers_all_who_still_wait(contents: Contents) -> None:
-    """A caller that leaves takes nothing with it; a callback is called once, also where it comes late."""
+    """A cancelled caller does not affect the others; a callback is called once, also if it is added late."""
     commit, ends = prepared(contents, contents.plan([window(b"c")], [], None)), list[Commit]()
     first, leaving, second = [await started(_wait(commit)) for _ in range(3)]
     commit.add_done_callback(ends.append)
@@ -118,7 +118,7 @@ async def test_await_of_a_commit_in_flight_answers_all_who_still_wait(contents: 
 
 
 async def test_await_of_an_aborted_commit_raises_why(contents: Contents) -> None:
-    """For those that wait already, and for those that come later."""
+    """This holds for callers that already wait and for later ones."""
     commit, ends = prepared(contents, contents.plan([window(b"c")], [], None)), list[Commit]()
     commit.on_aborted = ends.append
     call = await started(_wait(commit))
@@ -135,7 +135,7 @@ async def _wait(commit: Commit) -> Receipt:
 
 
 async def test_remove_that_has_to_wait_ends_with_the_commit(contents: Contents) -> None:
-    """It ends no transaction, and a caller that leaves meanwhile does not cancel it."""
+    """It ends no transaction, and cancellation of its caller does not cancel it."""
     committer = FakeCommitter()
     call = await started(remove(contents, committer, contents.take_through(1)))
     (commit,) = committer.submitted
@@ -152,7 +152,7 @@ async def test_remove_that_has_to_wait_ends_with_the_commit(contents: Contents) 
 
 
 async def test_remove_that_is_refused_returns_the_events(contents: Contents) -> None:
-    """At once, or when the commit is aborted."""
+    """The refusal comes at once, or when the commit is aborted."""
     committer = FakeCommitter()
     committer.error = ChannelLogFailedError("failed")
     with pytest.raises(ChannelLogFailedError):
@@ -170,7 +170,7 @@ async def test_remove_that_is_refused_returns_the_events(contents: Contents) -> 
 
 
 def test_prepared_commits_hold_their_sequences_and_their_room(contents: Contents) -> None:
-    """Each follows the one before, and is seen only once it is applied; in their order, or not at all."""
+    """Each commit follows the one before, and is visible once it is applied; they are applied in order or never."""
     first = prepared(contents, contents.plan([window(b"c")], [], Stamp("p", 1, 1)))
     second = prepared(contents, contents.plan([window(b"d"), window(b"e")], [], Stamp("p", 2, 3)))
     assert (contents.next_sequence, contents.assigned_sequence, contents.capacity.event_count) == (3, 6, 5)
@@ -188,7 +188,7 @@ def test_prepared_commits_hold_their_sequences_and_their_room(contents: Contents
 
 
 def test_abort_of_a_swap_releases_what_it_charged(contents: Contents) -> None:
-    """Capacity that a change needs is charged when it begins, room that it frees when it is finished."""
+    """Needed capacity is charged when a change begins; freed capacity is released when it is completed."""
     taken = contents.take_all()
     swap = prepared(contents, contents.plan([window(b"1234567"), window(b"")], taken, None))
     assert (contents.capacity.event_count, contents.capacity.body_bytes) == (2, 7)

@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 
 def test_config_without_limits_has_the_defaults() -> None:
-    """The ancestors' defaults, and a share of the machine's memory."""
+    """The defaults are Flume's, with a share of the machine's memory."""
     config = MemoryChannelConfig(type="memory")
     assert (config.capacity, config.transaction_capacity, config.byte_capacity_buffer_percentage) == (100, 100, 20)
     assert (config.keep_alive_seconds, config.lease_seconds, config.open_transactions_max) == (3, 30, 5000)
@@ -27,7 +27,7 @@ def test_config_without_limits_has_the_defaults() -> None:
 
 
 def test_config_of_a_file_channel_has_the_defaults() -> None:
-    """Room for a backlog, durable at each commit, below the server's own directory, and neither packed nor sealed."""
+    """It has room for a backlog, syncs each commit, lies in the data directory, and is not compressed or encrypted."""
     config = FileChannelConfig(type="file")
     assert (config.capacity, config.transaction_capacity, config.byte_capacity) == (1_000_000, 10_000, 8192 * MIB)
     assert (config.keep_alive_seconds, config.lease_seconds, config.open_transactions_max) == (3, 30, 5000)
@@ -38,7 +38,7 @@ def test_config_of_a_file_channel_has_the_defaults() -> None:
 
 
 def test_config_of_a_spillable_channel_has_the_defaults() -> None:
-    """A file channel's for the whole and for the log; in memory Flume's number of events, and a share of the memory."""
+    """They are a file channel's for the whole and the log; memory has Flume's events and a share of the machine's."""
     config = SpillableChannelConfig(type="spillable")
     same = FileChannelConfig(type="file").model_dump(exclude={"type"})
     assert config.model_dump(exclude={"type", "memory_capacity", "memory_byte_capacity"}) == same
@@ -48,8 +48,8 @@ def test_config_of_a_spillable_channel_has_the_defaults() -> None:
     assert small.memory_body_bytes_max == 70
 
 
-def test_config_of_a_small_spillable_channel_bows_both_defaults() -> None:
-    """Neither a transaction nor the memory holds more than the channel; what was said is not changed, but refused."""
+def test_config_of_a_small_spillable_channel_reduces_both_defaults() -> None:
+    """Neither a transaction nor the memory exceeds the channel; explicit values are not reduced, but refused."""
     config = SpillableChannelConfig(type="spillable", capacity=7)
     assert (config.transaction_capacity, config.memory_capacity) == (7, 7)
     config = SpillableChannelConfig(type="spillable", capacity=7, memory_capacity=6, transaction_capacity=5)
@@ -61,8 +61,8 @@ def test_config_of_a_small_spillable_channel_bows_both_defaults() -> None:
 @pytest.mark.parametrize(
     ("capacity", "transaction_capacity"), [(1, 1), (9_999, 9_999), (10_000, 10_000), (1 << 20, 10_000)]
 )
-def test_config_of_a_small_file_channel_bows_its_own_default(capacity: int, transaction_capacity: int) -> None:
-    """What bows is the default of the type."""
+def test_config_of_a_small_file_channel_reduces_its_own_default(capacity: int, transaction_capacity: int) -> None:
+    """The reduced default is that of the type."""
     assert FileChannelConfig(type="file", capacity=capacity).transaction_capacity == transaction_capacity
 
 
@@ -77,7 +77,7 @@ def test_config_of_a_small_file_channel_bows_its_own_default(capacity: int, tran
         ({"capacity": 7, "transaction_capacity": 7}, 7),
     ],
 )
-def test_config_of_a_small_capacity_bows_the_transactions_default(
+def test_config_of_a_small_capacity_reduces_the_transactions_default(
     limits: dict[str, Any], transaction_capacity: int
 ) -> None:
     """A transaction never holds more than the channel."""
@@ -91,7 +91,7 @@ def test_config_of_a_small_capacity_bows_the_transactions_default(
 def test_body_bytes_max_of_a_config_leaves_room_for_headers(
     byte_capacity: int, percentage: int, body_bytes_max: int
 ) -> None:
-    """Exact to the byte, without slots."""
+    """The limit is exact to the byte."""
     config = MemoryChannelConfig(type="memory", byte_capacity=byte_capacity, byte_capacity_buffer_percentage=percentage)
     assert config.body_bytes_max == body_bytes_max
 
@@ -128,7 +128,7 @@ def test_config_out_of_its_limits_is_refused(limits: dict[str, Any]) -> None:
 
 
 def test_config_of_something_else_is_refused() -> None:
-    """What is no table of limits is refused as such."""
+    """A value that is not a table is refused as such."""
     with pytest.raises(ValidationError):
         MemoryChannelConfig.model_validate("memory")
 
@@ -166,7 +166,7 @@ def test_config_of_something_else_is_refused() -> None:
     ],
 )
 def test_config_of_a_file_channel_out_of_its_limits_is_refused(limits: dict[str, Any]) -> None:
-    """Neither too little, nor too much, nor two disks that are one, nor a key that is not there."""
+    """Limits, duplicate disks and missing keys are checked."""
     with pytest.raises(ValidationError):
         FileChannelConfig(**{"type": "file", **limits})
 
@@ -178,6 +178,6 @@ def test_encryption_with_a_good_key_id_is_taken(key_id: str) -> None:
 
 
 def test_data_dirs_that_only_begin_alike_are_taken() -> None:
-    """One directory inside another is another directory."""
+    """A directory inside another one is a different directory."""
     paths = [Path("/disk"), Path("/disk/more"), Path("/disk-2")]
     assert FileChannelConfig(type="file", data_dirs=paths).data_dirs == paths

@@ -6,7 +6,7 @@ from millrace_server.errors import BadArgumentError, BadNameError
 
 @pytest.mark.parametrize("name", ["a", "0", "orders", "a.b_c-d", "a" * 64, "0-.", "x.."])
 def test_check_channel_name_that_is_allowed_passes(name: str) -> None:
-    """Small letters, digits, dot, dash and underscore; a letter or a digit first."""
+    """A name has lower-case letters, digits, dots, dashes and underscores, and begins with a letter or digit."""
     check_channel_name(name)
 
 
@@ -28,7 +28,7 @@ def test_check_channel_name_that_is_not_allowed_refuses(name: str) -> None:
 
 @pytest.mark.parametrize("identifier", ["a", " ", "~", "a/b c", "x" * 128])
 def test_check_identifier_that_is_allowed_passes(identifier: str) -> None:
-    """1 to 128 printable ASCII characters."""
+    """An identifier has 1 to 128 printable ASCII characters."""
     check_identifier("txn_id", identifier)
 
 
@@ -50,5 +50,5 @@ def test_check_identifier_that_is_not_allowed_refuses(identifier: str) -> None:
     ],
 )
 def test_shown_text_from_outside_is_harmless(text: str, quoted: str) -> None:
-    """What comes from a stranger neither moves a cursor nor fills a log."""
+    """Untrusted text can neither control a terminal nor fill a log."""
     assert shown(text) == quoted

@@ -44,7 +44,7 @@ def take(contents: Contents, events_max: int) -> list[StoredBatch]:
 
 
 async def put_when_room(contents: Contents, *bodies: bytes, takes: Sequence[StoredBatch] = ()) -> Receipt:
-    """Commits events as soon as there is room, as a channel does."""
+    """Commits events once there is room, as a channel does."""
     change = contents.plan([window(*bodies)], takes, None)
     if not contents.admits(change):
         change = await contents.wait_for_room(lambda: contents.plan([window(*bodies)], takes, None), KEEP_ALIVE)
@@ -53,7 +53,7 @@ async def put_when_room(contents: Contents, *bodies: bytes, takes: Sequence[Stor
 
 @pytest.fixture
 def contents() -> Contents:
-    """Capacity for 4 events and 10 bytes."""
+    """An empty channel with capacity for 4 events and 10 bytes."""
     return Contents("orders", Capacity(4, 10))
 
 
@@ -79,7 +79,7 @@ async def test_make_of_nothing_changes_nothing(contents: Contents) -> None:
 
 
 async def test_make_of_takes_frees_their_room(contents: Contents) -> None:
-    """What was taken keeps its room until then; sequences are never given again."""
+    """Taken events keep their room until then; sequences are never reused."""
     filled(contents)
     taken = take(contents, 3)
     assert (contents.capacity.event_count, contents.taken_count, contents.first_sequence) == (4, 3, 4)
@@ -89,7 +89,7 @@ async def test_make_of_takes_frees_their_room(contents: Contents) -> None:
 
 
 async def test_make_of_a_swap_charges_the_difference(contents: Contents) -> None:
-    """Over and over again: neither account drifts."""
+    """Repeated swaps do not change the accounts."""
     put(contents, b"12345", b"1")
     for number in range(50):
         taken = take(contents, 2)
@@ -98,7 +98,7 @@ async def test_make_of_a_swap_charges_the_difference(contents: Contents) -> None
 
 
 async def test_first_sequence_when_all_is_taken_is_the_next(contents: Contents) -> None:
-    """Nothing that is there can be read."""
+    """There are no events that could be read."""
     filled(contents)
     take(contents, 4)
     assert contents.first_sequence == contents.next_sequence == 5
@@ -128,7 +128,7 @@ async def test_plan_with_a_stamp_keeps_what_is_new(contents: Contents, stamp: St
 
 
 async def test_plan_with_a_stamp_full_of_holes_keeps_each_new_event(contents: Contents) -> None:
-    """Ranges and windows cut each other anywhere."""
+    """Ranges and windows may overlap in any way."""
     for number in (1, 4, 5):
         contents.ledger.accept(Stamp("p", number, number))
     change = contents.plan([window(b"0", b"1", b"2"), window(b"3", b"4"), window(b"5", b"6")], [], Stamp("p", 0, 6))
@@ -184,7 +184,7 @@ async def test_goes_at_once_while_another_waits_only_without_need_of_room(conten
 
 @pytest.mark.parametrize("body", [b"", b"1234567"])
 async def test_wait_for_room_in_vain_is_refused_in_time(contents: Contents, body: bytes) -> None:
-    """Exactly the keep-alive later, and nothing has changed; events come before bytes."""
+    """The refusal comes exactly after the keep-alive, and changes nothing; events are checked before bytes."""
     filled(contents)
     with pytest.raises(ChannelFullError, match="in 3 s"):
         await put_when_room(contents, body)
@@ -200,7 +200,7 @@ async def test_wait_for_bytes_in_vain_is_refused_as_such(contents: Contents) -> 
 
 
 async def test_wait_for_room_of_many_serves_them_in_order(contents: Contents) -> None:
-    """First come, first served, though a later one would fit earlier."""
+    """Calls are served in order, even if a later one would fit earlier."""
     filled(contents)
     order = list[str]()
 
@@ -218,7 +218,7 @@ async def test_wait_for_room_of_many_serves_them_in_order(contents: Contents) ->
 
 
 async def test_wait_for_room_when_two_changes_come_at_once_keeps_the_order(contents: Contents) -> None:
-    """Capacity that is freed twice before anybody could look is the first one's, and then the second one's."""
+    """If room is freed twice before any caller runs, the first caller gets the first part."""
     filled(contents)
     first = await started(put_when_room(contents, b"a", b"b", b"c"))
     second = await started(put_when_room(contents, b"d"))
@@ -255,7 +255,7 @@ async def _append_when_room(contents: Contents, stamp: Stamp, body: bytes) -> Re
 
 
 async def test_wait_for_room_of_one_cancelled_lets_the_next_have_it(contents: Contents) -> None:
-    """The next may need less: it does not wait for a call that is gone."""
+    """The next call may need less, and does not wait for the cancelled one."""
     put(contents, b"a", b"b")
     large = await started(put_when_room(contents, b"c", b"d", b"e"))
     small = await started(put_when_room(contents, b"f"))
@@ -292,7 +292,7 @@ async def test_wait_for_room_of_one_whose_time_passes_lets_the_next_have_it(cont
 
 
 async def test_wait_for_room_that_is_there_when_the_time_passes_is_granted(contents: Contents) -> None:
-    """The last look is after the last moment: a call is never refused beside free room."""
+    """The room is checked once more at the timeout, so a call is never refused while there is room."""
     put(contents, b"a")
     large = await started(put_when_room(contents, b"b", b"c", b"d", b"e"))
     small = await started(put_when_room(contents, b"f"))
@@ -328,7 +328,7 @@ async def test_wait_for_room_that_became_impossible_fails_at_once(contents: Cont
 
 
 async def test_resize_to_more_is_at_once_and_wakes_who_waits(contents: Contents) -> None:
-    """Growing needs no time."""
+    """Growing takes no time."""
     filled(contents)
     calls = [await started(put_when_room(contents, b"e")) for _ in range(2)]
     assert await contents.resize(6, 10, KEEP_ALIVE)
@@ -341,7 +341,7 @@ async def test_resize_to_more_is_at_once_and_wakes_who_waits(contents: Contents)
 async def test_resize_to_less_without_room_keeps_the_old_size(
     contents: Contents, events_max: int, body_bytes_max: int
 ) -> None:
-    """After the keep-alive all is as it was."""
+    """After the keep-alive everything is unchanged."""
     filled(contents)
     assert not await contents.resize(events_max, body_bytes_max, KEEP_ALIVE)
     assert now() == KEEP_ALIVE
@@ -367,7 +367,7 @@ async def test_resize_to_less_waits_for_room_before_all_others(contents: Content
 
 
 async def test_resize_to_less_may_leave_one_limit_above_the_room(contents: Contents) -> None:
-    """What is held may be exactly at the new limits."""
+    """The held events may be exactly at the new limits."""
     filled(contents)
     assert await contents.resize(4, 4, 0)
     assert not await contents.resize(4, 3, 0)
@@ -420,7 +420,7 @@ async def purge(contents: Contents) -> int:
 
 
 async def test_remove_of_all_that_is_queued_leaves_the_rest(contents: Contents) -> None:
-    """Taken events stay with their transactions; the others count as never delivered."""
+    """Taken events stay with their transactions; the removed ones count as never delivered."""
     filled(contents)
     taken = take(contents, 1)
     commit = await started(put_when_room(contents, b"e", b"f"))
@@ -436,7 +436,7 @@ async def test_remove_of_all_that_is_queued_leaves_the_rest(contents: Contents) 
 
 
 async def test_close_notifies_waiting_and_later_callers() -> None:
-    """Commits, resizes and onlookers; nothing waits for a channel that is gone."""
+    """Commits, resizes and followers end; nothing waits for a deleted channel."""
     contents = filled(Contents("orders", Capacity(4, 10)))
     follower = contents.subscribe()
     commit = await started(put_when_room(contents, b"e"))
@@ -453,7 +453,7 @@ async def test_close_notifies_waiting_and_later_callers() -> None:
 
 
 async def test_follow_from_now_on_sees_each_commit() -> None:
-    """This includes events that are taken at once; it ends with `unfollow`."""
+    """Events that are taken at once are seen too; following ends with `unfollow`."""
     contents = Contents("orders", Capacity(4, 10))
     put(contents, b"a")
     follower = contents.subscribe()
@@ -471,7 +471,7 @@ async def test_follow_from_now_on_sees_each_commit() -> None:
 
 
 async def test_wake_taker_without_events_wakes_no_caller(contents: Contents) -> None:
-    """A look would be in vain."""
+    """The taker would find nothing."""
     calls = list[bool]()
 
     async def wait() -> None:
@@ -488,7 +488,7 @@ async def test_wake_taker_without_events_wakes_no_caller(contents: Contents) -> 
 
 
 def test_change_of_windows_counts_them() -> None:
-    """Gains and losses, in events and in bytes."""
+    """Added and removed events are counted, with their bytes."""
     change = Commit([window(b"aa", b"b"), window(b"c")], [StoredBatch(1, window(b"dddd"))])
     assert (change.put_count, change.put_body_bytes, change.event_count, change.body_bytes) == (3, 4, 2, 0)
 
@@ -504,7 +504,7 @@ async def test_load_of_what_is_in_memory_returns_it_unchanged(contents: Contents
 
 
 async def test_held_batches_are_those_queued_and_those_taken(contents: Contents) -> None:
-    """They are held until they are removed."""
+    """Batches are held until they are removed."""
     taken = take(filled(contents), 1)
     assert sorted(numbered(contents.held_batches())) == [(1, b"a"), (2, b"b"), (3, b"c"), (4, b"d")]
     make(contents, contents.plan([], taken, None))

@@ -32,11 +32,11 @@ from millrace_server.wal.segments import segment_name
 from tests.crashing_os import CrashingOs, Killed
 
 LOG_FILES = [segment_name(1), "segment-000000000002.new", NEWEST, PREVIOUS, "checkpoint.new"]
-"""Every name that FORMAT.md gives to a log's files."""
+"""All names of a log's files in FORMAT.md."""
 
 
 def opened(*names: Path, checkpoint_dir: Path | None = None, name: str = "orders") -> ChannelDirectories:
-    """Data directories, with the checkpoints in the first of them unless said otherwise."""
+    """Data directories, with the checkpoints in the first one by default."""
     return open_directories(name, names, checkpoint_dir or names[0])
 
 
@@ -47,13 +47,13 @@ def made(*names: Path, checkpoint_dir: Path | None = None) -> ChannelIdentity:
 
 
 def contents(*directories: Path) -> dict[Path, bytes]:
-    """All files but the locks."""
+    """All files except the locks."""
     files = (file for directory in directories for file in directory.rglob("*"))
     return {file: file.read_bytes() for file in files if file.is_file() and file.name != LOCK_FILE}
 
 
 def refusal_of(*names: Path, checkpoint_dir: Path | None = None, name: str = "orders") -> str:
-    """The sentence with which directories are refused; nothing in them changes, and their locks are free again."""
+    """The error with which directories are refused; nothing in them may change, and their locks must be free."""
     before = contents(*names)
     with pytest.raises(DirectoryError) as refusal:
         opened(*names, checkpoint_dir=checkpoint_dir, name=name)
@@ -116,7 +116,7 @@ def test_open_directories_in_another_order_keeps_the_identity(a: Path, b: Path, 
 
 
 def test_open_directories_with_more_of_them_adds_them(a: Path, b: Path, c: Path) -> None:
-    """Another disk is added by naming it, at any place of the list; all then count it."""
+    """Another disk is added by its name, at any place of the list; all directories then count it."""
     identity = made(a)
     assert made(b, a, c) == identity
     files = [ChannelFile.read(path) for path in (a, b, c)]
@@ -124,7 +124,7 @@ def test_open_directories_with_more_of_them_adds_them(a: Path, b: Path, c: Path)
 
 
 def test_open_directories_with_the_former_checkpoint_directory_adds_it(a: Path, b: Path) -> None:
-    """A directory that held checkpoints only may hold segments from now on."""
+    """A directory that held only checkpoints may hold segments from now on."""
     identity = made(a, checkpoint_dir=b)
     (b / NEWEST).write_bytes(b"state")
     assert made(a, b) == identity
@@ -132,7 +132,7 @@ def test_open_directories_with_the_former_checkpoint_directory_adds_it(a: Path, 
 
 
 def test_open_directories_of_a_restored_channel_keeps_both_ids(a: Path, b: Path) -> None:
-    """A channel from a backup has an id of its own, and the log's that it came from."""
+    """A channel restored from a backup has an id of its own, and its log that of the original."""
     restored = replace(ChannelIdentity.make("orders"), log_id=bytes(16))
     a.mkdir(parents=True)
     ChannelFile(restored, 0, 1).write(a)
@@ -161,7 +161,7 @@ def in_use(first: Path, second: Path) -> DirectoryInUseError:
 
 
 def test_open_directories_of_another_channel_of_this_process_refuses(a: Path, b: Path, c: Path) -> None:
-    """Two channels of one server never share a directory, not even as the checkpoints' one."""
+    """Two channels of one server never share a directory, not even for checkpoints."""
     with closing(opened(a, checkpoint_dir=c)):
         with pytest.raises(DirectoryInUseError, match=rf"cannot use {c}: .*\(process {os.getpid()}\) uses it"):
             opened(b, checkpoint_dir=c, name="other")
@@ -187,7 +187,7 @@ def test_open_directories_of_another_process_refuses_until_it_is_killed(a: Path)
 
 
 def test_close_when_repeated_releases_the_locks_once(a: Path) -> None:
-    """The directories are free for the next one, and stay its own."""
+    """The directories can be locked again, and repeating the close does not unlock them."""
     first = opened(a)
     first.close()
     with closing(opened(a)):
@@ -197,7 +197,7 @@ def test_close_when_repeated_releases_the_locks_once(a: Path) -> None:
 
 
 def test_lock_directory_of_an_owner_without_a_number_names_none(a: Path) -> None:
-    """What is in the lock file is only for the sentence, and need not be a process id."""
+    """The content of the lock file is only used in the message, and need not be a process id."""
     with closing(opened(a)):
         (a / LOCK_FILE).write_bytes(b"\xff\x1b[31m")
         with pytest.raises(DirectoryInUseError, match="another channel or server uses it"):
@@ -215,7 +215,7 @@ def test_lock_directory_on_a_full_disk_still_locks(a: Path, monkeypatch: pytest.
 
 
 def test_lock_directory_while_the_file_is_removed_refuses(a: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock on a file without a name would keep no other server out."""
+    """A lock on a file without a name would not exclude other servers."""
     a.mkdir(parents=True)
     flock = fcntl.flock
 
@@ -237,7 +237,7 @@ def test_lock_directory_where_locks_are_not_to_be_had_reports_it(a: Path, monkey
 
 
 def test_lock_directory_of_a_link_does_not_follow_it(a: Path, tmp_path: Path) -> None:
-    """A link in the lock's place neither makes nor changes a file elsewhere."""
+    """A link in place of the lock neither creates nor changes a file elsewhere."""
     a.mkdir(parents=True)
     (a / LOCK_FILE).symlink_to(tmp_path / "elsewhere")
     assert f"cannot use {a / LOCK_FILE}: it is a link" in refusal_of(a)
@@ -248,7 +248,7 @@ def test_lock_directory_of_a_link_does_not_follow_it(a: Path, tmp_path: Path) ->
 
 
 def test_open_directories_of_another_name_refuses(a: Path) -> None:
-    """A directory belongs to one channel, and names it."""
+    """A directory belongs to one channel, and contains its name."""
     made(a)
     assert f"{a / CHANNEL_FILE}: belongs to channel 'orders'; give 'other' a directory of its own" in refusal_of(
         a, name="other"
@@ -263,7 +263,7 @@ def test_open_directories_of_two_channels_of_one_name_refuses(a: Path, b: Path) 
 
 
 def test_open_directories_without_one_of_them_refuses(a: Path, b: Path, c: Path) -> None:
-    """A disk that is not mounted is told, whether its directory is not named, missing, or empty."""
+    """Reports a disk that is not mounted, whether its directory is not named, is missing, or is empty."""
     made(a, b, checkpoint_dir=c)
     sentence = f"has 2 data directories, numbered from 0; 1 is not among those given, {a}"
     assert sentence in refusal_of(a, checkpoint_dir=c)
@@ -296,7 +296,7 @@ def test_open_directories_of_a_log_without_identity_refuses(a: Path, b: Path, na
 
 
 def test_open_directories_of_a_damaged_or_later_file_refuses(a: Path, b: Path) -> None:
-    """Neither is repaired from the other directories, nor is anything else changed."""
+    """The file is not repaired from the other directories, and nothing is changed."""
     made(a, b)
     content = (b / CHANNEL_FILE).read_bytes()
     (b / CHANNEL_FILE).write_bytes(content.replace(b'"index": 1', b'"index": 0'))
@@ -306,7 +306,7 @@ def test_open_directories_of_a_damaged_or_later_file_refuses(a: Path, b: Path) -
 
 
 def test_open_directories_where_a_file_is_in_the_way_reports_it(a: Path, b: Path) -> None:
-    """What cannot be a directory is refused in a sentence, with the operating system's reason as its cause."""
+    """A path that cannot be a directory is refused with a sentence, whose cause is the system's error."""
     a.parent.mkdir()
     a.touch()
     for path in (a, a / "below"):
@@ -385,7 +385,7 @@ def test_open_directories_below_a_directory_that_may_not_be_read_works(
 
 
 def test_remove_leaves_nothing(a: Path, b: Path, c: Path) -> None:
-    """Of a channel that was deleted nothing stays, not even its directories."""
+    """Not even the directories of a deleted channel remain."""
     directories = opened(a, b, checkpoint_dir=c)
     for path in (a, b, c):
         for name in (*LOG_FILES, CHANNEL_FILE + ".tmp"):
@@ -396,7 +396,7 @@ def test_remove_leaves_nothing(a: Path, b: Path, c: Path) -> None:
     assert all(path.parent.exists() for path in (a, b, c))
 
 
-def test_remove_leaves_what_is_not_ours(a: Path, b: Path) -> None:
+def test_remove_keeps_files_of_others(a: Path, b: Path) -> None:
     """Files that the server did not create stay, and so does a link to a directory."""
     a.mkdir(parents=True)
     b.parent.mkdir()
@@ -414,7 +414,7 @@ def test_remove_leaves_what_is_not_ours(a: Path, b: Path) -> None:
 
 
 def test_remove_when_it_fails_can_be_repeated(a: Path, b: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error leaves the locks held and the rest to another call."""
+    """An error keeps the locks and leaves the rest to another call."""
     directories = opened(a, b)
     (b / LOG_FILES[0]).write_bytes(b"events")
     directories.mark_deleted()
@@ -448,7 +448,7 @@ def test_open_directories_when_one_is_marked_creates_the_channel_again(
 def test_mark_deleted_when_the_disk_is_full_takes_everything_back(
     a: Path, b: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A deletion that was refused does not happen at the next start."""
+    """A refused deletion does not happen at the next start."""
     with closing(opened(a, b)) as directories:
         identity = directories.identity
         before = contents(a, b)
@@ -462,7 +462,7 @@ def test_mark_deleted_when_the_disk_is_full_takes_everything_back(
 
 
 def fail_in(directory: Path, patch: pytest.MonkeyPatch, number: int, call: str, *, after: int = 0) -> None:
-    """Makes a call in one directory fail after so many that succeed."""
+    """Makes a call in one directory fail after some that succeed."""
     real = getattr(os, call)
     left = after
 
@@ -481,7 +481,7 @@ def fail_in(directory: Path, patch: pytest.MonkeyPatch, number: int, call: str, 
 def test_mark_deleted_when_a_mark_cannot_be_removed_reports_an_unknown_outcome(
     a: Path, b: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A channel that may be gone at the next start must take nothing more; to mark it again clears it up."""
+    """A channel that may be deleted at the next start refuses events; marking it again resolves the outcome."""
     with closing(opened(a, b)) as directories:
         identity = directories.identity
         with monkeypatch.context() as patch:
@@ -497,7 +497,7 @@ def test_mark_deleted_when_a_mark_cannot_be_removed_reports_an_unknown_outcome(
 def test_mark_deleted_when_a_name_is_not_synced_reports_an_unknown_outcome(
     a: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is unknown whether a mark exists that has its name and may not be on the disk."""
+    """The mark may have a name that is not on the disk."""
     with closing(opened(a)) as directories:
         with monkeypatch.context() as patch:
             fail_in(a, patch, errno.EIO, "fsync")
@@ -516,9 +516,9 @@ Life = Callable[[], object]
 def crash_points(
     disk: CrashingOs, prepare: Callable[[], None], life: Life, source: random.Random, *, is_thorough: bool
 ) -> Iterator[None]:
-    """Lives a life, kills it before each of its calls, lives again, whole or in part, and cuts the power.
+    """Runs a sequence of steps and kills it before each call, runs it again, whole or in part, and cuts the power.
 
-    Yields after each power cut, when the disk shows what it has left.
+    Yields after each power cut, with the remaining state on the disk.
     """
     first, is_whole = 0, False
     while not is_whole:
@@ -536,7 +536,7 @@ def crash_points(
 
 
 def lived(disk: CrashingOs, life: Life, calls_left: int | None) -> bool:
-    """Whether a life came to its end."""
+    """Whether a run came to its end."""
     disk.calls_left = calls_left
     try:
         life()
@@ -574,7 +574,7 @@ either_thorough_or_not = pytest.mark.parametrize("is_thorough", [False, pytest.p
 def test_open_directories_after_a_crash_in_the_first_start_opens(
     disk: CrashingOs, source: random.Random, *, is_thorough: bool
 ) -> None:
-    """A crash at any point of the first start never keeps the next one from starting; once open, the identity stays."""
+    """After a crash at any point of the first start the next one succeeds; an identity that was used stays."""
     a, b, c = (disk.root / name / "orders" for name in "abc")
     known: list[ChannelIdentity] = []
 
@@ -597,7 +597,7 @@ def test_open_directories_after_a_crash_in_the_first_start_opens(
 def test_open_directories_after_a_crash_while_some_are_added_opens(
     disk: CrashingOs, source: random.Random, *, is_thorough: bool
 ) -> None:
-    """A crash at any point of adding directories leaves a channel that opens whole, with or without them."""
+    """After a crash at any point of adding directories the channel opens completely, with or without them."""
     a, b, c, d = (disk.root / name for name in "abcd")
     old: list[ChannelIdentity] = []
     is_added: list[bool] = []
@@ -615,7 +615,7 @@ def test_open_directories_after_a_crash_while_some_are_added_opens(
     for _ in crash_points(disk, prepare, life, source, is_thorough=is_thorough):
         if not is_added and source.random() < 0.5:
             with suppress(DirectoryError):
-                # Refused only where all of them count the new one already.
+                # This is refused only if all of them already count the new one.
                 assert made(a, b) == old[0]
         assert made(c, a, b, checkpoint_dir=d) == old[0]
         assert (b / segment_name(1)).read_bytes() == b"events"
@@ -652,7 +652,7 @@ def test_open_directories_after_a_crash_in_a_deletion_finishes_it_or_keeps_all(
 
 
 def test_log_files_are_those_of_the_format(a: Path) -> None:
-    """The names that are removed are the ones that FORMAT.md lists."""
+    """The removed names are those that FORMAT.md lists."""
     page = (Path(segment_name.__code__.co_filename).parent / "FORMAT.md").read_text()
     named = set(
         re.findall(r"^\| `([^`]+)` \| (?:one of the data|the same|the checkpoint) director", page, re.MULTILINE)

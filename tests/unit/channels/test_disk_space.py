@@ -22,7 +22,7 @@ class SmallDisks(OsDisk):
 
 
 class Clock:
-    """Stands still unless it is moved."""
+    """A clock that stands still unless it is moved."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -32,7 +32,7 @@ class Clock:
 
 
 def test_spend_counts_what_is_put_between_two_looks() -> None:
-    """The disk is not queried for each commit, and is exceeded at most by what other programs write in the meantime."""
+    """The disk is not queried for each commit; only writes of other programs in the meantime are missed."""
     disk, clock = SmallDisks(left=1000), Clock()
     room = DiskSpace(disk, [LEFT], clock)
     room.reserve(600, 100)
@@ -44,7 +44,7 @@ def test_spend_counts_what_is_put_between_two_looks() -> None:
         room.reserve(1, 100)
     assert refused.value.retry_delay_seconds == 1
     assert disk.looks == 1
-    # What was refused was not spent.
+    # Refused bytes were not spent.
     room.reserve(100, 0)
     clock.seconds += FREE_BYTES_SECONDS
     room.reserve(600, 100)
@@ -52,13 +52,13 @@ def test_spend_counts_what_is_put_between_two_looks() -> None:
 
 
 def test_spend_before_any_measurement_measures_first() -> None:
-    """A channel below its minimum opens all the same, and refuses puts."""
+    """A channel below its minimum opens, and refuses puts."""
     with pytest.raises(DiskFullError):
         DiskSpace(SmallDisks(left=99), [LEFT], Clock()).reserve(0, 100)
 
 
 def test_spend_on_several_disks_goes_by_the_fullest() -> None:
-    """Segments go into them in turn."""
+    """Segments use the disks in turn."""
     disk, clock = SmallDisks(left=1000, right=500), Clock()
     room = DiskSpace(disk, [LEFT, RIGHT], clock)
     with pytest.raises(DiskFullError):

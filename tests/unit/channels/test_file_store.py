@@ -63,7 +63,7 @@ class Stores:
             await self.close(store)
 
     def forget(self, store: FileStore) -> None:
-        """Of a channel that was removed there is nothing to close."""
+        """Excludes a removed channel from the closing."""
         self._opened.remove(store)
 
 
@@ -79,22 +79,22 @@ def names(directory: Path) -> Sequence[str]:
 
 
 async def test_open_of_a_new_channel_makes_its_files(stores: Stores) -> None:
-    """In a directory of its name; it can be written at once."""
+    """The files are in a directory of the channel's name, which is writable at once."""
     store, channel = await stores.open()
     assert names(stores.base / "orders") == ["channel.json", "lock", "segment-000000000001.log"]
     assert (await append(channel, b"a")).first_sequence == 1
-    assert (store.segment_count, store.damage) == (1, "")
+    assert (store.segment_count, store.fault) == (1, None)
     assert store.log_bytes > 64
     assert store.storage.channel_id == channel.channel_id
     assert stores.progress.fraction == 0
 
 
 async def test_open_after_a_close_reads_almost_nothing(stores: Stores) -> None:
-    """The last checkpoint is complete; it is the same channel, and its epochs continue above all former ones."""
+    """The last checkpoint is complete; the channel is the same, and later epochs exceed all former ones."""
     store, channel = await stores.open()
     await append(channel, b"a", b"b", stamp=Stamp("p", 1, 2))
     claim = await channel.claim("r", None, takeover=False)
-    channel.claims.release("r", None)
+    await channel.claims.release("r", None)
     await channel.transactions.commit([begin_with_puts(channel, b"c")], None)
     await stores.close(store)
     assert "checkpoint" in names(stores.base / "orders")
@@ -107,7 +107,7 @@ async def test_open_after_a_close_reads_almost_nothing(stores: Stores) -> None:
 
 
 async def test_open_reports_how_far_it_is(stores: Stores) -> None:
-    """Up to all that there is; what is set aside behind the log's end counts, so it need not come to the whole."""
+    """Reserved space after the log's end is included in the whole, so the progress need not reach it."""
     store, channel = await stores.open(segment_bytes_max=1000)
     for _ in range(5):
         await append(channel, b"x" * 1000)
@@ -129,7 +129,7 @@ def test_progress_beyond_the_whole_is_the_whole() -> None:
 
 
 async def test_open_of_a_channel_that_is_open_is_refused(stores: Stores) -> None:
-    """Two never share a directory."""
+    """Two openings never share a directory."""
     await stores.open()
     with pytest.raises(DirectoryInUseError):
         await stores.open()
@@ -144,7 +144,7 @@ async def test_open_on_several_disks_spreads_the_segments(stores: Stores, tmp_pa
         await append(channel, b"x" * 1000)
     await stores.close(store)
     segments = [sum(name.startswith("segment") for name in names(path / "orders")) for path in dirs]
-    # The last checkpoint may have begun one more.
+    # The last checkpoint may have begun another segment.
     assert sum(segments) >= 4
     assert abs(segments[0] - segments[1]) <= 1
     assert "checkpoint" in names(tmp_path / "checkpoints" / "orders")
@@ -154,7 +154,7 @@ async def test_open_on_several_disks_spreads_the_segments(stores: Stores, tmp_pa
 
 
 async def test_open_that_finds_no_room_for_a_log_leaves_the_directory_free(stores: Stores) -> None:
-    """It may be tried again."""
+    """The opening can be repeated."""
     stores.disk.error_number = errno.ENOSPC
     with pytest.raises(DiskFullError):
         await stores.open()
@@ -164,7 +164,7 @@ async def test_open_that_finds_no_room_for_a_log_leaves_the_directory_free(store
 
 
 async def test_open_of_a_damaged_log_leaves_the_directory_free(stores: Stores) -> None:
-    """Damage is told, and nothing is held."""
+    """Each attempt reports the damage, and none keeps the directory locked."""
     store, channel = await stores.open()
     await append(channel, b"x" * 1000)
     await append(channel, b"y")
@@ -180,7 +180,7 @@ async def test_open_of_a_damaged_log_leaves_the_directory_free(stores: Stores) -
 
 
 async def test_open_with_encryption_needs_the_keys(stores: Stores, tmp_path: Path) -> None:
-    """What is stored is neither readable on the disk nor without its key; compressed or not."""
+    """Stored bodies are neither readable on the disk nor without the key, with and without compression."""
     key = tmp_path / "key"
     key.write_bytes(bytes(range(32)))
     key.chmod(0o600)
@@ -227,7 +227,7 @@ async def test_remove_of_a_marked_channel_leaves_nothing(stores: Stores) -> None
 async def test_remove_that_fails_is_finished_when_the_channel_is_created_again(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mark lasts, and nothing holds the directory any more."""
+    """The mark stays, and no lock is held."""
     store, channel = await stores.open()
     await append(channel, b"a")
     await store.mark_deleted()
@@ -249,7 +249,7 @@ async def test_remove_that_fails_is_finished_when_the_channel_is_created_again(
 
 
 async def test_closed_channel_is_marked_and_removed_nevertheless(stores: Stores) -> None:
-    """One that cannot be opened may be deleted."""
+    """A channel that cannot be opened may be deleted."""
     store, channel = await stores.open()
     await append(channel, b"a")
     await stores.close(store)
@@ -260,8 +260,8 @@ async def test_closed_channel_is_marked_and_removed_nevertheless(stores: Stores)
 
 
 async def test_finish_deletions_removes_what_a_crash_has_left(stores: Stores) -> None:
-    """A channel that will be opened does so itself, and unmarked channels stay."""
-    for name in ("gone", "kept", "made-anew"):
+    """Channels that will be opened complete their deletion themselves, and unmarked channels stay."""
+    for name in ("gone", "kept", "recreated"):
         store, channel = await stores.open(name)
         await append(channel, b"a")
         if name != "kept":
@@ -270,22 +270,22 @@ async def test_finish_deletions_removes_what_a_crash_has_left(stores: Stores) ->
     (stores.base / "strange").mkdir()
     (stores.base / "strange" / "channel.json").write_text("{")
     (stores.base / "file").write_text("")
-    stores.stores.finish_deletions({"made-anew"})
-    assert names(stores.base) == ["file", "kept", "made-anew", "strange"]
+    stores.stores.finish_deletions({"recreated"})
+    assert names(stores.base) == ["file", "kept", "recreated", "strange"]
     _, found = await stores.open("kept")
     assert queued(found) == [b"a"]
-    _, found = await stores.open("made-anew")
+    _, found = await stores.open("recreated")
     assert queued(found) == []
 
 
 def test_finish_deletions_without_any_channels_does_nothing(tmp_path: Path) -> None:
-    """A server that never had a file channel has no directory for them."""
+    """A server without file channels has no directory for them."""
     FileStores(tmp_path / "none", OsDisk()).finish_deletions(())
     assert not (tmp_path / "none").exists()
 
 
 async def test_finish_deletions_passes_over_what_another_process_uses(stores: Stores) -> None:
-    """It is that one's to finish."""
+    """The other process completes the deletion."""
     directories = open_directories("orders", [stores.base / "orders"], stores.base / "orders")
     directories.mark_deleted()
     stores.stores.finish_deletions(())
@@ -298,7 +298,7 @@ async def test_finish_deletions_passes_over_what_another_process_uses(stores: St
 async def test_open_that_is_cancelled_while_a_log_is_made_holds_nothing(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The directory is free for the next."""
+    """The directory can be used by the next opening."""
     config: FileChannelConfig = file_limits()
 
     async def wait_for_ever(_journal: object) -> None:
@@ -317,7 +317,7 @@ async def test_open_that_is_cancelled_while_a_log_is_made_holds_nothing(
 
 
 async def test_mark_of_a_closed_channel_whose_directory_is_in_use_is_refused(stores: Stores) -> None:
-    """Another process has it."""
+    """Another process uses the directory."""
     await stores.open()
     with pytest.raises(DirectoryError):
         await stores.stores.closed("orders", file_limits()).mark_deleted()

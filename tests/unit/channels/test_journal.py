@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from millrace_server.channels import journal
 from millrace_server.channels.commit import Receipt
 from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.channels.queue import TakeLimits
@@ -31,12 +32,12 @@ from tests.channel_events import (
 from tests.file_channels import (
     Gate,
     called,
+    durable_state_on,
     file_channel,
     file_limits,
     held_append,
     records_on,
     refusal,
-    story_on,
     turn,
     until,
 )
@@ -52,7 +53,7 @@ def _note(order: list[int], number: int, _call: "asyncio.Future[Any]") -> None:
     order.append(number)
 
 
-# What is under way.
+# Calls in progress.
 
 
 async def test_append_is_invisible_until_its_sync(disk: SimulatedDisk) -> None:
@@ -72,7 +73,7 @@ async def test_append_is_invisible_until_its_sync(disk: SimulatedDisk) -> None:
 
 
 async def test_commits_under_way_are_finished_in_their_order(disk: SimulatedDisk) -> None:
-    """Those that wait at the same time share one sync; their sequences are those of the order of calls."""
+    """Commits that wait at the same time share one sync; their sequences follow the order of calls."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         first = await held_append(gate, channel, b"0")
@@ -92,7 +93,7 @@ async def test_commits_under_way_are_finished_in_their_order(disk: SimulatedDisk
 
 
 async def test_commit_repeated_while_it_is_under_way_waits_for_the_same_answer(disk: SimulatedDisk) -> None:
-    """Also of a part of its transactions; it is written once."""
+    """This includes a repeat with a part of its transactions; the commit is written once."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         txn_ids = [begin_with_puts(channel, b"a"), begin_with_puts(channel, b"b")]
@@ -111,7 +112,7 @@ async def test_commit_repeated_while_it_is_under_way_waits_for_the_same_answer(d
 
 
 async def test_calls_on_a_transaction_whose_commit_is_under_way_are_refused(disk: SimulatedDisk) -> None:
-    """Nothing of it may change any more, and its lease does not run."""
+    """The transaction cannot change any more, and its lease does not run."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"x")
@@ -170,14 +171,14 @@ async def test_stamped_repeat_of_what_is_under_way_is_answered_when_that_is_dura
         assert not any(call.done() for call in calls)
         gate.open()
         assert await asyncio.gather(*calls) == [Receipt(1, 1), Receipt(0, 0, is_deduplicated=True)]
-        # Once nothing is under way, a repeat needs no disk at all.
+        # With nothing in progress, a repeat needs no disk access.
         before = opened.journal.submitted_count
         assert await append(channel, b"a", stamp=Stamp("p", 1, 1)) == Receipt(0, 0, is_deduplicated=True)
         assert opened.journal.submitted_count == before
 
 
 async def test_commit_of_which_a_part_was_stored_writes_the_rest_as_columns_of_its_own(disk: SimulatedDisk) -> None:
-    """What is kept whole goes in as it came, what is cut is cut out; nothing of the dropped lies in the log."""
+    """Whole batches are written as received, parts are cut out; dropped events are not in the log."""
     async with file_channel(disk) as opened:
         channel = opened.channel
         await append(channel, b"a", b"dropped", stamp=Stamp("p", 1, 2))
@@ -186,14 +187,14 @@ async def test_commit_of_which_a_part_was_stored_writes_the_rest_as_columns_of_i
         assert await channel.transactions.commit([txn_id], Stamp("p", 2, 5)) == Receipt(3, 5, is_deduplicated=True)
         payloads = [one.payload for one in opened.records() if one.kind is Kind.PUT]
         assert payloads[1:] == [stored(b"c").raw, stored(b"d", b"e").raw]
-        assert await story_on(disk.copy()) == opened.story()
+        assert await durable_state_on(disk.copy()) == opened.durable_state()
 
 
 # Segments.
 
 
 def segments_of(disk: SimulatedDisk) -> list[list[Kind]]:
-    """The kinds of each segment's records."""
+    """The kinds of the records of each segment."""
     records = records_on(disk)
     return [
         [record.kind for record in records if record.segment_id == segment_id]
@@ -202,14 +203,14 @@ def segments_of(disk: SimulatedDisk) -> list[list[Kind]]:
 
 
 async def test_segment_that_is_full_is_followed_by_one_that_begins_with_the_state(disk: SimulatedDisk) -> None:
-    """It is the state before its first commit, including pending calls; the old segments alone say nothing more."""
+    """The state is that before its first commit, including calls in progress."""
     async with file_channel(disk, segment_bytes_max=2000) as opened:
-        channel, told = opened.channel, list[int]()
-        opened.journal.on_new_segment = lambda: told.append(opened.log.segment_count)
+        channel, reported = opened.channel, list[int]()
+        opened.journal.on_new_segment = lambda: reported.append(opened.log.segment_count)
         for number in range(6):
             txn_id = begin_with_puts(channel, b"x" * 900)
             await channel.transactions.commit([txn_id], Stamp("p", number, number))
-        assert told == [2, 3]
+        assert reported == [2, 3]
         assert all(kinds[0] is Kind.STATE and kinds.count(Kind.STATE) == 1 for kinds in segments_of(disk))
         states = [pb.State.FromString(one.payload) for one in opened.records() if one.kind is Kind.STATE]
         assert [state.next_sequence for state in states] == [1, 3, 5]
@@ -218,7 +219,7 @@ async def test_segment_that_is_full_is_followed_by_one_that_begins_with_the_stat
 
 
 async def test_segment_with_a_large_state_has_as_much_of_commits(disk: SimulatedDisk) -> None:
-    """Otherwise each commit would finally begin a new segment that repeats all stamps and transactions."""
+    """Otherwise each commit would finally begin a new segment, which repeats all stamps and transactions."""
     async with file_channel(disk, segment_bytes_max=2000) as opened:
         for number in range(200):
             await append(opened.channel, b"", stamp=Stamp(f"producer {number}", 1, 1))
@@ -231,7 +232,7 @@ async def test_segment_with_a_large_state_has_as_much_of_commits(disk: Simulated
 
 
 async def test_log_whose_first_segments_are_gone_reports_the_same_of_the_rest(disk: SimulatedDisk) -> None:
-    """Sequences, stamps, ended transactions and claims: the last segment alone has them all."""
+    """The last segment alone has all sequences, stamps, ended transactions and claims."""
     async with file_channel(disk, segment_bytes_max=2000) as opened:
         channel = opened.channel
         await channel.claim("r", 3600, takeover=False)
@@ -243,16 +244,16 @@ async def test_log_whose_first_segments_are_gone_reports_the_same_of_the_rest(di
         txn_ids = [begin_with_puts(channel, b"z"), begin_with_puts(channel, b"z" * 900)]
         await channel.transactions.commit(txn_ids, None)
         await channel.claims.acknowledge("r", None, 5)
-        story, last = opened.story(), opened.log.segment_count
+        durable_state, last = opened.durable_state(), opened.log.segment_count
     assert last > 2
     alone = disk.copy()
     for path in alone.paths():
         if int(path.stem.split("-")[1]) < last:
             alone.remove(path)
-    assert await story_on(alone) == story
-    assert await story_on(disk) == story
+    assert await durable_state_on(alone) == durable_state
+    assert await durable_state_on(disk) == durable_state
     async with file_channel(alone) as found:
-        # Still one commit, of which each part is a repeat.
+        # It is still one commit, and each part of it is a repeat.
         assert await found.channel.transactions.commit(txn_ids[1:], None) == await found.channel.transactions.commit(
             txn_ids, None
         )
@@ -269,30 +270,33 @@ async def test_commits_under_way_when_a_segment_is_full_begin_one_more_only(disk
         assert opened.log.segment_count == 2
         (_, state) = (pb.State.FromString(one.payload) for one in opened.records() if one.kind is Kind.STATE)
         assert state.next_sequence == 2
-        assert await story_on(disk.copy()) == opened.story()
+        assert await durable_state_on(disk.copy()) == opened.durable_state()
 
 
 @pytest.mark.parametrize("kind", ["create", "truncate"])
-async def test_segment_that_finds_no_room_lets_the_full_one_continue(disk: SimulatedDisk, kind: str) -> None:
+async def test_segment_that_finds_no_room_lets_the_full_one_continue(
+    disk: SimulatedDisk, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Takes, and puts for which there is room, continue in the full segment; after a while a new one is tried again."""
     async with file_channel(disk, segment_bytes_max=2000) as opened:
         channel = opened.channel
         await append(channel, b"x" * 2000)
         taking = await begin_with_takes(channel, 1)
+        monkeypatch.setattr(journal, "_ROTATION_PAUSE_SECONDS", 3_600.0)
         disk.fail(kind, 1, FULL)
         assert await channel.transactions.commit([taking], None) == Receipt(0, 0)
         assert opened.log.segment_count == 1
         assert await append(channel, b"y") == Receipt(2, 2)
         assert opened.log.segment_count == 1
-        assert await story_on(disk.copy()) == opened.story()
-        await asyncio.sleep(1.01)
+        assert await durable_state_on(disk.copy()) == opened.durable_state()
+        opened.journal._rotates_again_at -= journal._ROTATION_PAUSE_SECONDS
         await append(channel, b"z")
         assert opened.log.segment_count == 2
-        assert await story_on(disk.copy()) == opened.story()
+        assert await durable_state_on(disk.copy()) == opened.durable_state()
 
 
 async def test_put_that_begins_a_segment_without_room_is_refused(disk: SimulatedDisk) -> None:
-    """And the next one may find room in the old one."""
+    """The next put may find room in the old segment."""
     async with file_channel(disk, segment_bytes_max=2000) as opened:
         channel = opened.channel
         await append(channel, b"x" * 2000)
@@ -324,18 +328,18 @@ async def test_commits_with_syncs_at_intervals_are_synced_in_time(disk: Simulate
         assert asyncio.get_running_loop().time() - started >= 0.05
         await asyncio.sleep(0.12)
         assert syncs() == before + 1
-        assert await story_on(disk.crashed(1)) == opened.story()
+        assert await durable_state_on(disk.crashed(1)) == opened.durable_state()
         await append(channel, b"more")
         await until(lambda: syncs() == before + 2)
 
 
 async def test_commits_with_syncs_at_intervals_do_not_hold_back_what_needs_one(disk: SimulatedDisk) -> None:
-    """A snapshot is of what is on the disk; a log that fails meanwhile needs no sync any more."""
+    """A snapshot needs a sync of its own; a log that fails meanwhile is not synced any more."""
     async with file_channel(disk, fsync="interval", fsync_interval_seconds=0.05) as opened:
         await append(opened.channel, b"a")
         snapshot = await opened.journal.snapshot()
         assert bodies_of(snapshot.batches) == [b"a"]
-        assert [one for one, _ in (await story_on(disk.crashed(1))).events] == [1]
+        assert [one for one, _ in (await durable_state_on(disk.crashed(1))).events] == [1]
         disk.fail("sync", 1, errno.EIO)
         await append(opened.channel, b"b")
         await until(lambda: bool(opened.faults))
@@ -346,20 +350,20 @@ async def test_commits_with_syncs_at_intervals_do_not_hold_back_what_needs_one(d
 
 
 async def test_journal_that_is_closed_syncs_no_more_by_itself(disk: SimulatedDisk) -> None:
-    """What was written is synced when the log closes."""
+    """Written records are synced when the log closes."""
     async with file_channel(disk, fsync="interval", fsync_interval_seconds=0.01) as opened:
         await append(opened.channel, b"a")
         before = opened.journal.submitted_count
         opened.journal.close()
         await asyncio.sleep(0.05)
         assert opened.journal.submitted_count == before
-    assert [one for one, _ in (await story_on(disk.crashed(1))).events] == [1]
+    assert [one for one, _ in (await durable_state_on(disk.crashed(1))).events] == [1]
 
 
 # Snapshots.
 
 
-async def test_snapshot_describes_the_place_in_the_log_and_nothing_behind_it(disk: SimulatedDisk) -> None:
+async def test_snapshot_describes_its_position_in_the_log(disk: SimulatedDisk) -> None:
     """A commit during the sync is not in the snapshot, one before it is; the channel continues in the meantime."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
@@ -379,7 +383,7 @@ async def test_snapshot_describes_the_place_in_the_log_and_nothing_behind_it(dis
 
 
 async def test_snapshot_holds_what_is_taken_and_not_settled(disk: SimulatedDisk) -> None:
-    """By open transactions, by deliveries, and by an acknowledgement that is under way."""
+    """Events may be taken by open transactions, by deliveries, or by an acknowledgement in progress."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b", b"c", b"d")
@@ -396,7 +400,7 @@ async def test_snapshot_holds_what_is_taken_and_not_settled(disk: SimulatedDisk)
 
 
 async def test_snapshot_behind_a_refused_put_is_refused(disk: SimulatedDisk) -> None:
-    """Its state knew of it."""
+    """The state of the snapshot would contain the refused put."""
     async with file_channel(disk) as opened:
         gate = Gate(disk)
         held = await held_append(gate, opened.channel, b"a")
@@ -409,7 +413,7 @@ async def test_snapshot_behind_a_refused_put_is_refused(disk: SimulatedDisk) -> 
 
 
 async def test_state_knows_transactions_whose_commits_are_under_way(disk: SimulatedDisk) -> None:
-    """It is that of the place in the log where it is written, behind all that was submitted before."""
+    """The state is that of its position in the log, after everything submitted before."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         channel.transactions.rollback(begin(channel, "first"))
@@ -427,7 +431,7 @@ async def test_state_knows_transactions_whose_commits_are_under_way(disk: Simula
 
 
 async def test_enforce_of_another_configuration_is_in_force_at_once(disk: SimulatedDisk) -> None:
-    """One of another type never comes: a channel's type never changes."""
+    """The type of the configuration is never another one."""
     async with file_channel(disk, segment_bytes_max=LARGE) as opened:
         await append(opened.channel, b"a" * 100)
         opened.channel.enforce(file_limits(segment_bytes_max=100))
@@ -441,7 +445,7 @@ async def test_enforce_of_another_configuration_is_in_force_at_once(disk: Simula
 
 
 async def test_claim_while_an_acknowledgement_is_under_way_may_be_refused_for_a_while(disk: SimulatedDisk) -> None:
-    """Events that are being removed may return to the queue, so a new reader would not know where to begin."""
+    """Events that are being removed may still return, so a new reader would not know where to begin."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b")
@@ -456,9 +460,37 @@ async def test_claim_while_an_acknowledgement_is_under_way_may_be_refused_for_a_
         assert (await channel.claim("other", None, takeover=True)).epoch == 2
 
 
+async def test_release_is_answered_once_it_survives_a_crash(disk: SimulatedDisk) -> None:
+    """The claim ends at once; the call returns after the sync of its record."""
+    async with file_channel(disk) as opened:
+        channel, gate = opened.channel, Gate(disk)
+        await channel.claim("r", None, takeover=False)
+        gate.close()
+        (releasing,) = await called(channel.claims.release("r", None))
+        await gate.reached()
+        assert channel.claims.claim is None
+        assert not releasing.done()
+        gate.open()
+        await releasing
+        crashed = disk.crashed(seed=0)
+    async with file_channel(crashed) as found:
+        assert found.channel.claims.claim is None
+
+
+async def test_claim_whose_lease_runs_out_while_the_disk_stalls_ends_at_once(disk: SimulatedDisk) -> None:
+    """The expiry of a lease does not wait for the record of its end."""
+    async with file_channel(disk) as opened:
+        channel, gate = opened.channel, Gate(disk)
+        await channel.claim("r", 0.01, takeover=False)
+        gate.close()
+        await gate.reached()
+        assert channel.claims.claim is None
+        gate.open()
+
+
 @pytest.mark.parametrize("error_number", [0, FULL, errno.EIO])
 async def test_delete_while_commits_are_under_way_ends_all(disk: SimulatedDisk, error_number: int) -> None:
-    """They return, whatever the disk does, and have no visible effect."""
+    """The calls return, whatever the disk does, and have no visible effect."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b")

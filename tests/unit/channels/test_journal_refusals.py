@@ -26,11 +26,11 @@ from tests.channel_events import (
 from tests.file_channels import (
     Gate,
     called,
+    durable_state_on,
     file_channel,
     file_limits,
     held_append,
     refusal,
-    story_on,
     turn,
     until,
 )
@@ -42,11 +42,11 @@ FULL = errno.ENOSPC
 LARGE = 1 << 30
 
 
-# A disk that has no room.
+# A disk without room.
 
 
-async def test_append_without_room_on_the_disk_never_happened(disk: SimulatedDisk) -> None:
-    """All that is under way is undone: sequences stay without gaps, stamps are forgotten, room is given back."""
+async def test_append_without_room_on_the_disk_has_no_effect(disk: SimulatedDisk) -> None:
+    """Everything in progress is undone: sequences have no gaps, stamps are forgotten, and capacity is released."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         first = await held_append(gate, channel, b"a")
@@ -61,13 +61,13 @@ async def test_append_without_room_on_the_disk_never_happened(disk: SimulatedDis
         assert (channel._contents.assigned_sequence, len(channel._contents.ledger)) == (2, 0)
         check_accounts(channel)
         assert await append(channel, b"c", stamp=Stamp("p", 2, 2)) == Receipt(2, 2)
-        story = opened.story()
-        assert story.events == [(1, b"a"), (2, b"c")]
-        assert await story_on(disk.copy()) == story
+        durable_state = opened.durable_state()
+        assert durable_state.events == [(1, b"a"), (2, b"c")]
+        assert await durable_state_on(disk.copy()) == durable_state
 
 
 async def test_changes_without_room_are_undone_the_last_first(disk: SimulatedDisk) -> None:
-    """A stamp that grew by two commits shrinks by both; nothing is taken for stored."""
+    """A stamp extended by two commits loses both; nothing counts as stored."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", stamp=Stamp("p", 1, 1))
@@ -101,7 +101,7 @@ async def test_repeat_of_what_found_no_room_is_refused_too(disk: SimulatedDisk) 
 
 
 async def test_commits_of_takes_behind_a_refused_put_succeed(disk: SimulatedDisk) -> None:
-    """They are retried without the calls that need room, and so are rollbacks."""
+    """They are retried without the calls that need room, as are rollbacks."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b", b"c")
@@ -121,13 +121,13 @@ async def test_commits_of_takes_behind_a_refused_put_succeed(disk: SimulatedDisk
         assert await calls[1] == Receipt(0, 0)
         assert await calls[2] == 1
         await until(lambda: channel.open_transactions == 1)
-        # What was put in the meantime is there, and what was refused may be committed later.
+        # Puts from the meantime are stored, and refused ones may be committed later.
         assert queued(channel) == [b"x"]
         check_accounts(channel)
         assert await channel.transactions.commit([putting], None) == Receipt(5, 5)
-        story = opened.story()
-        assert await story_on(disk.copy()) == story
-        assert set(story.ended) == {rolled_back, taking, putting}
+        durable_state = opened.durable_state()
+        assert await durable_state_on(disk.copy()) == durable_state
+        assert set(durable_state.ended) == {rolled_back, taking, putting}
 
 
 async def test_commit_of_takes_that_is_crowded_out_twice_is_refused(disk: SimulatedDisk) -> None:
@@ -149,7 +149,7 @@ async def test_commit_of_takes_that_is_crowded_out_twice_is_refused(disk: Simula
 
 
 async def test_transaction_whose_commit_found_no_room_stays_open(disk: SimulatedDisk) -> None:
-    """With its puts and takes and a whole lease: it may be rolled back, or committed later."""
+    """It keeps its puts and takes and a whole lease, and may be rolled back or committed later."""
     async with file_channel(disk) as opened:
         channel = opened.channel
         await append(channel, b"a", b"b")
@@ -165,11 +165,11 @@ async def test_transaction_whose_commit_found_no_room_stays_open(disk: Simulated
         channel.transactions.rollback(txn_ids[1])
         assert await channel.transactions.commit(txn_ids[:1], None) == Receipt(3, 3)
         assert queued(channel) == [b"b", b"new"]
-        assert await story_on(disk.copy()) == opened.story()
+        assert await durable_state_on(disk.copy()) == opened.durable_state()
 
 
 async def test_purge_and_acknowledge_without_room_return_the_events(disk: SimulatedDisk) -> None:
-    """They are still there, to be read and acknowledged again."""
+    """The events can be read and acknowledged again."""
     async with file_channel(disk) as opened:
         channel = opened.channel
         await append(channel, b"a", b"b", b"c")
@@ -186,8 +186,8 @@ async def test_purge_and_acknowledge_without_room_return_the_events(disk: Simula
         assert (channel._contents.capacity.event_count, channel._contents.counters.take_successes) == (0, 2)
 
 
-async def test_acknowledge_repeated_behind_one_that_was_refused_says_nothing_untrue(disk: SimulatedDisk) -> None:
-    """Its events are back, so it is refused as well."""
+async def test_acknowledge_repeated_behind_one_that_was_refused_is_refused(disk: SimulatedDisk) -> None:
+    """The events of the first acknowledgement were returned, so the second is refused as well."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b")
@@ -204,7 +204,7 @@ async def test_acknowledge_repeated_behind_one_that_was_refused_says_nothing_unt
 
 
 async def test_claim_without_room_leaves_none(disk: SimulatedDisk) -> None:
-    """Nor does the log know of it; the one before it, which it was to take over, is gone."""
+    """The log has no record of it either."""
     async with file_channel(disk) as opened:
         channel = opened.channel
         disk.fail("write", 1, FULL)
@@ -225,33 +225,49 @@ async def test_claim_that_is_asked_for_twice_is_granted_when_it_lasts(disk: Simu
         assert not any(call.done() for call in calls)
         gate.open()
         assert [(await call).epoch for call in calls] == [1, 1]
-        channel.claims.release("r", None)
+        await channel.claims.release("r", None)
         disk.fail("write", 1, FULL)
         calls = await called(*[channel.claim("r", None, takeover=False) for _ in range(2)])
         assert [await refusal(call) for call in calls] == ["DISK_FULL"] * 2
 
 
 async def test_end_of_a_claim_behind_a_refused_put_is_remembered(disk: SimulatedDisk) -> None:
-    """It has happened; a restart brings no claim back that was released, nor one that never was."""
+    """A restart restores neither a claim that was released nor one that was refused."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await channel.claim("r", None, takeover=False)
         held = await held_append(gate, channel, b"x")
         disk.fail("write", 1, FULL)
         (appending,) = await called(append(channel, b"y"))
-        channel.claims.release("r", None)
-        (claiming,) = await called(channel.claim("other", None, takeover=False))
+        releasing, claiming = await called(
+            channel.claims.release("r", None), channel.claim("other", None, takeover=False)
+        )
         gate.open()
         await held
         assert await refusal(appending) == "DISK_FULL"
+        await releasing
         assert await refusal(claiming) == "DISK_FULL"
-        assert opened.story().claim == ClaimRecord("r", 1, 30, has_ended=True)
+        assert opened.durable_state().claim == ClaimRecord("r", 1, 30, has_ended=True)
         await append(channel, b"z")
-        assert await story_on(disk.copy()) == opened.story()
+        assert await durable_state_on(disk.copy()) == opened.durable_state()
+
+
+async def test_release_without_room_ends_the_claim_and_says_that_it_may_return(disk: SimulatedDisk) -> None:
+    """The channel is free at once; the record of the next claim replaces the missing one."""
+    async with file_channel(disk) as opened:
+        channel = opened.channel
+        await channel.claim("r", None, takeover=False)
+        disk.fail("write", 1, FULL)
+        with pytest.raises(DiskFullError, match=r"the claim has ended, but .* a restart may bring it back"):
+            await channel.claims.release("r", None)
+        assert channel.claims.claim is None
+        assert opened.durable_state().claim == ClaimRecord("r", 1, 30, has_ended=True)
+        assert (await channel.claim("other", None, takeover=False)).epoch == 2
+        assert await durable_state_on(disk.copy()) == opened.durable_state()
 
 
 async def test_delivery_whose_acknowledgement_found_no_room_returns(disk: SimulatedDisk) -> None:
-    """To its place, to be delivered once more; refused at once or later."""
+    """The delivery returns to its place and is delivered again, whether refused at once or later."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b")
@@ -304,7 +320,7 @@ async def test_puts_that_would_leave_too_little_free_are_refused_alone(disk: Sim
         assert await append(channel, b"x") == Receipt(4, 4)
 
 
-# A log that fails.
+# A failed log.
 
 
 async def test_log_that_fails_refuses_commits_and_lets_the_rest_continue(disk: SimulatedDisk) -> None:
@@ -326,7 +342,7 @@ async def test_log_that_fails_refuses_commits_and_lets_the_rest_continue(disk: S
         with pytest.raises(ChannelLogFailedError):
             _ = channel.deliveries.settle(delivery)
         assert queued(channel) == [b"b", b"c"]
-        # A delivery could not be acknowledged: it would come again for ever.
+        # The delivery cannot be acknowledged, and would be delivered again without end.
         with pytest.raises(ChannelLogFailedError):
             await channel.deliveries.deliver(TakeLimits())
         assert await take(channel, begin(channel)) == [b"b", b"c"]
@@ -347,7 +363,7 @@ async def test_log_that_fails_refuses_commits_and_lets_the_rest_continue(disk: S
 
 
 async def test_claims_of_a_log_that_fails_cannot_begin_and_may_end(disk: SimulatedDisk) -> None:
-    """The existing claim continues: it can be released or used for reading."""
+    """The existing claim continues: it can be used for reading, and released, which a restart undoes."""
     async with file_channel(disk) as opened:
         channel = opened.channel
         await append(channel, b"a")
@@ -360,12 +376,13 @@ async def test_claims_of_a_log_that_fails_cannot_begin_and_may_end(disk: Simulat
         (call,) = await called(channel.claims.acknowledge("r", 1, 1))
         assert await refusal(call) == "LOG_FAILED"
         assert [bodies_of([batch]) async for batch in channel.claims.read("r", 1, 0, 0)] == [[b"a"]]
-        channel.claims.release("r", 1)
+        (call,) = await called(channel.claims.release("r", 1))
         assert channel.claims.claim is None
+        assert await refusal(call) == "LOG_FAILED"
 
 
 async def test_append_whose_caller_left_before_it_was_refused_leaves_nothing(disk: SimulatedDisk) -> None:
-    """Neither an event nor an error that is never retrieved remains, even if the log fails."""
+    """Neither an event remains nor an exception that is never retrieved, even if the log fails."""
     async with file_channel(disk) as opened:
         for error_number in (FULL, errno.EIO):
             gate = Gate(disk, "write")
@@ -406,7 +423,7 @@ async def test_disk_that_does_not_respond_is_reported_until_it_does(
 
 
 async def test_log_that_fails_while_much_is_under_way_leaves_what_was_durable(disk: SimulatedDisk) -> None:
-    """After the next opening all that was answered is there, and of the rest each commit wholly or not at all."""
+    """After the next opening, answered commits are there, and of the others each is complete or absent."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b")
@@ -418,6 +435,6 @@ async def test_log_that_fails_while_much_is_under_way_leaves_what_was_durable(di
         assert [await refusal(call) for call in [held, *calls]] == ["LOG_FAILED"] * 3
         assert queued(channel) == [b"b"]
         check_accounts(channel)
-    story = await story_on(disk.copy())
-    events = [body for _, body in story.events]
+    durable_state = await durable_state_on(disk.copy())
+    events = [body for _, body in durable_state.events]
     assert events in ([b"a", b"b"], [b"a", b"b", b"c"], [b"a", b"b", b"c", b"d", b"e"], [b"b", b"c", b"d", b"e"])

@@ -17,7 +17,7 @@ def key_file(path: Path, content: bytes = KEY, mode: int = 0o600) -> Path:
 
 
 def refusal_of(path: Path, key_id: str = "2026") -> str:
-    """The sentence with which a file is refused; it must hold no part of a key."""
+    """The error with which a file is refused; it must contain no part of a key."""
     with pytest.raises(KeyFileError) as refusal:
         load_keys({key_id: path})
     assert refusal.value.__cause__ is None
@@ -36,7 +36,7 @@ def refusal_of(path: Path, key_id: str = "2026") -> str:
     ],
 )
 def test_load_keys_reads_each_form(tmp_path: Path, content: bytes) -> None:
-    """A key may be raw, hexadecimal or in base64, with white space behind the text."""
+    """A key may be raw, hexadecimal or in base64, with white space after the text."""
     assert load_keys({"2026": key_file(tmp_path / "key", content)}) == {"2026": KEY}
 
 
@@ -92,18 +92,18 @@ def test_load_keys_of_other_contents_refuses_without_telling_them(tmp_path: Path
 
 @pytest.mark.parametrize("content", [bytes(32), b"0" * 64, base64.b64encode(bytes(32))])
 def test_load_keys_of_zeros_refuses(tmp_path: Path, content: bytes) -> None:
-    """What a power cut leaves of a file that was never written is no secret."""
+    """A power cut may leave zeros in a file that was never synced."""
     assert "holds zeros only" in refusal_of(key_file(tmp_path / "key", content))
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o620, 0o610, 0o604, 0o602, 0o601, 0o666])
 def test_load_keys_of_a_file_that_others_may_use_refuses(tmp_path: Path, mode: int) -> None:
-    """A key that others may read or write guards nothing."""
+    """A key that others may read or write is not secret."""
     assert f"has mode {mode:04o}; only its owner" in refusal_of(key_file(tmp_path / "key", mode=mode))
 
 
 def test_load_keys_of_another_users_file_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose file it is may read and change it."""
+    """The owner of a file may read and change it."""
     path = key_file(tmp_path / "key")
     if os.geteuid() == 0:
         os.chown(path, 12345, -1)
@@ -114,7 +114,7 @@ def test_load_keys_of_another_users_file_refuses(tmp_path: Path, monkeypatch: py
 
 
 def test_load_keys_of_something_else_than_a_file_refuses(tmp_path: Path) -> None:
-    """A directory holds no key, and a pipe is not waited for."""
+    """A directory contains no key, and a pipe is not waited for."""
     os.mkfifo(tmp_path / "pipe", 0o600)
     for path in (tmp_path, tmp_path / "pipe", Path("/dev/null")):
         assert f"{path} is not a regular file" in refusal_of(path)

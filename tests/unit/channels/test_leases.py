@@ -22,14 +22,14 @@ class Watched:
 
 
 async def test_lease_without_a_call_expires_once() -> None:
-    """It runs out after its seconds, and never again."""
+    """The lease expires exactly once."""
     watched = Watched(5)
     await asyncio.sleep(100)
     assert watched.expired_at == [5]
 
 
 async def test_renew_before_the_end_restarts_the_lease() -> None:
-    """Each call has the whole lease before it."""
+    """Each call starts the whole lease again."""
     watched = Watched(5)
     for _ in range(10):
         await asyncio.sleep(4)
@@ -90,7 +90,7 @@ async def test_paused_by_a_call_that_fails_runs_on() -> None:
 
 
 async def test_cancel_before_the_end_never_expires() -> None:
-    """Not even where a late call renews or pauses it, for longer or for shorter."""
+    """A late call cannot revive the lease by renewing or pausing it."""
     watched = Watched(5)
     watched.lease.cancel()
     watched.lease.renew()
@@ -121,7 +121,7 @@ async def test_lease_without_an_end_never_expires_and_may_be_paused_and_cancelle
 
 
 async def test_lease_that_was_cancelled_releases_its_owner() -> None:
-    """They hold each other; what is left of a transaction must not have to wait for the garbage collector."""
+    """The references between them are removed, so that no garbage collection is needed."""
     gc.disable()
     try:
         watched = Watched(5)

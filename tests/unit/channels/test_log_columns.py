@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from millrace_server.channels.batches import Form
-from millrace_server.channels.queue import AnswerLimits
-from millrace_server.errors import ChannelCorruptError, SequenceGoneError
-from millrace_server.wal.payload_codec import KeyMissingError
+from millrace_server.channels.queue import RUN_EVENTS_MAX, AnswerLimits
+from millrace_server.errors import ChannelCorruptError, ChannelLogFailedError, SequenceGoneError
+from millrace_server.wal.payload_codec import KeyMismatchError, KeyMissingError
 from tests.channel_events import append, begin, begin_with_takes, bodies_of, queued, take
 from tests.file_channels import DATA, FileChannel, file_channel
 from tests.simulated_disk import SimulatedDisk
@@ -25,7 +25,7 @@ def in_memory(opened: FileChannel) -> list[bool]:
 
 
 def forget(opened: FileChannel) -> None:
-    """Leaves columns on the disk only, as after a restart."""
+    """Drops columns from memory, as after a restart."""
     for batch in opened.channel._contents.queue:
         batch.window.stored.forget()
 
@@ -43,6 +43,7 @@ async def test_columns_that_were_just_written_need_no_disk(disk: SimulatedDisk) 
 async def test_load_of_neighbours_reads_them_together_and_keeps_them(disk: SimulatedDisk) -> None:
     """Columns in memory are not read again, and columns that are requested twice are read once."""
     async with file_channel(disk) as opened:
+        opened.channel._contents.queue.has_runs = False
         for number in range(10):
             await append(opened.channel, b"%d" % number)
         forget(opened)
@@ -58,8 +59,30 @@ async def test_load_of_neighbours_reads_them_together_and_keeps_them(disk: Simul
         assert reads(disk) == before + 2
 
 
+@pytest.mark.parametrize(("run_count", "is_on_loop"), [(2, True), (3, False)])
+async def test_load_of_many_small_batches_blocks_no_other_call(
+    disk: SimulatedDisk, run_count: int, *, is_on_loop: bool
+) -> None:
+    """Merging thousands of records takes long, so another thread does it even where nothing waits for the disk."""
+    async with file_channel(disk) as opened:
+        for _ in range(run_count):
+            await asyncio.gather(*[append(opened.channel, b"a") for _ in range(RUN_EVENTS_MAX)])
+        runs = list(opened.channel._contents.queue)
+        assert len(runs) == run_count
+        readers = set[bool]()
+
+        def note(kind: str, _name: str) -> None:
+            if kind == "read":
+                readers.add(threading.current_thread() is threading.main_thread())
+
+        disk.before_call = note
+        await opened.columns.load(runs)
+        assert readers == {is_on_loop}
+        assert in_memory(opened) == [True] * run_count
+
+
 async def test_load_that_waits_for_the_disk_blocks_no_other_call(disk: SimulatedDisk) -> None:
-    """It is another thread's."""
+    """Another thread reads them."""
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a")
         forget(opened)
@@ -91,7 +114,7 @@ async def test_read_of_one_that_is_not_in_memory_waits_for_the_disk(disk: Simula
 
 @pytest.mark.parametrize("is_cached", [True, False])
 async def test_read_and_load_of_damage_are_reported_once(disk: SimulatedDisk, *, is_cached: bool) -> None:
-    """The caller gets the error each time; the server logs it once."""
+    """The caller gets the error each time; the log has it once."""
     async with file_channel(disk) as opened:
         disk.is_cached = is_cached
         await append(opened.channel, b"a" * 100)
@@ -107,13 +130,11 @@ async def test_read_and_load_of_damage_are_reported_once(disk: SimulatedDisk, *,
         with pytest.raises(ChannelCorruptError):
             queued(opened.channel)
         (fault,) = opened.faults
-        assert opened.columns.damage == fault
+        assert str(opened.columns.fault).startswith("stored events cannot be read back as they were written")
         assert "segment-000000000001.log: the record at byte" in fault
 
 
-async def test_load_that_the_disk_or_a_missing_key_refuses_is_damage(
-    disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_load_that_the_disk_refuses_is_damage(disk: SimulatedDisk) -> None:
     """The events are unavailable for any of these reasons."""
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a")
@@ -121,18 +142,34 @@ async def test_load_that_the_disk_or_a_missing_key_refuses_is_damage(
         disk.fail("read", 1, errno.EIO)
         with pytest.raises(ChannelCorruptError):
             await begin_with_takes(opened.channel, 1)
-        assert "Input/output error" in opened.columns.damage
+        assert "Input/output error" in opened.faults[0]
 
-        def refuse(_location: object) -> bytes:
-            raise KeyMissingError("old")
 
-        monkeypatch.setattr(opened.log, "read", refuse)
-        with pytest.raises(ChannelCorruptError):
+@pytest.mark.parametrize("kind", [KeyMissingError, KeyMismatchError])
+async def test_load_without_the_right_key_is_no_damage(
+    disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch, kind: type[KeyMissingError]
+) -> None:
+    """The fault is LOG_FAILED, and its message has no key ID."""
+    async with file_channel(disk) as opened:
+        await append(opened.channel, b"a", b"b")
+        forget(opened)
+
+        def refuse(_locations: object, *, cached_only: bool) -> list[bytes]:
+            raise kind("old")
+
+        monkeypatch.setattr(opened.log, "read_run", refuse)
+        with pytest.raises(ChannelLogFailedError, match="cannot be decrypted: a key is missing, or another was given"):
             queued(opened.channel)
+        txn_id = begin(opened.channel)
+        with pytest.raises(ChannelLogFailedError):
+            await take(opened.channel, txn_id)
+        assert isinstance(opened.columns.fault, ChannelLogFailedError)
+        assert opened.faults == [str(kind("old"))]
+        assert opened.channel.gauges().queued_events == 2
 
 
 async def test_load_of_what_was_consumed_long_ago_is_no_damage(disk: SimulatedDisk) -> None:
-    """An onlooker is slower than the channel: the segment went while it still held a batch of it."""
+    """A slow peek may still refer to events of a segment that was deleted."""
     async with file_channel(disk, segment_bytes_max=500, backup_checkpoint=False) as opened:
         channel = opened.channel
         await append(channel, b"x" * 1000)
@@ -146,7 +183,7 @@ async def test_load_of_what_was_consumed_long_ago_is_no_damage(disk: SimulatedDi
             await opened.columns.load(batches)
         with pytest.raises(SequenceGoneError):
             bodies_of(batches)
-        assert (opened.columns.damage, opened.faults) == ("", [])
+        assert (opened.columns.fault, opened.faults) == (None, [])
 
 
 async def test_load_of_a_segment_that_cannot_be_read_is_damage(disk: SimulatedDisk) -> None:
@@ -159,4 +196,4 @@ async def test_load_of_a_segment_that_cannot_be_read_is_damage(disk: SimulatedDi
         killed.fail("read", 1, errno.EIO)
         with pytest.raises(ChannelCorruptError):
             await begin_with_takes(found.channel, 1)
-        assert "Input/output error" in found.columns.damage
+        assert "Input/output error" in found.faults[0]

@@ -9,7 +9,7 @@ from tests.channel_events import stored
 
 
 class Source:
-    """A log."""
+    """A log from which columns are read."""
 
     def read(self, _stored: StoredColumns) -> bytes:
         return b""
@@ -22,7 +22,7 @@ def columns(length: int) -> StoredColumns:
 
 
 def test_add_beyond_the_room_forgets_the_oldest() -> None:
-    """As many as the newest takes room; never more than that is kept."""
+    """The oldest columns are dropped until the newest fit; the limit is never exceeded."""
     small = [columns(10) for _ in range(4)]
     recent = RecentColumns(sum(one.raw_bytes for one in small))
     for one in small:
@@ -35,7 +35,7 @@ def test_add_beyond_the_room_forgets_the_oldest() -> None:
 
 
 def test_add_of_more_than_there_is_room_for_keeps_nothing() -> None:
-    """It lies in its log, as everything does that is forgotten."""
+    """The log still has the columns, as it has all that are dropped."""
     recent = RecentColumns(50)
     small, large = columns(1), columns(100)
     recent.add(small)
@@ -46,7 +46,7 @@ def test_add_of_more_than_there_is_room_for_keeps_nothing() -> None:
 
 
 def test_add_from_several_threads_keeps_the_account() -> None:
-    """Channels are read back on threads of their own."""
+    """Several channels may be opened at the same time, each on a thread of its own."""
     recent = RecentColumns(1000)
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(recent.add, (columns(number % 50) for number in range(2000))))
@@ -56,10 +56,10 @@ def test_add_from_several_threads_keeps_the_account() -> None:
 
 
 def test_add_while_another_thread_adds_counts_both() -> None:
-    """Neither's bytes are forgotten, nor are more columns than the room asks for."""
+    """The bytes of both threads are counted, and no more columns than needed are dropped."""
 
     class Yielding:
-        """Columns that let another thread go first where there is one."""
+        """Columns that let another thread run first."""
 
         is_in_memory = True
 
@@ -80,7 +80,7 @@ def test_add_while_another_thread_adds_counts_both() -> None:
 
 
 def test_what_was_read_back_outlasts_what_is_written_meanwhile() -> None:
-    """A writer at full speed does not take from readers what was read ahead for them."""
+    """A writer at full speed does not displace what was read ahead for readers."""
     memory = RecentMemory()
     ahead = columns(READ_BYTES_MAX // 2)
     memory.read.add(ahead)
@@ -90,7 +90,7 @@ def test_what_was_read_back_outlasts_what_is_written_meanwhile() -> None:
 
 
 def test_what_is_written_takes_little_room() -> None:
-    """Requests at full speed keep to memory that a processor's cache can hold."""
+    """Requests at full speed use no more memory than a processor's cache has."""
     memory = RecentMemory()
     older, newer = columns(WRITTEN_BYTES_MAX * 2 // 3), columns(WRITTEN_BYTES_MAX * 2 // 3)
     memory.written.add(older)

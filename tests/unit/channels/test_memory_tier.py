@@ -30,7 +30,7 @@ def prepared(
     txn_ids: Sequence[str] = (),
     in_memory: bool = True,
 ) -> Commit:
-    """A commit as its contents prepare it."""
+    """A commit as prepared by its contents."""
     commit = Commit([one.window for one in batches], [], stamp)
     commit.batches, commit.txn_ids = batches, txn_ids
     commit.acceptance = ledger.accept(stamp) if stamp else None
@@ -61,7 +61,7 @@ def test_admits_what_fits_in_events_bytes_and_sequences() -> None:
 
 
 def test_end_admits_nothing_and_needs_no_reserve() -> None:
-    """What comes would be too late to be written."""
+    """New events would come too late to be written."""
     tier = tier_with_reserve()
     tier.end()
     assert not tier.admits(putting(batch(1, b"a")), 1)
@@ -70,7 +70,7 @@ def test_end_admits_nothing_and_needs_no_reserve() -> None:
 
 
 def test_reservation_is_moved_when_half_of_it_is_used() -> None:
-    """Not sooner, so that it costs next to nothing; and by four of the largest commits, where those are more."""
+    """The reservation moves only then, to keep it cheap, and by at least four of the largest commits."""
     tier = tier_with_reserve()
     half = RESERVED_AHEAD // 2 + 1
     assert (tier.is_low(half), tier.is_low(half + 1)) == (False, True)
@@ -81,7 +81,7 @@ def test_reservation_is_moved_when_half_of_it_is_used() -> None:
 
 
 def test_durable_ledger_has_a_commits_numbers_once_its_last_event_has_left() -> None:
-    """However its events leave, from whichever of its requests."""
+    """The order in which events leave, and the requests they came in, make no difference."""
     tier, ledger = tier_with_reserve(), StampLedger()
     ledger.accept(Stamp("p", 1, 2))
     first, second = batch(1, b"a", b"b"), batch(3, b"c")
@@ -98,7 +98,7 @@ def test_durable_ledger_has_a_commits_numbers_once_its_last_event_has_left() -> 
 
 
 def test_spill_of_events_makes_their_commit_durable() -> None:
-    """They are in the log then, and counted there."""
+    """The events are then counted as in the log."""
     tier, ledger, held = tier_with_reserve(), StampLedger(), batch(1, b"a", b"b")
     tier.prepare(prepared(ledger, held, stamp=Stamp("p", 1, 2)))
     tier.spill([held])
@@ -110,7 +110,7 @@ def test_spill_of_events_makes_their_commit_durable() -> None:
 
 
 def test_abort_of_what_was_prepared_leaves_nothing_of_it() -> None:
-    """Neither in the counts nor among what is not to be called stored."""
+    """Neither the counts nor the pending numbers contain it."""
     tier, ledger = tier_with_reserve(), StampLedger()
     in_memory = prepared(ledger, batch(1, b"a"), stamp=Stamp("p", 1, 1))
     in_log = prepared(ledger, batch(2, b"bb"), stamp=Stamp("p", 2, 2), in_memory=False)

@@ -22,7 +22,7 @@ HEADERS = event_pb2.EventColumns.HEADERS_FIELD_NUMBER
 
 @pytest.fixture(autouse=True, scope="module")
 def _whatever_the_size() -> Iterator[None]:
-    """Columns of these few bytes, or of many headers, would be left to protobuf, which is faster there."""
+    """Few bytes or many headers would be left to protobuf, which is faster for these."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire_format, "_WORTH_IT_BYTES", 0)
         patch.setattr(wire_format, "_FIELDS_MAX", 2 * HEADER_KEYS_MAX)
@@ -120,7 +120,7 @@ def test_plain_columns_of_what_is_not_plain_are_none(raw: bytes) -> None:
 
 @given(rows(min_size=1), st.data())
 def test_plain_columns_of_changed_bytes_are_none_or_what_protobuf_says(events: Any, data: st.DataObject) -> None:
-    """A byte here and there."""
+    """Single bytes are changed."""
     (columns, *_) = columns_from_events(events)
     raw = bytearray(columns.SerializeToString())
     for _ in range(data.draw(st.integers(0, 2))):

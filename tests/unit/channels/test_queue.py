@@ -39,12 +39,12 @@ def queue_of(*batches: StoredBatch) -> EventQueue:
 
 @pytest.fixture
 def queue() -> EventQueue:
-    """Sequences 1 to 6 in batches of 3, 1 and 2."""
+    """A queue with sequences 1 to 6 in batches of 3, 1 and 2."""
     return queue_of(batch(1, b"a", b"b", b"c"), batch(4, b"dddd"), batch(5, b"e", b"f"))
 
 
 class DamagedSource:
-    """Gives nothing back."""
+    """A source whose reads fail."""
 
     def read(self, stored: StoredColumns) -> bytes:
         raise ChannelCorruptError("damaged")
@@ -52,7 +52,7 @@ class DamagedSource:
 
 @pytest.mark.parametrize("limits", [portion(form=Form.ROWS), portion(events_max=4)])
 def test_take_that_cannot_read_a_batch_takes_nothing(queue: EventQueue, limits: AnswerLimits) -> None:
-    """What stood before the damage is still there, in its place."""
+    """The events before the damage stay in their places."""
     damaged = StoredColumns.in_log(Location(1, 64, 100), DamagedSource(), 2, 2, 100)
     first = queue.take(portion(events_max=3))
     broken = queue_of(*first, StoredBatch(4, Window.whole(damaged)))
@@ -64,7 +64,7 @@ def test_take_that_cannot_read_a_batch_takes_nothing(queue: EventQueue, limits: 
 
 
 def test_remove_through_the_middle_of_a_batch_that_cannot_be_read_removes_nothing(queue: EventQueue) -> None:
-    """All that stood before it is still there, too, and can be removed."""
+    """The events before it stay too, and can be removed."""
     damaged = StoredColumns.in_log(Location(1, 64, 100), DamagedSource(), 3, 3, 100)
     broken = queue_of(*queue.take(portion(events_max=4)), StoredBatch(5, Window.whole(damaged)))
     with pytest.raises(ChannelCorruptError):
@@ -140,7 +140,7 @@ def test_put_back_in_another_order_restores_the_order(queue: EventQueue) -> None
 
 
 def test_put_back_of_all_parts_joins_them_again(queue: EventQueue) -> None:
-    """A batch that went out event by event and came back is one batch, whole, as it came in."""
+    """A batch that was taken event by event and returned is one whole batch again."""
     taken = [queue.take(portion(events_max=1)) for _ in range(6)]
     for one in (taken[2], taken[0], taken[5], taken[3], taken[1], taken[4]):
         queue.put_back(one)
@@ -149,7 +149,7 @@ def test_put_back_of_all_parts_joins_them_again(queue: EventQueue) -> None:
 
 
 def test_put_back_beside_a_gap_stays_apart(queue: EventQueue) -> None:
-    """Batches on both sides of events that are still away are not joined."""
+    """Batches on both sides of events that are still taken are not joined."""
     taken = [queue.take(portion(events_max=1)) for _ in range(3)]
     queue.put_back(taken[0])
     queue.put_back(taken[2])
@@ -162,7 +162,7 @@ def test_put_back_beside_a_gap_stays_apart(queue: EventQueue) -> None:
     [(0, b""), (1, b"a"), (3, b"a b c"), (5, b"a b c dddd e"), (6, b"a b c dddd e f"), (99, b"a b c dddd e f")],
 )
 def test_remove_through_a_sequence_returns_what_it_removed(queue: EventQueue, sequence: int, removed: bytes) -> None:
-    """All up to the sequence, included; the rest stays."""
+    """The sequence itself is included; the rest stays."""
     expected = removed.split()
     assert bodies_of(queue.remove_through(sequence)) == expected
     assert bodies_of(queue) == [b"a", b"b", b"c", b"dddd", b"e", b"f"][len(expected) :]
@@ -170,7 +170,7 @@ def test_remove_through_a_sequence_returns_what_it_removed(queue: EventQueue, se
 
 
 def test_clear_of_a_queue_returns_all_that_was_in_it(queue: EventQueue) -> None:
-    """And leaves nothing."""
+    """The queue is empty afterwards."""
     assert len(bodies_of(queue.clear())) == 6
     assert (list(queue), queue.event_count, queue.first_sequence) == ([], 0, None)
 
@@ -198,7 +198,7 @@ def test_clear_of_a_queue_returns_all_that_was_in_it(queue: EventQueue) -> None:
 def test_read_of_a_range_returns_its_events(
     queue: EventQueue, from_sequence: int, to_sequence: int, sequences: list[int]
 ) -> None:
-    """Nothing is removed, and no batch without events is given."""
+    """Nothing is removed, and no empty batch is returned."""
     batches = queue.read(from_sequence, to_sequence)
     assert [sequence for sequence, _ in numbered(batches)] == sequences
     assert all(one.count for one in batches)
@@ -206,7 +206,7 @@ def test_read_of_a_range_returns_its_events(
 
 
 def test_read_of_many_batches_ends_some_way_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look at a long queue copies a part of it at a time."""
+    """A long queue is copied a part at a time."""
     monkeypatch.setattr(queue_module, "_READ_AHEAD", 2)
     queue = queue_of(*(batch(sequence, b"x") for sequence in range(1, 6)))
     assert [one.first_sequence for one in queue.read(2, 6)] == [2, 3]
@@ -214,21 +214,21 @@ def test_read_of_many_batches_ends_some_way_on(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_first_of_batches_that_do_not_all_fit_leaves_no_gap() -> None:
-    """What follows an event that does not fit is left out, though it might fit itself."""
+    """Events after one that does not fit are left out, even if they would fit."""
     batches = [batch(1, b"a"), batch(2, b"b" * 10), batch(3, b"c")]
     meter = AnswerBudget(portion(body_bytes_max=5))
     assert numbered(meter.first_of(batches)) == [(1, b"a")]
 
 
 def test_first_of_batches_one_of_which_fits_in_part_ends_there() -> None:
-    """A batch that is cut is the last."""
+    """No batch follows one that was cut."""
     batches = [batch(1, b"a"), batch(2, b"b", b"b" * 10), batch(4, b"c")]
     meter = AnswerBudget(portion(body_bytes_max=5))
     assert numbered(meter.first_of(batches)) == [(1, b"a"), (2, b"b")]
 
 
 class QueueModel(RuleBasedStateMachine):
-    """A queue beside a plain list, with takes that are returned in any order."""
+    """A queue compared with a plain list, with takes that are returned in any order."""
 
     @initialize()
     def begin(self) -> None:
@@ -239,9 +239,12 @@ class QueueModel(RuleBasedStateMachine):
 
     @rule(bodies=st.lists(st.binary(max_size=5), min_size=1, max_size=6))
     def append(self, bodies: list[bytes]) -> None:
-        self.queue.append(batch(self.next_sequence, *bodies))
+        self.queue.append(self.batch_of(*bodies))
         self.expected += enumerate(bodies, start=self.next_sequence)
         self.next_sequence += len(bodies)
+
+    def batch_of(self, *bodies: bytes) -> StoredBatch:
+        return batch(self.next_sequence, *bodies)
 
     @rule(events_max=st.integers(1, 8), body_bytes_max=st.integers(0, 20))
     def take(self, events_max: int, body_bytes_max: int) -> None:
@@ -315,20 +318,20 @@ def test_queue_driven_at_random_is_a_sorted_list() -> None:
 def test_remove_range_anywhere_in_a_batch_leaves_the_rest(
     queue: EventQueue, first_sequence: int, count: int, left: list[int]
 ) -> None:
-    """Nothing is read to know what remains, but where both sides do."""
+    """Nothing is read from the log to compute what remains, unless both sides remain."""
     body_bytes = 4 if first_sequence == 4 else count
     assert queue.remove_range(first_sequence, count, body_bytes) == count
     assert [sequence for sequence, _ in numbered(queue)] == left
     assert queue.event_count == len(left)
     assert all(one.window.body_bytes == sum(map(len, bodies_of([one]))) for one in queue)
-    # Once more: it went before.
+    # The same range again: it is already removed.
     assert queue.remove_range(first_sequence, count, body_bytes) == 0
     assert queue.event_count == len(left)
 
 
 @pytest.mark.parametrize("first_sequence", [0, 7, 100])
 def test_remove_range_that_is_not_there_removes_nothing(queue: EventQueue, first_sequence: int) -> None:
-    """It went with a segment that nothing needed any more."""
+    """Its segment, which was not needed any more, has been deleted."""
     assert queue.remove_range(first_sequence, 1, 1) == 0
     assert queue.event_count == 6
     assert EventQueue().remove_range(1, 1, 1) == 0

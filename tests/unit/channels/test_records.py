@@ -45,7 +45,7 @@ def ledger_of(accepted: Sequence[tuple[str, tuple[int, int]]]) -> StampLedger:
 def state_of(
     *, ledger: StampLedger | None = None, ended: EndedTxns | None = None, claim: ClaimRecord | None = None
 ) -> pb.State:
-    """The state as it is read back."""
+    """The state after encoding and decoding."""
     items = ended.items() if ended else ()
     return pb.State.FromString(state_message(7, ledger or StampLedger(), items, claim).SerializeToString())
 
@@ -67,20 +67,20 @@ def prepared(
     acceptance: Acceptance | None = None,
     receipt: Receipt | None = None,
 ) -> Commit:
-    """A commit as its contents prepare it."""
+    """A commit as prepared by its contents."""
     commit.txn_ids, commit.batches, commit.first_sequence = txn_ids, batches, 5
     commit.acceptance, commit.receipt = acceptance, receipt or Receipt()
     return commit
 
 
 def in_log(one: StoredBatch, position: int) -> StoredBatch:
-    """The same batch, in the log too."""
+    """The same batch with a place in the log."""
     one.window.stored.locate(Location(1, position, 10), Source())
     return one
 
 
 def test_commit_records_put_the_commit_last() -> None:
-    """It makes the others count: each request's columns as they came, and the ranges taken, just before it.
+    """The COMMIT record makes the others valid: the requests' columns unchanged, and the ranges taken.
 
     What was in memory only needs no record to be taken, and numbers that were accepted before are not accepted by it.
     """
@@ -104,7 +104,7 @@ def test_commit_records_put_the_commit_last() -> None:
 
 
 def test_commit_records_of_what_does_little_are_few() -> None:
-    """An empty commit has one record, and no stamp where it was not stamped."""
+    """An empty commit has one record, and no stamp unless it has one."""
     ((kind, (payload,)),) = commit_records(prepared(Commit([], []), txn_ids=["t"]))
     commit = pb.Commit.FromString(bytes(payload))
     assert (kind, commit.take_records, stamps_of(commit)) == (Kind.COMMIT, 0, [])
@@ -112,7 +112,7 @@ def test_commit_records_of_what_does_little_are_few() -> None:
 
 
 def test_kept_batches_are_those_that_the_record_was_made_of() -> None:
-    """With their sequences, windows on the columns that were put before it, which several may share."""
+    """The kept batches have their sequences and windows on the columns put before, which several may share."""
     first, second = stored(b"a", b"bb", b"ccc"), stored(b"d")
     batches = [
         StoredBatch(3, Window(first, 0, 1, 1)),
@@ -132,7 +132,7 @@ def test_kept_batches_are_those_that_the_record_was_made_of() -> None:
 
 @pytest.mark.parametrize("has_expired", [False, True])
 def test_rollback_record_contains_its_cause(*, has_expired: bool) -> None:
-    """Called for, or by the lease."""
+    """The cause is the caller or the lease."""
     kind, (payload,) = rollback_record("t", has_expired=has_expired)
     rollback = pb.Rollback.FromString(bytes(payload))
     assert (kind, rollback.txn_id, rollback.has_expired) == (Kind.ROLLBACK, "t", has_expired)
@@ -140,7 +140,7 @@ def test_rollback_record_contains_its_cause(*, has_expired: bool) -> None:
 
 @pytest.mark.parametrize("note", [ClaimRecord("r", SEQUENCE_MAX, 0.25), ClaimRecord("r", 1, 3600.0, has_ended=True)])
 def test_claim_record_is_read_back_as_it_was(note: ClaimRecord) -> None:
-    """The reader, the epoch, the duration, and whether it has ended, in a record and in a state."""
+    """Reader, epoch, duration and end are restored from a record and from a state."""
     kind, (payload,) = claim_record(note)
     assert kind is Kind.CLAIM
     assert restore_claim(pb.Claim.FromString(bytes(payload))) == note
@@ -148,7 +148,7 @@ def test_claim_record_is_read_back_as_it_was(note: ClaimRecord) -> None:
 
 
 def test_state_of_a_new_channel_is_empty() -> None:
-    """A state without a claim differs from a claim without an owner."""
+    """No claim and a claim without an owner are distinguished."""
     state = state_of()
     assert (state.next_sequence, state.HasField("claim")) == (7, False)
     kind, (payload,) = state_record(state)
@@ -157,14 +157,14 @@ def test_state_of_a_new_channel_is_empty() -> None:
 
 @given(LEDGERS)
 def test_state_with_any_stamps_restores_them(accepted: list[tuple[str, tuple[int, int]]]) -> None:
-    """Every number of every producer up to the largest, and the order in which they fell silent."""
+    """All numbers of all producers are restored, and the order of the producers' last activity."""
     ledger = ledger_of(accepted)
     restored = restore_ledger(state_of(ledger=ledger).producers)
     assert list(restored.producers()) == list(ledger.producers())
 
 
 def test_state_with_ended_transactions_restores_them() -> None:
-    """How each ended and in which order; those that were committed together share their receipt again."""
+    """The outcomes are restored in order; transactions that were committed together share their receipt."""
     ended = EndedTxns()
     together, alone = Receipt(1, SEQUENCE_MAX, is_deduplicated=True), Receipt(1, SEQUENCE_MAX, is_deduplicated=True)
     ended.add("a", Outcome(TxnState.COMMITTED, together))
@@ -182,7 +182,7 @@ def test_state_with_ended_transactions_restores_them() -> None:
 
 
 def test_batches_in_a_log_are_restored_with_their_columns_shared() -> None:
-    """Parts of one request's columns lie at one place, and are read once; sizes are known without reading any."""
+    """Parts of one request's columns are at one place, and are read once; their sizes are known without a read."""
     source = Source(b"a", b"bb", b"ccc")
     whole = Location(3, 100, 50)
     one = StoredColumns.in_log(whole, source, 3, 6, 60)
@@ -208,6 +208,6 @@ def test_batches_in_a_log_are_restored_with_their_columns_shared() -> None:
 
 
 def test_batches_in_memory_only_have_no_place_in_a_checkpoint() -> None:
-    """What is committed lies in the log."""
+    """A checkpoint contains only events that are in the log."""
     with pytest.raises(AssertionError):
         batches_message([batch(1, b"a")])

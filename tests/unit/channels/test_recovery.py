@@ -30,14 +30,14 @@ from tests.channel_events import (
     stored,
     take,
 )
-from tests.file_channels import DATA, FileChannel, file_channel, opened_log, recovered_from, story_on
+from tests.file_channels import DATA, FileChannel, durable_state_on, file_channel, opened_log, recovered_from
 from tests.simulated_disk import SimulatedDisk
 
 HAS_THREADS = True
 
 
 async def write(disk: SimulatedDisk, *groups: Sequence[Record]) -> None:
-    """Writes segments, each of the records given, as no server may ever have written them."""
+    """Writes segments with these records each, also such as no server would write."""
     with opened_log(disk) as log:
         for records in groups:
             done = asyncio.get_running_loop().create_future()
@@ -62,7 +62,7 @@ def state(next_sequence: int = 1, reserved_sequence: int = 0) -> Record:
 def keep(
     next_sequence: int, *puts: Sequence[bytes], reserved_sequence: int = 0, kept: Sequence[tuple[int, int, int]] = ()
 ) -> Record:
-    """With the events that are kept as (sequence, index of the put, index in it)."""
+    """With the kept events as (sequence, index of the put, index in it)."""
     message = pb.MemoryState(
         state=pb.State(next_sequence=next_sequence, reserved_sequence=reserved_sequence),
         put_counts=[len(bodies) for bodies in puts],
@@ -98,7 +98,7 @@ def commit(first_sequence: int, *puts: Sequence[bytes], take_records: int = 0) -
 
 
 async def test_recover_of_nothing_is_a_new_channel(disk: SimulatedDisk) -> None:
-    """It begins at 1."""
+    """The first sequence is 1."""
     recovered = recovered_from(disk)
     assert (recovered.next_sequence, recovered.queue.event_count, len(recovered.ledger)) == (1, 0, 0)
     assert (recovered.claim, recovered.checkpoint, recovered.first_needed_segment) == (None, None, 0)
@@ -106,7 +106,7 @@ async def test_recover_of_nothing_is_a_new_channel(disk: SimulatedDisk) -> None:
 
 
 async def test_recover_of_puts_without_their_commit_knows_nothing_of_them(disk: SimulatedDisk) -> None:
-    """A crash may leave some of a commit's records; the next commit's stand behind them."""
+    """After a crash only some of a commit's records may exist; the next commit's follow them."""
     await write(disk, [state(), put(b"lost"), taking(1, b"x"), put(b"a"), commit(1, [b"a"])])
     recovered = recovered_from(disk)
     assert numbered(recovered.queue) == [(1, b"a")]
@@ -114,7 +114,7 @@ async def test_recover_of_puts_without_their_commit_knows_nothing_of_them(disk: 
 
 
 async def test_recover_of_takes_finds_what_is_left(disk: SimulatedDisk) -> None:
-    """From the front, the middle and the end of what one request put; what went before with its segment is no error."""
+    """The takes are at the front, in the middle and at the end; takes from deleted segments are ignored."""
     bodies = [b"a", b"bb", b"ccc", b"dddd", b"eeeee"]
     await write(
         disk,
@@ -137,7 +137,7 @@ async def test_recover_of_takes_finds_what_is_left(disk: SimulatedDisk) -> None:
 
 
 async def test_recover_continues_behind_sequences_that_were_reserved(disk: SimulatedDisk) -> None:
-    """Events in memory may have had them: a gap below the reserve is none, and the channel begins behind all of it."""
+    """Events in memory may have had these sequences, so recovery continues after all reserved ones."""
     await write(disk, [state(1, 10), put(b"a"), commit(4, [b"a"]), keep(7, reserved_sequence=20)], [state(9, 25)])
     recovered = recovered_from(disk)
     assert numbered(recovered.queue) == [(4, b"a")]
@@ -151,7 +151,7 @@ async def test_recover_behind_a_reserve_that_was_taken_back_skips_nothing(disk: 
 
 
 async def test_recover_of_what_was_kept_finds_it_in_its_place(disk: SimulatedDisk) -> None:
-    """Between and before what the log had already; of a request the events that were there still, and of two others."""
+    """Kept events are placed between and before those of the log, including parts of a request."""
     await write(
         disk,
         [
@@ -196,7 +196,7 @@ async def test_recover_of_records_that_contradict_each_other_is_refused(
 
 
 async def test_recover_without_settling_changes_nothing(disk: SimulatedDisk) -> None:
-    """As those look at a log who do not write to it."""
+    """Programs that only inspect a log recover it so."""
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a")
         killed = disk.copy()
@@ -206,7 +206,7 @@ async def test_recover_without_settling_changes_nothing(disk: SimulatedDisk) -> 
 
 
 async def test_recover_reports_how_far_it_is(disk: SimulatedDisk) -> None:
-    """Bytes of records, of those that are to be read: what lies before a checkpoint does not count."""
+    """The progress counts the bytes of records to read; those before a checkpoint are not included."""
     async with file_channel(disk) as opened:
         await append(opened.channel, b"x" * 10_000)
         await opened.checkpointing.make()
@@ -220,7 +220,7 @@ async def test_recover_reports_how_far_it_is(disk: SimulatedDisk) -> None:
 
 
 async def make_history(opened: FileChannel) -> None:
-    """Something of everything that must survive."""
+    """A history with everything that must survive."""
     channel = opened.channel
     await append(channel, b"a", b"bb", b"ccc", stamp=Stamp("p", 1, 3))
     await append(channel, b"ccc", b"dddd", stamp=Stamp("p", 3, 4))
@@ -237,7 +237,7 @@ async def make_history(opened: FileChannel) -> None:
     await settling
     await channel.claim("r", 3600, takeover=False)
     await channel.claims.acknowledge("r", None, 4)
-    channel.claims.release("r", None)
+    await channel.claims.release("r", None)
     await append(channel, b"i" * 900)
     await opened.checkpointing.make()
     await channel.claim("s", 3600, takeover=False)
@@ -246,18 +246,18 @@ async def make_history(opened: FileChannel) -> None:
 
 
 def leave_all(_disk: SimulatedDisk) -> None:
-    """The newest checkpoint is valid."""
+    """Leaves both checkpoints valid."""
 
 
 def damage_newest(disk: SimulatedDisk) -> None:
-    """Replay begins at the one before."""
+    """Makes replay start at the previous checkpoint."""
     content = bytearray(disk.content(DATA / NEWEST))
     content[-1] ^= 1
     disk.set_content(DATA / NEWEST, content)
 
 
 def remove_both(disk: SimulatedDisk) -> None:
-    """The log alone must suffice."""
+    """Makes replay start at the beginning of the log."""
     for path in disk.paths():
         if path.name in {NEWEST, PREVIOUS}:
             disk.remove(path)
@@ -268,16 +268,16 @@ def remove_both(disk: SimulatedDisk) -> None:
 async def test_recover_of_any_checkpoint_and_the_log_is_the_same_channel(
     disk: SimulatedDisk, damage: Callable[[SimulatedDisk], None], segment_bytes_max: int
 ) -> None:
-    """Events, sequences, stamps, ended transactions and the claim, wherever replay begins."""
+    """Events, sequences, stamps, ended transactions and the claim do not depend on where replay starts."""
     async with file_channel(disk, segment_bytes_max=segment_bytes_max) as opened:
         await make_history(opened)
-        story, killed = opened.story(), disk.copy()
-    assert [sequence for sequence, _ in story.events] == [5, 6, 7, 8, 9, 10]
-    assert story.stamps == {"p": [(1, 4)], "q": [(7, 8)]}
-    assert story.claim == ClaimRecord("s", 2, 3600)
-    assert Outcome(TxnState.EXPIRED) in story.ended.values()
+        durable_state, killed = opened.durable_state(), disk.copy()
+    assert [sequence for sequence, _ in durable_state.events] == [5, 6, 7, 8, 9, 10]
+    assert durable_state.stamps == {"p": [(1, 4)], "q": [(7, 8)]}
+    assert durable_state.claim == ClaimRecord("s", 2, 3600)
+    assert Outcome(TxnState.EXPIRED) in durable_state.ended.values()
     damage(killed)
-    assert await story_on(killed) == story
+    assert await durable_state_on(killed) == durable_state
     async with file_channel(killed) as found:
         check_accounts(found.channel)
         assert await append(found.channel, b"j", stamp=Stamp("q", 8, 8)) == Receipt(0, 0, is_deduplicated=True)
@@ -285,7 +285,7 @@ async def test_recover_of_any_checkpoint_and_the_log_is_the_same_channel(
 
 
 async def test_recover_ends_what_was_open_and_keeps_how_the_rest_ended(disk: SimulatedDisk) -> None:
-    """Taken events are back in their places; repeats of commits and rollbacks get their answers."""
+    """Taken events return to their places; repeats of commits and rollbacks get their answers."""
     async with file_channel(disk) as opened:
         channel = opened.channel
         await append(channel, b"a", b"b", b"c")
@@ -321,11 +321,11 @@ async def test_recover_of_a_live_claim_grants_it_a_full_lease(disk: SimulatedDis
         assert claims.claim is not None
         assert claims.claim.lease.remaining_seconds > 99
         assert [bodies_of([batch]) async for batch in claims.read("r", 1, 0, 0)] == [[b"b"]]
-        claims.release("r", 1)
+        await claims.release("r", 1)
         assert (await found.channel.claim("other", None, takeover=False)).epoch == 2
         killed = killed.copy()
     async with file_channel(killed) as found:
-        found.channel.claims.release("other", 2)
+        await found.channel.claims.release("other", 2)
         await append(found.channel, b"c")
         killed = killed.copy()
     async with file_channel(killed) as found:
@@ -344,18 +344,18 @@ async def test_recover_of_a_newest_checkpoint_whose_segment_is_missing_is_refuse
         await append(opened.channel, b"c" * 300)
         await opened.checkpointing.make()
         assert opened.log.first_segment_id > 1
-        story, killed = opened.story(), disk.copy()
+        durable_state, killed = opened.durable_state(), disk.copy()
     killed.set_content(DATA / PREVIOUS, old)
-    assert await story_on(killed.copy()) == story
+    assert await durable_state_on(killed.copy()) == durable_state
     killed.unlink(DATA / NEWEST)
-    assert await story_on(killed.copy()) == story
+    assert await durable_state_on(killed.copy()) == durable_state
     killed.set_content(DATA / NEWEST, old)
     with pytest.raises(LogCorruptError, match="missing"):
         recovered_from(killed)
 
 
 async def test_recover_of_a_checkpoint_that_needs_a_segment_that_is_missing_is_refused(disk: SimulatedDisk) -> None:
-    """Also where replay itself begins behind that segment."""
+    """This holds even if replay itself starts after that segment."""
     async with file_channel(disk, segment_bytes_max=300) as opened:
         for body in (b"a", b"b"):
             await append(opened.channel, body * 300)
@@ -367,7 +367,7 @@ async def test_recover_of_a_checkpoint_that_needs_a_segment_that_is_missing_is_r
 
 
 async def test_recover_of_a_log_that_is_damaged_behind_the_checkpoint_is_refused(disk: SimulatedDisk) -> None:
-    """No older checkpoint helps."""
+    """The previous checkpoint does not help."""
     async with file_channel(disk) as opened:
         await opened.checkpointing.make()
         await append(opened.channel, b"damaged")
@@ -384,7 +384,7 @@ async def test_recover_of_a_log_that_is_damaged_behind_the_checkpoint_is_refused
 async def test_recover_of_what_a_transaction_held_at_the_checkpoint_finds_it_taken_as_a_whole(
     disk: SimulatedDisk,
 ) -> None:
-    """Given back, it is one batch again, and one range when it is taken later: the log's record fits it."""
+    """When the events are returned, they are one batch again, which matches the log's record of a later take."""
     async with file_channel(disk) as opened:
         channel = opened.channel
         await append(channel, b"a", b"bb", b"ccc", b"dddd")
@@ -395,14 +395,14 @@ async def test_recover_of_what_a_transaction_held_at_the_checkpoint_finds_it_tak
         txn_id = begin(channel)
         assert len(await take(channel, txn_id, 3)) == 3
         await channel.transactions.commit([txn_id], None)
-        story, killed = opened.story(), disk.copy()
-    assert story.events == [(4, b"dddd")]
-    assert await story_on(killed) == story
+        durable_state, killed = opened.durable_state(), disk.copy()
+    assert durable_state.events == [(4, b"dddd")]
+    assert await durable_state_on(killed) == durable_state
 
 
 @pytest.mark.parametrize("seed", range(15))
 async def test_recover_at_any_moment_of_a_random_history_is_the_same_channel(disk: SimulatedDisk, seed: int) -> None:
-    """Whatever was put, taken, given back and removed in whatever pieces, with checkpoints and segments in between."""
+    """This holds for events put, taken, returned and removed in any parts, with checkpoints and several segments."""
     chance = random.Random(seed)
     limits: dict[str, Any] = {
         "segment_bytes_max": chance.choice([300, 2000, 1 << 30]),
@@ -414,13 +414,13 @@ async def test_recover_at_any_moment_of_a_random_history_is_the_same_channel(dis
             await make_change(opened, chance)
         # Rollbacks are answered before they are written.
         await opened.journal.snapshot()
-        story, killed = opened.story(), disk.copy()
+        durable_state, killed = opened.durable_state(), disk.copy()
         check_accounts(opened.channel)
         await opened.close()
         chance.choice([leave_all, damage_newest_if_any, remove_both])(killed)
         disk = killed
         opened = await FileChannel.opened(disk, **limits)
-        assert opened.story() == story
+        assert opened.durable_state() == durable_state
     await opened.close()
 
 
@@ -456,4 +456,4 @@ async def make_change(opened: FileChannel, chance: random.Random) -> None:
             claim = await channel.claim("r", 3600, takeover=False)
             through = min(channel._contents.first_sequence + chance.randrange(3), channel._contents.next_sequence - 1)
             await channel.claims.acknowledge("r", claim.epoch, through)
-            channel.claims.release("r", claim.epoch)
+            await channel.claims.release("r", claim.epoch)

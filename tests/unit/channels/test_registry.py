@@ -19,7 +19,7 @@ def registry() -> ChannelRegistry:
 
 
 async def test_create_of_a_new_name_makes_a_channel(registry: ChannelRegistry) -> None:
-    """It is found by its name, and listed by name among the others."""
+    """The channel is found by its name, and listed in the order of names."""
     channels = {name: registry.create(name, limits_of()).channel for name in ("orders", "bills", "a")}
     assert registry.get("bills") is channels["bills"]
     assert [channel.name for channel in registry.channels()] == ["a", "bills", "orders"]
@@ -28,7 +28,7 @@ async def test_create_of_a_new_name_makes_a_channel(registry: ChannelRegistry) -
 
 
 async def test_create_of_a_known_name_is_refused(registry: ChannelRegistry) -> None:
-    """The one that is there stays."""
+    """The existing channel stays."""
     channel = registry.create("orders", limits_of()).channel
     with pytest.raises(ChannelExistsError, match="'orders' exists already") as refused:
         registry.create("orders", limits_of())
@@ -56,7 +56,7 @@ async def test_get_of_an_unknown_name_finds_none(registry: ChannelRegistry) -> N
 
 
 async def test_mark_of_a_channel_in_memory_has_nothing_to_mark(registry: ChannelRegistry) -> None:
-    """It is gone with the process anyway."""
+    """The channel does not outlive the process anyway."""
     registry.create("orders", limits_of())
     await registry.mark_deleted("orders")
     await registry.delete("orders")
@@ -64,7 +64,7 @@ async def test_mark_of_a_channel_in_memory_has_nothing_to_mark(registry: Channel
 
 
 async def test_delete_of_a_channel_ends_it(registry: ChannelRegistry) -> None:
-    """Made again it is another one, which begins at 1."""
+    """A channel created again under the name is another one, which begins at 1."""
     former = registry.create("orders", limits_of()).channel
     await append(former, b"a")
     txn_id = begin(former, "mine")
@@ -78,7 +78,7 @@ async def test_delete_of_a_channel_ends_it(registry: ChannelRegistry) -> None:
 
 
 async def test_refuse_undeletable_with_something_in_it_asks_for_force(registry: ChannelRegistry) -> None:
-    """Events queued, events taken, or an open transaction."""
+    """This holds for queued events, taken events, and open transactions."""
     channel = registry.create("orders", limits_of()).channel
     registry.refuse_undeletable("orders", force=False)
     await append(channel, b"a")
@@ -96,7 +96,7 @@ async def test_refuse_undeletable_with_something_in_it_asks_for_force(registry: 
 
 
 async def test_watch_is_notified_of_each_change(registry: ChannelRegistry) -> None:
-    """After it has happened."""
+    """Watchers are called after the change."""
     changes = list[tuple[str, bool]]()
     registry.watch(lambda name: changes.append((name, name in registry)))
     registry.create("a", limits_of())
@@ -106,7 +106,7 @@ async def test_watch_is_notified_of_each_change(registry: ChannelRegistry) -> No
 
 
 async def test_drain_holds_for_channels_that_are_made_later(registry: ChannelRegistry) -> None:
-    """A server that stops begins nothing, anywhere."""
+    """A server that stops begins nothing in any channel."""
     channels: list[Channel] = [registry.create("a", limits_of()).channel]
     registry.drain()
     channels.append(registry.create("b", limits_of()).channel)
@@ -116,7 +116,7 @@ async def test_drain_holds_for_channels_that_are_made_later(registry: ChannelReg
 
 
 async def test_message_limit_of_the_server_bounds_what_is_stored(registry: ChannelRegistry) -> None:
-    """What was stored can always be fetched in one message."""
+    """Every stored event can be fetched in one message."""
     channel = registry.create("orders", limits_of()).channel
     with pytest.raises(EventTooLargeError, match="would not fit an answer"):
         await append(channel, b"x" * ((1 << 20) - 1024))

@@ -27,12 +27,12 @@ HAS_THREADS = True
 
 
 class Server:
-    """A registry whose file channels lie on a simulated disk, closed at the end of the test."""
+    """A registry with file channels on a simulated disk; closed at the end of the test."""
 
     def __init__(self, base: Path, disk: SimulatedDisk) -> None:
         self.base = base
         self.disk = disk
-        self.told: list[tuple[str, ChannelState]] = []
+        self.notified: list[tuple[str, ChannelState]] = []
         self.registry = self._new()
 
     def _new(self) -> ChannelRegistry:
@@ -44,7 +44,7 @@ class Server:
 
     def _note(self, name: str) -> None:
         if name in self.registry:
-            self.told.append((name, self.registry.find(name).state))
+            self.notified.append((name, self.registry.find(name).state))
 
     async def open(self, name: str = "orders", **limits: Any) -> Channel:
         hosted = self.registry.create(name, file_limits(**limits))
@@ -90,7 +90,7 @@ async def test_create_of_a_file_channel_opens_it_in_the_background(server: Serve
     assert server.registry.get("orders") is hosted.channel
     with pytest.raises(TxnNotFoundError):
         server.registry.transactions.find("any")
-    assert server.told == [("orders", ChannelState.REPLAYING), ("orders", ChannelState.OPEN)]
+    assert server.notified == [("orders", ChannelState.REPLAYING), ("orders", ChannelState.OPEN)]
 
 
 async def test_channel_of_a_transaction_is_sure_once_every_channel_is_known(server: Server) -> None:
@@ -111,7 +111,7 @@ async def test_channel_of_a_transaction_is_sure_once_every_channel_is_known(serv
 
 
 async def test_create_while_the_server_drains_opens_a_channel_that_begins_nothing(server: Server) -> None:
-    """One that was replaying when it began to."""
+    """The channel may have been replaying when the drain began."""
     hosted = server.registry.create("orders", file_limits())
     server.registry.drain()
     await hosted.opened.wait()
@@ -120,7 +120,7 @@ async def test_create_while_the_server_drains_opens_a_channel_that_begins_nothin
 
 
 async def test_create_after_a_close_finds_the_channel_and_its_transactions(server: Server) -> None:
-    """Ids of ended transactions are the channel's still, unless another has used them since."""
+    """Ids of ended transactions still belong to the channel, unless they were used again since."""
     channel = await server.open()
     await append(channel, b"a")
     for txn_id in ("mine", "reused"):
@@ -143,12 +143,12 @@ async def test_log_that_fails_changes_the_state_once(server: Server) -> None:
     """Watchers are notified once; other channels continue, and the next opening determines what is stored."""
     channel, other = await server.open(), await server.open("bills")
     await append(channel, b"a")
-    server.told.clear()
+    server.notified.clear()
     server.disk.fail("sync", 1, errno.EIO)
     for _ in range(3):
         with pytest.raises(ChannelLogFailedError):
             await append(channel, b"b")
-    assert server.told == [("orders", ChannelState.LOG_FAILED)]
+    assert server.notified == [("orders", ChannelState.LOG_FAILED)]
     assert server.registry.get("orders") is channel
     await append(other, b"c")
     await server.restart()
@@ -211,7 +211,7 @@ async def test_delete_of_a_file_channel_removes_its_files(server: Server) -> Non
     marked = ChannelFile.read(server.base / "orders")
     assert marked is not None
     assert marked.is_deleted
-    # The simulated disk keeps what the real directory does not.
+    # The simulated disk keeps the file, which the real directory does not have.
     (server.base / "orders" / server.segment.name).write_bytes(b"")
     await server.registry.delete("orders")
     assert not (server.base / "orders").exists()
@@ -237,7 +237,7 @@ async def test_close_while_a_channel_is_being_opened_waits_for_it(server: Server
 
 
 async def test_finish_deletions_before_the_first_opening_removes_what_is_left(server: Server) -> None:
-    """A server begins with it."""
+    """A starting server deletes them first."""
     await server.open()
     await server.registry.mark_deleted("orders")
     await server.restart()
@@ -246,22 +246,22 @@ async def test_finish_deletions_before_the_first_opening_removes_what_is_left(se
 
 
 async def test_stalled_disk_notifies_watchers(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And so is its end."""
+    """The end of the stall notifies them too."""
     monkeypatch.setattr("millrace_server.channels.journal.STALL_SECONDS", 0.03)
     monkeypatch.setattr("millrace_server.channels.journal._STALL_CHECK_SECONDS_MIN", 0.01)
     channel = await server.open()
-    server.told.clear()
+    server.notified.clear()
     gate = Gate(server.disk)
     gate.close()
     appending = asyncio.ensure_future(append(channel, b"a"))
-    await until(lambda: server.told == [("orders", ChannelState.STALLED)])
+    await until(lambda: server.notified == [("orders", ChannelState.STALLED)])
     gate.open()
     await appending
-    await until(lambda: server.told[1:] == [("orders", ChannelState.OPEN)])
+    await until(lambda: server.notified[1:] == [("orders", ChannelState.OPEN)])
 
 
 async def test_retire_keeps_how_transactions_ended(server: Server) -> None:
-    """A commit that is repeated once the channel is used again gets its receipt, as after a restart."""
+    """A commit repeated when the channel is opened again gets its receipt, as after a restart."""
     channel = await server.open()
     txn_id = begin_with_puts(channel, b"a")
     receipt = await channel.transactions.commit([txn_id], None)

@@ -1,4 +1,4 @@
-"""Where a spillable channel keeps its events; see test_spillable_crashes for what a crash leaves."""
+"""The places of a spillable channel's events; see test_spillable_crashes for crashes."""
 
 import asyncio
 import errno
@@ -82,7 +82,7 @@ async def consume(channel: Channel, events_max: int = 0) -> list[bytes]:
     return bodies
 
 
-# Where a commit goes.
+# The destination of a commit.
 
 
 async def test_append_that_fits_memory_writes_nothing(opened: Opened) -> None:
@@ -107,14 +107,14 @@ async def test_append_beyond_memory_goes_to_the_log_as_a_whole(opened: Opened) -
 
 
 async def test_append_of_more_than_memory_ever_holds_goes_to_the_log(opened: Opened) -> None:
-    """Also into an empty channel: what is beyond the memory's limits is what the log is for."""
+    """The log accepts commits that exceed the memory's limits, even if the channel is empty."""
     channel = await opened.open(memory_capacity=3)
     await append(channel, b"a", b"b", b"c", b"d")
     assert (in_memory(channel), in_log(channel)) == ([], [1, 2, 3, 4])
 
 
 async def test_append_of_more_bytes_than_memory_has_left_goes_to_the_log(opened: Opened) -> None:
-    """Bytes of bodies are bounded like events, and given back when the events leave."""
+    """Bytes of bodies are bounded like events, and released when the events leave."""
     channel = await opened.open(memory_capacity=100, memory_byte_capacity=10)
     await append(channel, b"123456")
     await append(channel, b"12345")
@@ -125,7 +125,7 @@ async def test_append_of_more_bytes_than_memory_has_left_goes_to_the_log(opened:
 
 
 async def test_append_while_the_log_holds_events_goes_behind_them_there(opened: Opened) -> None:
-    """Memory that was freed meanwhile stays free: a crash then loses the oldest, and leaves no gaps."""
+    """Memory that was freed meanwhile stays unused, so that a crash loses only the oldest events."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b")
     await append(channel, b"c", b"d")
@@ -150,7 +150,7 @@ async def test_append_once_the_log_holds_nothing_goes_to_memory_again(opened: Op
 
 
 async def test_append_of_the_channels_capacity_counts_both_parts(opened: Opened) -> None:
-    """`capacity` is the whole: memory adds nothing to it, and its keep-alive holds wherever events are."""
+    """`capacity` includes the events in memory, and the keep-alive holds wherever events are."""
     channel = await opened.open(capacity=4, memory_capacity=2, body_bytes_max=100)
     await append(channel, b"a", b"b")
     await append(channel, b"c")
@@ -181,7 +181,7 @@ async def test_take_across_memory_and_log_returns_both(opened: Opened) -> None:
 
 
 async def test_commit_that_swaps_one_for_one_in_full_memory_stays_there(opened: Opened) -> None:
-    """Its takes make room for its puts."""
+    """The takes make room for the puts."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b")
     txn_id = await begin_with_takes(channel, 1)
@@ -193,7 +193,7 @@ async def test_commit_that_swaps_one_for_one_in_full_memory_stays_there(opened: 
 
 
 async def test_commit_that_takes_from_the_log_puts_there(opened: Opened) -> None:
-    """Both happen or neither does: puts in memory would be lost by a crash, and what was taken for them stay gone."""
+    """Otherwise a crash would lose the puts in memory, but not the takes from the log."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b", b"c")
     txn_id = await begin_with_takes(channel, 3)
@@ -203,7 +203,7 @@ async def test_commit_that_takes_from_the_log_puts_there(opened: Opened) -> None
 
 
 async def test_commit_of_memory_behind_one_of_the_log_keeps_the_order(opened: Opened) -> None:
-    """What is on its way to the disk may yet be undone; so what comes behind it is answered behind it."""
+    """The commit in the log may still fail, so later commits are answered after it."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b")
     taker = await begin_with_takes(channel, 2)
@@ -222,7 +222,7 @@ async def test_commit_of_memory_behind_one_of_the_log_needs_no_sync(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for the other commit, and needs no sync of its own."""
-    # So that each commit is a group of its own.
+    # Each commit becomes a group of its own.
     monkeypatch.setattr("millrace_server.wal.writer.GROUP_BYTES_MAX", 1)
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b")
@@ -233,7 +233,7 @@ async def test_commit_of_memory_behind_one_of_the_log_needs_no_sync(
 
 
 async def test_commit_of_memory_while_a_checkpoint_waits_for_the_disk_is_made_at_once(opened: Opened) -> None:
-    """Nor does it wait for a claim, or for more sequences: a disk that stalls stalls nothing that is in memory."""
+    """It does not wait for a claim or for more sequences either: a stalled disk does not affect events in memory."""
     channel = await opened.open()
     checkpointing = asyncio.ensure_future(opened.now.checkpoint())
     claiming = asyncio.ensure_future(channel.claim("r", 30.0, takeover=False))
@@ -247,18 +247,18 @@ async def test_commit_of_memory_while_a_checkpoint_waits_for_the_disk_is_made_at
     assert in_memory(channel) == [1]
 
 
-# What users of Flume's spillable channel suffered from.
+# Known problems of Flume's spillable channel.
 
 
 async def test_rollback_of_an_empty_transaction_is_a_rollback(opened: Opened) -> None:
-    """Flume's ends with a NullPointerException."""
+    """In Flume this raises a NullPointerException."""
     channel = await opened.open()
     channel.transactions.rollback(begin(channel))
     assert channel._contents.counters.rollbacks == 1
 
 
 async def test_rollback_of_puts_leaves_the_memorys_budget_as_it_was(opened: Opened) -> None:
-    """Flume's budget grows by the size of the puts each time."""
+    """In Flume the budget grows by the size of the puts each time."""
     channel = await opened.open(memory_capacity=2, memory_byte_capacity=10)
     for _ in range(3):
         channel.transactions.rollback(begin_with_puts(channel, b"12345"))
@@ -269,7 +269,7 @@ async def test_rollback_of_puts_leaves_the_memorys_budget_as_it_was(opened: Open
 
 
 async def test_rollback_of_puts_and_takes_returns_what_was_taken(opened: Opened) -> None:
-    """Flume's loses the event."""
+    """In Flume the event is lost."""
     channel = await opened.open()
     await append(channel, b"a")
     txn_id = await begin_with_takes(channel, 1)
@@ -279,7 +279,7 @@ async def test_rollback_of_puts_and_takes_returns_what_was_taken(opened: Opened)
 
 
 async def test_commits_of_puts_and_takes_leak_no_room_in_memory(opened: Opened) -> None:
-    """Flume's loses one slot with each."""
+    """In Flume each such commit loses one slot."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a")
     for _ in range(5):
@@ -292,7 +292,7 @@ async def test_commits_of_puts_and_takes_leak_no_room_in_memory(opened: Opened) 
 
 
 async def test_counters_of_both_parts_are_those_of_one_channel(opened: Opened) -> None:
-    """Flume's were wrong; here one queue has one accounting, whichever way events went."""
+    """In Flume they were wrong; here one queue has one account, wherever its events are."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b")
     await append(channel, b"c", b"d", stamp=Stamp("p", 1, 2))
@@ -309,7 +309,7 @@ async def test_counters_of_both_parts_are_those_of_one_channel(opened: Opened) -
 
 
 async def test_open_after_one_that_failed_finds_what_the_log_has(opened: Opened) -> None:
-    """Flume's channel is of no use after a start that failed; here the next one opens it."""
+    """In Flume the channel stays unusable after a failed start; here the next opening succeeds."""
     channel = await opened.open(memory_capacity=1)
     await append(channel, b"a", b"b")
     opened.now.abandon()
@@ -337,7 +337,7 @@ async def test_update_of_the_memorys_capacity_is_in_force_at_once(opened: Opened
 
 
 async def test_purge_and_claims_reach_both_parts(opened: Opened) -> None:
-    """An acknowledgement goes through what is in memory and what is in the log; a purge takes the rest."""
+    """An acknowledgement covers events in memory and in the log; a purge removes the rest."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b")
     await append(channel, b"c", b"d")
@@ -365,7 +365,7 @@ async def test_append_with_a_full_disk_continues_in_memory_until_that_is_full_to
 
 
 async def test_append_with_a_full_disk_goes_to_memory_behind_the_log(opened: Opened) -> None:
-    """As much as fits there; the order is that of sequences all the same."""
+    """As many events as fit go to memory; the order is still that of sequences."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b", b"c")
     channel.enforce(small_spillable_limits(memory_capacity=2, min_free_bytes=1 << 41))
@@ -378,7 +378,7 @@ async def test_append_with_a_full_disk_goes_to_memory_behind_the_log(opened: Ope
 
 
 async def test_append_that_the_disk_refused_goes_to_memory_when_it_comes_again(opened: Opened) -> None:
-    """The shortage could not be foreseen: a quota, or a disk that other programs fill."""
+    """The failure could not be foreseen, for example with a quota or other programs that write."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b", b"c")
     opened.disk.fail("write", 1, errno.ENOSPC, count=1_000)
@@ -391,7 +391,7 @@ async def test_append_that_the_disk_refused_goes_to_memory_when_it_comes_again(o
 
 
 async def test_commit_that_takes_from_the_log_with_a_full_disk_puts_nothing_in_memory(opened: Opened) -> None:
-    """It is refused whole, and stays open."""
+    """The whole commit is refused, and its transaction stays open."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b", b"c")
     channel.enforce(small_spillable_limits(memory_capacity=2, min_free_bytes=1 << 41))
@@ -404,7 +404,7 @@ async def test_commit_that_takes_from_the_log_with_a_full_disk_puts_nothing_in_m
 
 
 async def test_commit_of_memory_behind_one_that_is_refused_is_made_again(opened: Opened) -> None:
-    """What it takes is in memory only, and needs no disk; nothing of what was refused is left."""
+    """The events that it takes are only in memory, so it needs no disk; nothing of the refused commit remains."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b")
     taker = await begin_with_takes(channel, 2)
@@ -431,7 +431,7 @@ async def fail_log(opened: Opened, channel: Channel) -> None:
 
 
 async def test_takes_of_memory_after_the_log_has_failed_continue(opened: Opened) -> None:
-    """It is the only way out for what is in memory; puts, which a restart would lose, are refused."""
+    """The events in memory can still be delivered; puts, which a restart would lose, are refused."""
     channel = await opened.open(memory_capacity=3, transaction_capacity=100)
     await append(channel, b"a", b"b")
     await fail_log(opened, channel)
@@ -449,7 +449,7 @@ async def test_takes_of_memory_after_the_log_has_failed_continue(opened: Opened)
 
 
 async def test_take_after_the_log_has_failed_ends_where_memory_ends(opened: Opened) -> None:
-    """What is taken together is committed together, and nothing of the log can be removed any more."""
+    """Events taken together are committed together, and events in the log cannot be removed any more."""
     channel = await opened.open(memory_capacity=2, transaction_capacity=100)
     await append(channel, b"a", b"b")
     await append(channel, b"c")
@@ -487,7 +487,7 @@ async def test_appends_to_memory_reserve_sequences_ahead_of_their_use(
 async def test_append_before_a_reserve_is_on_the_disk_takes_nothing_of_it(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A power cut now would forget it; what comes so early goes to the log instead."""
+    """A power cut would forget the reserve, so such events go to the log."""
     monkeypatch.setattr(memory_tier, "RESERVED_AHEAD", 10)
     monkeypatch.setattr(memory_tier, "_COMMITS_AHEAD", 0)
     channel = await opened.open(memory_capacity=100)
@@ -501,7 +501,7 @@ async def test_append_before_a_reserve_is_on_the_disk_takes_nothing_of_it(
 
 
 async def test_append_without_a_reserve_goes_to_the_log(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the disk had no room to reserve more, memory's sequences end, and nothing else does."""
+    """If the disk has no room for more, memory has no more sequences; everything else continues."""
     monkeypatch.setattr(memory_tier, "RESERVED_AHEAD", 40)
     channel = await opened.open(memory_capacity=100, transaction_capacity=1)
     opened.disk.fail("write", 1, errno.ENOSPC)
@@ -515,7 +515,7 @@ async def test_append_without_a_reserve_goes_to_the_log(opened: Opened, monkeypa
     assert in_memory(channel) == list(range(1, 41))
     assert in_log(channel) == [41]
     await channel.purge()
-    # The disk has room again, and is asked once more after a while.
+    # The disk has room again, and is tried again after a while.
     await asyncio.sleep(60.0)
     for _ in range(2):
         await append(channel, b"reserves")
@@ -529,7 +529,7 @@ async def test_append_without_a_reserve_goes_to_the_log(opened: Opened, monkeypa
 
 
 async def test_stop_writes_what_is_in_memory_to_the_log(opened: Opened) -> None:
-    """All of it is there again, with its sequences, and none is skipped; taken events are back in their places."""
+    """After the restart all events have their sequences, without gaps; taken events are back in their places."""
     channel = await opened.open(memory_capacity=5)
     await append(channel, b"a", b"b", b"c", stamp=Stamp("p", 1, 3))
     txn_id = begin_with_puts(channel, b"d")
@@ -545,7 +545,7 @@ async def test_stop_writes_what_is_in_memory_to_the_log(opened: Opened) -> None:
 
 
 async def test_stop_right_after_a_checkpoint_takes_the_reserve_back(opened: Opened) -> None:
-    """Also where there is nothing else to write: no sequence is skipped."""
+    """This holds even if there is nothing else to write: no sequence is skipped."""
     channel = await opened.open()
     await append(channel, b"a")
     await consume(channel)
@@ -568,7 +568,7 @@ async def test_stop_keeps_what_is_left_of_a_request(opened: Opened) -> None:
 
 
 async def test_stop_with_a_log_behind_memory_keeps_the_order(opened: Opened) -> None:
-    """What was in memory is written behind the log's events, and stands before them."""
+    """The events from memory are written after the log's, and ordered before them."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b")
     await append(channel, b"c")
@@ -579,7 +579,7 @@ async def test_stop_with_a_log_behind_memory_keeps_the_order(opened: Opened) -> 
 
 
 async def test_stop_of_large_memory_writes_it_in_portions(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much there is, one write has a bounded part of it."""
+    """One write contains a bounded part of it, however much there is."""
     monkeypatch.setattr("millrace_server.channels.spillable._SPILL_BYTES", 500)
     channel = await opened.open(memory_capacity=100, transaction_capacity=10)
     for number in range(20):
@@ -599,12 +599,12 @@ async def test_stop_while_commits_are_under_way_keeps_what_they_leave(opened: Op
     consuming = asyncio.ensure_future(channel.transactions.commit([txn_id], None))
     await asyncio.sleep(0)
     assert not consuming.done()
-    with structlog.testing.capture_logs() as told:
+    with structlog.testing.capture_logs() as reported:
         commits = channel._core.committer
         assert isinstance(commits, SpillableCommitter)
         await commits.drain(None)
     await asyncio.gather(spilling, consuming)
-    assert told == []
+    assert reported == []
     channel = await opened.stop_and_open(memory_capacity=10)
     assert queued(channel) == [b"stays", *[b"large"] * 12]
 
@@ -613,10 +613,11 @@ async def test_stop_with_a_full_disk_keeps_the_oldest_and_reports_the_rest(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Events without room are lost, which the server logs with their number; written ones stay valid."""
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
     monkeypatch.setattr("millrace_server.channels.spillable._SPILL_BYTES", 1)
     monkeypatch.setattr(
-        "millrace_server.channels.spillable._log.error", lambda event, **fields: told.append({"event": event, **fields})
+        "millrace_server.channels.spillable._log.error",
+        lambda event, **fields: reported.append({"event": event, **fields}),
     )
     channel = await opened.open(memory_capacity=3)
     for body in (b"a", b"b", b"c"):
@@ -625,7 +626,7 @@ async def test_stop_with_a_full_disk_keeps_the_oldest_and_reports_the_rest(
     await opened.now.close()
     channel = await opened.open()
     assert queued(channel) == [b"a"]
-    [loss] = told
+    [loss] = reported
     assert (loss["event"], loss["events"]) == ("events that were in memory only are lost", 2)
     assert "no room" in loss["reason"]
     again = await append(channel, b"a", b"b", b"c", stamp=Stamp("p", ord("a"), ord("c")))
@@ -636,17 +637,19 @@ async def test_stop_without_time_is_not_held_up_by_what_is_in_memory(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the server is stopped at once, or the disk does not respond, they are lost, which is logged."""
-    told: list[int] = []
-    monkeypatch.setattr("millrace_server.channels.spillable._log.error", lambda _, events, **__: told.append(events))
+    reported: list[int] = []
+    monkeypatch.setattr(
+        "millrace_server.channels.spillable._log.error", lambda _, events, **__: reported.append(events)
+    )
     channel = await opened.open(memory_capacity=3)
     await append(channel, b"a", b"b")
     await opened.now.store.close(0.0)
-    assert told == [2]
+    assert reported == [2]
     assert (await append(await opened.open(), b"c")).first_sequence == 3
 
 
 async def test_commit_while_the_channel_is_closed_is_refused(opened: Opened) -> None:
-    """It would be too late to be written; the error sends the producer elsewhere."""
+    """It would be too late to be written; the error lets the producer use another server."""
     channel = await opened.open(memory_capacity=3)
     await append(channel, b"a")
     await opened.now.close()
@@ -658,7 +661,7 @@ async def test_commit_while_the_channel_is_closed_is_refused(opened: Opened) -> 
 
 
 async def test_open_as_a_file_channel_and_back_finds_the_same(opened: Opened) -> None:
-    """Whose log it is does not matter, but for what was in memory when it was killed."""
+    """Both types read the log of the other, except for events in memory at the time of a kill."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a")
     await opened.now.close()

@@ -1,4 +1,4 @@
-"""What a crash leaves of a spillable channel, and what the channel must not say afterwards."""
+"""The state of a spillable channel after a crash, and what it must not report as stored."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -27,7 +27,7 @@ Open = Callable[..., Any]
 
 
 class Crashing:
-    """A spillable channel whose process is killed, or whose power is cut, as often as one likes."""
+    """A spillable channel whose process is killed, or whose power is cut, repeatedly."""
 
     def __init__(self) -> None:
         self.disk = SimulatedDisk([DATA])
@@ -38,13 +38,13 @@ class Crashing:
         return self.opened.channel
 
     async def kill(self, **limits: Any) -> Channel:
-        """What was written is there."""
+        """Kills the process; everything written stays."""
         self.opened.abandon()
         self.disk = self.disk.copy()
         return await self.open(**limits)
 
     async def cut_power(self, **limits: Any) -> Channel:
-        """What was synced is there."""
+        """Cuts the power; everything synced stays."""
         self.opened.abandon()
         self.disk = self.disk.crashed(1)
         return await self.open(**limits)
@@ -81,7 +81,7 @@ async def consume_loan(channel: Channel) -> list[bytes]:
 
 
 def accepted(channel: Channel, producer_id: str = "p") -> list[tuple[int, int]]:
-    """The numbers that the channel calls stored."""
+    """The numbers that the channel reports as stored."""
     return list(channel._contents.ledger.intervals_of(producer_id))
 
 
@@ -93,7 +93,7 @@ async def test_crash_loses_what_is_in_memory_and_nothing_of_the_log(crashing: Cr
     await append(channel, b"c")
     await append(channel, b"d", b"e")
     channel = await crash(crashing)
-    assert [(batch.first_sequence, batch.count) for batch in channel._contents.queue] == [(3, 1), (4, 2)]
+    assert [(batch.first_sequence, batch.count) for batch in channel._contents.queue] == [(3, 3)]
     assert await consume(channel) == [b"c", b"d", b"e"]
 
 
@@ -176,7 +176,7 @@ async def test_commit_to_the_log_calls_no_lost_repeat_stored(crashing: Crashing)
 
 
 async def test_append_of_nothing_with_a_stamp_is_remembered_with_the_next_checkpoint(crashing: Crashing) -> None:
-    """There is nothing that could be lost; while the log holds events it is there at once."""
+    """Nothing can be lost of it; while the log contains events, the stamp is written at once."""
     channel = await crashing.open(memory_capacity=1)
     await channel.transactions.append([], Stamp("p", 1, 5))
     await crashing.opened.checkpoint()
@@ -201,7 +201,7 @@ async def test_commit_again_after_a_crash_that_lost_it_finds_no_transaction(cras
 
 
 async def test_checkpoint_reports_how_transactions_ended(crashing: Crashing) -> None:
-    """Those that rolled back or expired, and those whose events have left memory; so does the log alone."""
+    """Rolled back and expired transactions, and those whose events have left memory, are in it and in the log."""
     channel = await crashing.open(memory_capacity=2)
     committed = begin_with_puts(channel, b"a")
     await channel.transactions.commit([committed], None)
@@ -232,7 +232,7 @@ async def test_crash_after_takes_from_both_parts_brings_nothing_back(crashing: C
 
 
 async def test_crash_in_a_transaction_that_has_taken_from_both_parts_loses_memory_only(crashing: Crashing) -> None:
-    """What it took from the log is in its place again."""
+    """Events taken from the log are in their places again."""
     channel = await crashing.open(memory_capacity=2)
     await append(channel, b"a", b"b")
     await append(channel, b"c", b"d")
@@ -277,7 +277,7 @@ async def test_crash_with_memory_behind_the_log_leaves_a_gap_and_the_order(crash
 async def test_crash_in_the_midst_of_a_stop_keeps_what_was_written(
     crashing: Crashing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rest is lost as in any crash; stamps of what was kept may be forgotten, those of what was not are."""
+    """The rest is lost as in any crash; its stamps are forgotten, and those of written events may be."""
     monkeypatch.setattr("millrace_server.channels.spillable._SPILL_BYTES", 1)
     channel = await crashing.open(memory_capacity=4)
     for number in range(4):
@@ -299,7 +299,7 @@ async def test_crash_in_the_midst_of_a_stop_keeps_what_was_written(
 
 
 async def test_checkpoint_of_a_channel_in_memory_that_has_not_changed_writes_nothing(crashing: Crashing) -> None:
-    """Events alone change nothing that a checkpoint could tell: an idle disk stays idle."""
+    """Events in memory are not part of a checkpoint, so an idle disk stays idle."""
     channel = await crashing.open(memory_capacity=9)
     await crashing.opened.checkpoint()
     call_count = len(crashing.disk.calls)

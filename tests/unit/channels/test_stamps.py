@@ -46,13 +46,13 @@ def test_stamp_of_a_malformed_producer_is_refused(producer_id: str) -> None:
 
 
 def test_stamp_whose_last_lies_before_its_first_is_refused() -> None:
-    """A stamp names at least one number."""
+    """A stamp covers at least one number."""
     with pytest.raises(BadArgumentError, match=r"stamp\.last_sequence: is 4; it must not be below .*, 5"):
         Stamp("p", 5, 4)
 
 
 def test_stamp_that_promises_never_to_send_what_it_sends_is_refused() -> None:
-    """The oldest number that is still open is not above the one that comes just now."""
+    """The oldest open number must not exceed the first number of the stamp."""
     assert Stamp("p", 5, 6, oldest_open=5).oldest_open == 5
     with pytest.raises(BadArgumentError, match=r"stamp\.oldest_open_sequence: is 6; it must not be above .*, 5"):
         Stamp("p", 5, 6, oldest_open=6)
@@ -82,14 +82,14 @@ def test_span_of_a_stamp_counts_its_numbers(first: int, last: int, span: int) ->
         (Stamp("p", 12, 12), 100, []),
         (Stamp("p", 20, 20), 0, [(0, 0)]),
         (Stamp("p", 10, 10), 0, []),
-        # Another producer's numbers are others.
+        # The numbers of another producer are independent.
         (Stamp("q", 10, 14), 5, [(0, 5)]),
     ],
 )
 def test_new_ranges_with_numbers_accepted_name_what_is_new(
     stamp: Stamp, event_count: int, ranges: list[tuple[int, int]]
 ) -> None:
-    """Of a producer that has stored 10 to 14, only the rest is new."""
+    """The producer has stored 10 to 14; only other numbers are new."""
     assert ledger_with((10, 14)).new_ranges(stamp, event_count) == ranges
 
 
@@ -109,7 +109,7 @@ def test_new_ranges_of_a_whole_in_part_accepted_are_refused(stamp: Stamp) -> Non
 
 @pytest.mark.parametrize(("first", "last", "is_accepted"), [(5, 9, True), (6, 6, True), (4, 9, False), (5, 10, False)])
 def test_has_accepted_requires_every_number(first: int, last: int, *, is_accepted: bool) -> None:
-    """A part of them is not enough; of a producer that is not known nothing was accepted."""
+    """A part of them is not enough; an unknown producer has none."""
     ledger = StampLedger()
     ledger.accept(Stamp("p", 5, 9))
     assert ledger.has_accepted(Stamp("p", first, last)) is is_accepted
@@ -117,7 +117,7 @@ def test_has_accepted_requires_every_number(first: int, last: int, *, is_accepte
 
 
 def test_accept_of_the_largest_numbers_remembers_them() -> None:
-    """The whole range of 64 bits is there."""
+    """The whole range of 64 bits can be used."""
     ledger = ledger_with((SEQUENCE_MAX, SEQUENCE_MAX), (0, 0))
     assert ledger.new_ranges(Stamp("p", SEQUENCE_MAX, SEQUENCE_MAX), 1) == []
     assert ledger.new_ranges(Stamp("p", SEQUENCE_MAX - 1, SEQUENCE_MAX), 2) == [(0, 1)]
@@ -165,7 +165,7 @@ def test_accept_of_many_passing_producers_forgets_no_other(monkeypatch: pytest.M
 def test_undo_of_a_passing_producer_for_which_there_was_no_room_leaves_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It was forgotten at once, for itself."""
+    """The passing producer itself was the one forgotten."""
     monkeypatch.setattr(stamps, "PRODUCERS_MAX", 1)
     ledger = StampLedger()
     ledger.accept(Stamp("file", 1, 1))
@@ -176,8 +176,8 @@ def test_undo_of_a_passing_producer_for_which_there_was_no_room_leaves_the_other
 
 
 @pytest.mark.parametrize("after", [None, 10, 12, 14])
-def test_refuse_gap_behind_what_was_accepted_lets_go(after: int | None) -> None:
-    """Without a condition, and behind any number that is there."""
+def test_refuse_gap_behind_what_was_accepted_passes(after: int | None) -> None:
+    """There is no gap without a condition, or after an accepted number."""
     ledger_with((10, 14)).refuse_gap(Stamp("p", 20, 22, after=after))
 
 
@@ -193,7 +193,7 @@ def test_refuse_gap_behind_what_was_not_accepted_refuses(stamp: Stamp) -> None:
 
 
 def test_accept_with_an_oldest_open_number_keeps_all_before_it_as_one_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A producer whose numbers go to many channels is not stopped for the gaps that it leaves in each."""
+    """A producer that spreads its numbers over many channels does not exceed the number of gaps."""
     monkeypatch.setattr(stamps, "INTERVALS_MAX", 3)
     ledger = ledger_with((1, 1), (3, 3), (5, 5))
     stamp = Stamp("p", 7, 7, oldest_open=5)
@@ -207,14 +207,14 @@ def test_accept_with_an_oldest_open_number_keeps_all_before_it_as_one_range(monk
 def test_new_ranges_with_an_oldest_open_number_that_closes_too_few_gaps_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What it bounds stays bounded."""
+    """The number of intervals stays bounded."""
     monkeypatch.setattr(stamps, "INTERVALS_MAX", 3)
     with pytest.raises(BadArgumentError, match="has left 4 gaps"):
         ledger_with((3, 3), (5, 5), (7, 7)).new_ranges(Stamp("p", 9, 9, oldest_open=2), 1)
 
 
 def test_accept_with_an_oldest_open_number_of_an_unknown_producer_remembers_only_what_is_stored() -> None:
-    """A promise about nothing does not count."""
+    """The open number of an unknown producer does not count."""
     ledger = ledger_with((4, 4))
     ledger.accept(Stamp("q", 7, 7, oldest_open=7))
     ledger.accept(Stamp("p", 7, 7, oldest_open=0))
@@ -222,14 +222,14 @@ def test_accept_with_an_oldest_open_number_of_an_unknown_producer_remembers_only
 
 
 def test_undo_of_a_stamp_opens_the_gaps_that_it_closed() -> None:
-    """A log that does not tell of the commit does not tell of them either; the producer says it again."""
+    """The commit is not in the log, and neither are the closed gaps; the producer closes them again."""
     ledger = ledger_with((3, 3))
     ledger.undo(ledger.accept(Stamp("p", 8, 9, oldest_open=6)))
     assert list(ledger.intervals_of("p")) == [(3, 3)]
 
 
 def test_accept_of_what_another_ledger_found_new_makes_it_the_same() -> None:
-    """So a log that tells what was new tells all; what was no news tells nothing and changes nothing."""
+    """Replaying the new ranges restores the ledger; stamps without new numbers change nothing."""
     ledger, replayed = ledger_with((3, 3)), ledger_with((3, 3))
     for stamp in (Stamp("p", 8, 9, oldest_open=6), Stamp("p", 8, 9, oldest_open=8), Stamp("p", 12, 12, oldest_open=12)):
         for first, last in ledger.accept(stamp).new:
@@ -241,7 +241,7 @@ def test_accept_of_what_another_ledger_found_new_makes_it_the_same() -> None:
 def test_remove_of_any_range_in_the_set_leaves_the_rest(
     ranges: list[tuple[int, int]], number: int, data: st.DataObject
 ) -> None:
-    """At an interval's ends or inside it."""
+    """The range may be at the ends of an interval or inside it."""
     intervals = IntervalSet()
     for first, last in [*ranges, (number, number)]:
         intervals.add(first, last)
@@ -259,7 +259,7 @@ def test_remove_of_any_range_in_the_set_leaves_the_rest(
 def test_undo_of_the_last_stamps_leaves_what_was_accepted_before(
     accepted: list[tuple[str, tuple[int, int]]], kept_count: int
 ) -> None:
-    """However they overlapped; the last first."""
+    """The stamps may overlap; the last is undone first."""
     stamps_of = [Stamp(producer_id, first, last) for producer_id, (first, last) in accepted]
     expected = StampLedger()
     for stamp in stamps_of[:kept_count]:
@@ -275,7 +275,7 @@ def test_undo_of_the_last_stamps_leaves_what_was_accepted_before(
 def test_remove_of_any_range_at_all_leaves_the_other_numbers(
     ranges: list[tuple[int, int]], removed: tuple[int, int]
 ) -> None:
-    """Also of one of which some numbers are not there, or none."""
+    """Some or all of its numbers may be missing."""
     intervals = IntervalSet()
     for first, last in ranges:
         intervals.add(first, last)
@@ -290,7 +290,7 @@ def test_remove_of_any_range_at_all_leaves_the_other_numbers(
 def test_without_any_stamps_a_ledger_is_as_if_they_had_never_been(
     accepted: list[tuple[str, tuple[int, int], bool]],
 ) -> None:
-    """Only what each of them brought is left out; the ledger itself stays as it is."""
+    """Only the numbers added by these stamps are left out; the ledger itself is unchanged."""
     ledger = StampLedger()
     expected: dict[str, set[int]] = {}
     left_out = []
@@ -311,7 +311,7 @@ def test_without_any_stamps_a_ledger_is_as_if_they_had_never_been(
 
 
 def test_without_stamps_of_a_producer_that_was_forgotten_knows_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be accepted again."""
+    """The producer may be accepted again."""
     monkeypatch.setattr(stamps, "PRODUCERS_MAX", 1)
     ledger = StampLedger()
     forgotten = ledger.accept(Stamp("a", 1, 5))
@@ -320,7 +320,7 @@ def test_without_stamps_of_a_producer_that_was_forgotten_knows_nothing_of_it(mon
 
 
 def test_undo_of_a_stamp_remembers_the_producer_that_was_forgotten_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the one that has been silent for longest."""
+    """It is restored as the least recently active one."""
     monkeypatch.setattr(stamps, "PRODUCERS_MAX", 2)
     ledger = StampLedger()
     for producer_id in ("a", "b"):
@@ -335,7 +335,7 @@ def test_undo_of_a_stamp_remembers_the_producer_that_was_forgotten_for_it(monkey
 
 
 def test_restore_of_producers_continues_where_they_were() -> None:
-    """In the order given, which is that of their silence."""
+    """The order given is that of their last activity."""
     ledger = StampLedger()
     ledger.restore("p", [(0, 3), (SEQUENCE_MAX, SEQUENCE_MAX)])
     ledger.restore("q", [])

@@ -7,7 +7,7 @@ from tests.virtual_clock import settle, started
 
 
 async def seen(subscriber: Subscriber) -> tuple[int, list[bytes]]:
-    """The next batch's bodies, and the number of missed batches before it."""
+    """The bodies of the next batch, and the number of missed batches before it."""
     news = await subscriber.next_batch()
     assert news is not None
     return news[0], bodies_of([news[1]])
@@ -23,7 +23,7 @@ async def test_next_batch_of_what_was_offered_comes_in_order() -> None:
 
 
 async def test_next_batch_when_there_is_none_waits_for_it() -> None:
-    """Each call waits."""
+    """Each call waits for one batch."""
     subscriber = Subscriber()
     for sequence in (1, 2):
         call = await started(seen(subscriber))

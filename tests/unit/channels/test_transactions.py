@@ -10,7 +10,7 @@ from tests.channel_events import batch, numbered, window
 
 
 class Expiries:
-    """Transactions whose leases ran out."""
+    """Records the transactions whose leases expire."""
 
     def __init__(self) -> None:
         self.txns: list[Transaction] = []
@@ -29,7 +29,7 @@ LEGAL_MOVES = {(TxnState.OPEN, target) for target in (TxnState.COMMITTED, TxnSta
 
 @pytest.mark.parametrize(("state", "target"), list(itertools.product(TxnState, TxnState)))
 async def test_end_in_each_state_moves_as_the_table_says(state: TxnState, target: TxnState) -> None:
-    """Of all pairs of states only those of the table are moves."""
+    """Of all pairs of states, only those in the table are moves."""
     txn = open_txn()
     txn.state = state
     if (state, target) in LEGAL_MOVES:
@@ -42,7 +42,7 @@ async def test_end_in_each_state_moves_as_the_table_says(state: TxnState, target
 
 
 async def test_end_of_a_transaction_drops_what_it_held() -> None:
-    """How it ended is remembered, its events are not; and its lease runs no more."""
+    """The outcome is remembered, the events are not, and the lease does not run any more."""
     expiries = Expiries()
     txn = Transaction("t", 30, expiries)
     txn.add_puts([window(b"a")])
@@ -62,7 +62,7 @@ async def test_lease_of_a_transaction_that_runs_out_names_it() -> None:
 
 
 async def test_add_puts_and_takes_count_apart() -> None:
-    """Events and bytes put, and events taken."""
+    """Events and bytes of puts are counted, and events of takes."""
     txn = open_txn()
     txn.add_puts([window(b"aa", b"b"), window(b"")])
     txn.add_takes([batch(1, b"ccc")])
@@ -72,7 +72,7 @@ async def test_add_puts_and_takes_count_apart() -> None:
 
 @pytest.mark.parametrize(("offset", "count"), [(None, 0), (3, 0), (2, 1), (0, 3)])
 async def test_count_from_an_offset_is_what_lies_behind_it(offset: int | None, count: int) -> None:
-    """That much of a repeat is known already."""
+    """The repeated part is known already."""
     txn = open_txn()
     txn.add_puts([window(b"a", b"b"), window(b"c")])
     txn.add_takes([batch(1, b"a", b"b", b"c")])
@@ -80,7 +80,7 @@ async def test_count_from_an_offset_is_what_lies_behind_it(offset: int | None, c
 
 
 async def test_count_from_an_offset_beyond_the_end_is_a_gap() -> None:
-    """What lies between was never seen; the field is named."""
+    """The events between were never received; the error names the field."""
     txn = open_txn()
     with pytest.raises(OffsetGapError, match="put_offset: is 1; the transaction has 0"):
         txn.put_count_from(1)
@@ -90,7 +90,7 @@ async def test_count_from_an_offset_beyond_the_end_is_a_gap() -> None:
 
 @pytest.mark.parametrize("count", range(6))
 async def test_last_taken_of_several_batches_are_the_newest(count: int) -> None:
-    """Whole batches are passed over, one may be cut."""
+    """Whole batches are skipped, and one may be cut."""
     txn = open_txn()
     txn.add_takes([batch(1, b"a", b"b"), batch(7, b"c")])
     txn.add_takes([batch(3, b"d", b"e")])
@@ -113,7 +113,7 @@ def test_refuse_of_an_outcome_says_how_it_ended(state: TxnState, kind: type[Mill
 
 
 async def test_begin_commit_until_it_is_reopened_refuses_others_and_stops_the_lease() -> None:
-    """What is on its way to the disk is not changed, nor does it expire; afterwards the whole lease is there again."""
+    """A pending commit neither changes nor expires; afterwards the whole lease starts again."""
     expiries = Expiries()
     txn = Transaction("t", 30, expiries)
     txn.refuse_while_committing()
@@ -133,7 +133,7 @@ async def test_begin_commit_until_it_is_reopened_refuses_others_and_stops_the_le
 
 
 def test_ended_txns_beyond_the_limit_forget_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each one that is forgotten is named once, so that its id can be struck elsewhere."""
+    """Each forgotten id is reported once, so that it can be removed elsewhere."""
     monkeypatch.setattr("millrace_server.channels.transaction.ENDED_MAX", 2)
     ended = EndedTxns()
     receipt = Receipt(1, 2)

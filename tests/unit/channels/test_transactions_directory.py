@@ -33,14 +33,14 @@ async def test_add_of_another_channels_id_is_refused() -> None:
 
 
 async def test_channel_of_an_unknown_transaction_is_not_found() -> None:
-    """Never begun, or forgotten."""
+    """It was never begun, or is forgotten."""
     directory = TxnDirectory(10)
     orders, bills = (
         open_channel("orders", directory=directory).transactions,
         open_channel("bills", directory=directory).transactions,
     )
     directory.add("a", orders)
-    # Another channel that has forgotten the same id strikes nothing of this one's.
+    # Another channel's forgotten id does not remove this channel's.
     directory.remove("a", bills)
     assert directory.find("a") is orders
     directory.remove("a", orders)
@@ -50,7 +50,7 @@ async def test_channel_of_an_unknown_transaction_is_not_found() -> None:
 
 
 async def test_common_channel_of_transactions_of_one_channel_is_that_one() -> None:
-    """One, or several."""
+    """There may be one transaction or several."""
     directory = TxnDirectory(10)
     orders = open_channel(directory=directory).transactions
     directory.add("a", orders)
@@ -59,7 +59,7 @@ async def test_common_channel_of_transactions_of_one_channel_is_that_one() -> No
 
 
 async def test_common_channel_of_transactions_of_two_channels_is_refused() -> None:
-    """A commit is atomic in one channel only; the odd one is named."""
+    """A commit is atomic in one channel only; the error names the other one."""
     directory = TxnDirectory(10)
     directory.add("a", open_channel("orders", directory=directory).transactions)
     directory.add("b", open_channel("bills", directory=directory).transactions)

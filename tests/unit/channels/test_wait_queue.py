@@ -38,7 +38,7 @@ async def test_wait_without_a_wake_up_ends_in_time() -> None:
 
 
 async def test_wake_next_with_many_waiting_wakes_the_first() -> None:
-    """One wake-up is for one call, and for who came first."""
+    """One wake-up is for the one call that came first."""
     line, log = WaitQueue(), list[str]()
     for name in "abc":
         await started(Call(line, name, log).wait())
@@ -63,7 +63,7 @@ async def test_wake_next_when_the_first_finds_nothing_keeps_its_place() -> None:
 
 
 async def test_place_at_the_front_comes_before_all() -> None:
-    """A place may be taken ahead of the line."""
+    """A place may be taken ahead of the queue."""
     line, log = WaitQueue(), list[str]()
     await started(Call(line, "a", log).wait())
     await started(Call(line, "b", log).wait(at_front=True))
@@ -73,7 +73,7 @@ async def test_place_at_the_front_comes_before_all() -> None:
 
 
 async def test_wake_all_wakes_everybody_once() -> None:
-    """All look again, in their order, and keep their places."""
+    """All check again, in order, and keep their places."""
     line, log = WaitQueue(), list[str]()
     for name in "abc":
         await started(Call(line, name, log, wakes=2).wait())
@@ -87,7 +87,7 @@ async def test_wake_all_wakes_everybody_once() -> None:
 
 
 async def test_wake_next_on_an_empty_line_does_nothing() -> None:
-    """A wake-up is a hint, not a permit that is kept."""
+    """A wake-up is not stored for later calls."""
     line, log = WaitQueue(), list[str]()
     line.wake_next()
     line.wake_all()

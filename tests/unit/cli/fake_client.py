@@ -120,7 +120,7 @@ def batch_of(events: Iterable[Event], first_sequence: int = 1, skipped_events: i
 
 
 def batches_of(events: Iterable[Event]) -> list[Batch]:
-    """Stored events as a channel gives them: a batch for each run of sequences."""
+    """Stored events as a channel returns them: one batch for each contiguous range of sequences."""
     runs: list[list[Event]] = []
     for event in events:
         if runs and event.sequence == (runs[-1][-1].sequence or 0) + 1:
@@ -170,7 +170,7 @@ class FakeTransaction:
 
 @dataclass
 class FakeChannel:
-    """Holds events; the errors that it is given are raised by its next calls, one each; None lets a call pass."""
+    """Stores events; its next calls raise the given errors, one each; None lets a call pass."""
 
     name: str
     config: ChannelLimits = LIMITS
@@ -178,6 +178,8 @@ class FakeChannel:
     state: ChannelState = ChannelState.OPEN
     fault: str = ""
     replayed_fraction: float = 1.0
+    is_configured: bool = False
+    is_overridden: bool = False
     exists: bool = True
     events: deque[Event] = field(default_factory=deque)
     next_sequence: int = 1
@@ -262,13 +264,15 @@ class FakeChannel:
             state=self.state,
             fault=self.fault,
             replayed_fraction=self.replayed_fraction,
+            is_configured=self.is_configured,
+            is_overridden=self.is_overridden,
         )
 
 
 def fake_append_pipelined(
     channel: FakeChannel, appends: Iterable[StampedEvents], after_each: Callable[[], None]
 ) -> int:
-    """Stands for `append_pipelined`."""
+    """Replaces `append_pipelined`."""
     stored_count = 0
     for events, stamp in appends:
         try:
@@ -281,7 +285,7 @@ def fake_append_pipelined(
 
 
 class FakeFuture(NamedTuple):
-    """One of them."""
+    """One of the futures of `FakeFutures`."""
 
     place: int
     summary: SendSummary | None
@@ -297,7 +301,7 @@ class FakeFuture(NamedTuple):
 
 
 class FakeFutures:
-    """Stands for `SendFutures`: what was sent is offered to the channel each time that somebody asks."""
+    """Replaces `SendFutures`: what was sent is offered to the channel each time that a result is requested."""
 
     def __init__(self, producer: "FakeProducer", events: Sequence[Event | bytes]) -> None:
         self._producer = producer
@@ -314,7 +318,7 @@ class FakeFutures:
 
 
 class FakeProducer:
-    """Stands for a `Producer` that can be resumed. Only want of room is worth another attempt."""
+    """Replaces a `Producer` that can be resumed. Only a lack of room is retried."""
 
     def __init__(self, channel: FakeChannel, config: ProducerConfig, hooks: ProducerHooks) -> None:
         assert config.producer_id is not None
@@ -433,7 +437,7 @@ class FakeAdmin:
 
 
 class FakeClient:
-    """Stands for `Client`; has the channel `orders`."""
+    """Replaces `Client`; has the channel `orders`."""
 
     def __init__(self) -> None:
         self.orders = FakeChannel("orders")
@@ -443,7 +447,7 @@ class FakeClient:
         self.is_closed = False
 
     def orders_with(self, **limits: int) -> FakeChannel:
-        """The channel, with other limits."""
+        """The channel `orders` with other limits."""
         self.orders.config = replace(self.orders.config, **limits)  # type: ignore[arg-type] # limits are numbers
         return self.orders
 

@@ -20,7 +20,7 @@ from tests.unit.cli.fake_client import ACCESS, FakeChannel, FakeClient
 
 
 def test_channels_in_a_pipe_are_a_plain_table(client: FakeClient, millrace: RunMillrace) -> None:
-    """No colours, no borders, nothing cut off, however long a name is."""
+    """The output has no colours or borders, and nothing is cut off, however long a name is."""
     long_name = "a" * 64
     client.admin.channels[long_name] = FakeChannel(
         long_name, claim=ClaimStatus(reader_id="r" * 128, epoch=1, remaining_seconds=1.0)
@@ -33,13 +33,13 @@ def test_channels_in_a_pipe_are_a_plain_table(client: FakeClient, millrace: RunM
 
 
 def test_channels_with_markup_in_a_name_show_it(client: FakeClient, millrace: RunMillrace) -> None:
-    """What a server sends is text, never instructions for the screen."""
+    """Text of the server is never interpreted as markup."""
     client.admin.channels["[red]"] = FakeChannel("[red]")
     assert "[red]" in millrace("channels").stdout
 
 
 def test_channels_that_are_not_open_say_what_they_are(client: FakeClient, millrace: RunMillrace) -> None:
-    """A channel that reads its log, and one that is damaged, stand out from those that serve."""
+    """Channels that are being replayed or are damaged are distinguished from those that serve."""
     client.orders.state, client.orders.replayed_fraction = ChannelState.REPLAYING, 0.42
     client.admin.channels["audit"] = FakeChannel("audit", state=ChannelState.CORRUPT, fault="segment 3 is damaged")
     _, audit, orders = millrace("channels").stdout.splitlines()
@@ -55,20 +55,20 @@ def test_channels_that_are_not_open_say_what_they_are(client: FakeClient, millra
 
 
 def test_channels_as_json_are_one_array(client: FakeClient, millrace: RunMillrace) -> None:
-    """By name, as the server lists them."""
+    """The channels are in the server's order, by name."""
     client.admin.channels["audit"] = FakeChannel("audit")
     assert [channel["name"] for channel in json.loads(millrace("channels", "--json").stdout)] == ["audit", "orders"]
 
 
 def test_channels_where_there_are_none_are_an_empty_array(client: FakeClient, millrace: RunMillrace) -> None:
-    """No channels are no failure."""
+    """An empty result is not an error."""
     client.admin.channels.clear()
     result = millrace("channels", "--json")
     assert (result.exit_code, json.loads(result.stdout)) == (0, [])
 
 
 def test_show_a_channel_tells_all_of_it(client: FakeClient, millrace: RunMillrace) -> None:
-    """Limits, gauges and counters stand under the names that the wire has."""
+    """Limits, gauges and counters have the names of the protocol."""
     lines = dict(
         line.split(maxsplit=1) for line in millrace("channel", "show", "orders").stdout.splitlines() if " " in line
     )
@@ -80,14 +80,14 @@ def test_show_a_channel_tells_all_of_it(client: FakeClient, millrace: RunMillrac
 
 
 def test_show_an_unknown_channel_ends_with_1(millrace: RunMillrace) -> None:
-    """The sentence tells where to find the names."""
+    """The sentence says where to find the names."""
     result = millrace("channel", "show", "nosuch", "--json")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "`millrace channels`" in result.stderr
 
 
 def test_create_without_options_leaves_all_to_the_server(client: FakeClient, millrace: RunMillrace) -> None:
-    """Only the type is said, as the wire wants it."""
+    """Only the type is sent, which the protocol requires."""
     result = millrace("channel", "create", "audit")
     assert result.exit_code == 0
     assert client.admin.last_config == ChannelConfig(type=ChannelType.MEMORY)
@@ -95,7 +95,7 @@ def test_create_without_options_leaves_all_to_the_server(client: FakeClient, mil
 
 
 def test_create_with_all_options_says_them(client: FakeClient, millrace: RunMillrace) -> None:
-    """Sizes are read as people write them, and durations are seconds."""
+    """Sizes have units, and durations are in seconds."""
     options = (
         "--type file --capacity 5 --transaction-capacity 4 --byte-capacity 1.5MiB --byte-capacity-buffer-percentage 0"
         " --keep-alive 0 --lease 2.5 --open-transactions-max 3 --no-backup-checkpoint --checkpoint-interval 1.5"
@@ -122,8 +122,34 @@ def test_create_with_all_options_says_them(client: FakeClient, millrace: RunMill
     assert json.loads(result.stdout)["name"] == "audit"
 
 
+@pytest.mark.parametrize("command", [("create", "audit"), ("update", "orders")])
+def test_limits_with_a_duration_that_the_server_shortens_say_so(
+    millrace: RunMillrace, command: tuple[str, str]
+) -> None:
+    """A sentence on standard error has the value asked for and the value in force."""
+    result = millrace("channel", *command, "--lease", "123456789", "--keep-alive", "0.5", "--json")
+    assert result.exit_code == 0
+    assert result.stderr == (
+        f"millrace: {command[1]}: lease_seconds is 30, not 123,456,789: the server allows no more\n"
+    )
+    assert json.loads(result.stdout)["config"]["lease_seconds"] == 30
+
+
+def test_update_of_a_channel_in_the_servers_file_says_how_long_it_lasts(
+    client: FakeClient, millrace: RunMillrace
+) -> None:
+    """Standard error says that the next start or reload restores the file's limits; `show` has both fields."""
+    assert millrace("channel", "update", "orders", "--capacity", "5").stderr == ""
+    client.orders.is_configured = client.orders.is_overridden = True
+    assert millrace("channel", "update", "orders", "--capacity", "5").stderr == (
+        "millrace: orders: the server's configuration file has other limits, which its next start or reload restores\n"
+    )
+    shown = millrace("channel", "show", "orders").stdout.split()
+    assert shown[shown.index("is_configured") + 1] == shown[shown.index("is_overridden") + 1] == "true"
+
+
 def test_create_of_a_spillable_channel_says_what_memory_holds(client: FakeClient, millrace: RunMillrace) -> None:
-    """Its limits are those of a channel with a log, and two more; both can be changed later."""
+    """The limits are those of a channel with a log, and two more; both can be changed later."""
     memory = ("--memory-capacity", "500", "--memory-byte-capacity", "1MiB")
     millrace("channel", "create", "audit", "--type", "spillable", "--fsync", "commit", *memory)
     assert client.admin.last_config == ChannelConfig(
@@ -134,7 +160,7 @@ def test_create_of_a_spillable_channel_says_what_memory_holds(client: FakeClient
 
 
 def test_create_a_channel_that_exists_ends_with_1(millrace: RunMillrace) -> None:
-    """The sentence tells how to change it instead."""
+    """The sentence says how to change the channel instead."""
     result = millrace("channel", "create", "orders")
     assert result.exit_code == 1
     assert "`millrace channel update orders`" in result.stderr
@@ -164,7 +190,7 @@ def test_create_a_channel_that_exists_ends_with_1(millrace: RunMillrace) -> None
 def test_create_with_impossible_limits_is_a_usage_error(
     client: FakeClient, millrace: RunMillrace, option: tuple[str, str]
 ) -> None:
-    """The option is named, and nothing is made."""
+    """The option is named, and no channel is created."""
     result = millrace("channel", "create", "audit", *option)
     assert result.exit_code == 2
     assert option[0] in result.stderr
@@ -172,21 +198,21 @@ def test_create_with_impossible_limits_is_a_usage_error(
 
 
 def test_update_some_limits_leaves_the_others(client: FakeClient, millrace: RunMillrace) -> None:
-    """What is not said is not sent."""
+    """Limits that are not given are not sent."""
     result = millrace("channel", "update", "orders", "--capacity", "500")
     assert result.exit_code == 0
     assert client.admin.last_config == ChannelConfig(capacity=500)
 
 
 def test_update_of_a_log_says_what_is_to_change(client: FakeClient, millrace: RunMillrace) -> None:
-    """What file channels have can be changed too, all but what they were made with."""
+    """Settings of file channels can be changed too, except those fixed at creation."""
     millrace("channel", "update", "orders", "--fsync", "commit", "--min-free-bytes", "1GiB")
     assert client.admin.last_config == ChannelConfig(fsync=FsyncPolicy.COMMIT, min_free_bytes=1 << 30)
     assert millrace("channel", "update", "orders", "--backup-checkpoint").exit_code == 2
 
 
 def test_update_without_room_to_shrink_ends_with_5(client: FakeClient, millrace: RunMillrace) -> None:
-    """Nothing was changed, which a script must be able to tell."""
+    """Nothing was changed, which the exit code reports."""
     client.admin.update_message = "the channel holds 80 events, more than 50."
     result = millrace("channel", "update", "orders", "--capacity", "50", "--json")
     assert (result.exit_code, result.stdout) == (5, "")
@@ -196,19 +222,19 @@ def test_update_without_room_to_shrink_ends_with_5(client: FakeClient, millrace:
 
 
 def test_update_without_limits_is_a_usage_error(client: FakeClient, millrace: RunMillrace) -> None:
-    """A command that would change nothing is a mistake."""
+    """A command without effect is a mistake."""
     result = millrace("channel", "update", "orders")
     assert (result.exit_code, client.admin.last_config) == (2, None)
 
 
 def test_delete_an_empty_channel_is_quiet(client: FakeClient, millrace: RunMillrace) -> None:
-    """Done is done."""
+    """Success prints nothing."""
     result = millrace("channel", "delete", "orders")
     assert (result.exit_code, result.output, list(client.admin.channels)) == (0, "", [])
 
 
 def test_delete_a_channel_with_events_needs_force(client: FakeClient, millrace: RunMillrace) -> None:
-    """Events are lost only when somebody says so."""
+    """Events are lost only with an explicit option."""
     client.orders.add("one")
     refused = millrace("channel", "delete", "orders")
     assert (refused.exit_code, list(client.admin.channels)) == (1, ["orders"])
@@ -218,19 +244,19 @@ def test_delete_a_channel_with_events_needs_force(client: FakeClient, millrace: 
 
 
 def test_purge_without_a_terminal_does_not_ask(client: FakeClient, millrace: RunMillrace) -> None:
-    """A script that says purge means it."""
+    """Scripts need no confirmation."""
     client.orders.add("one")
     result = millrace("channel", "purge", "orders")
     assert (result.exit_code, result.stdout) == (0, "1 event removed\n")
 
 
 def test_purge_as_json_tells_the_count(client: FakeClient, millrace: RunMillrace) -> None:
-    """The name is the wire's."""
+    """The name of the field is that of the protocol."""
     assert json.loads(millrace("channel", "purge", "orders", "--json").stdout) == {"purged_count": 0}
 
 
 def test_show_a_claimed_channel_names_the_reader(client: FakeClient, millrace: RunMillrace) -> None:
-    """Whoever finds a channel claimed learns by whom, and for how long."""
+    """The output names the reader that holds the claim, and how long the claim lasts."""
     client.orders.claim = replace(ClaimStatus(reader_id="spark", epoch=2, remaining_seconds=0.25))
     shown = millrace("channel", "show", "orders").stdout
     assert "reader_id" in shown
@@ -251,7 +277,7 @@ COLLECTOR = replace(
 
 
 def test_components_in_a_pipe_writes_a_plain_table(client: FakeClient, millrace: RunMillrace) -> None:
-    """One line a component, with why it does not work in the end."""
+    """Each component has one line, which ends with the reason of a failure."""
     client.admin.components = [COLLECTOR, ACCESS]
     heading, sink, source = millrace("components").stdout.splitlines()
     assert heading.split() == ["COMPONENT", "TYPE", "STATE", "EVENTS", "BYTES", "LOST", "FAILURES", "LAST", "WHY"]
@@ -263,7 +289,7 @@ def test_components_in_a_pipe_writes_a_plain_table(client: FakeClient, millrace:
 
 
 def test_components_as_json_tells_everything(client: FakeClient, millrace: RunMillrace) -> None:
-    """The fields of the wire, for programs."""
+    """Programs get all fields of the protocol."""
     client.admin.components = [COLLECTOR]
     [document] = json.loads(millrace("components", "--json").stdout)
     assert document == document_of(COLLECTOR)
@@ -274,7 +300,7 @@ def test_components_as_json_tells_everything(client: FakeClient, millrace: RunMi
 
 
 def test_components_of_a_server_without_any_writes_an_empty_list(millrace: RunMillrace) -> None:
-    """A server without an agent is none that fails."""
+    """A server without an agent is not an error."""
     result = millrace("components", "--json")
     assert (result.exit_code, json.loads(result.stdout)) == (0, [])
 
@@ -283,13 +309,13 @@ def test_components_of_a_server_without_any_writes_an_empty_list(millrace: RunMi
     ("seconds", "shown"), [(0.2, "0 s"), (59.0, "59 s"), (61.0, "1 min"), (7_200.0, "2 h"), (200_000.0, "2 d")]
 )
 def test_components_table_tells_ages_as_people_do(seconds: float, shown: str) -> None:
-    """The largest unit that fits."""
+    """Ages are in the largest unit that fits."""
     table = components_table([replace(ACCESS, progress_age_seconds=seconds)])
     assert list(table.columns[-2].cells) == [shown]
 
 
 def test_measure_of_components_gives_events_a_second_between_two_looks() -> None:
-    """One that is new, or counts from 0 again, has none."""
+    """A component that is new, or whose counters restarted, has no rate."""
     times = iter([10.0, 12.0, 14.0])
     meter = RateMeter(lambda: next(times))
     assert meter.measure({"sources/access": [1_234]}) == {}
@@ -298,7 +324,7 @@ def test_measure_of_components_gives_events_a_second_between_two_looks() -> None
 
 
 def test_top_with_components_shows_them_below_the_channels(client: FakeClient, millrace: RunMillrace) -> None:
-    """A second table: what moves the events, and what keeps it from that."""
+    """A second table shows the components that move the events, and their failures."""
     client.admin.components = [COLLECTOR, ACCESS]
     lines = millrace("top", "--interval", "0.1").stdout.splitlines()
     assert lines[0].startswith("CHANNEL")
@@ -310,6 +336,6 @@ def test_top_with_components_shows_them_below_the_channels(client: FakeClient, m
 
 
 def test_top_of_named_channels_leaves_components_out(client: FakeClient, millrace: RunMillrace) -> None:
-    """Whoever names channels wants to see those."""
+    """When channels are named, only those are shown."""
     client.admin.components = [ACCESS]
     assert "sources/access" not in millrace("top", "orders", "--interval", "0.1").stdout

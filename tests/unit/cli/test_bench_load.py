@@ -22,7 +22,7 @@ def load(**changes: Any) -> Load:
 
 
 def test_events_of_a_load_are_as_it_says() -> None:
-    """Size, headers and number; bodies begin with a time."""
+    """Size, headers and number are as requested; bodies begin with a timestamp."""
     events = list(load(key_count=3).events())
     assert {len(event.body) for event, _ in events} == {20}
     assert {len(event.headers) for event, _ in events} == {2}
@@ -31,12 +31,12 @@ def test_events_of_a_load_are_as_it_says() -> None:
 
 
 def test_events_of_a_load_end_with_their_time() -> None:
-    """Without a number the time alone ends it."""
+    """Without a number of events the time ends the load."""
     assert 0 < len(list(load(event_count=None, seconds=0.05, events_per_second=100.0).events())) <= 6
 
 
 def test_document_has_rates_and_percentiles() -> None:
-    """Scripts read them by name."""
+    """Scripts read the values by name."""
     figures = Figures(1000, 1 << 20, 2.0, [index / 1000 for index in range(1, 101)])
     assert figures.document() == {
         "events": 1000,
@@ -49,7 +49,7 @@ def test_document_has_rates_and_percentiles() -> None:
 
 
 def test_document_of_nothing_is_whole() -> None:
-    """An empty channel gives no latencies, and no division by zero."""
+    """An empty channel has no latencies, and causes no division by zero."""
     document = Figures().document()
     assert document["events_per_second"] == 0
     assert cast("dict[str, Any]", document["latency_milliseconds"])["p50"] is None
@@ -58,7 +58,7 @@ def test_document_of_nothing_is_whole() -> None:
 
 class FakeFuture:
     def result(self) -> None:
-        """All is well."""
+        """A result without errors."""
 
 
 class FakeProducer:
@@ -80,13 +80,13 @@ class FakeProducer:
 
 
 def test_measure_put_counts_what_was_stored() -> None:
-    """Events, bytes, and the latencies of some."""
+    """Events, bytes, and the latencies of a sample are counted."""
     figures = measure_put(cast("Any", FakeProducer()), load(event_count=100))
     assert (figures.event_count, figures.body_bytes, len(figures.latencies_seconds)) == (100, 2000, 7)
 
 
 def test_measure_put_that_fails_ends_at_once() -> None:
-    """The refusal is what the command tells."""
+    """The command reports the refusal."""
     producer = FakeProducer(ChannelFullError("full"))
     with pytest.raises(ChannelFullError):
         measure_put(cast("Any", producer), load(event_count=100))
@@ -94,14 +94,14 @@ def test_measure_put_that_fails_ends_at_once() -> None:
 
 
 def test_take_from_a_server_that_is_silent_for_a_while_goes_on() -> None:
-    """It ends when the channel is empty, not when nothing comes for a moment."""
+    """The benchmark ends when the channel is empty, not when nothing arrives for a moment."""
     channel = _SlowChannel([3, 0, 4])
     figures = measure_take(cast("Any", channel), None, lambda: not channel.waits, 60.0)
     assert figures.event_count == 7
 
 
 class _SlowChannel:
-    """Has so many events ready each time that somebody consumes."""
+    """Returns this number of events for each consumer."""
 
     def __init__(self, waits: list[int]) -> None:
         self.waits = waits

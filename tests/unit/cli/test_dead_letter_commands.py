@@ -17,7 +17,7 @@ RUNS_MAX = 500
 
 @pytest.fixture
 def rejected(client: FakeClient) -> FakeChannel:
-    """The channel of dead letters, beside `orders` and `logs`."""
+    """The channel of dead letters, in addition to `orders` and `logs`."""
     client.admin.channels.update({name: FakeChannel(name) for name in ("rejected", "logs")})
     return client.admin.channels["rejected"]
 
@@ -27,8 +27,8 @@ def logs(client: FakeClient, rejected: FakeChannel) -> FakeChannel:
     return client.admin.channels["logs"]
 
 
-def letter(body: str, channel: str = "orders", reason: str = "no such customer", **told: str) -> Event:
-    headers = {"reason": reason, "time": "2026-01-02T03:04:05.678+00:00", "channel": channel, "sink": "web", **told}
+def letter(body: str, channel: str = "orders", reason: str = "no such customer", **reported: str) -> Event:
+    headers = {"reason": reason, "time": "2026-01-02T03:04:05.678+00:00", "channel": channel, "sink": "web", **reported}
     return Event(body.encode(), {"n": body, **{DEAD_LETTER_PREFIX + key: value for key, value in headers.items()}})
 
 
@@ -41,7 +41,7 @@ def numbers(channel: FakeChannel) -> list[int]:
 
 
 def test_list_in_a_pipe_writes_a_plain_table_and_takes_nothing(rejected: FakeChannel, millrace: RunMillrace) -> None:
-    """Who, when, where from and why, and how the body begins."""
+    """The table shows who rejected the event, when, where from and why, and the beginning of the body."""
     rejected.add("an ordinary event")
     rejected.add(letter("one", sequence="17", deliveries="5"))
     heading, line = millrace("dead-letter", "list", "rejected").stdout.splitlines()
@@ -58,7 +58,7 @@ def test_list_in_a_pipe_writes_a_plain_table_and_takes_nothing(rejected: FakeCha
 def test_list_of_evil_events_writes_nothing_that_drives_a_terminal(
     rejected: FakeChannel, millrace: RunMillrace
 ) -> None:
-    """Each stays on its one line, whatever its headers and body hold; a character is not cut in two."""
+    """Each event stays on one line, whatever its headers and body contain; no character is cut in two."""
     rejected.add(letter("\x1b[2J\n" + "ä" * 500, channel="a\x1b]0;b\x07", reason="one\ntwo\tthree\x1b[31m" + "x" * 999))
     output = millrace("dead-letter", "list", "rejected").stdout
     assert len(output.splitlines()) == 2
@@ -69,7 +69,7 @@ def test_list_of_evil_events_writes_nothing_that_drives_a_terminal(
 
 
 def test_list_as_json_tells_all_of_each_event(rejected: FakeChannel, millrace: RunMillrace) -> None:
-    """One object a line; the headers are the event's own."""
+    """Each line is one object; the headers are the event's own."""
     rejected.add(letter("one", sequence="17", deliveries="5"))
     rejected.add(replace(letter("two", step="encoding"), body=b"\xff"))
     first, second = map(json.loads, millrace("dead-letter", "list", "rejected", "--json").stdout.splitlines())
@@ -89,7 +89,7 @@ def test_list_as_json_tells_all_of_each_event(rejected: FakeChannel, millrace: R
 
 
 def test_list_with_filters_and_limit_shows_only_those(rejected: FakeChannel, millrace: RunMillrace) -> None:
-    """The limit counts what is shown, not what is passed over."""
+    """The limit counts the events shown, not those skipped."""
     for number in range(300):
         rejected.add(letter(f"{number}", channel="logs" if number % 3 else "orders", reason=f"code {number % 2}"))
     arguments = ("--channel-of", "orders", "--reason", "CODE 1", "--limit", "3", "--json")
@@ -100,7 +100,7 @@ def test_list_with_filters_and_limit_shows_only_those(rejected: FakeChannel, mil
 
 
 def test_list_where_there_is_none_ends_with_4(rejected: FakeChannel, millrace: RunMillrace) -> None:
-    """Ordinary events are none."""
+    """Ordinary events are not dead letters."""
     rejected.add("an ordinary event")
     result = millrace("dead-letter", "list", "rejected")
     assert (result.exit_code, result.stdout) == (4, "")
@@ -108,14 +108,14 @@ def test_list_where_there_is_none_ends_with_4(rejected: FakeChannel, millrace: R
 
 
 def test_list_of_an_unknown_channel_ends_with_1(millrace: RunMillrace) -> None:
-    """As everywhere."""
+    """The exit code is the same for every command."""
     assert millrace("dead-letter", "list", "nosuch").exit_code == 1
 
 
 def test_replay_brings_events_back_as_they_were(
     rejected: FakeChannel, orders: FakeChannel, logs: FakeChannel, millrace: RunMillrace
 ) -> None:
-    """Each to its own channel, in order, without what told of the rejection, and gone from where they were."""
+    """Each event returns to its own channel, in order, without the headers about the rejection."""
     for number in range(250):
         rejected.add(letter(f"{number}", channel="logs" if number % 5 == 0 else "orders"))
     orders.config = replace(LIMITS, capacity=1000)
@@ -133,7 +133,7 @@ def test_replay_brings_events_back_as_they_were(
 
 
 def test_replay_with_keep_headers_keeps_them(rejected: FakeChannel, orders: FakeChannel, millrace: RunMillrace) -> None:
-    """A reader of the channel can tell them from others."""
+    """Readers of the channel can distinguish them from others."""
     rejected.add(letter("one"))
     millrace("dead-letter", "replay", "rejected", "--keep-headers")
     assert orders.events[0].headers == letter("one").headers
@@ -147,7 +147,7 @@ def test_replay_with_filters_leaves_the_others_in_their_place(
     monkeypatch: pytest.MonkeyPatch,
     page_events: int,
 ) -> None:
-    """Before, between and behind; also more of them than one transaction holds, or than are looked at at once."""
+    """Skipped events may be anywhere, and more than one transaction or one look holds."""
     monkeypatch.setattr(replay, "_PAGE_EVENTS", page_events)
     for number in range(500):
         rejected.add(letter(f"{number}", reason="again" if number in (3, 250, 251, 420) else "never"))
@@ -168,7 +168,7 @@ def test_replay_with_filters_leaves_the_others_in_their_place(
 def test_replay_to_another_channel_brings_all_there(
     rejected: FakeChannel, logs: FakeChannel, millrace: RunMillrace
 ) -> None:
-    """Also those that do not tell where they come from."""
+    """This includes events without the name of their channel."""
     rejected.add(letter("one", channel="gone"))
     rejected.add(letter("two", channel=""))
     assert millrace("dead-letter", "replay", "rejected", "--to", "logs").exit_code == 0
@@ -179,7 +179,7 @@ def test_replay_to_another_channel_brings_all_there(
 def test_replay_to_a_channel_that_cannot_be_is_refused(
     rejected: FakeChannel, millrace: RunMillrace, target: str
 ) -> None:
-    """Before anything is taken."""
+    """The refusal comes before anything is taken."""
     rejected.add(letter("one"))
     assert millrace("dead-letter", "replay", "rejected", "--to", target).exit_code in (1, 2)
     assert numbers(rejected) == [1]
@@ -188,7 +188,7 @@ def test_replay_to_a_channel_that_cannot_be_is_refused(
 def test_replay_where_some_must_stay_brings_the_others_and_ends_with_1(
     rejected: FakeChannel, orders: FakeChannel, millrace: RunMillrace
 ) -> None:
-    """Whatever cannot go is told, by why."""
+    """The command reports how many events stay, for each reason."""
     orders.body_bytes_max = 10
     for number in range(3):
         rejected.add(letter(f"ok {number}"))
@@ -209,8 +209,8 @@ def test_replay_where_some_must_stay_brings_the_others_and_ends_with_1(
     ]
 
 
-def test_replay_in_a_dry_run_only_tells(rejected: FakeChannel, orders: FakeChannel, millrace: RunMillrace) -> None:
-    """The same numbers, and nothing has moved."""
+def test_replay_in_a_dry_run_changes_nothing(rejected: FakeChannel, orders: FakeChannel, millrace: RunMillrace) -> None:
+    """The numbers are the same, and nothing is moved."""
     rejected.add(letter("one"))
     rejected.add(letter("two", channel="nosuch"))
     result = millrace("dead-letter", "replay", "rejected", "--dry-run")
@@ -219,14 +219,14 @@ def test_replay_in_a_dry_run_only_tells(rejected: FakeChannel, orders: FakeChann
 
 
 def test_replay_where_there_is_none_ends_with_4(rejected: FakeChannel, millrace: RunMillrace) -> None:
-    """A script can tell that nothing was done."""
+    """The exit code says that nothing was done."""
     rejected.add(letter("one"))
     assert millrace("dead-letter", "replay", "rejected", "--channel-of", "logs").exit_code == 4
     assert numbers(rejected) == [1]
 
 
 def test_replay_where_others_hold_events_says_so(rejected: FakeChannel, millrace: RunMillrace) -> None:
-    """A replay that was killed holds some until its lease ends; nobody is to think that they are gone."""
+    """Events that a killed replay still holds in a transaction are reported, so that they do not seem lost."""
     rejected.taken_events = 7
     result = millrace("dead-letter", "replay", "rejected")
     assert result.exit_code == 4
@@ -236,7 +236,7 @@ def test_replay_where_others_hold_events_says_so(rejected: FakeChannel, millrace
 def test_replay_into_a_full_channel_gives_up_in_the_end_and_keeps_the_rest(
     rejected: FakeChannel, orders: FakeChannel, millrace: RunMillrace
 ) -> None:
-    """What went before stands, and the sentence says how to go on."""
+    """Earlier events stay replayed, and the sentence says how to continue."""
     for number in range(30):
         rejected.add(letter(f"{number}", sink=f"{number}"))
     orders.config = replace(LIMITS, capacity=20, transaction_capacity=10)
@@ -252,7 +252,7 @@ def test_replay_into_a_full_channel_gives_up_in_the_end_and_keeps_the_rest(
 def test_replay_into_a_channel_that_is_full_for_a_while_waits(
     rejected: FakeChannel, orders: FakeChannel, millrace: RunMillrace
 ) -> None:
-    """Somebody may take events there."""
+    """Room may appear when events are taken there."""
     rejected.add(letter("one"))
     orders.append_errors.append(ChannelFullError("full", channel="orders", retry_delay_seconds=0.001))
     result = millrace("dead-letter", "replay", "rejected")
@@ -264,7 +264,7 @@ def test_replay_into_a_channel_that_is_full_for_a_while_waits(
 def test_replay_whose_commit_fails_stores_nothing_twice(
     rejected: FakeChannel, orders: FakeChannel, millrace: RunMillrace, error: Exception
 ) -> None:
-    """The events are stored and come again; their stamps tell."""
+    """The events were stored and are sent again; their stamps identify them."""
     for number in range(5):
         rejected.add(letter(f"{number}"))
     rejected.commit_errors.append(error)
@@ -278,7 +278,7 @@ def test_replay_whose_commit_fails_stores_nothing_twice(
 def test_replay_interrupted_tells_what_went_and_leaves_the_rest(
     rejected: FakeChannel, orders: FakeChannel, millrace: RunMillrace
 ) -> None:
-    """Ctrl-C returns what was taken; another run does the rest."""
+    """Ctrl-C returns the events taken; another run replays the rest."""
     for number in range(150):
         rejected.add(letter(f"{number}"))
     orders.config = replace(LIMITS, capacity=1000)
@@ -293,7 +293,7 @@ def test_replay_interrupted_tells_what_went_and_leaves_the_rest(
 def test_replay_does_not_chase_what_comes_in_meanwhile(
     rejected: FakeChannel, orders: FakeChannel, millrace: RunMillrace
 ) -> None:
-    """A sink that rejects them again at once does not keep it busy for ever."""
+    """A sink that rejects the events again at once does not keep the command running without end."""
     rejected.add(letter("one"))
 
     def add_more() -> None:
@@ -306,7 +306,7 @@ def test_replay_does_not_chase_what_comes_in_meanwhile(
 
 
 def test_replay_where_others_always_return_events_gives_up(rejected: FakeChannel, millrace: RunMillrace) -> None:
-    """It does not begin anew for ever."""
+    """The command does not start over without end."""
     rejected.add(letter("one"))
     rejected.commit_errors.extend([LeaseExpiredError("the lease ran out")] * 100)
     result = millrace("dead-letter", "replay", "rejected")
@@ -316,7 +316,7 @@ def test_replay_where_others_always_return_events_gives_up(rejected: FakeChannel
 
 
 class KilledError(BaseException):
-    """Ends a run wherever it is."""
+    """Ends a run at any point."""
 
 
 def sometimes(chance: random.Random, probability: float) -> Callable[[], None]:
@@ -334,7 +334,7 @@ def test_replay_that_is_cut_off_anywhere_and_repeated_stores_each_event_once(
     millrace: RunMillrace,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever was stored before the end came is known by its stamp; what stays is where it was."""
+    """Events stored before the end are recognized by their stamps; the others stay in their channel."""
     chance = random.Random(SEED)
     monkeypatch.setattr(targets, "NUMBERS_OF_A_PRODUCER", 64)
     monkeypatch.setattr(replay, "_PAGE_EVENTS", 20)

@@ -3,7 +3,14 @@ import threading
 
 import pytest
 
-from millrace_client import ChannelFullError, ChannelNotFoundError, MillraceError, UnavailableError, errors
+from millrace_client import (
+    ChannelConfiguredError,
+    ChannelFullError,
+    ChannelNotFoundError,
+    MillraceError,
+    UnavailableError,
+    errors,
+)
 from millrace_client.cli.exit_status import (
     ADVICE,
     MEANINGS,
@@ -16,12 +23,12 @@ from millrace_client.cli.exit_status import (
 
 
 def test_meanings_of_all_codes_are_there() -> None:
-    """Each exit code has its phrase in the one table that --help shows."""
+    """Each exit code has its description in the table that --help shows."""
     assert set(MEANINGS) == set(ExitCode)
 
 
 def test_exit_codes_once_released_stay_the_same() -> None:
-    """Scripts decide by the numbers, so they never change."""
+    """Scripts depend on the numbers, so they never change."""
     assert {code.name: code.value for code in ExitCode} == {
         "OK": 0,
         "REFUSED": 1,
@@ -51,8 +58,14 @@ def test_sentence_of_a_refusal_tells_what_happened_and_what_to_do() -> None:
     )
 
 
+def test_sentence_of_a_refusal_that_says_what_to_do_has_no_other_advice() -> None:
+    """The server knows where the channel is defined, and its message says what to do."""
+    error = ChannelConfiguredError("channel 'orders' is defined in the file; remove it there", channel="orders")
+    assert sentence_of(error, SERVER) == "channel 'orders' is defined in the file; remove it there"
+
+
 def test_sentence_of_no_server_names_the_address() -> None:
-    """What gRPC says of sockets is replaced by what a person can use."""
+    """Messages of gRPC about sockets are replaced by useful ones."""
     error = UnavailableError("failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:7070")
     assert sentence_of(error, SERVER) == (
         "no server answers at collector-1:7070; start one with `millraced serve`, or name another with --server or"
@@ -68,32 +81,32 @@ def test_sentence_of_an_unknown_reason_is_the_message() -> None:
 
 
 def test_sentence_of_an_empty_message_is_the_reason() -> None:
-    """Something is said in any case."""
+    """There is always a message."""
     assert sentence_of(MillraceError("", reason="MOON_IN_THE_WAY"), SERVER) == "MOON_IN_THE_WAY"
 
 
 def test_sentence_of_a_hostile_message_stays_one_plain_line() -> None:
-    """A message cannot drive the terminal, nor pretend to be several."""
+    """A message cannot control the terminal, nor look like several lines."""
     error = MillraceError("a\n\x1b[2Jmillrace: all is well", reason="MOON_IN_THE_WAY")
     assert sentence_of(error, SERVER) == "a\\n\\x1b[2Jmillrace: all is well"
 
 
 def test_sentence_of_hostile_names_fills_them_in_as_they_are() -> None:
-    """Braces in names are no places to fill in."""
+    """Braces in names are not placeholders."""
     error = ChannelNotFoundError("none", channel="{server}")
     assert sentence_of(error, "{channel}").startswith("the server at {channel} has no channel {server};")
 
 
 @pytest.mark.parametrize("reason", sorted(ADVICE))
 def test_advice_of_each_reason_is_one_sentence(reason: str) -> None:
-    """Advice follows a semicolon, ends without a full stop, and leaves no place unfilled."""
+    """Advice follows a semicolon, ends without a full stop, and has no unfilled placeholder."""
     sentence = sentence_of(MillraceError("it went wrong", reason=reason), SERVER)
     assert not re.search(r"[.{}]$|[{}]|\n|  ", sentence)
     assert exit_code_of(MillraceError("it went wrong", reason=reason)) is not ExitCode.OK
 
 
 def test_advice_where_a_retry_can_help_ends_with_later() -> None:
-    """Scripts may wait and try again exactly where the code says so."""
+    """Scripts may wait and retry exactly if the code says so."""
     later = {reason for reason in ADVICE if exit_code_of(MillraceError("", reason=reason)) is ExitCode.LATER}
     assert later == {
         "CHANNEL_CLAIMED",
@@ -111,7 +124,7 @@ def test_advice_where_a_retry_can_help_ends_with_later() -> None:
 
 
 def test_advice_reasons_are_all_known_to_the_client() -> None:
-    """A reason that was renamed would lose its advice in silence."""
+    """A renamed reason would lose its advice unnoticed."""
     known = {kind.default_reason for kind in all_error_classes()} | {"UNIMPLEMENTED"}
     assert set(ADVICE) <= known
 
@@ -126,13 +139,13 @@ def interrupted(interrupt: type[BaseException]) -> None:
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, TerminatedError])
 def test_interrupt_inside_a_lock_comes_out_as_itself(interrupt: type[BaseException]) -> None:
-    """A lock that is given back by an interrupted wait complains, and that is not the story."""
+    """The error of a lock that an interrupted wait releases is hidden."""
     with pytest.raises(interrupt), unwrapped_interrupts():
         interrupted(interrupt)
 
 
 def test_other_errors_pass_as_they_are() -> None:
-    """Also such as look like it."""
+    """This includes errors that look similar."""
     with pytest.raises(RuntimeError, match="mine"), unwrapped_interrupts():
         raise RuntimeError("mine")
 

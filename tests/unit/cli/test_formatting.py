@@ -13,28 +13,28 @@ from millrace_client.cli.formatting import (
 
 
 def test_printable_with_control_characters_escapes_them() -> None:
-    """Escape sequences, newlines and C1 controls are shown instead of sent; tabs and letters stay."""
+    """Escape sequences, newlines and C1 controls are escaped; tabs and letters stay."""
     assert printable("a\tä\x1b[31m\n\x9b\x7f") == "a\tä\\x1b[31m\\n\\x9b\\x7f"
 
 
 def test_printable_with_surrogates_escapes_them() -> None:
-    """Arguments that were not UTF-8 can still be shown."""
+    """Arguments that are not UTF-8 can be shown."""
     assert printable("\udcff") == "\\udcff"
 
 
 def test_printable_bytes_not_utf8_shows_the_bytes() -> None:
-    """Bytes that are no text are shown by their numbers."""
+    """Bytes that are not text are shown as numbers."""
     assert printable_bytes(b"ok \xff\xc3\xa9") == "ok \\xffé"
 
 
 def test_beginning_of_a_long_text_says_that_there_is_more() -> None:
-    """No longer than asked for, the sign included."""
+    """The result, including the mark, is not longer than requested."""
     assert beginning("abcd", 4) == "abcd"
     assert beginning("abcde", 4) == "abc…"
 
 
 def test_beginning_of_bytes_cuts_no_character_in_two() -> None:
-    """What looks broken is broken in the bytes themselves; the rest of them is not looked at."""
+    """Only characters that are invalid in the bytes themselves look so; the rest is not decoded."""
     assert beginning_of_bytes("€".encode() * 3, 3) == "€€€"
     assert beginning_of_bytes("€".encode() * 1_000_000, 3) == "€€…"
     assert beginning_of_bytes(b"ab\xe2", 9) == "ab\\xe2"
@@ -56,13 +56,13 @@ def test_beginning_of_bytes_cuts_no_character_in_two() -> None:
     ],
 )
 def test_parse_byte_size_with_units_gives_bytes(text: str, count: int) -> None:
-    """Decimal and binary units are told apart, and whole numbers stay exact."""
+    """Decimal and binary units are distinguished, and integers stay exact."""
     assert parse_byte_size(text) == count
 
 
 @pytest.mark.parametrize("text", ["", "KiB", "-1", "1e6", "1.KiB", "12 potatoes", "1 2", "٣", "1,000"])
 def test_parse_byte_size_of_nonsense_says_what_is_allowed(text: str) -> None:
-    """What is no size is refused with examples of what is."""
+    """Invalid sizes are refused with valid examples."""
     with pytest.raises(ValueError, match="write bytes such as 4096"):
         parse_byte_size(text)
 
@@ -72,7 +72,7 @@ def test_parse_byte_size_of_nonsense_says_what_is_allowed(text: str) -> None:
     [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1_610_612_736, "1.5 GiB"), (2**60, "1048576.0 TiB")],
 )
 def test_format_byte_size_of_counts_picks_the_largest_unit(count: int, text: str) -> None:
-    """Numbers stay short until there is no larger unit."""
+    """Numbers are short as long as there is a larger unit."""
     assert format_byte_size(count) == text
 
 

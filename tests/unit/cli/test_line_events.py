@@ -22,7 +22,7 @@ from tests.unit.cli.fake_client import FakeChannel, FakeClient
     ],
 )
 def test_event_of_line_reads_what_take_writes(line: bytes, event: Event) -> None:
-    """Bodies that are no text come as base64; the sequence was another channel's."""
+    """Bodies that are not text are in base64; the sequence of the other channel is ignored."""
     assert event_of_line(line) == event
 
 
@@ -44,7 +44,7 @@ def test_event_of_line_reads_what_take_writes(line: bytes, event: Event) -> None
     ],
 )
 def test_event_of_line_without_one_says_why(line: bytes, message: str) -> None:
-    """Each kind of mistake has its own words."""
+    """Each kind of mistake has a message of its own."""
     with pytest.raises(ValueError, match=message):
         event_of_line(line)
 
@@ -57,7 +57,7 @@ def roomy(client: FakeClient) -> FakeChannel:
 def test_put_json_lines_gives_events_their_own_headers(
     roomy: FakeChannel, millrace: RunMillrace, tmp_path: Path
 ) -> None:
-    """They win over those of the command line."""
+    """They replace those of the command line."""
     path = tmp_path / "events"
     path.write_text('{"body": "a", "headers": {"x": "own"}}\n{"body": "b"}\n')
     result = millrace("put", "orders", str(path), "--json-lines", "--header", "x=all", "--header", "y=1")
@@ -71,7 +71,7 @@ def test_put_json_lines_gives_events_their_own_headers(
 def test_put_json_lines_with_a_bad_line_stores_those_before_it(
     roomy: FakeChannel, millrace: RunMillrace, tmp_path: Path
 ) -> None:
-    """The line is named, and the command that goes on is told."""
+    """The error names the line and gives the command that continues after it."""
     path = tmp_path / "events"
     path.write_text("".join(json.dumps({"body": str(index)}) + "\n" for index in range(150)) + "oops\n")
     result = millrace("put", "orders", str(path), "--json-lines", "--producer-id", "p-1")
@@ -84,7 +84,7 @@ def test_put_json_lines_with_a_bad_line_stores_those_before_it(
 def test_put_json_lines_with_a_bad_first_line_stores_nothing(
     orders: FakeChannel, millrace: RunMillrace, tmp_path: Path
 ) -> None:
-    """It is most likely another kind of file."""
+    """The file probably has another format."""
     path = tmp_path / "events"
     path.write_text("oops\n")
     result = millrace("put", "orders", str(path), "--json-lines")
@@ -95,19 +95,19 @@ ENDPOINTS = ["a:1", "b:1", "c:1"]
 
 
 def test_places_of_one_server_are_all() -> None:
-    """Nothing is looked at."""
+    """Lines are not inspected."""
     assert LineRouting(["a:1"], None).places([b"a", b"b"], 7) == [range(2)]
 
 
 def test_places_without_a_key_go_in_turn_through_the_whole_input() -> None:
-    """Wherever the input is cut, a line has the same server."""
+    """The server of a line does not depend on the batches."""
     routing = LineRouting(ENDPOINTS, None)
     assert routing.places([b""] * 4, 0) == [[0, 3], [1], [2]]
     assert routing.places([b""] * 4, 4) == [[2], [0, 3], [1]]
 
 
 def test_places_of_keys_are_the_homes_that_producers_give_them() -> None:
-    """Also where a program sends to the same servers, a key has one server."""
+    """A key has the same server as in other programs with the same servers."""
     keys = [f"customer-{number}" for number in range(50)]
     events = [Event(b"", {"customer": key}) for key in keys]
     places = LineRouting(ENDPOINTS, "customer").places(events, 0)

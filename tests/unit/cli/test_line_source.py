@@ -1,6 +1,7 @@
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 
@@ -33,28 +34,28 @@ def batches_of(path: Path, content: bytes, limits: BatchLimits = LIMITS) -> list
 
 
 def test_batches_of_an_empty_file_are_none(path: Path) -> None:
-    """No bytes are no lines."""
+    """An empty input has no lines."""
     assert batches_of(path, b"") == []
 
 
 def test_batches_without_a_last_newline_keep_the_last_line(path: Path) -> None:
-    """A last line counts whether or not a newline ends it, and no line appears behind a last newline."""
+    """The last line counts with and without a newline, and a final newline starts no further line."""
     assert batches_of(path, b"one\ntwo") == [[b"one", b"two"]]
     assert batches_of(path, b"one\ntwo\n") == [[b"one", b"two"]]
 
 
 def test_batches_with_odd_lines_keep_their_bytes(path: Path) -> None:
-    """Empty lines are lines; carriage returns, NUL and bytes that are no text stay as they are."""
+    """Empty lines are lines; carriage returns, NUL and invalid UTF-8 stay unchanged."""
     assert batches_of(path, b"\n\r\n\x00\xff\n") == [[b"", b"\r", b"\x00\xff"]]
 
 
 def test_batches_above_the_event_limit_are_cut(path: Path) -> None:
-    """A batch has at most so many lines."""
+    """A batch has at most this number of lines."""
     assert batches_of(path, b"a\nb\nc\nd\n") == [[b"a", b"b", b"c"], [b"d"]]
 
 
 def test_batches_above_the_byte_limit_are_cut(path: Path) -> None:
-    """A batch has at most so many bytes, but a line that is larger comes alone."""
+    """A batch has at most this number of bytes, except for a single larger line."""
     limits = BatchLimits(events_max=10, body_bytes_max=4)
     assert batches_of(path, b"aa\nbb\nc\nddddddd\ne\n", limits) == [[b"aa", b"bb"], [b"c"], [b"ddddddd"], [b"e"]]
 
@@ -68,7 +69,7 @@ def test_batches_of_a_line_beyond_one_read_are_whole(path: Path) -> None:
 
 
 def test_batches_with_a_line_too_long_end_with_its_number(path: Path) -> None:
-    """The lines before it are handed out, then the error says which line it was."""
+    """The lines before it are returned, then the error names its number."""
     path.write_bytes(b"a\nb\n" + b"x" * (READ_BYTES * 3))
     with FileIO(path) as file:
         batches = LineSource(file, line_bytes_max=READ_BYTES * 2).batches(LIMITS)
@@ -83,16 +84,16 @@ class BrokenFile(FileIO):
 
 
 def test_batches_of_an_unreadable_file_say_why(path: Path) -> None:
-    """A disk that fails is told with the line that could not be read."""
+    """An error of the disk names the line that could not be read."""
     path.write_bytes(b"a\n")
     with BrokenFile(path) as file, pytest.raises(InputError, match=r"^line 1 cannot be read: Input/output error$"):
         list(LineSource(file).batches(LIMITS))
 
 
 def test_batches_of_a_pausing_pipe_are_sealed_after_the_linger(pipe: tuple[FileIO, FileIO]) -> None:
-    """Lines that have come are handed out though more may come; a line without its newline waits for it."""
+    """Complete lines are returned though more may come; an incomplete line waits for its newline."""
     reader, writer = pipe
-    batches = LineSource(reader).batches(LIMITS)
+    batches = LineSource(reader).batches(replace(LIMITS, linger_seconds=0.05))
     writer.write(b"a\nb\nc without its")
     assert next(batches) == [b"a", b"b"]
     writer.write(b" newline\n")
@@ -108,7 +109,7 @@ def test_batches_of_a_pipe_that_goes_on_are_filled(pipe: tuple[FileIO, FileIO]) 
 
 
 def test_batches_of_a_closed_pipe_do_not_linger(pipe: tuple[FileIO, FileIO]) -> None:
-    """The input's end seals the batch at once."""
+    """The end of the input completes the batch at once."""
     reader, writer = pipe
     writer.write(b"a\n")
     writer.close()
@@ -116,7 +117,7 @@ def test_batches_of_a_closed_pipe_do_not_linger(pipe: tuple[FileIO, FileIO]) -> 
 
 
 def test_skip_some_lines_leaves_the_rest(path: Path) -> None:
-    """Skipping counts lines and bytes, and the next batch begins behind them."""
+    """Skipped lines and bytes are counted, and the next batch begins after them."""
     path.write_bytes(b"a\nbb\nc\nd\n")
     with FileIO(path) as file:
         source = LineSource(file)
@@ -127,7 +128,7 @@ def test_skip_some_lines_leaves_the_rest(path: Path) -> None:
 
 
 def test_skip_exactly_all_lines_leaves_none(path: Path) -> None:
-    """Skipping up to the end is how a put resumes that had stored all."""
+    """This is how a put resumes that had stored everything."""
     path.write_bytes(b"a\nb")
     with FileIO(path) as file:
         source = LineSource(file)
@@ -136,7 +137,7 @@ def test_skip_exactly_all_lines_leaves_none(path: Path) -> None:
 
 
 def test_skip_more_lines_than_there_are_says_so(path: Path) -> None:
-    """A number that does not fit the input is most likely another input."""
+    """If the number exceeds the input, it is probably another input."""
     path.write_bytes(b"a\nb\n")
     with (
         FileIO(path) as file,
@@ -149,7 +150,7 @@ def test_skip_more_lines_than_there_are_says_so(path: Path) -> None:
 def test_batches_of_any_bytes_lose_and_add_nothing(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, events_max: int, body_bytes_max: int
 ) -> None:
-    """Joined again, the lines are the input, and each batch keeps its limits."""
+    """Joined again, the lines are the input, and each batch keeps to its limits."""
     path = tmp_path_factory.getbasetemp() / "any"
     batches = batches_of(path, content, BatchLimits(events_max=events_max, body_bytes_max=body_bytes_max))
     expected = content.split(b"\n")

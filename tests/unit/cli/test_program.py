@@ -2,21 +2,27 @@ import signal
 import subprocess
 import sys
 from importlib import metadata
+from typing import Any
 
 import pytest
+import typer
 
+from millrace_client.cli.commands import COMMANDS, loaded_command
 from millrace_client.cli.exit_status import MEANINGS, TerminatedError, raise_on_sigterm
+from millrace_client.cli.program import app
 from tests.unit.cli.conftest import RunMillrace
 from tests.unit.cli.fake_client import FakeClient
 
+_LIMIT = 200
 
-def test_version_asked_for_is_that_of_the_distribution(millrace: RunMillrace) -> None:
-    """One line, for people and scripts."""
+
+def test_version_option_shows_the_distribution(millrace: RunMillrace) -> None:
+    """The version is one line, for people and scripts."""
     assert millrace("--version").stdout == f"millrace {metadata.version('millrace-client')}\n"
 
 
 def test_help_of_the_program_tells_commands_and_exit_codes(millrace: RunMillrace) -> None:
-    """The table of exit codes is whole, one line each."""
+    """The table of exit codes is complete, one line each."""
     result = millrace("--help")
     assert result.exit_code == 0
     assert all(command in result.stdout for command in ("channels", "channel", "put", "take", "peek", "tail", "top"))
@@ -28,27 +34,34 @@ def test_help_of_the_program_tells_commands_and_exit_codes(millrace: RunMillrace
     "arguments", [(), ("channel",), ("nosuch",), ("put",), ("channels", "--nosuch"), ("take", "a", "b")]
 )
 def test_arguments_that_make_no_command_are_a_usage_error(millrace: RunMillrace, arguments: tuple[str, ...]) -> None:
-    """Nothing is sent, and the way to help is shown."""
+    """Nothing is sent, and the message refers to --help."""
     result = millrace(*arguments)
     assert result.exit_code == 2
     assert "Usage: millrace" in result.output
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_the_program_has_the_first_sentence_of_a_command(name: str) -> None:
+    """The program knows it without importing the command."""
+    listed: Any = typer.main.get_command(app)
+    assert listed.commands[name].get_short_help_str(_LIMIT) == loaded_command(name).get_short_help_str(_LIMIT)
+
+
 def test_interrupt_in_any_command_ends_with_130(client: FakeClient, millrace: RunMillrace) -> None:
-    """Ctrl-C leaves no traceback."""
+    """Ctrl-C prints no traceback."""
     client.admin.errors.append(KeyboardInterrupt())
     result = millrace("channels")
     assert (result.exit_code, result.output) == (130, "")
 
 
 def test_sigterm_in_any_command_ends_with_143(client: FakeClient, millrace: RunMillrace) -> None:
-    """A command that is told to end leaves by the same way, so that transactions roll back."""
+    """SIGTERM takes the same way out as errors, so that transactions are rolled back."""
     client.admin.errors.append(TerminatedError())
     assert millrace("channels").exit_code == 143
 
 
 def test_raise_on_sigterm_when_it_comes_raises() -> None:
-    """The signal becomes an exception in the main thread, which no `except Exception` stops."""
+    """The signal becomes an exception in the main thread that `except Exception` does not catch."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         raise_on_sigterm()
@@ -61,16 +74,22 @@ def test_raise_on_sigterm_when_it_comes_raises() -> None:
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_main_without_the_extra_says_how_to_install_it(missing: str) -> None:
-    """The base install has the program's name, but not what it draws with."""
-    script = f"import sys; sys.modules[{missing!r}] = None; from millrace_client.cli import main; main()"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, encoding="utf-8")
+    """The base installation has the program, but not its dependencies."""
+    result = _run_without(missing)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == ("millrace: the command line is not installed; run `pip install 'millrace-client[cli]'`\n")
 
 
 def test_main_with_another_module_missing_does_not_hide_it() -> None:
-    """A broken installation is not explained away."""
-    script = "import sys; sys.modules['grpc'] = None; from millrace_client.cli import main; main()"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, encoding="utf-8")
+    """The error of a broken installation is shown."""
+    result = _run_without("grpc")
     assert result.returncode == 1
     assert "grpc" in result.stderr
+
+
+def _run_without(missing: str) -> subprocess.CompletedProcess[str]:
+    """Runs `millrace channels` where a package cannot be imported."""
+    script = f"import sys; sys.modules[{missing!r}] = None; from millrace_client.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", script, "channels"], capture_output=True, check=False, encoding="utf-8"
+    )

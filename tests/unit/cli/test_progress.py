@@ -25,31 +25,31 @@ def drawn(total_bytes: int | None, *, is_waiting: bool, noun: str = "lines") -> 
 
 
 def test_bar_of_a_file_tells_bytes_and_lines() -> None:
-    """How far it is, of how much."""
+    """The bar shows the position and the total."""
     text = drawn(200_000, is_waiting=False)
     assert "100.0/200.0 kB" in text
     assert "2,000 lines" in text
 
 
 def test_bar_of_a_pipe_tells_lines() -> None:
-    """Without a size there is no end to show."""
+    """Without a size the total is unknown."""
     text = drawn(None, is_waiting=False)
     assert "2,000 lines" in text
     assert "/" not in text.replace("/s", "")
 
 
 def test_bar_of_something_else_names_it() -> None:
-    """Lines are not the only thing that is counted."""
+    """The counted items need not be lines."""
     assert "2,000 events" in drawn(None, is_waiting=False, noun="events")
 
 
 def test_bar_while_waiting_says_why_and_how_long() -> None:
-    """Short enough to leave the bar its place."""
+    """The text is short enough to leave room for the bar."""
     assert "put: channel full, waiting up to 60 s" in drawn(200_000, is_waiting=True)
 
 
 def test_notes_of_one_wait_are_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """The next wait gets its own."""
+    """The next wait has its own note."""
     progress = PutProgress()
     progress.waiting(FULL, 60.0)
     progress.waiting(FULL, 60.0)
@@ -62,6 +62,6 @@ def test_notes_of_one_wait_are_one(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_shown_progress_without_a_terminal_writes_notes() -> None:
-    """Logs get sentences, never bars."""
+    """Without a terminal sentences are written instead of a bar."""
     with shown_progress("put", 100) as progress:
         assert type(progress) is PutProgress

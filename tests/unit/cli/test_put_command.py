@@ -1,10 +1,12 @@
+import inspect
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
 from millrace_client import ChannelFullError, Event, TxnCapacityError, UnavailableError
-from millrace_client.cli.put_command import parse_headers
+from millrace_client.cli.put_command import parse_headers, put
 from tests.unit.cli.conftest import RunMillrace
 from tests.unit.cli.fake_client import FakeChannel, FakeClient
 
@@ -18,12 +20,12 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def roomy(client: FakeClient) -> FakeChannel:
-    """A channel with room for all lines, which takes 100 at once."""
+    """A channel with room for all lines, whose transactions hold 100."""
     return client.orders_with(capacity=1000)
 
 
 def test_parse_headers_with_odd_values_keeps_them() -> None:
-    """Only the first equals sign divides, and a value may be empty."""
+    """Only the first equals sign separates, and a value may be empty."""
     assert parse_headers(["a=b=c", "d="]) == {"a": "b=c", "d": ""}
 
 
@@ -37,13 +39,13 @@ def test_parse_headers_with_odd_values_keeps_them() -> None:
     ],
 )
 def test_parse_headers_of_nonsense_says_why(texts: list[str], message: str) -> None:
-    """Each kind of mistake has its own words."""
+    """Each kind of mistake has a message of its own."""
     with pytest.raises(ValueError, match=message):
         parse_headers(texts)
 
 
-def test_put_a_file_stores_its_lines_and_tells(roomy: FakeChannel, millrace: RunMillrace, log: Path) -> None:
-    """All lines, in order, in batches of what the channel takes at once."""
+def test_put_a_file_stores_its_lines_and_reports_them(roomy: FakeChannel, millrace: RunMillrace, log: Path) -> None:
+    """All lines are stored in order, in batches of the transaction capacity."""
     result = millrace("put", "orders", str(log))
     assert result.exit_code == 0
     assert result.stdout == "orders: 250 lines read, 250 events committed, sequences 1 to 250\n"
@@ -59,7 +61,7 @@ def test_put_with_headers_and_batch_size_uses_them(roomy: FakeChannel, millrace:
 
 
 def test_put_as_json_writes_one_document(roomy: FakeChannel, millrace: RunMillrace, log: Path) -> None:
-    """The account for programs says that it is complete."""
+    """The report for programs says that the put is complete."""
     document = json.loads(millrace("put", "orders", str(log), "--json").stdout)
     assert (document["complete"], document["events_committed"], document["resume_skip_lines"]) == (True, 250, 250)
 
@@ -67,7 +69,7 @@ def test_put_as_json_writes_one_document(roomy: FakeChannel, millrace: RunMillra
 def test_put_again_with_the_same_producer_stores_nothing_twice(
     roomy: FakeChannel, millrace: RunMillrace, log: Path
 ) -> None:
-    """A put that ended in doubt can simply be run again under its id."""
+    """A put with an unknown outcome can be run again with its id."""
     millrace("put", "orders", str(log), "--producer-id", "p-1")
     result = millrace("put", "orders", str(log), "--producer-id", "p-1")
     assert len(roomy.events) == 250
@@ -82,23 +84,23 @@ def test_put_again_with_another_producer_stores_again(roomy: FakeChannel, millra
 
 
 def test_put_into_a_full_channel_tells_how_to_resume(orders: FakeChannel, millrace: RunMillrace, log: Path) -> None:
-    """What was committed is told exactly, and the command that stores the rest can be pasted."""
+    """The report says exactly what was committed, and gives the command that stores the rest."""
     result = millrace("put", "orders", str(log), "--patience", "0", "--producer-id", "p-1", "--header", "a=b")
     assert (result.exit_code, result.stdout) == (5, "")
     refusal, account = result.stderr.splitlines()
     assert refusal.startswith("millrace: channel 'orders' is full; take events out, ")
-    resume = f"millrace put orders {log} --header=a=b --skip-lines 100 --producer-id p-1"
+    resume = f"millrace put orders {log} --header=a=b --patience=0 --skip-lines 100 --producer-id p-1"
     counts = "250 lines read, 100 events committed, sequences 1 to 100"
     assert account == f"millrace: orders: {counts}; to store the rest, run `{resume}`"
 
 
 def test_put_resumed_as_it_said_stores_the_rest_once(client: FakeClient, millrace: RunMillrace, log: Path) -> None:
-    """Two runs together store each line once, also where the first one did not learn what became of its last batch."""
+    """Two runs together store each line once, also if the outcome of the first one's last batch is unknown."""
     orders = client.orders_with(capacity=1000)
     orders.append_errors.extend([None, UnavailableError("gone")])
     first = millrace("put", "orders", str(log), "--producer-id", "p-1", "--json", "--batch-size", "90")
     resume = json.loads(first.stdout)["resume_skip_lines"]
-    # The answer was lost, not the batch.
+    # The answer was lost, but the batch was stored.
     orders.append([f"line {number}" for number in range(90, 180)], orders.stamps[-1])
     second = millrace("put", "orders", str(log), "--skip-lines", str(resume), "--producer-id", "p-1")
     assert (first.exit_code, second.exit_code, resume) == (3, 0, 90)
@@ -106,7 +108,7 @@ def test_put_resumed_as_it_said_stores_the_rest_once(client: FakeClient, millrac
 
 
 def test_put_interrupted_tells_how_to_resume(roomy: FakeChannel, millrace: RunMillrace, log: Path) -> None:
-    """Ctrl-C leaves the same account."""
+    """Ctrl-C prints the same report."""
     roomy.append_errors.extend([None, KeyboardInterrupt(), ChannelFullError("full")])
     result = millrace("put", "orders", str(log))
     assert result.exit_code == 130
@@ -115,15 +117,37 @@ def test_put_interrupted_tells_how_to_resume(roomy: FakeChannel, millrace: RunMi
 
 
 def test_put_to_another_server_names_it_in_the_resume(roomy: FakeChannel, millrace: RunMillrace, log: Path) -> None:
-    """The command must go to the same place."""
+    """The command must use the same server."""
     roomy.append_errors.append(TxnCapacityError("too many", channel="orders"))
     result = millrace("--server", "elsewhere:1", "put", "orders", str(log), "--batch-size", "5")
     assert result.exit_code == 1
     assert "--batch-size=5 --server=elsewhere:1 --skip-lines 0" in result.stderr
 
 
+def test_put_that_ends_early_repeats_all_options_in_the_resume(
+    roomy: FakeChannel, millrace: RunMillrace, log: Path
+) -> None:
+    """The command has all given options; only --skip-lines and --producer-id are new."""
+    given = [
+        *("--header=a=b c", "--header=d=", "--json-lines", "--also=elsewhere:2", "--key=a", "--batch-size=5"),
+        *("--patience=1234567.5", "--json", "--server=elsewhere:1", "--timeout=7.5"),
+    ]
+    own = {"skip_lines", "producer_id", "channel", "file", "context"}
+    flags = {f"--{name.replace('_', '-')}" for name in inspect.signature(put).parameters.keys() - own}
+    named = {"--headers": "--header", "--as-json": "--json", "--timeout-seconds": "--timeout"}
+    assert {option.partition("=")[0] for option in given} == {named.get(flag, flag) for flag in flags}
+    log.write_text('{"body": "x"}\n' * 10)
+    roomy.append_errors.append(TxnCapacityError("too many", channel="orders"))
+    result = millrace("put", "orders", str(log), *given)
+    assert result.exit_code == 1
+    command = shlex.split(result.stderr.rpartition("run `")[2].strip().removesuffix("`"))
+    assert command[:4] == ["millrace", "put", "orders", str(log)]
+    assert sorted(command[4:-4]) == sorted(given)
+    assert (command[-4], command[-2]) == ("--skip-lines", "--producer-id")
+
+
 def test_put_that_waits_says_so_once_a_wait(roomy: FakeChannel, millrace: RunMillrace, log: Path) -> None:
-    """A log is not filled with one and the same line."""
+    """The same line does not fill the log."""
     full = ChannelFullError("full", channel="orders", retry_delay_seconds=0.001)
     roomy.append_errors.extend([full, full, None, full, None])
     result = millrace("put", "orders", str(log))
@@ -132,14 +156,14 @@ def test_put_that_waits_says_so_once_a_wait(roomy: FakeChannel, millrace: RunMil
 
 
 def test_put_a_batch_above_the_transaction_capacity_is_a_usage_error(millrace: RunMillrace, log: Path) -> None:
-    """It is refused before a line is read, and the sentence names the limit."""
+    """The batch is refused before a line is read, and the sentence names the limit."""
     result = millrace("put", "orders", str(log), "--batch-size", "101")
     assert result.exit_code == 2
     assert "--batch-size 101 is above the transaction capacity of orders, 100;" in result.stderr
 
 
 def test_put_an_unreadable_file_is_a_usage_error(millrace: RunMillrace, tmp_path: Path) -> None:
-    """Neither a file that is not there nor a folder can be read."""
+    """Neither a missing file nor a directory can be read."""
     missing = millrace("put", "orders", str(tmp_path / "nosuch"))
     folder = millrace("put", "orders", str(tmp_path))
     assert (missing.exit_code, folder.exit_code) == (2, 2)
@@ -150,14 +174,14 @@ def test_put_an_unreadable_file_is_a_usage_error(millrace: RunMillrace, tmp_path
 
 
 def test_put_skipping_too_much_is_a_usage_error(roomy: FakeChannel, millrace: RunMillrace, log: Path) -> None:
-    """It is most likely another file; nothing is stored."""
+    """It is probably another file; nothing is stored."""
     result = millrace("put", "orders", str(log), "--skip-lines", "251")
     assert (result.exit_code, len(roomy.events)) == (2, 0)
     assert "the input has 250 lines, fewer than the 251 lines to skip" in result.stderr
 
 
 def test_put_an_empty_file_stores_nothing(orders: FakeChannel, millrace: RunMillrace, tmp_path: Path) -> None:
-    """No lines are no failure."""
+    """An empty input is not an error."""
     (tmp_path / "empty").touch()
     result = millrace("put", "orders", str(tmp_path / "empty"))
     assert (result.exit_code, result.stdout) == (0, "orders: 0 lines read, 0 events committed\n")
@@ -185,7 +209,7 @@ def test_put_with_impossible_options_is_a_usage_error(
 
 
 def test_put_into_a_name_that_cannot_be_sent_is_a_usage_error(millrace: RunMillrace, log: Path) -> None:
-    """Bytes that are not UTF-8 end as a sentence, not as a traceback."""
+    """An argument that is not UTF-8 is reported without a traceback."""
     result = millrace("put", "\udcff", str(log))
     assert result.exit_code == 2
     assert "is not UTF-8" in result.stderr

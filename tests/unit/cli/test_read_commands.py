@@ -20,23 +20,23 @@ def written(event_format: EventFormat, *events: Event, is_terminal: bool = False
 
 
 def test_write_lines_elsewhere_keeps_the_bytes() -> None:
-    """What was put as lines comes out byte for byte."""
+    """Lines are returned byte for byte."""
     assert written(EventFormat.LINES, Event(b"one"), Event(b""), ODD) == b"one\n\n\xff\n\x1b[31m\n"
 
 
 def test_write_lines_on_a_terminal_escapes_control_characters() -> None:
-    """A log line cannot move the cursor of whoever reads it."""
+    """Control characters in a log line do not reach the terminal."""
     assert written(EventFormat.LINES, ODD, is_terminal=True) == b"\\xff\\n\\x1b[31m\n"
 
 
 def test_write_long_of_odd_events_stays_one_line_each() -> None:
-    """Sequence, headers and body lie between tabs whatever they hold."""
+    """Sequence, headers and body are separated by tabs, whatever they contain."""
     lines = written(EventFormat.LONG, Event(b"one", {"b": "2", "a": "x\ny"}), ODD, Event(b"plain"))
     assert lines.decode().splitlines() == ["7\tb=2 a=x\\ny\tone", "8\tk=v\t\\xff\\n\\x1b[31m", "9\t-\tplain"]
 
 
 def test_write_json_of_text_and_bytes_tells_them_apart() -> None:
-    """A body that is UTF-8 is text; any other comes as base64 under another key."""
+    """A body in UTF-8 is text; any other is base64 under another key."""
     lines = written(EventFormat.JSON, Event("ä\n".encode(), {"k": "v"}), ODD).splitlines()
     assert [json.loads(line) for line in lines] == [
         {"sequence": 7, "headers": {"k": "v"}, "body": "ä\n"},
@@ -45,14 +45,14 @@ def test_write_json_of_text_and_bytes_tells_them_apart() -> None:
 
 
 def test_write_several_batches_counts_their_events() -> None:
-    """The count is what a take commits."""
+    """The take commits this number."""
     writer = EventWriter(EventFormat.LINES, io.BytesIO(), is_terminal=False)
     assert writer.write([batch_of([Event(b"a"), Event(b"b")]), batch_of([Event(b"c")])]) == 3
     assert writer.write([]) == 0
 
 
 class RawStream(io.BytesIO):
-    """Writes at most three bytes at once, and sometimes none, as a raw stream may."""
+    """A raw stream that writes at most three bytes at once, and sometimes none."""
 
     def __init__(self, *, blocks_after: int) -> None:
         super().__init__()
@@ -66,14 +66,14 @@ class RawStream(io.BytesIO):
 
 
 def test_write_to_a_stream_that_writes_in_parts_writes_all() -> None:
-    """An unbuffered standard output calls a part a success; the rest must follow before anything is committed."""
+    """An unbuffered standard output may write a part; the rest must follow before anything is committed."""
     stream = RawStream(blocks_after=100)
     EventWriter(EventFormat.LINES, stream, is_terminal=False).write([batch_of([Event(b"12345"), Event(b"67")])])
     assert stream.getvalue() == b"12345\n67\n"
 
 
 def test_write_to_a_stream_that_would_block_fails() -> None:
-    """A non-blocking standard output that is full is told; it is not taken for written."""
+    """A full non-blocking standard output is reported as an error; nothing counts as written."""
     writer = EventWriter(EventFormat.LINES, RawStream(blocks_after=3), is_terminal=False)
     with pytest.raises(CommandError, match=r"^cannot write to standard output: Resource temporarily unavailable"):
         writer.write([batch_of([Event(b"12345")])])
@@ -89,7 +89,7 @@ class FullStream(io.BytesIO):
 
 
 def test_write_to_a_full_disk_says_so() -> None:
-    """The writer is asked to flush, so that a full disk shows before anything is committed."""
+    """The writer flushes, so that a full disk is noticed before anything is committed."""
     writer = EventWriter(EventFormat.LINES, FullStream(OSError(28, "No space left on device")), is_terminal=False)
     with pytest.raises(CommandError, match=r"^cannot write to standard output: No space left on device; ") as caught:
         writer.write([batch_of([Event(b"a")])])
@@ -97,7 +97,7 @@ def test_write_to_a_full_disk_says_so() -> None:
 
 
 def test_write_to_a_broken_pipe_stays_a_broken_pipe() -> None:
-    """Whoever reads the output may stop at any time; that is no failure to be told."""
+    """The reader of the output may stop at any time; no failure is reported."""
     writer = EventWriter(EventFormat.LINES, FullStream(BrokenPipeError()), is_terminal=False)
     with pytest.raises(BrokenPipeError):
         writer.write([batch_of([Event(b"a")])])
@@ -111,7 +111,7 @@ def filled(orders: FakeChannel) -> FakeChannel:
 
 
 def test_take_without_options_takes_all(filled: FakeChannel, millrace: RunMillrace) -> None:
-    """As many transactions as it needs, without waiting, in order."""
+    """All events are taken in order, in several transactions, without waiting."""
     result = millrace("take", "orders")
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [f"line {number}" for number in range(250)]
@@ -127,7 +127,7 @@ def test_take_with_a_maximum_takes_no_more(filled: FakeChannel, millrace: RunMil
 
 
 def test_take_with_a_wait_waits_for_each_next_event(orders: FakeChannel, millrace: RunMillrace) -> None:
-    """The wait is given to the server, which answers as soon as there is an event."""
+    """The server waits, and answers as soon as there is an event."""
     orders.add("one")
     result = millrace("take", "orders", "--wait", "7.5")
     assert result.stdout == "one\n"
@@ -135,14 +135,14 @@ def test_take_with_a_wait_waits_for_each_next_event(orders: FakeChannel, millrac
 
 
 def test_take_where_there_is_nothing_ends_with_4(millrace: RunMillrace) -> None:
-    """A script can tell an empty channel from an empty line."""
+    """The exit code distinguishes an empty channel from an empty line."""
     result = millrace("take", "orders")
     assert (result.exit_code, result.stdout) == (4, "")
     assert result.stderr == "millrace: there is nothing to take in orders; wait for events with --wait SECONDS\n"
 
 
 def test_take_when_the_commit_fails_says_what_comes_again(filled: FakeChannel, millrace: RunMillrace) -> None:
-    """Lines that were written and not taken are named, and they are the last ones only."""
+    """The message gives the lines that were written but not taken."""
     filled.commit_errors.extend([None, LeaseExpiredError("the lease ran out")])
     result = millrace("take", "orders")
     assert result.exit_code == 5
@@ -162,7 +162,7 @@ def test_take_when_the_server_has_gone_says_only_that(orders: FakeChannel, millr
 
 
 def test_take_of_a_claimed_channel_ends_with_5(orders: FakeChannel, millrace: RunMillrace) -> None:
-    """The claim may end, so a later try may succeed."""
+    """The claim may end, so a retry may succeed."""
     orders.commit_errors.append(ChannelClaimedError("reader 'spark' has claimed it", channel="orders"))
     result = millrace("take", "orders")
     assert result.exit_code == 5
@@ -170,7 +170,7 @@ def test_take_of_a_claimed_channel_ends_with_5(orders: FakeChannel, millrace: Ru
 
 
 def test_take_of_an_unknown_channel_ends_with_1(millrace: RunMillrace) -> None:
-    """The sentence tells how to find or make one."""
+    """The sentence says how to find or create a channel."""
     result = millrace("take", "nosuch")
     assert result.exit_code == 1
     assert result.stderr == (
@@ -183,54 +183,54 @@ def test_take_of_an_unknown_channel_ends_with_1(millrace: RunMillrace) -> None:
 def test_take_with_impossible_numbers_is_a_usage_error(
     filled: FakeChannel, millrace: RunMillrace, option: tuple[str, str]
 ) -> None:
-    """Nothing is taken where the command line is wrong."""
+    """Nothing is taken if the command line is wrong."""
     assert millrace("take", "orders", *option).exit_code == 2
     assert len(filled.events) == 250
 
 
 def test_take_as_json_and_long_is_a_usage_error(filled: FakeChannel, millrace: RunMillrace) -> None:
-    """Two formats at once are refused before anything is taken."""
+    """Two formats are refused before anything is taken."""
     result = millrace("take", "orders", "--json", "--long")
     assert (result.exit_code, len(filled.events)) == (2, 250)
     assert result.stderr == "millrace: --json and --long exclude each other; use one of them\n"
 
 
 def test_take_as_json_writes_one_object_a_line(orders: FakeChannel, millrace: RunMillrace) -> None:
-    """Sequences and headers come along."""
+    """Each object has the sequence and the headers."""
     orders.add(Event(b"one", {"host": "a"}))
     result = millrace("take", "orders", "--json")
     assert json.loads(result.stdout) == {"sequence": 1, "headers": {"host": "a"}, "body": "one"}
 
 
 def test_peek_without_options_shows_ten_and_takes_none(filled: FakeChannel, millrace: RunMillrace) -> None:
-    """The oldest ones, which stay."""
+    """The oldest events are shown, and stay."""
     result = millrace("peek", "orders")
     assert result.stdout.splitlines() == [f"line {number}" for number in range(10)]
     assert len(filled.events) == 250
 
 
 def test_peek_from_a_sequence_begins_there(filled: FakeChannel, millrace: RunMillrace) -> None:
-    """Any part of the queue can be looked at."""
+    """Any part of the queue can be shown."""
     result = millrace("peek", "orders", "--from", "200", "-n", "2", "--long")
     assert result.stdout == "200\t-\tline 199\n201\t-\tline 200\n"
 
 
 def test_peek_where_there_is_nothing_ends_with_4(millrace: RunMillrace) -> None:
-    """A script can tell that nothing was shown."""
+    """The exit code says that nothing was shown."""
     result = millrace("peek", "orders")
     assert (result.exit_code, result.stdout) == (4, "")
     assert "`millrace tail orders`" in result.stderr
 
 
 def test_tail_until_interrupted_ends_with_0(orders: FakeChannel, millrace: RunMillrace) -> None:
-    """Ctrl-C is how a tail ends, not how it fails."""
+    """Ctrl-C is the normal end of a tail."""
     orders.followed = [batch_of([Event(b"one"), Event(b"two")]), KeyboardInterrupt()]
     result = millrace("tail", "orders")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "one\ntwo\n", "")
 
 
 def test_tail_that_is_too_slow_says_what_it_left_out(orders: FakeChannel, millrace: RunMillrace) -> None:
-    """A gap is told beside the output, never in silence."""
+    """A gap is always reported, on standard error."""
     orders.followed = [batch_of([Event(b"late")], first_sequence=1001, skipped_events=1000)]
     result = millrace("tail", "orders")
     assert result.stdout == "late\n"
@@ -238,12 +238,12 @@ def test_tail_that_is_too_slow_says_what_it_left_out(orders: FakeChannel, millra
 
 
 def test_tail_when_the_server_goes_ends_with_3(orders: FakeChannel, millrace: RunMillrace) -> None:
-    """What came before is written."""
+    """Events received before are written."""
     orders.followed = [batch_of([Event(b"one")]), UnavailableError("gone")]
     result = millrace("tail", "orders")
     assert (result.exit_code, result.stdout) == (3, "one\n")
 
 
 def test_tail_of_an_unknown_channel_ends_with_1(millrace: RunMillrace) -> None:
-    """There is nothing to follow."""
+    """The channel does not exist."""
     assert millrace("tail", "nosuch").exit_code == 1

@@ -21,7 +21,7 @@ from tests.unit.cli.fake_client import FakeClient
     ],
 )
 def test_parse_server_of_addresses_completes_them(text: str, server: str) -> None:
-    """A missing port is the default one, and gRPC's own forms pass through."""
+    """A missing port is the default one, and gRPC's own forms are passed on."""
     assert parse_server(text) == server
 
 
@@ -29,19 +29,19 @@ def test_parse_server_of_addresses_completes_them(text: str, server: str) -> Non
     "text", ["", ":7070", "a:", "a:0", "a:65536", "a:x", "::1", "a b:7070", "a\n:7070", "\udcff:7070", "a:٣"]
 )
 def test_parse_server_of_nonsense_says_what_is_allowed(text: str) -> None:
-    """What names no server is refused before anything is sent."""
+    """Invalid addresses are refused before anything is sent."""
     with pytest.raises(ValueError, match="write HOST:PORT"):
         parse_server(text)
 
 
 def test_address_without_any_option_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing said means the address that a server without configuration listens on."""
+    """The default is the address of a server without configuration."""
     monkeypatch.delenv(SERVER_VARIABLE, raising=False)
     assert Session().address == DEFAULT_SERVER
 
 
 def test_address_from_the_environment_when_wrong_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever set the variable long ago must be reminded of it."""
+    """The error names the environment variable, which the user may have forgotten."""
     monkeypatch.setenv(SERVER_VARIABLE, "a:b")
     with pytest.raises(CommandError, match=f"^{SERVER_VARIABLE}: 'a:b' is not a server"):
         _ = Session().address
@@ -50,7 +50,7 @@ def test_address_from_the_environment_when_wrong_names_the_variable(monkeypatch:
 def test_server_said_in_several_places_is_the_nearest(
     client: FakeClient, millrace: RunMillrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind the command wins over before the command, and that over the environment."""
+    """The option after the command takes precedence over one before it, and that over the environment."""
     monkeypatch.setenv(SERVER_VARIABLE, "environment:1")
     millrace("channels")
     assert client.endpoint == "environment:1"
@@ -61,7 +61,7 @@ def test_server_said_in_several_places_is_the_nearest(
 
 
 def test_timeout_said_in_several_places_is_the_nearest(client: FakeClient, millrace: RunMillrace) -> None:
-    """Behind the command wins over before the command, and that over the client's default."""
+    """The option after the command takes precedence over one before it, and that over the client's default."""
     millrace("channels")
     assert client.timeout_seconds == 20.0
     millrace("--timeout", "5", "channels")
@@ -72,20 +72,20 @@ def test_timeout_said_in_several_places_is_the_nearest(client: FakeClient, millr
 
 @pytest.mark.parametrize("timeout", ["0", "-1", "nan", "inf", "soon"])
 def test_timeout_that_makes_no_sense_is_a_usage_error(millrace: RunMillrace, timeout: str) -> None:
-    """A timeout is a number of seconds above zero, and finite."""
+    """A timeout is a finite number of seconds above zero."""
     result = millrace("channels", "--timeout", timeout)
     assert result.exit_code == 2
     assert "--timeout" in result.stderr
 
 
 def test_commands_when_done_close_their_client(client: FakeClient, millrace: RunMillrace) -> None:
-    """Also a command that fails leaves no connection behind."""
+    """A command that fails leaves no connection open either."""
     millrace("take", "nosuch")
     assert client.is_closed
 
 
 def test_help_of_each_command_shows_the_connection_options(millrace: RunMillrace) -> None:
-    """Whoever looks for --server finds it with the command at hand."""
+    """Each command's help includes --server."""
     for command in ("channels", "put", "take", "peek", "tail", "top", *(f"channel {verb}" for verb in CHANNEL_VERBS)):
         result = millrace(*command.split(), "--help")
         assert result.exit_code == 0

@@ -17,7 +17,7 @@ LOCAL_MODES = 3
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
-    """A terminal as standard input: the end of the person, the end of the program."""
+    """A terminal as standard input: the user's end and the program's end."""
     person, program = pty.openpty()
     with open(program, closefd=False) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
@@ -31,7 +31,7 @@ def local_modes(terminal: int) -> int:
 
 
 def test_keyboard_input_on_a_terminal_come_at_once_and_unseen(terminal: tuple[int, int]) -> None:
-    """Neither echo nor waiting for Enter within the block; both as before after it, also after an error."""
+    """Within the block there is neither echo nor line buffering; both are restored, also after an error."""
     _, program = terminal
     assert local_modes(program) == ECHO_AND_LINES
     with suppress(KeyboardInterrupt), keyboard_input():
@@ -44,7 +44,7 @@ def test_keyboard_input_on_a_terminal_come_at_once_and_unseen(terminal: tuple[in
     ("typed", "quits"), [(b"q", True), (b"Q", True), (b"xyzq", True), (b"xyz", False), (b"", False)]
 )
 def test_quits_within_after_keys_hears_only_q(terminal: tuple[int, int], typed: bytes, quits: bool) -> None:  # noqa: FBT001 - pytest passes parameters by name.
-    """Other keys are read and forgotten, and do not end the wait."""
+    """Other keys are ignored, and do not end the wait."""
     person, _ = terminal
     with keyboard_input() as keyboard:
         os.write(person, typed)
@@ -62,7 +62,7 @@ def test_quits_within_after_q_does_not_wait_on(terminal: tuple[int, int]) -> Non
 
 
 def test_quits_within_after_the_input_ended_is_true() -> None:
-    """Nobody can press q any more."""
+    """At the end of the input no key can be pressed any more."""
     reading, writing = os.pipe()
     os.close(writing)
     assert Keyboard(reading).quits_within(60)
@@ -70,7 +70,7 @@ def test_quits_within_after_the_input_ended_is_true() -> None:
 
 
 def test_keyboard_input_without_a_terminal_only_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Input from a pipe or none at all is left alone."""
+    """Input from a pipe, or a missing one, is not read."""
     for stdin in (io.StringIO("q"), None):
         monkeypatch.setattr(sys, "stdin", stdin)
         with keyboard_input() as keyboard:

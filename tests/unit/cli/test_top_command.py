@@ -13,7 +13,7 @@ from tests.unit.cli.fake_client import COUNTERS, ORDERS, FakeChannel, FakeClient
 
 
 class SteppingClock:
-    """Two seconds pass between two looks."""
+    """A clock that advances two seconds per sample."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -36,12 +36,12 @@ def meter() -> RateMeter:
 
 
 def test_measure_for_the_first_time_knows_nothing() -> None:
-    """One look has no rate."""
+    """One sample has no rate."""
     assert RateMeter(SteppingClock()).measure(channel_counters([ORDERS])) == {}
 
 
 def test_measure_again_gives_events_a_second(meter: RateMeter) -> None:
-    """What was counted between two looks, by the time between them; then from the newer look on."""
+    """The rate is the difference of two samples by the time between them; the newer sample is then the base."""
     assert list(meter.measure(channel_counters([counted(300, 50)])).values()) == [[100.0, 0.0]]
     assert list(meter.measure(channel_counters([counted(300, 60)])).values()) == [[0.0, 5.0]]
 
@@ -55,13 +55,13 @@ def test_measure_again_gives_events_a_second(meter: RateMeter) -> None:
         counted(100, 49),
     ],
 )
-def test_measure_a_channel_made_anew_knows_nothing(meter: RateMeter, channel: ChannelInfo) -> None:
-    """Counters that began again at 0 would give nonsense."""
+def test_measure_a_channel_created_again_knows_nothing(meter: RateMeter, channel: ChannelInfo) -> None:
+    """Counters that restarted from 0 would give wrong rates."""
     assert meter.measure(channel_counters([channel])) == {}
 
 
 def test_measure_a_channel_that_comes_and_goes_knows_nothing(meter: RateMeter) -> None:
-    """Only a channel that both looks saw has a rate."""
+    """Only a channel in both samples has a rate."""
     assert meter.measure({}) == {}
     assert meter.measure(channel_counters([counted(300, 50)])) == {}
 
@@ -71,7 +71,7 @@ def watch_of(client: FakeClient, *names: str) -> ChannelWatch:
 
 
 def test_top_in_a_pipe_writes_one_plain_table(client: FakeClient, millrace: RunMillrace) -> None:
-    """Two looks, so that there are rates, and one answer."""
+    """Two samples are taken for the rates, and one table is written."""
     client.orders.add("12345")
     result = millrace("top", "--interval", "0.1")
     heading, row = result.stdout.splitlines()
@@ -80,7 +80,7 @@ def test_top_in_a_pipe_writes_one_plain_table(client: FakeClient, millrace: RunM
 
 
 def test_top_as_json_tells_rates(millrace: RunMillrace) -> None:
-    """The channel as elsewhere, and its rates."""
+    """The channel is shown as elsewhere, with its rates."""
     (document,) = json.loads(millrace("top", "--json", "--interval", "0.1").stdout)
     assert document["name"] == "orders"
     assert document["events_per_second"] == {"in": 0.0, "out": 0.0}
@@ -94,26 +94,26 @@ def test_top_of_named_channels_shows_only_them(client: FakeClient, millrace: Run
 
 
 def test_top_of_an_unknown_channel_ends_with_1(millrace: RunMillrace) -> None:
-    """A name that is not there is told at once."""
+    """An unknown name is reported at the start."""
     result = millrace("top", "nosuch", "orders")
     assert result.exit_code == 1
     assert result.stderr == "millrace: there is no channel nosuch; see the names with `millrace channels`\n"
 
 
 def test_top_without_a_server_ends_with_3(client: FakeClient, millrace: RunMillrace) -> None:
-    """It fails at the first look, before a screen is opened."""
+    """The error comes with the first sample, before the screen changes."""
     client.admin.errors.append(UnavailableError("gone"))
     assert millrace("top").exit_code == 3
 
 
 @pytest.mark.parametrize("interval", ["0", "0.05", "3601", "nan"])
 def test_top_with_an_impossible_interval_is_a_usage_error(millrace: RunMillrace, interval: str) -> None:
-    """Between a tenth of a second and an hour."""
+    """The interval is between a tenth of a second and an hour."""
     assert millrace("top", "--interval", interval).exit_code == 2
 
 
 def test_try_to_update_while_the_server_is_away_keeps_the_last_look(client: FakeClient) -> None:
-    """A restart of the server is watched, not a reason to leave."""
+    """A restart of the server does not end the display."""
     watch = watch_of(client)
     watch.update()
     client.admin.errors.append(UnavailableError("gone"))
@@ -123,7 +123,7 @@ def test_try_to_update_while_the_server_is_away_keeps_the_last_look(client: Fake
 
 
 def test_try_to_update_at_a_channel_that_went_says_so(client: FakeClient) -> None:
-    """It may be made again."""
+    """The channel may be created again."""
     watch = watch_of(client, "orders")
     watch.update()
     del client.admin.channels["orders"]
@@ -131,6 +131,6 @@ def test_try_to_update_at_a_channel_that_went_says_so(client: FakeClient) -> Non
 
 
 def test_look_at_unknown_channels_names_them_all(client: FakeClient) -> None:
-    """All of them at once."""
+    """All unknown names are listed."""
     with pytest.raises(CommandError, match=r"^there is no channel a, b; "):
         watch_of(client, "a", "orders", "b").update()

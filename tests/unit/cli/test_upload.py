@@ -37,7 +37,7 @@ class FakeProgress(PutProgress):
 
 
 class Bench:
-    """An upload with all that it needs."""
+    """An upload with its dependencies."""
 
     def __init__(
         self, *channels: FakeChannel, line_format: LineFormat | None = None, skipped_lines: int = 0, **limits: Any
@@ -71,7 +71,7 @@ class Bench:
 
 
 def test_send_several_batches_counts_their_lines(orders: FakeChannel) -> None:
-    """Numbers count lines from 0 through the whole input, skipped ones included."""
+    """Lines are numbered from 0 through the whole input, including skipped ones."""
     bench = Bench(orders, skipped_lines=10)
     bench.put([b"a", b"b"], [b"c"])
     assert orders.stamps == [Stamp("p", 10, 11), Stamp("p", 12, 12)]
@@ -80,20 +80,20 @@ def test_send_several_batches_counts_their_lines(orders: FakeChannel) -> None:
 
 
 def test_send_waits_for_all_batches_but_the_last(orders: FakeChannel) -> None:
-    """So little is ahead that a put which is cut off has read not much more than it has stored."""
+    """A put that is interrupted has read little more than it has stored."""
     bench = Bench(orders)
     bench.send([b"a"], [b"b"], [b"c"])
     assert (bench.account.lines_read, bench.account.lines_committed) == (3, 2)
 
 
 def test_send_with_headers_gives_them_to_each_event(orders: FakeChannel) -> None:
-    """The lines become events with the same headers."""
+    """All lines become events with these headers."""
     Bench(orders, line_format=LineFormat({"k": "v"})).put([b"a", b"b"])
     assert list(orders.events) == [Event(b"a", {"k": "v"}, 1), Event(b"b", {"k": "v"}, 2)]
 
 
 def test_send_of_a_line_that_is_no_json_names_it(orders: FakeChannel) -> None:
-    """Lines are counted as people do, through the whole input; those before it are sent."""
+    """Lines are numbered from 1 through the whole input; those before it are sent."""
     bench = Bench(orders, line_format=LineFormat({}, is_json=True), skipped_lines=10)
     bench.send([b'{"body": "a"}'])
     with pytest.raises(InputError, match="line 13 is not JSON"):
@@ -102,8 +102,8 @@ def test_send_of_a_line_that_is_no_json_names_it(orders: FakeChannel) -> None:
     assert [event.body for event in orders.events] == [b"a", b"b"]
 
 
-def test_wait_for_a_full_channel_is_told(orders: FakeChannel) -> None:
-    """As often as it is looked at, with the reason; once it goes on, nothing is told any more."""
+def test_wait_for_a_full_channel_is_reported(orders: FakeChannel) -> None:
+    """Each retry reports the reason, and the report ends when an append succeeds."""
     orders.append_errors.extend([ChannelFullError("full")] * 2 + [None])
     bench = Bench(orders)
     bench.put([b"a"], [b"b"])
@@ -111,8 +111,8 @@ def test_wait_for_a_full_channel_is_told(orders: FakeChannel) -> None:
     assert bench.account.lines_committed == 2
 
 
-def test_wait_for_a_server_that_has_gone_is_told(orders: FakeChannel) -> None:
-    """Also where nothing was under way when it went."""
+def test_wait_for_an_unreachable_server_is_reported(orders: FakeChannel) -> None:
+    """This includes a server that fails while nothing is in progress."""
     orders.append_errors.extend([ChannelFullError("full"), None])
     bench = Bench(orders)
     bench.producers[0].is_connected = False
@@ -122,7 +122,7 @@ def test_wait_for_a_server_that_has_gone_is_told(orders: FakeChannel) -> None:
 
 @pytest.mark.parametrize("error", [TxnCapacityError("too many"), UnavailableError("gone")])
 def test_send_that_fails_raises_what_the_server_said(orders: FakeChannel, error: MillraceError) -> None:
-    """The account counts the lines before it, and none behind it is stored."""
+    """The report counts the lines before it, and none after it is stored."""
     orders.append_errors.extend([None, error])
     bench = Bench(orders, batch_events_max=2)
     with pytest.raises(CommandError) as raised:
@@ -135,7 +135,7 @@ def test_send_that_fails_raises_what_the_server_said(orders: FakeChannel, error:
 
 
 def test_send_behind_a_line_that_failed_raises_why_it_did(orders: FakeChannel) -> None:
-    """Not that the producer has stopped, which is all that it says to further lines."""
+    """The error is that of the line, not that the producer has stopped."""
     error = TxnCapacityError("too many")
     orders.append_errors.append(error)
     bench = Bench(orders)
@@ -147,7 +147,7 @@ def test_send_behind_a_line_that_failed_raises_why_it_did(orders: FakeChannel) -
 
 
 def test_end_counts_what_was_answered_meanwhile(orders: FakeChannel) -> None:
-    """What is under way has a moment to be answered for; what is not, is left to the next run."""
+    """Lines in progress may be acknowledged for a moment; the others are left to the next run."""
     orders.append_errors.extend([None, ChannelFullError("full")])
     bench = Bench(orders, batch_events_max=2)
     bench.send([b"a", b"b", b"c"])
@@ -158,7 +158,7 @@ def test_end_counts_what_was_answered_meanwhile(orders: FakeChannel) -> None:
 
 
 def test_send_to_several_servers_gives_each_its_lines(orders: FakeChannel) -> None:
-    """By their key where they have one, else in turn; numbers count each server's own lines."""
+    """Lines go by their key, or in turn; numbers count the lines of each server."""
     other = FakeChannel("orders")
     bench = Bench(orders, other, line_format=LineFormat({}, is_json=True))
     keyed = [b'{"body": "%d", "headers": {"key": "%d"}}' % (number, number % 5) for number in range(40)]
@@ -175,7 +175,7 @@ def test_send_to_several_servers_gives_each_its_lines(orders: FakeChannel) -> No
 
 
 def test_failure_at_one_of_several_servers_counts_the_lines_before_it(orders: FakeChannel) -> None:
-    """What the others have stored behind it is left to the next run, which does not store it again."""
+    """Lines that other servers have stored after it are left to the next run, which does not store them again."""
     other = FakeChannel("orders", append_errors=deque([None, TxnCapacityError("too many")]))
     bench = Bench(orders, other, batch_events_max=2)
     with pytest.raises(CommandError, match="too many"):
@@ -190,7 +190,7 @@ def test_failure_at_one_of_several_servers_counts_the_lines_before_it(orders: Fa
 
 
 def test_failure_for_good_names_the_server(orders: FakeChannel) -> None:
-    """Of several, it must be clear which one."""
+    """With several servers the error names the one that failed."""
     other = FakeChannel("orders", append_errors=deque([UnavailableError("gone")]))
     with pytest.raises(CommandError, match="no server answers at b:1;"):
         Bench(orders, other).put([b"a", b"b"])
@@ -206,14 +206,14 @@ def account() -> PutAccount:
 
 
 def test_add_of_receipts_counts_lines_and_events_apart(account: PutAccount) -> None:
-    """Lines that were stored before are answered for, but this run did not store them."""
+    """Lines that were stored before are acknowledged, but this run did not store them."""
     assert (account.lines_committed, account.events_committed) == (1200, 900)
     assert (account.first_sequence, account.last_sequence) == (5, 2100)
     assert account.next_line == 1300
 
 
 def test_sentence_of_a_resumed_put_tells_all(account: PutAccount) -> None:
-    """Skipped, read, committed, repeated, and where they lie."""
+    """It contains the numbers of lines skipped, read, committed and repeated, and their sequences."""
     assert account.sentence() == (
         "orders: 100 lines skipped, 1,300 lines read, 900 events committed, 300 of the lines stored before,"
         " sequences 5 to 2,100"
@@ -221,19 +221,19 @@ def test_sentence_of_a_resumed_put_tells_all(account: PutAccount) -> None:
 
 
 def test_sentence_of_an_empty_put_is_short() -> None:
-    """What is not there is not told."""
+    """Zero counts are omitted."""
     assert PutAccount("orders", "p-1").sentence() == "orders: 0 lines read, 0 events committed"
 
 
 def test_sentence_of_one_line_is_in_the_singular() -> None:
-    """One is one."""
+    """A count of one is in the singular."""
     account = PutAccount("orders", "p-1", lines_read=1)
     account.add(SendSummary(1, 0, 7, 7, None))
     assert account.sentence() == "orders: 1 line read, 1 event committed, sequences 7 to 7"
 
 
 def test_document_of_an_incomplete_put_tells_where_to_resume(account: PutAccount) -> None:
-    """A script needs the two numbers for --skip-lines and --producer-id."""
+    """A script needs the two values for --skip-lines and --producer-id."""
     assert account.document(is_complete=False) == {
         "channel": "orders",
         "producer_id": "p-1",
@@ -250,6 +250,6 @@ def test_document_of_an_incomplete_put_tells_where_to_resume(account: PutAccount
 
 
 def test_resume_command_with_spaces_can_be_pasted(account: PutAccount) -> None:
-    """The shell reads the words as they were."""
+    """The shell parses the words unchanged."""
     command = account.resume_command(Path("my log"), ["--header=a=b c"])
     assert command == "millrace put orders 'my log' '--header=a=b c' --skip-lines 1300 --producer-id p-1"

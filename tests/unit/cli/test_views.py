@@ -11,7 +11,7 @@ from tests.unit.cli.fake_client import GAUGES, LIMITS, ORDERS
 
 
 def test_document_of_of_a_channel_is_json() -> None:
-    """Every field is there under its name, and times can be read by any program."""
+    """Every field has its name, and times are in a standard format."""
     claim = ClaimStatus(reader_id="spark", epoch=3, remaining_seconds=1.5)
     document = json.loads(json.dumps(document_of(replace(ORDERS, claim=claim))))
     assert document["config"]["type"] == "memory"
@@ -25,7 +25,7 @@ def test_document_of_of_a_channel_is_json() -> None:
 
 
 def test_document_of_without_a_claim_says_null() -> None:
-    """A program can rely on the key."""
+    """Programs can rely on the key."""
     assert document_of(ORDERS)["claim"] is None
 
 
@@ -34,13 +34,13 @@ def test_document_of_without_a_claim_says_null() -> None:
     [(0, 0, 0, 0.0), (40, 10, 0, 0.5), (10, 0, 600_000, 0.75), (100, 0, 9, 1.0)],
 )
 def test_fill_of_a_channel_is_the_nearer_limit(queued: int, taken: int, body_bytes: int, fill: float) -> None:
-    """Events and bytes both fill a channel, and taken events still hold their room."""
+    """Events and bytes both fill a channel, including taken events."""
     gauges = replace(GAUGES, queued_events=queued, taken_events=taken, body_bytes=body_bytes)
     assert fill_of(replace(ORDERS, gauges=gauges)) == fill
 
 
 def test_fill_of_a_channel_without_room_is_a_number() -> None:
-    """Limits of 0 in an answer do not end in a division by zero."""
+    """Limits of 0 cause no division by zero."""
     assert fill_of(replace(ORDERS, config=replace(LIMITS, capacity=0), gauges=replace(GAUGES, body_bytes_max=0))) == 0.0
 
 
@@ -50,7 +50,7 @@ def rows_of(table: Table) -> dict[str, str]:
 
 
 def test_channel_page_of_a_file_channel_tells_how_it_keeps_its_log() -> None:
-    """Switches are words, sizes are numbers, and what nothing is said of is a dash."""
+    """Switches are words, sizes are numbers, and an absent value is a dash."""
     limits = replace(
         LIMITS,
         type=ChannelType.FILE,
@@ -79,7 +79,7 @@ def test_channel_page_of_a_file_channel_tells_how_it_keeps_its_log() -> None:
     ],
 )
 def test_channels_table_of_each_state_shows_it(state: ChannelState, shown: str, style: str) -> None:
-    """What does not serve has a colour."""
+    """States other than open are coloured."""
     table = channels_table([replace(ORDERS, state=state, replayed_fraction=0.5)])
     [cell] = table.columns[2].cells
     assert isinstance(cell, Text)

@@ -32,7 +32,7 @@ def test_version_shows_the_release() -> None:
 
 
 def test_check_of_a_good_file_says_what_it_says(file: Path) -> None:
-    """A good file is summed up, and nothing is made."""
+    """A valid file is summarized, and nothing is created."""
     file.write_text(GOOD)
     result = CliRunner().invoke(app, ["check", str(file)])
     assert result.exit_code == 0
@@ -72,7 +72,7 @@ def test_check_of_a_good_file_says_what_it_says(file: Path) -> None:
     ],
 )
 def test_check_of_a_file_channel_says_where_and_how_it_keeps_its_log(file: Path, toml: str, sentence: str) -> None:
-    """Whoever runs the server sees which disks will fill, and what a crash can lose. Nothing is made."""
+    """The output says which disks will fill, and what a crash can lose. No directory is created."""
     file.write_text(f'[server]\ndata_dir = "somewhere"\n[channels.orders]\ntype = "file"\n{toml}')
     result = CliRunner().invoke(app, ["check", str(file)])
     assert result.exit_code == 0
@@ -85,7 +85,7 @@ def test_check_of_a_file_channel_says_where_and_how_it_keeps_its_log(file: Path,
 
 
 def test_check_warns_of_keys_that_cannot_be_used_here(file: Path) -> None:
-    """The file is good all the same: it may be meant for another machine."""
+    """The file is valid, since it may be meant for another machine."""
     key, shown_to_all = file.with_name("good.key"), file.with_name("shown.key")
     for path, mode in ((key, 0o600), (shown_to_all, 0o644)):
         path.write_text("5a" * 32)
@@ -101,7 +101,7 @@ def test_check_warns_of_keys_that_cannot_be_used_here(file: Path) -> None:
 
 
 def test_check_of_a_spillable_channel_says_what_a_crash_loses(file: Path) -> None:
-    """How much is in memory only, and where the rest goes."""
+    """The output says how much is only in memory, and where the rest is stored."""
     file.write_text(
         '[server]\ndata_dir = "somewhere"\n[channels.orders]\ntype = "spillable"\n'
         "memory_capacity = 500\nmemory_byte_capacity = 1000\n"
@@ -113,7 +113,7 @@ def test_check_of_a_spillable_channel_says_what_a_crash_loses(file: Path) -> Non
 
 
 def test_check_of_an_empty_file_says_that_there_are_no_channels(file: Path) -> None:
-    """The defaults are good, too."""
+    """The defaults are valid, too."""
     file.touch()
     result = CliRunner().invoke(app, ["check", str(file)])
     assert result.exit_code == 0
@@ -122,7 +122,7 @@ def test_check_of_an_empty_file_says_that_there_are_no_channels(file: Path) -> N
 
 @pytest.mark.parametrize("command", ["check", "serve"])
 def test_command_with_a_bad_file_shows_all_problems_on_standard_error(file: Path, command: str) -> None:
-    """Both commands tell the same, one problem a line, and exit with a code of its own."""
+    """Both commands print the same, one problem per line, and have an exit code of their own."""
     file.write_text('[server]\nlisten = "x"\nreflection = 1\n[channels.a]\ntype = "fiel"\n')
     result = CliRunner().invoke(app, ["check", str(file)] if command == "check" else ["serve", "--config", str(file)])
     assert result.exit_code == EXIT_BAD_SETTINGS
@@ -145,7 +145,7 @@ def test_command_with_a_bad_file_shows_all_problems_on_standard_error(file: Path
     ],
 )
 def test_serve_with_a_bad_option_says_so_in_a_sentence(arguments: list[str], sentence: str) -> None:
-    """Options are checked like the file, and hostile ones do not reach the terminal as they are."""
+    """Options are checked like the file, and control characters in them are escaped."""
     result = CliRunner().invoke(app, ["serve", *arguments])
     assert result.exit_code == EXIT_BAD_SETTINGS
     assert sentence in result.stderr

@@ -85,12 +85,12 @@ def graph_of(directory: Path, toml: str) -> FlowGraph:
 
 
 def test_draw_text_shows_each_flow_as_a_tree(tmp_path: Path) -> None:
-    """From the sources to where events go; what flows share is drawn once; no secret is shown."""
+    """The tree leads from the sources to the sinks; shared parts are drawn once; no secret is shown."""
     assert "\n".join(draw_text(graph_of(tmp_path, FLOWS))) + "\n" == DRAWN
 
 
 def test_draw_text_of_a_sink_group_shows_its_sinks_behind_it(tmp_path: Path) -> None:
-    """The group empties the channel, and its sinks share what it takes."""
+    """The group empties the channel for its sinks."""
     assert list(draw_text(graph_of(tmp_path, GROUP))) == [
         "callers",
         "└─ channel orders (file)",
@@ -102,7 +102,7 @@ def test_draw_text_of_a_sink_group_shows_its_sinks_behind_it(tmp_path: Path) -> 
 
 
 def test_draw_text_of_flows_that_go_around_ends(tmp_path: Path) -> None:
-    """Each of two channels sets its rejected events aside in the other one: that is drawn, and the drawing ends."""
+    """Two channels that are each other's dead-letter channel do not make the drawing endless."""
     toml = """
         [channels.a]
         type = "memory"
@@ -131,7 +131,7 @@ def test_draw_text_of_flows_that_go_around_ends(tmp_path: Path) -> None:
 
 
 def test_draw_text_of_places_shows_where_and_nothing_secret(tmp_path: Path) -> None:
-    """What a sink or source talks to is shown, without names, passwords and queries."""
+    """The targets of sinks and sources are shown without user names, passwords and queries."""
     toml = """
         [channels.orders]
         type = "file"
@@ -164,12 +164,12 @@ def test_draw_text_of_places_shows_where_and_nothing_secret(tmp_path: Path) -> N
     ],
 )
 def test_flow_graph_of_a_place_with_secrets_leaves_them_out(place: str, shown: str) -> None:
-    """A drawing goes into documents."""
+    """Drawings may be published."""
     assert _without_secrets(place) == shown
 
 
 def test_draw_mermaid_draws_every_node_and_way(tmp_path: Path) -> None:
-    """One line a node, one a way; those of events that cannot go the right way are dashed."""
+    """Each node and each edge is one line; edges of dead letters are dashed."""
     graph = graph_of(tmp_path, FLOWS)
     first, *lines = draw_mermaid(graph)
     assert first == "flowchart LR"
@@ -180,7 +180,7 @@ def test_draw_mermaid_draws_every_node_and_way(tmp_path: Path) -> None:
 
 
 def test_draw_dot_draws_every_node_and_way(tmp_path: Path) -> None:
-    """One line a node, one a way, in a digraph."""
+    """Each node and each edge is one line of a digraph."""
     graph = graph_of(tmp_path, FLOWS)
     first, second, *lines, last = draw_dot(graph)
     assert (first, second, last) == ("digraph flows {", "    rankdir=LR;", "}")
@@ -190,7 +190,7 @@ def test_draw_dot_draws_every_node_and_way(tmp_path: Path) -> None:
 
 
 def test_drawings_of_hostile_names_stay_drawings() -> None:
-    """Nothing in a configuration breaks out of a label, nor steers a terminal."""
+    """Names cannot break out of a label or control a terminal."""
     graph = FlowGraph()
     graph.add(Node("a", NodeKind.SOURCE, 'x"]; <b> `&`\n\x1b[2J\\'))
     [text] = draw_text(graph)
@@ -206,7 +206,7 @@ def test_drawings_of_hostile_names_stay_drawings() -> None:
     [((), "source access"), (("--format", "mermaid"), "flowchart"), (("--format", "dot"), "digr")],
 )
 def test_graph_of_a_good_file_draws_it(tmp_path: Path, arguments: tuple[str, ...], first: str) -> None:
-    """For a terminal unless told otherwise; nothing is made."""
+    """The default format is for a terminal; nothing is created."""
     path = tmp_path / "millrace.toml"
     path.write_text(FLOWS)
     result = CliRunner().invoke(app, ["graph", str(path), *arguments])
@@ -216,7 +216,7 @@ def test_graph_of_a_good_file_draws_it(tmp_path: Path, arguments: tuple[str, ...
 
 
 def test_graph_of_a_bad_file_shows_its_problems(tmp_path: Path) -> None:
-    """As `check` does."""
+    """The output is that of `check`."""
     path = tmp_path / "millrace.toml"
     path.write_text("[sources.x]\ntype = 'nothing'\n")
     result = CliRunner().invoke(app, ["graph", str(path)])
@@ -225,7 +225,7 @@ def test_graph_of_a_bad_file_shows_its_problems(tmp_path: Path) -> None:
 
 
 def test_check_of_a_file_with_flows_sums_them_up(tmp_path: Path) -> None:
-    """What fills and what empties the channels is told behind them."""
+    """The sources and sinks of the channels are listed after them."""
     path = tmp_path / "millrace.toml"
     path.write_text(FLOWS)
     result = CliRunner().invoke(app, ["check", str(path)])
@@ -238,7 +238,7 @@ def test_check_of_a_file_with_flows_sums_them_up(tmp_path: Path) -> None:
 
 
 def test_check_of_a_file_with_a_sink_group_tells_its_sinks(tmp_path: Path) -> None:
-    """Groups come last, behind the sinks that they are made of."""
+    """Groups come last, after their sinks."""
     path = tmp_path / "millrace.toml"
     path.write_text(GROUP)
     result = CliRunner().invoke(app, ["check", str(path)])

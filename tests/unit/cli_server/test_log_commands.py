@@ -28,7 +28,7 @@ from tests.unit.log_tools.kept_channels import (
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One channel for the module, of which each test damages a copy."""
+    """One channel for the module; each test damages a copy."""
     return make_channel(tmp_path_factory.mktemp("cli"))
 
 
@@ -44,7 +44,7 @@ def answered(*arguments: str | Path, exit_code: int = 0) -> Any:
 
 
 def refused(*arguments: str | Path, exit_code: int) -> str:
-    """The sentence of a refusal, which is all that is said."""
+    """The sentence of a refusal, which is the only output."""
     result = run(*arguments)
     assert (result.exit_code, result.stdout) == (exit_code, ""), result.output
     [sentence] = result.stderr.splitlines()
@@ -53,7 +53,7 @@ def refused(*arguments: str | Path, exit_code: int) -> str:
 
 
 def test_log_verify_of_a_good_channel_sums_it_up(home: Path) -> None:
-    """Each segment, both checkpoints, and one sentence."""
+    """The output lists each segment and both checkpoints, and ends with one sentence."""
     result = run("log", "verify", home)
     assert (result.exit_code, result.stderr) == (0, "")
     first, *_, summary = result.stdout.splitlines()
@@ -70,7 +70,7 @@ def test_log_verify_of_a_good_channel_sums_it_up(home: Path) -> None:
 
 
 def test_log_verify_of_a_damaged_channel_says_what_is_wrong_on_standard_error(home: Path) -> None:
-    """Scripts decide by the exit code."""
+    """Scripts use the exit code."""
     put = positions(segments(home)[0])[3]
     flip(segments(home)[0], put + 40)
     flip(home / NEWEST, 100)
@@ -87,7 +87,7 @@ def test_log_verify_of_a_damaged_channel_says_what_is_wrong_on_standard_error(ho
 
 @pytest.mark.parametrize("lost", ["segment-000000000001.log", CHANNEL_FILE])
 def test_log_verify_of_a_channel_that_a_server_does_not_open_says_so(home: Path, lost: str) -> None:
-    """Whatever could be read back all the same."""
+    """This holds even if the records can be read."""
     (home / lost).unlink()
     result = run("log", "verify", home)
     assert result.exit_code == EXIT_DAMAGED
@@ -95,7 +95,7 @@ def test_log_verify_of_a_channel_that_a_server_does_not_open_says_so(home: Path,
 
 
 def test_log_verify_with_a_torn_tail_says_how_much_a_crash_left(home: Path) -> None:
-    """It is no damage; the server cuts it."""
+    """A torn tail is not damage; the server truncates it."""
     (home / NEWEST).unlink()
     (home / "checkpoint.previous").unlink()
     segment = segments(home)[-1]
@@ -107,7 +107,7 @@ def test_log_verify_with_a_torn_tail_says_how_much_a_crash_left(home: Path) -> N
 
 
 def test_log_dump_shows_a_record_a_line(home: Path) -> None:
-    """For people and for scripts; at damage the exit code tells."""
+    """The output is readable by people and scripts; the exit code reports damage."""
     lines = run("log", "dump", home).stdout.splitlines()
     documents = [json.loads(line) for line in run("log", "dump", home, "--json").stdout.splitlines()]
     assert len(lines) == len(documents)
@@ -118,7 +118,7 @@ def test_log_dump_shows_a_record_a_line(home: Path) -> None:
 
 
 def test_log_dump_of_the_state_shows_the_channel(home: Path) -> None:
-    """Batches, producers, ended transactions and the claim."""
+    """The output contains batches, producers, ended transactions and the claim."""
     state = json.loads(run("log", "dump", "--state", home).stdout)
     assert (state["events"], state["next_sequence"]) == (47, 72)
     assert state["producers"] == {"producer": [[0, 59]]}
@@ -129,7 +129,7 @@ def test_log_dump_of_the_state_shows_the_channel(home: Path) -> None:
 
 
 def test_log_repair_asks_before_it_changes_anything(home: Path, tmp_path: Path) -> None:
-    """What it would do, then what it did, and where the copy is."""
+    """The output says what would be done, then what was done, and where the copy is."""
     assert run("log", "repair", home).stdout == "Nothing is damaged; nothing was changed.\n"
     flip(segments(home)[1], 100)
     before = contents(home)
@@ -148,7 +148,7 @@ def test_log_repair_asks_before_it_changes_anything(home: Path, tmp_path: Path) 
 
 
 def test_log_repair_of_a_channel_in_use_ends_with_a_code_of_its_own(home: Path) -> None:
-    """It may be good; the server must be stopped first."""
+    """The channel may be valid; the server must be stopped first."""
     lock = lock_directory(home)
     try:
         sentence = refused("log", "repair", home, "--yes", exit_code=EXIT_UNAVAILABLE)
@@ -159,7 +159,7 @@ def test_log_repair_of_a_channel_in_use_ends_with_a_code_of_its_own(home: Path) 
 
 
 def test_backup_and_restore_say_what_they_did(home: Path, tmp_path: Path) -> None:
-    """And what follows for readers."""
+    """They also explain the consequences for readers."""
     result = run("backup", home, tmp_path / "backup")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.splitlines() == [
@@ -194,7 +194,7 @@ def test_backup_and_restore_say_what_they_did(home: Path, tmp_path: Path) -> Non
 def test_command_line_that_names_something_else_is_refused_in_a_sentence(
     arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is made, and nothing hostile reaches the terminal."""
+    """Nothing is created, and control characters are escaped."""
     monkeypatch.chdir(tmp_path)
     assert sentence in refused(*arguments, exit_code=EXIT_USAGE)
     assert list(tmp_path.iterdir()) == []
@@ -209,7 +209,7 @@ def key_file(tmp_path: Path) -> Path:
 
 
 def test_tools_without_a_key_say_which_and_how(key_file: Path, tmp_path: Path) -> None:
-    """A missing key is no damage, and a wrong one is never cause to give anything up."""
+    """A missing key is not damage, and a wrong one never leads to a loss."""
     home = make_channel(tmp_path, encryption=EncryptionConfig(keys={"2026": key_file}, active_key="2026"))
     sentence = refused("log", "verify", home, exit_code=EXIT_UNAVAILABLE)
     assert "the encryption key '2026' is needed, and was not given; give it with --key 2026=FILE" in sentence
@@ -220,23 +220,26 @@ def test_tools_without_a_key_say_which_and_how(key_file: Path, tmp_path: Path) -
     wrong.write_bytes(os.urandom(32))
     wrong.chmod(0o600)
     before = contents(home)
-    assert run("log", "verify", home, "--key", f"2026={wrong}").exit_code == EXIT_DAMAGED
-    sentence = refused("log", "repair", home, "--yes", "--key", f"2026={wrong}", exit_code=EXIT_UNAVAILABLE)
-    assert "nothing is given up for that" in sentence
+    for command in (("verify",), ("repair", "--yes")):
+        sentence = refused("log", *command, home, "--key", f"2026={wrong}", exit_code=EXIT_UNAVAILABLE)
+        assert "the encryption key '2026' is needed, and the one given is most likely another" in sentence
+    dumped = run("log", "dump", home, "--key", f"2026={wrong}").stdout
+    assert "the one given is most likely another" in dumped
+    assert "DAMAGED" not in dumped
     assert contents(home) == before
     copied_without = run("backup", home, tmp_path / "backup")
     assert "To read it, keep the keys: 2026." in copied_without.stdout
 
 
 def test_tools_of_another_versions_log_say_so(home: Path) -> None:
-    """Nothing is touched."""
+    """No file is changed."""
     flip(segments(home)[1], 8, 2)
     sentence = refused("log", "verify", home, exit_code=EXIT_UNAVAILABLE)
     assert sentence.endswith("this program knows version 1 only; use the millraced that wrote it")
 
 
 def test_tools_with_the_servers_file_find_directories_and_keys_there(key_file: Path, tmp_path: Path) -> None:
-    """Also what CreateChannel made, which is in the catalog."""
+    """This includes channels created by CreateChannel, which are in the catalog."""
     data_dirs = [tmp_path / "disk-a", tmp_path / "disk-b"]
     encryption = EncryptionConfig(keys={"2026": key_file}, active_key="2026")
     limits: dict[str, Any] = {"data_dirs": data_dirs, "checkpoint_dir": tmp_path / "disk-c", "encryption": encryption}
@@ -278,7 +281,7 @@ def test_tools_with_the_servers_file_find_directories_and_keys_there(key_file: P
 
 
 def test_progress_on_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Elsewhere there is none, so that scripts read nothing but answers."""
+    """Without a terminal there is no bar, so that scripts read only answers."""
     screen = io.StringIO()
     monkeypatch.setattr(log_targets, "Console", lambda **_options: Console(file=screen, force_terminal=True, width=100))
     with log_targets.shown_progress() as shown:
@@ -290,7 +293,7 @@ def test_progress_on_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_tools_on_a_disk_that_fails_say_which_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No traceback, whatever the system refuses."""
+    """Any system error is reported without a traceback."""
 
     def refuse(_path: Path) -> None:
         raise PermissionError(13, "Permission denied", "somewhere")

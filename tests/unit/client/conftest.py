@@ -5,13 +5,21 @@ from typing import Any
 
 import pytest
 
-from tests.client_faces import Connect, face
+from millrace_client import _settings
+from tests.client_variants import Connect, client_variant
 from tests.unit.client.fake_server import FakeServer
+
+
+@pytest.fixture(autouse=True)
+def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shortens gRPC's pauses before retries to milliseconds."""
+    monkeypatch.setattr(_settings, "BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(_settings, "BACKOFF_SECONDS_MAX", 0.01)
 
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    """A server that answers by script."""
+    """A scripted server."""
     fake = FakeServer()
     yield fake
     fake.close()
@@ -19,12 +27,12 @@ def server() -> Iterator[FakeServer]:
 
 @pytest.fixture(params=["sync", "aio"])
 def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    """`connect` of each face."""
-    with face(request.param) as connecting:
+    """`connect` of each variant of the client."""
+    with client_variant(request.param) as connecting:
         yield connecting
 
 
 @pytest.fixture
 def client(connect: Connect, server: FakeServer) -> Any:
-    """A client of the scripted server, in each face."""
+    """A client of the scripted server, in each variant."""
     return connect(server.address, timeout_seconds=10.0)

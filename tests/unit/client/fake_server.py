@@ -22,7 +22,7 @@ _THREADS = 32
 
 
 class RefusalError(Exception):
-    """Ends a call with a status, as Millrace's own server does; without a reason as any other server does."""
+    """Ends a call with a status, as Millrace's server does; without a reason as other servers do."""
 
     def __init__(
         self,
@@ -49,21 +49,21 @@ class RefusalError(Exception):
 
 
 def unavailable() -> RefusalError:
-    """What gRPC says of a connection that broke."""
+    """The error with which gRPC reports a broken connection."""
     return RefusalError(grpc.StatusCode.UNAVAILABLE, message="Socket closed")
 
 
 Step = Message | RefusalError | list[Any] | Callable[..., Any]
-"""An answer; a refusal; the answers of a stream, a refusal last perhaps; or a function of request and context."""
+"""An answer; a refusal; the answers of a stream, perhaps with a refusal last; or a function of request and context."""
 
 
 class FakeServer:
-    """Answers each call by the next step of its method's script, and the last step again and again.
+    """Answers each call with the next step of its method's script; the last step is repeated.
 
     Attributes:
-        address: Where it listens.
-        requests: For each method what came, in order; messages of a stream one by one.
-        deadlines: For each method how many seconds each call had left as it came.
+        address: The address at which it listens.
+        requests: The requests received, by method, in order; messages of a stream are listed one by one.
+        deadlines: The seconds that were left to each call when it arrived, by method.
     """
 
     def __init__(self) -> None:
@@ -78,11 +78,11 @@ class FakeServer:
         self.closing = threading.Event()
 
     def script(self, method: str, *steps: Step) -> None:
-        """Says what a method answers from now on."""
+        """Sets the answers of a method from now on."""
         self._scripts[method] = deque(steps)
 
     def close(self) -> None:
-        """Ends calls and the server."""
+        """Ends all calls and the server."""
         self.closing.set()
         self._server.stop(None).wait()
         self._pool.shutdown()

@@ -31,7 +31,7 @@ def test_match_returns_requests_in_the_order_of_sending(session: AppendSession[s
 
 
 def test_match_of_a_refusal_returns_its_error_and_goes_on(session: AppendSession[str]) -> None:
-    """An error concerns its request alone."""
+    """An error concerns only its request."""
     session.note_sent("a", 0.0)
     session.note_sent("b", 0.0)
     request, error = session.match(REFUSED, 1.0)
@@ -54,7 +54,7 @@ def test_waiting_since_is_the_last_answer_or_the_first_request(session: AppendSe
 
 
 def test_append_request_is_what_protobuf_would_write() -> None:
-    """The columns are copied as they are."""
+    """The encoded columns are copied unchanged."""
     stamp = event_pb2.ProducerStamp(producer_id="p", first_sequence=1, last_sequence=2, after_sequence=0)
     columns = event_pb2.EventColumns(count=2, body_sizes=[1, 1], bodies=b"ab")
     encoded = columns.SerializeToString()
@@ -65,7 +65,7 @@ def test_append_request_is_what_protobuf_would_write() -> None:
 
 
 def test_cancelled_stream_raises_the_given_error() -> None:
-    """The caller decides why a silent stream was ended."""
+    """The caller decides why a silent stream is ended."""
     server = grpc.server(futures.ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -1,4 +1,4 @@
-"""What takes several calls, without any face or server: flows are driven by hand."""
+"""Operations of several calls, without client or server: the tests drive the sequences of calls."""
 
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -35,7 +35,7 @@ def drive(sequence: CallSequence[T], *outcomes: Any) -> tuple[T, list[Call[Any]]
 
 
 def columns(*bodies: bytes) -> event_pb2.EventColumns:
-    """One batch."""
+    """The columns of one batch."""
     [batch] = columns_from_events([({}, body) for body in bodies])
     return batch
 
@@ -47,14 +47,14 @@ def bodies_of(parts: list[bytes]) -> Iterator[bytes]:
 
 
 def test_encoded_parts_within_the_limit_are_one() -> None:
-    """What fits is encoded once, as it is."""
+    """Columns within the limit are used unchanged."""
     batch = columns(b"a", b"b")
     assert encoded_parts([batch]) == [batch.SerializeToString()]
 
 
 @pytest.mark.parametrize("event_count", [2, 3, 17, 100])
 def test_encoded_parts_above_the_limit_are_cut(event_count: int) -> None:
-    """Each part fits, and all events are there in order."""
+    """Each part fits, and together they contain all events in order."""
     bodies = [bytes([index]) * 100 for index in range(event_count)]
     parts = encoded_parts([columns(*bodies)], bytes_max=250)
     assert max(map(len, parts)) <= 250
@@ -62,13 +62,13 @@ def test_encoded_parts_above_the_limit_are_cut(event_count: int) -> None:
 
 
 def test_encoded_parts_with_one_event_too_large_is_refused() -> None:
-    """An event cannot be cut."""
+    """An event cannot be split."""
     with pytest.raises(millrace.EventTooLargeError, match="250"):
         encoded_parts([columns(b"a", bytes(300), b"b")], bytes_max=250)
 
 
 def test_append_above_the_message_limit_is_one_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins, puts each part where the last one ended, and commits under the stamp."""
+    """The transaction begins, puts each part after the last one, and commits under the stamp."""
     monkeypatch.setattr(_call_sequences.encoded_parts, "__defaults__", (250,))
     stamp = millrace.Stamp("p", 5, 7)
     sequence = _call_sequences.append("orders", [columns(*[bytes(100)] * 3)], stamp, Numbering(), "t1")
@@ -82,7 +82,7 @@ def test_append_above_the_message_limit_is_one_transaction(monkeypatch: pytest.M
 
 
 def test_append_in_parts_that_fails_rolls_back() -> None:
-    """The error of the part is the one that is seen."""
+    """The error of the part is the one that is raised."""
     events = [millrace.Event(b"", {f"{event}-{key}": "" for key in range(200)}) for event in range(2)]
     batches = columns_from_events((event.headers, event.body) for event in events)
     sequence = _call_sequences.append("orders", batches, None, Numbering(), "t1")
@@ -93,7 +93,7 @@ def test_append_in_parts_that_fails_rolls_back() -> None:
 
 
 def test_append_of_a_cancelled_caller_rolls_back() -> None:
-    """An asyncio task's end is an error like any other, and goes on."""
+    """Cancellation of an asyncio task is treated as an error, and propagates."""
     batches = [columns(b"a"), columns(b"b")]
     sequence = _call_sequences.append("orders", batches, None, Numbering(), "t1")
     with pytest.raises(KeyboardInterrupt):
@@ -101,7 +101,7 @@ def test_append_of_a_cancelled_caller_rolls_back() -> None:
 
 
 def test_flow_that_is_closed_makes_no_more_calls() -> None:
-    """Where nobody waits any more, nothing can be rolled back; the lease does it."""
+    """A sequence that was closed cannot roll back any more; the lease does it."""
     txn = TxnCalls("orders", "t1", None)
     sequence = txn.leave(None)
     next(sequence)
@@ -109,7 +109,7 @@ def test_flow_that_is_closed_makes_no_more_calls() -> None:
 
 
 def test_put_whose_second_part_is_refused_forbids_the_commit() -> None:
-    """Part of the put is in, so neither putting it again nor committing would be right."""
+    """A part of the put is stored, so neither repeating the put nor committing would be right."""
     txn = TxnCalls("orders", "t1", None)
     with pytest.raises(millrace.TxnCapacityError):
         drive(txn.put([b"", b""]), 1, millrace.TxnCapacityError("too many"))
@@ -119,7 +119,7 @@ def test_put_whose_second_part_is_refused_forbids_the_commit() -> None:
 
 
 def test_take_that_was_cut_off_forbids_the_commit_until_it_is_repeated() -> None:
-    """A cancelled take may have taken; a repeat brings the same events."""
+    """A cancelled take may have taken events; a repeat returns the same ones."""
     txn = TxnCalls("orders", "t1", None)
     with pytest.raises(KeyboardInterrupt):
         drive(txn.take(TakeLimits()), KeyboardInterrupt())
@@ -131,7 +131,7 @@ def test_take_that_was_cut_off_forbids_the_commit_until_it_is_repeated() -> None
 
 
 def test_take_that_was_refused_changes_nothing() -> None:
-    """A refusal says that nothing was taken."""
+    """A refused take has taken nothing."""
     txn = TxnCalls("orders", "t1", None)
     with pytest.raises(millrace.TxnCapacityError):
         drive(txn.take(TakeLimits()), millrace.TxnCapacityError("too many"))
@@ -139,7 +139,7 @@ def test_take_that_was_refused_changes_nothing() -> None:
 
 
 def test_take_whose_answer_was_too_large_forbids_the_commit() -> None:
-    """The answer may be lost on this side of the wire as well; the events are taken all the same."""
+    """The answer may be lost in the client as well; the events are taken all the same."""
     txn = TxnCalls("orders", "t1", None)
     with pytest.raises(millrace.MessageTooLargeError):
         drive(txn.take(TakeLimits()), millrace.MessageTooLargeError("answer"))

@@ -13,7 +13,7 @@ import millrace_client as millrace
 from millrace.columns import columns_from_events
 from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace.v1 import channel_service_pb2 as pb
-from tests.client_faces import Connect
+from tests.client_variants import Connect
 from tests.unit.client.fake_server import FakeServer, RefusalError, unavailable
 
 STORED = pb.AppendResponse(first_sequence=7, last_sequence=8)
@@ -22,7 +22,7 @@ PURGED = admin_pb.PurgeChannelResponse(purged_count=3)
 
 
 def test_append_sends_columns_and_stamp(client: Any, server: FakeServer) -> None:
-    """What an append sends is what the generated message would hold, and its answer becomes a receipt."""
+    """The request equals the generated message's encoding, and the answer becomes a receipt."""
     server.script("Append", STORED)
     receipt = client.channel("orders").append([millrace.Event(b"a", {"host": "x"}), b"b"])
     assert receipt == millrace.Receipt(7, 8, deduplicated=False)
@@ -33,7 +33,7 @@ def test_append_sends_columns_and_stamp(client: Any, server: FakeServer) -> None
 
 
 def test_append_numbers_each_event_once(client: Any, server: FakeServer) -> None:
-    """Appends of one client follow each other in its own numbering."""
+    """Appends of one client are numbered consecutively."""
     server.script("Append", STORED)
     for bodies in ([b"a"], [b"b", b"c"], [b"d"]):
         client.channel("orders").append(bodies)
@@ -43,7 +43,7 @@ def test_append_numbers_each_event_once(client: Any, server: FakeServer) -> None
 
 
 def test_append_with_a_stamp_sends_that_stamp(client: Any, server: FakeServer) -> None:
-    """A caller's own stamp goes out as it is."""
+    """The caller's stamp is sent unchanged."""
     server.script("Append", STORED)
     client.channel("orders").append([b"a"], stamp=millrace.Stamp("me", 0, 0))
     [request] = server.requests["Append"]
@@ -51,7 +51,7 @@ def test_append_with_a_stamp_sends_that_stamp(client: Any, server: FakeServer) -
 
 
 def test_append_columns_sends_them_as_they_are(client: Any, server: FakeServer) -> None:
-    """Prepared columns travel unchanged, numbered by their count."""
+    """Prepared columns are sent unchanged, numbered by their count."""
     server.script("Append", STORED)
     [columns] = columns_from_events([({"host": "x"}, b"a"), ({}, b"")])
     client.channel("orders").append_columns(columns)
@@ -61,21 +61,21 @@ def test_append_columns_sends_them_as_they_are(client: Any, server: FakeServer) 
 
 
 def test_append_of_nothing_is_refused_without_a_call(client: Any, server: FakeServer) -> None:
-    """An append needs an event, and the client knows."""
+    """The client refuses an append without events."""
     with pytest.raises(millrace.BadArgumentError, match="events"):
         client.channel("orders").append([])
     assert not server.requests
 
 
 def test_call_when_unavailable_at_first_is_repeated(client: Any, server: FakeServer) -> None:
-    """Two broken attempts are not seen by the caller."""
+    """Two failed attempts are hidden from the caller."""
     server.script("PurgeChannel", unavailable(), unavailable(), PURGED)
     assert client.admin.purge_channel("orders") == 3
     assert len(server.requests["PurgeChannel"]) == 3
 
 
 def test_call_when_always_unavailable_ends_after_five_attempts(client: Any, server: FakeServer) -> None:
-    """Then the caller is told, with the server's address and a way to go on."""
+    """The error names the server's address and how to start one."""
     server.script("PurgeChannel", unavailable())
     with pytest.raises(millrace.UnavailableError, match="millraced") as caught:
         client.admin.purge_channel("orders")
@@ -86,7 +86,7 @@ def test_call_when_always_unavailable_ends_after_five_attempts(client: Any, serv
 
 
 def test_call_while_the_channel_replays_is_repeated(client: Any, server: FakeServer) -> None:
-    """A server that was started anew reads its log for a moment, which most callers never notice."""
+    """A restarted server replays its log for a moment, which most callers never notice."""
     replaying = RefusalError(grpc.StatusCode.UNAVAILABLE, "REPLAYING")
     server.script("PurgeChannel", unavailable(), replaying, PURGED)
     assert client.admin.purge_channel("orders") == 3
@@ -94,12 +94,12 @@ def test_call_while_the_channel_replays_is_repeated(client: Any, server: FakeSer
     with pytest.raises(millrace.ReplayingError) as caught:
         client.admin.purge_channel("orders")
     assert len(server.requests["PurgeChannel"]) == 3 + 5
-    # The first of the attempts may have been done by the server that ran before.
+    # The first attempt may have taken effect on the server before its restart.
     assert not caught.value.is_outcome_known
 
 
 def test_call_when_refused_is_not_repeated(client: Any, server: FakeServer) -> None:
-    """A refusal is an answer."""
+    """A refusal is an answer, and not repeated."""
     server.script("PurgeChannel", RefusalError(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"), PURGED)
     with pytest.raises(millrace.OverloadedError):
         client.admin.purge_channel("orders")
@@ -107,26 +107,26 @@ def test_call_when_refused_is_not_repeated(client: Any, server: FakeServer) -> N
 
 
 def test_append_whose_large_request_is_lost_is_repeated_with_its_stamp(client: Any, server: FakeServer) -> None:
-    """Size does not keep gRPC from repeating (by default it gives up above 256 KiB); the stamp tells it is a repeat."""
+    """Requests of any size are repeated by gRPC (by default only up to 256 KiB); the stamp identifies the repeat."""
     server.script("Append", unavailable(), STORED)
     client.channel("orders").append([bytes(1_000_000)] * 8)
     first, second = server.requests["Append"]
     assert first == second
 
 
-def test_stream_when_unavailable_at_first_is_begun_anew(client: Any, server: FakeServer) -> None:
-    """A stream of which nothing has come yet is repeated like any call."""
+def test_stream_when_unavailable_at_first_is_opened_again(client: Any, server: FakeServer) -> None:
+    """A stream that has not delivered anything yet is repeated like any call."""
     server.script("PeekEvents", unavailable(), [admin_pb.PeekEventsResponse(batch={"first_sequence": 5})])
     assert [batch.first_sequence for batch in client.channel("orders").peek()] == [5]
 
 
 def test_stream_that_breaks_later_says_so(client: Any, server: FakeServer) -> None:
-    """A stream of which something came is not repeated, and the caller learns that it is not all."""
+    """A stream that has delivered something is not repeated, and the caller gets the error."""
     received = threading.Event()
 
     def break_off(_request: Any, _context: Any) -> Iterator[Any]:
         yield admin_pb.PeekEventsResponse(batch={"first_sequence": 5})
-        # gRPC drops what nobody has read when an error comes.
+        # When an error arrives, gRPC drops messages that have not been read.
         received.wait(WAIT_SECONDS)
         raise unavailable()
 
@@ -140,7 +140,7 @@ def test_stream_that_breaks_later_says_so(client: Any, server: FakeServer) -> No
 
 
 def test_refusal_tells_all_that_the_server_said(client: Any, server: FakeServer) -> None:
-    """Class, reason, message, channel, transaction, delay and code come from the status."""
+    """Class, reason, message, channel, transaction, delay and code are taken from the status."""
     refusal = RefusalError(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         "CHANNEL_FULL",
@@ -160,7 +160,7 @@ def test_refusal_tells_all_that_the_server_said(client: Any, server: FakeServer)
 
 
 def test_refusal_for_a_reason_from_the_future_keeps_it(client: Any, server: FakeServer) -> None:
-    """A newer server's reason becomes the base class, and callers can still decide by it."""
+    """A newer server's reason becomes the base class, and callers can still compare it."""
     server.script("PurgeChannel", RefusalError(grpc.StatusCode.ABORTED, "MOON_FULL"))
     with pytest.raises(millrace.MillraceError) as caught:
         client.admin.purge_channel("orders")
@@ -168,7 +168,7 @@ def test_refusal_for_a_reason_from_the_future_keeps_it(client: Any, server: Fake
 
 
 def test_refusal_in_another_domain_is_not_taken_for_ours(client: Any, server: FakeServer) -> None:
-    """A proxy's ErrorInfo with a reason that looks like ours proves nothing."""
+    """A proxy's ErrorInfo with a known reason but another domain is ignored."""
     server.script("PurgeChannel", RefusalError(grpc.StatusCode.ABORTED, "CHANNEL_FULL", domain="example.com"))
     with pytest.raises(millrace.MillraceError) as caught:
         client.admin.purge_channel("orders")
@@ -177,32 +177,32 @@ def test_refusal_in_another_domain_is_not_taken_for_ours(client: Any, server: Fa
 
 
 def test_call_that_something_else_answers_says_so(client: Any, server: FakeServer) -> None:
-    """A server that does not know the call is probably not Millrace's."""
+    """A server that does not know the call is probably not Millrace."""
     server.script("PurgeChannel", RefusalError(grpc.StatusCode.UNIMPLEMENTED, message="unknown"))
     with pytest.raises(millrace.MillraceError, match="is it a Millrace server"):
         client.admin.purge_channel("orders")
 
 
 def test_call_without_an_answer_ends_at_its_deadline(connect: Connect, server: FakeServer) -> None:
-    """No call waits for ever."""
+    """Every call ends at its deadline."""
     server.script("PurgeChannel", lambda _request, _context: server.closing.wait())
     started = time.monotonic()
     with pytest.raises(millrace.DeadlineError) as caught:
-        connect(server.address, timeout_seconds=0.3).admin.purge_channel("orders")
+        connect(server.address, timeout_seconds=0.1).admin.purge_channel("orders")
     assert time.monotonic() - started < 5
     assert (caught.value.reason, caught.value.channel) == ("DEADLINE", "orders")
     server.closing.set()
 
 
 def test_stream_without_an_answer_ends_at_its_deadline(connect: Connect, server: FakeServer) -> None:
-    """Each answer of a stream has its deadline, the first and the later ones."""
+    """Each answer of a stream has a deadline of its own."""
 
     def one_then_silence(_request: Any, _context: Any) -> Iterator[Any]:
         yield admin_pb.PeekEventsResponse(batch={"first_sequence": 5})
         server.closing.wait()
 
     server.script("PeekEvents", one_then_silence)
-    batches = iter(connect(server.address, timeout_seconds=1.0).channel("orders").peek())
+    batches = iter(connect(server.address, timeout_seconds=0.3).channel("orders").peek())
     next(batches)
     with pytest.raises(millrace.DeadlineError):
         next(batches)
@@ -210,19 +210,19 @@ def test_stream_without_an_answer_ends_at_its_deadline(connect: Connect, server:
 
 
 def test_stream_counts_only_the_time_of_waiting(connect: Connect, server: FakeServer) -> None:
-    """Whoever works longer on a batch than the timeout still gets the next."""
+    """The timeout does not include the time that the caller works on a batch."""
     server.script("PeekEvents", [admin_pb.PeekEventsResponse(batch={"first_sequence": n}) for n in (1, 2)])
-    batches = iter(connect(server.address, timeout_seconds=0.5).channel("orders").peek())
+    batches = iter(connect(server.address, timeout_seconds=0.3).channel("orders").peek())
     next(batches)
-    time.sleep(0.7)
+    time.sleep(0.4)
     assert next(batches).first_sequence == 2
 
 
 def test_followed_stream_may_be_silent(connect: Connect, server: FakeServer) -> None:
-    """A follower waits beyond the timeout for events to come."""
+    """A following stream waits beyond the timeout for events."""
 
     def late(_request: Any, _context: Any) -> Iterator[Any]:
-        server.closing.wait(0.5)
+        server.closing.wait(0.2)
         yield admin_pb.PeekEventsResponse(batch={"first_sequence": 5}, skipped_events=2)
 
     server.script("PeekEvents", late)
@@ -231,7 +231,7 @@ def test_followed_stream_may_be_silent(connect: Connect, server: FakeServer) -> 
 
 
 def test_take_has_its_wait_on_top_of_the_timeout(client: Any, server: FakeServer) -> None:
-    """A take that waits at the server is not cut off by the client before."""
+    """The client allows for the server's wait in addition to the timeout."""
     server.script("BeginTxn", pb.BeginTxnResponse())
     server.script("Take", pb.TakeResponse())
     server.script("Commit", pb.CommitResponse())
@@ -244,7 +244,7 @@ def test_take_has_its_wait_on_top_of_the_timeout(client: Any, server: FakeServer
 
 
 def test_stream_that_is_left_is_ended(client: Any, server: FakeServer) -> None:
-    """Closing the iterator tells the server."""
+    """Closing the iterator cancels the stream on the server."""
     ended = threading.Event()
 
     def endless(_request: Any, context: Any) -> Iterator[Any]:
@@ -263,12 +263,12 @@ def test_stream_that_is_left_is_ended(client: Any, server: FakeServer) -> None:
 
 
 def test_connect_makes_no_connection(connect: Connect) -> None:
-    """A client of a server that does not exist can be made and closed."""
+    """A client of a server that does not exist can be created and closed."""
     connect("127.0.0.1:1").close()
 
 
 def test_call_when_refused_a_connection_says_where(connect: Connect) -> None:
-    """A server that is not there is told in bounded time, by address."""
+    """A server that is not running is reported in bounded time, with its address."""
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
@@ -279,7 +279,7 @@ def test_call_when_refused_a_connection_says_where(connect: Connect) -> None:
 
 
 def test_stream_when_refused_a_connection_says_where(connect: Connect) -> None:
-    """So do streams, those without a deadline too."""
+    """The same holds for streams, also those without a deadline."""
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
@@ -290,16 +290,16 @@ def test_stream_when_refused_a_connection_says_where(connect: Connect) -> None:
 
 
 def test_call_that_waits_for_the_server_ends_at_its_deadline(connect: Connect) -> None:
-    """With wait_for_ready a missing server is waited for, but not for ever."""
+    """With wait_for_ready the client waits for a missing server, up to the deadline."""
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
         with pytest.raises(millrace.DeadlineError):
-            connect(address, timeout_seconds=0.5, wait_for_ready=True).admin.list_channels()
+            connect(address, timeout_seconds=0.1, wait_for_ready=True).admin.list_channels()
 
 
 def test_call_on_a_closed_client_is_refused(client: Any, server: FakeServer) -> None:
-    """A closed client says so, and closing it again is fine."""
+    """A closed client raises; closing it again has no effect."""
     server.script("PurgeChannel", PURGED)
     client.admin.purge_channel("orders")
     client.close()
@@ -313,7 +313,7 @@ def test_call_on_a_closed_client_is_refused(client: Any, server: FakeServer) -> 
 
 
 def test_connect_with_an_impossible_timeout_is_refused(connect: Connect) -> None:
-    """A timeout must leave time."""
+    """A timeout must be positive."""
     for seconds in (0.0, -1.0, float("nan")):
         with pytest.raises(millrace.BadArgumentError, match="timeout_seconds"):
             connect("127.0.0.1:1", timeout_seconds=seconds)

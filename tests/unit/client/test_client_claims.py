@@ -1,4 +1,4 @@
-"""Claims and administration against a scripted server, in both faces."""
+"""Claims and administration against a scripted server, in both variants."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -15,13 +15,13 @@ from tests.unit.client.fake_server import FakeServer, RefusalError
 GRANT = pb.ClaimResponse(lease={"seconds": 30}, first_sequence=4, next_sequence=9, epoch=3, channel_id="c-1")
 
 
-class OddityError(Exception):
-    """What a user's own code may raise."""
+class UserCodeError(Exception):
+    """An exception of the user's own code."""
 
 
 @pytest.fixture
 def orders(client: Any, server: FakeServer) -> Any:
-    """A channel of a server that agrees to everything."""
+    """A channel of a server that accepts everything."""
     server.script("Claim", GRANT)
     server.script("Acknowledge", pb.AcknowledgeResponse(first_sequence=7))
     server.script("Release", pb.ReleaseResponse())
@@ -46,13 +46,13 @@ def test_claim_tells_what_was_granted_and_is_released(orders: Any, server: FakeS
 
 
 def test_claim_without_a_block_lives_on(orders: Any, server: FakeServer) -> None:
-    """A claim that is only called for is not released by being dropped."""
+    """A claim that is called for without a block is not released when it is garbage collected."""
     orders.claim("reader-1")
     assert "Release" not in server.requests
 
 
 def test_claim_reads_and_acknowledges_under_its_epoch(orders: Any, server: FakeServer) -> None:
-    """Whoever has lost the claim is found out by the epoch."""
+    """Reads and acknowledgements carry the claim's epoch, by which the server detects a lost claim."""
     [columns] = columns_from_events([({}, b"a"), ({}, b"b")])
     server.script("Read", [pb.ReadResponse(batch={"first_sequence": 4, "columns": columns})])
     with orders.claim("reader-1") as claim:
@@ -76,7 +76,7 @@ def test_channel_reads_and_acknowledges_without_a_claim_at_hand(orders: Any, ser
 
 
 def test_renew_keeps_the_claim(orders: Any, server: FakeServer) -> None:
-    """Renewing asks for the same lease again, for this claim and no other."""
+    """Renewing asks for the same lease again, for this claim only."""
     claim = orders.claim("reader-1", lease_seconds=5, takeover=True)
     assert claim.renew() == 30.0
     _, renewal = server.requests["Claim"]
@@ -84,8 +84,21 @@ def test_renew_keeps_the_claim(orders: Any, server: FakeServer) -> None:
     assert renewal.wait.ToTimedelta().total_seconds() == 0
 
 
+def test_claim_whose_lease_is_shorter_than_asked_says_so(
+    orders: Any, server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The warning is logged once per claim, not with each renewal."""
+    server.script("Claim", GRANT, GRANT, GRANT)
+    orders.claim("reader-1", lease_seconds=30.0)
+    orders.claim("reader-1")
+    assert caplog.messages == []
+    orders.claim("reader-1", lease_seconds=123456789).renew()
+    [sentence] = caplog.messages
+    assert sentence == ("claim of reader-1 on orders: the server grants a lease of 30 s, not of 123456789 s as asked")
+
+
 def test_renew_that_waits_learns_what_has_come(orders: Any, server: FakeServer) -> None:
-    """It asks for what it does not know of, and the next one for what comes after that."""
+    """The renewal sends the last known sequence, and the next one continues from the answer."""
     server.script("Claim", GRANT, pb.ClaimResponse(first_sequence=5, next_sequence=12, epoch=3, channel_id="c-1"))
     claim = orders.claim("reader-1")
     claim.renew(wait_seconds=2.5)
@@ -98,7 +111,7 @@ def test_renew_that_waits_learns_what_has_come(orders: Any, server: FakeServer) 
 
 @pytest.mark.parametrize("reason", ["NOT_CLAIMED", "CHANNEL_CLAIMED", "STALE_EPOCH"])
 def test_renew_of_a_claim_that_has_ended_is_refused(orders: Any, server: FakeServer, reason: str) -> None:
-    """Somebody else may have read in between: however the server puts it, it is one error."""
+    """Whatever the server's reason, the client raises one error, since others may have read in between."""
     server.script("Claim", GRANT, RefusalError(grpc.StatusCode.FAILED_PRECONDITION, reason, "no longer"))
     claim = orders.claim("reader-1")
     with pytest.raises(millrace.LeaseExpiredError, match=r"reader-1 has ended \(no longer.*; claim again"):
@@ -114,17 +127,17 @@ def test_claim_released_by_hand_is_left_alone(orders: Any, server: FakeServer) -
 
 
 def test_claim_whose_release_fails_shows_the_first_error(orders: Any, server: FakeServer) -> None:
-    """The block's error is seen, the release's is its note; without an error of the block the release's is seen."""
+    """The block's error is raised with the release's as a note; without one, the release's error is raised."""
     server.script("Release", RefusalError(grpc.StatusCode.ABORTED, "STALE_EPOCH", "somebody else reads"))
-    with pytest.raises(OddityError) as caught, orders.claim("reader-1"):
-        raise OddityError
+    with pytest.raises(UserCodeError) as caught, orders.claim("reader-1"):
+        raise UserCodeError
     assert "somebody else reads" in caught.value.__notes__[0]
     with pytest.raises(millrace.StaleEpochError), orders.claim("reader-1"):
         pass
 
 
 def described(name: str) -> admin_pb.Channel:
-    """A channel with something in each field."""
+    """A channel with a value in each field."""
     return admin_pb.Channel(
         name=name,
         channel_id="c-1",
@@ -146,7 +159,7 @@ def described(name: str) -> admin_pb.Channel:
 
 
 def test_get_channel_tells_all_of_it(client: Any, server: FakeServer) -> None:
-    """Every field of the wire has its place."""
+    """Every field of the message is converted."""
     server.script("GetChannel", admin_pb.GetChannelResponse(channel=described("orders")))
     channel = client.admin.get_channel("orders")
     assert (channel.name, channel.channel_id) == ("orders", "c-1")
@@ -159,7 +172,7 @@ def test_get_channel_tells_all_of_it(client: Any, server: FakeServer) -> None:
 
 
 def file_channel(name: str) -> admin_pb.Channel:
-    """A file channel that is not well, with something in each field that only such a channel has."""
+    """A file channel with a fault, with a value in each field that only such channels have."""
     channel = described(name)
     channel.config.MergeFrom(
         admin_pb.ChannelConfig(
@@ -177,11 +190,12 @@ def file_channel(name: str) -> admin_pb.Channel:
     channel.gauges.MergeFrom(admin_pb.ChannelGauges(log_bytes=4096, segments=2))
     channel.state, channel.fault = admin_pb.CHANNEL_STATE_REPLAYING, "it reads its log"
     channel.replayed_fraction = 0.5
+    channel.is_configured = channel.is_overridden = True
     return channel
 
 
 def test_get_channel_of_a_file_channel_tells_all_of_it(client: Any, server: FakeServer) -> None:
-    """What only a log has, and how the channel is."""
+    """The fields of the log and of the channel's health are converted."""
     server.script("GetChannel", admin_pb.GetChannelResponse(channel=file_channel("orders")))
     channel = client.admin.get_channel("orders")
     config = channel.config
@@ -191,10 +205,11 @@ def test_get_channel_of_a_file_channel_tells_all_of_it(client: Any, server: Fake
     assert (channel.gauges.log_bytes, channel.gauges.segments) == (4096, 2)
     assert channel.state is millrace.ChannelState.REPLAYING
     assert (channel.fault, channel.replayed_fraction) == ("it reads its log", 0.5)
+    assert (channel.is_configured, channel.is_overridden) == (True, True)
 
 
 def test_get_channel_of_a_spillable_channel_tells_what_is_in_memory(client: Any, server: FakeServer) -> None:
-    """Its limits, which another channel can be made with, and how many events a crash would lose."""
+    """Its limits, which can be used to create another channel, and the number of events that a crash would lose."""
     described_so = file_channel("orders")
     described_so.config.MergeFrom(
         admin_pb.ChannelConfig(type=admin_pb.CHANNEL_TYPE_SPILLABLE, memory_capacity=500, memory_byte_capacity=1 << 20)
@@ -213,7 +228,7 @@ def test_get_channel_of_a_spillable_channel_tells_what_is_in_memory(client: Any,
 
 @pytest.mark.parametrize("state", [0, 99])
 def test_get_channel_in_a_state_that_is_not_known_says_so(client: Any, server: FakeServer, state: int) -> None:
-    """A server of another release may say less or more; what a memory channel does not have is None."""
+    """A server of another release may send more or fewer fields; what a memory channel does not have is None."""
     answer = admin_pb.Channel.FromString(described("orders").SerializeToString() + bytes([8 << 3, state]))
     server.script("GetChannel", admin_pb.GetChannelResponse(channel=answer))
     channel = client.admin.get_channel("orders")
@@ -224,7 +239,7 @@ def test_get_channel_in_a_state_that_is_not_known_says_so(client: Any, server: F
 
 
 def test_create_channel_with_the_limits_of_another_makes_one_like_it(client: Any, server: FakeServer) -> None:
-    """All but the key, which is the server's own business."""
+    """All settings except the key are copied."""
     server.script("GetChannel", admin_pb.GetChannelResponse(channel=file_channel("orders")))
     server.script("CreateChannel", admin_pb.CreateChannelResponse(channel=file_channel("audit")))
     client.admin.create_channel("audit", client.admin.get_channel("orders").config)
@@ -234,7 +249,7 @@ def test_create_channel_with_the_limits_of_another_makes_one_like_it(client: Any
 
 
 def test_create_channel_with_a_word_that_is_none_is_refused(client: Any, server: FakeServer) -> None:
-    """Nothing is left to a default that was asked for otherwise."""
+    """An unknown value is refused instead of being replaced by a default."""
     for field, words in (("type", "memory or file"), ("fsync", "commit or interval"), ("compression", "none or zstd")):
         wrong: dict[str, Any] = {field: "never"}
         with pytest.raises(millrace.BadArgumentError, match=f"{field}: is 'never'; it must be {words}"):
@@ -243,7 +258,7 @@ def test_create_channel_with_a_word_that_is_none_is_refused(client: Any, server:
 
 
 def test_create_channel_sends_only_what_was_said(client: Any, server: FakeServer) -> None:
-    """The server's defaults hold for the rest; without a type it is a memory channel."""
+    """Only given settings are sent; without a type it is a memory channel."""
     server.script("CreateChannel", admin_pb.CreateChannelResponse(channel=described("orders")))
     client.admin.create_channel("orders", millrace.ChannelConfig(capacity=7, lease_seconds=2.5))
     client.admin.create_channel("orders")
@@ -255,7 +270,7 @@ def test_create_channel_sends_only_what_was_said(client: Any, server: FakeServer
 
 
 def test_update_channel_tells_whether_it_was_applied(client: Any, server: FakeServer) -> None:
-    """A shrinking that found no room is no error, but an answer."""
+    """A shrinking that found no room is reported in the answer, not as an error."""
     answer = admin_pb.UpdateChannelResponse(channel=described("orders"), applied=False, message="no room")
     server.script("UpdateChannel", answer)
     update = client.admin.update_channel("orders", millrace.ChannelConfig(capacity=1))
@@ -264,7 +279,7 @@ def test_update_channel_tells_whether_it_was_applied(client: Any, server: FakeSe
 
 
 def test_channels_come_as_lists(client: Any, server: FakeServer) -> None:
-    """Listing gives all, watching gives them again and again."""
+    """Listing returns all channels, watching returns them repeatedly."""
     channels = [described("a"), described("b")]
     server.script("ListChannels", admin_pb.ListChannelsResponse(channels=channels))
     server.script("WatchChannels", [admin_pb.WatchChannelsResponse(channels=channels[:1])] * 2)
@@ -276,7 +291,7 @@ def test_channels_come_as_lists(client: Any, server: FakeServer) -> None:
 
 
 def test_delete_and_purge_name_the_channel(client: Any, server: FakeServer) -> None:
-    """Deleting may be forced; purging tells how many events went."""
+    """Deleting may be forced; purging returns the number of events removed."""
     server.script("DeleteChannel", admin_pb.DeleteChannelResponse())
     server.script("PurgeChannel", admin_pb.PurgeChannelResponse(purged_count=3))
     client.admin.delete_channel("orders")

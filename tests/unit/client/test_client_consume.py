@@ -1,4 +1,4 @@
-"""Deliveries against a scripted server, in both faces."""
+"""Deliveries against a scripted server, in both variants."""
 
 import gc
 import sys
@@ -12,21 +12,21 @@ import pytest
 import millrace_client as millrace
 from millrace.columns import columns_from_events
 from millrace.v1 import channel_service_pb2 as pb
-from tests.client_faces import Connect
+from tests.client_variants import Connect
 from tests.unit.client.fake_server import FakeServer, RefusalError, unavailable
 
 WAIT_SECONDS = 10.0
 
 
-class OddityError(Exception):
-    """What a user's own code may raise."""
+class UserCodeError(Exception):
+    """An exception of the user's own code."""
 
 
 class Deliverer:
-    """Serves one Consume stream: delivers what is scripted, then reads to the end.
+    """Serves one Consume stream: delivers the scripted deliveries, then reads to the end.
 
     Attributes:
-        acked, nacked: Delivery ids that came, in order.
+        acked, nacked: The delivery ids received, in order.
         half_closed: Set when the client has ended its side.
         cancelled: Set when the stream ended before that.
     """
@@ -55,7 +55,7 @@ class Deliverer:
             yield delivery(99, b"too late")
 
     def wait_for_settlements(self, count: int) -> None:
-        """Returns when so many deliveries are acknowledged or returned."""
+        """Waits until this many deliveries are acknowledged or returned."""
         with self.settled:
             assert self.settled.wait_for(lambda: len(self.acked) + len(self.nacked) >= count, WAIT_SECONDS)
 
@@ -70,7 +70,7 @@ def delivery(number: int, *bodies: bytes) -> pb.ConsumeResponse:
 
 
 def test_consume_says_what_it_wants(client: Any, server: FakeServer) -> None:
-    """The stream begins with the limits, in columns."""
+    """The stream begins with the limits, and asks for columns."""
     server.script("Consume", Deliverer(b"a"))
     with client.channel("orders").consume(max_events=3, max_bytes=1000, prefetch=2) as deliveries:
         next(iter(deliveries))
@@ -80,7 +80,7 @@ def test_consume_says_what_it_wants(client: Any, server: FakeServer) -> None:
 
 
 def test_consume_makes_no_call_before_it_is_iterated(client: Any, server: FakeServer) -> None:
-    """Nothing is lent to deliveries that nobody asks for."""
+    """No events are leased until deliveries are requested."""
     with client.channel("orders").consume():
         pass
     assert not server.requests
@@ -104,7 +104,7 @@ def test_delivery_gives_events_of_all_its_batches(client: Any, server: FakeServe
 
 
 def test_acks_and_nacks_arrive(client: Any, server: FakeServer) -> None:
-    """Each delivery is settled by its id, and what was said is done before the block is left."""
+    """Each delivery is settled by its id, and all settlements arrive before the block ends."""
     deliverer = Deliverer(b"a", b"b", b"c")
     server.script("Consume", deliverer)
     with client.channel("orders").consume() as deliveries:
@@ -120,7 +120,7 @@ def test_acks_and_nacks_arrive(client: Any, server: FakeServer) -> None:
 
 
 def test_ack_after_the_end_is_refused(client: Any, server: FakeServer) -> None:
-    """The events have returned to the channel by then, so an ack would be a lie."""
+    """The events have returned to the channel by then, so the ack is refused."""
     server.script("Consume", Deliverer(b"a"))
     with client.channel("orders").consume() as deliveries:
         one = next(iter(deliveries))
@@ -131,7 +131,7 @@ def test_ack_after_the_end_is_refused(client: Any, server: FakeServer) -> None:
 
 
 def test_loop_left_by_break_ends_the_stream(server: FakeServer) -> None:
-    """Without a block too: acks arrive, then the stream ends, though the last delivery is still at hand."""
+    """Without a block, too, acks arrive, then the stream ends, though the last delivery is still referenced."""
     deliverer = Deliverer(b"a", b"b")
     server.script("Consume", deliverer)
     client = millrace.connect(server.address)
@@ -145,21 +145,21 @@ def test_loop_left_by_break_ends_the_stream(server: FakeServer) -> None:
 
 
 def test_loop_left_by_an_error_ends_the_stream(server: FakeServer) -> None:
-    """Though the error's traceback keeps the frame of the loop alive."""
+    """The stream ends though the error's traceback keeps the frame of the loop alive."""
     deliverer = Deliverer(b"a", b"b")
     server.script("Consume", deliverer)
     client = millrace.connect(server.address)
-    with pytest.raises(OddityError):  # noqa: PT012 - the loop is what is tested
+    with pytest.raises(UserCodeError):  # noqa: PT012 - the loop is what is tested
         for one in client.channel("orders").consume():
             one.ack()
-            raise OddityError
+            raise UserCodeError
     assert deliverer.half_closed.wait(WAIT_SECONDS)
     assert deliverer.acked == [1]
     client.close()
 
 
 def test_loop_left_without_an_ack_cuts_the_stream(server: FakeServer) -> None:
-    """Where nothing was acknowledged there is nothing to wait for."""
+    """Without an ack there is nothing to wait for."""
     deliverer = Deliverer(b"a")
     server.script("Consume", deliverer)
     client = millrace.connect(server.address)
@@ -170,7 +170,7 @@ def test_loop_left_without_an_ack_cuts_the_stream(server: FakeServer) -> None:
 
 
 def test_deliveries_with_a_name_end_when_they_are_collected(server: FakeServer) -> None:
-    """In a cycle too, where only the garbage collector finds them."""
+    """This includes deliveries in a reference cycle, which only the garbage collector finds."""
     deliverer = Deliverer(b"a")
     server.script("Consume", deliverer)
     client = millrace.connect(server.address)
@@ -190,7 +190,7 @@ def test_deliveries_with_a_name_end_when_they_are_collected(server: FakeServer) 
 def test_deliveries_dropped_while_the_interpreter_ends_leave_grpc_alone(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its threads may stand still with a lock that ending the stream would wait for."""
+    """A thread of gRPC may have stopped with a lock for which ending the stream would wait."""
     deliverer = Deliverer(b"a")
     server.script("Consume", deliverer)
     client = millrace.connect(server.address)
@@ -208,7 +208,7 @@ def test_deliveries_dropped_while_the_interpreter_ends_leave_grpc_alone(
 
 
 def test_closing_the_client_ends_deliveries_in_order(client: Any, server: FakeServer) -> None:
-    """Acks are done, and a loop that goes on finds its end."""
+    """Acks are sent, and a loop that continues reaches its end."""
     deliverer = Deliverer(b"a", b"b")
     server.script("Consume", deliverer)
     deliveries = client.channel("orders").consume()
@@ -220,7 +220,7 @@ def test_closing_the_client_ends_deliveries_in_order(client: Any, server: FakeSe
 
 
 def test_closing_the_client_while_another_thread_waits_ends_its_loop(server: FakeServer) -> None:
-    """A worker that waits for deliveries leaves its loop without an error."""
+    """A thread that waits for deliveries leaves its loop without an error."""
     deliverer = Deliverer(b"a")
     server.script("Consume", deliverer)
     client = millrace.connect(server.address)
@@ -241,11 +241,11 @@ def test_closing_the_client_while_another_thread_waits_ends_its_loop(server: Fak
 
 
 def test_consume_with_an_idle_time_ends_when_nothing_comes(client: Any, server: FakeServer) -> None:
-    """The loop ends as if the channel had: acks are done, and what still comes is left alone."""
+    """The loop ends as if the stream had: acks are sent, and later deliveries are ignored."""
     deliverer = Deliverer(b"a", b"b", goes_on=True)
     server.script("Consume", deliverer)
     bodies = []
-    for one in client.channel("orders").consume(idle_seconds=1.0):
+    for one in client.channel("orders").consume(idle_seconds=0.3):
         bodies.extend(one.bodies())
         one.ack()
     assert bodies == [b"a", b"b"]
@@ -254,7 +254,7 @@ def test_consume_with_an_idle_time_ends_when_nothing_comes(client: Any, server: 
 
 
 def test_consume_that_does_not_end_in_time_is_cut_off(connect: Connect, server: FakeServer) -> None:
-    """A server that does not answer to the end holds nobody up for longer than the timeout."""
+    """A server that does not complete the stream delays the caller by at most the timeout."""
     over = threading.Event()
 
     def stubborn(_requests: Iterator[Any], context: Any) -> Iterator[Any]:
@@ -265,14 +265,14 @@ def test_consume_that_does_not_end_in_time_is_cut_off(connect: Connect, server: 
     server.script("Consume", stubborn)
     with (
         pytest.raises(millrace.DeadlineError),
-        connect(server.address, timeout_seconds=1.0).channel("orders").consume() as deliveries,
+        connect(server.address, timeout_seconds=0.1).channel("orders").consume() as deliveries,
     ):
         next(iter(deliveries)).ack()
     assert over.wait(WAIT_SECONDS)
 
 
 def test_consume_whose_end_fails_shows_the_first_error(connect: Connect, server: FakeServer) -> None:
-    """What goes wrong at the end is a note of the block's own error."""
+    """An error at the end becomes a note of the block's own error."""
     over = threading.Event()
 
     def stubborn(_requests: Iterator[Any], context: Any) -> Iterator[Any]:
@@ -282,11 +282,11 @@ def test_consume_whose_end_fails_shows_the_first_error(connect: Connect, server:
 
     server.script("Consume", stubborn)
     with (  # noqa: PT012 - the block is tested
-        pytest.raises(OddityError) as caught,
-        connect(server.address, timeout_seconds=1.0).channel("orders").consume() as deliveries,
+        pytest.raises(UserCodeError) as caught,
+        connect(server.address, timeout_seconds=0.1).channel("orders").consume() as deliveries,
     ):
         next(iter(deliveries)).ack()
-        raise OddityError
+        raise UserCodeError
     assert "in time" in caught.value.__notes__[0]
 
 
@@ -301,12 +301,12 @@ def test_consume_whose_end_fails_shows_the_first_error(connect: Connect, server:
 def test_consume_that_the_server_ends_says_why(
     client: Any, server: FakeServer, refusal: RefusalError, error: type[millrace.MillraceError]
 ) -> None:
-    """The loop gets the error, once, and what was delivered cannot be acknowledged any more."""
+    """The loop gets the error, once, and earlier deliveries cannot be acknowledged any more."""
 
     def deliver(requests: Iterator[Any], _context: Any) -> Iterator[Any]:
         next(requests)
         yield delivery(1, b"a")
-        # gRPC drops what nobody has read when an error comes.
+        # When an error arrives, gRPC drops messages that have not been read.
         next(requests)
         raise refusal
 
@@ -323,7 +323,7 @@ def test_consume_that_the_server_ends_says_why(
 
 
 def test_many_acks_go_together(client: Any, server: FakeServer) -> None:
-    """Acks that wait are sent in few messages, each once and in order."""
+    """Waiting acks are sent in few messages, each once and in order."""
     deliverer = Deliverer(*[b"x"] * 500)
     server.script("Consume", deliverer)
     with client.channel("orders").consume(prefetch=1000) as deliveries:

@@ -1,4 +1,4 @@
-"""Transactions against a scripted server, in both faces."""
+"""Transactions against a scripted server, in both variants."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ from tests.unit.client.fake_server import FakeServer, RefusalError, unavailable
 RECEIPT = pb.CommitResponse(first_sequence=1, last_sequence=2)
 
 
-class OddityError(Exception):
-    """What a user's own code may raise."""
+class UserCodeError(Exception):
+    """An exception of the user's own code."""
 
 
 @pytest.fixture
 def orders(client: Any, server: FakeServer) -> Any:
-    """A channel of a server that agrees to everything."""
+    """A channel of a server that accepts everything."""
     server.script("BeginTxn", pb.BeginTxnResponse(lease={"seconds": 30}))
     server.script("Put", lambda request, _: pb.PutResponse(put_count=request.put_offset + request.columns.count))
     server.script("Take", pb.TakeResponse())
@@ -35,8 +35,16 @@ def taken(first_sequence: int, *bodies: bytes, take_count: int) -> pb.TakeRespon
     return pb.TakeResponse(batches=[{"first_sequence": first_sequence, "columns": columns}], take_count=take_count)
 
 
+def test_transaction_whose_lease_is_shorter_than_asked_says_so(orders: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The warning has the lease asked for and the lease granted."""
+    with orders.transaction(lease_seconds=3_601) as txn:
+        pass
+    sentence = f"transaction {txn.txn_id} on orders: the server grants a lease of 30 s, not of 3601 s as asked"
+    assert caplog.messages == [sentence]
+
+
 def test_transaction_commits_when_its_block_is_left(orders: Any, server: FakeServer) -> None:
-    """Begin, put and commit carry one id, and the receipt is there afterwards."""
+    """Begin, put and commit have one id, and the receipt is available afterwards."""
     with orders.transaction(lease_seconds=7.5) as txn:
         assert txn.receipt is None
         assert txn.put([b"a", b"b"]) == 2
@@ -51,17 +59,17 @@ def test_transaction_commits_when_its_block_is_left(orders: Any, server: FakeSer
 
 
 def test_transaction_with_an_id_of_the_callers_uses_it(orders: Any, server: FakeServer) -> None:
-    """So a transaction can be found again by whoever knows its id."""
+    """The transaction can be found again by its id."""
     with orders.transaction(txn_id="mine"):
         pass
     assert server.requests["BeginTxn"][0].txn_id == "mine"
 
 
 def test_transaction_rolls_back_when_its_block_raises(orders: Any, server: FakeServer) -> None:
-    """The error goes on as it is."""
-    with pytest.raises(OddityError) as caught, orders.transaction() as txn:  # noqa: PT012 - the block is tested
+    """The exception propagates unchanged."""
+    with pytest.raises(UserCodeError) as caught, orders.transaction() as txn:  # noqa: PT012 - the block is tested
         txn.put([b"a"])
-        raise OddityError
+        raise UserCodeError
     assert [request.txn_id for request in server.requests["Rollback"]] == [txn.txn_id]
     assert "Commit" not in server.requests
     assert txn.receipt is None
@@ -69,10 +77,10 @@ def test_transaction_rolls_back_when_its_block_raises(orders: Any, server: FakeS
 
 
 def test_transaction_whose_rollback_fails_shows_the_first_error(orders: Any, server: FakeServer) -> None:
-    """What goes wrong in rolling back is a note, not an error in its place."""
+    """The error of the rollback becomes a note of the first one."""
     server.script("Rollback", RefusalError(grpc.StatusCode.INTERNAL, "INTERNAL", "it burns"))
-    with pytest.raises(OddityError) as caught, orders.transaction():
-        raise OddityError
+    with pytest.raises(UserCodeError) as caught, orders.transaction():
+        raise UserCodeError
     assert "it burns" in caught.value.__notes__[0]
 
 
@@ -80,15 +88,15 @@ def test_transaction_whose_rollback_fails_shows_the_first_error(orders: Any, ser
 def test_transaction_that_is_gone_already_is_rolled_back_without_a_word(
     orders: Any, server: FakeServer, reason: str
 ) -> None:
-    """A rollback that finds nothing to do is no trouble."""
+    """A rollback that finds no transaction is not an error."""
     server.script("Rollback", RefusalError(grpc.StatusCode.ABORTED, reason))
-    with pytest.raises(OddityError) as caught, orders.transaction():
-        raise OddityError
+    with pytest.raises(UserCodeError) as caught, orders.transaction():
+        raise UserCodeError
     assert not hasattr(caught.value, "__notes__")
 
 
 def test_transaction_whose_begin_fails_runs_no_block(orders: Any, server: FakeServer) -> None:
-    """Then there is nothing to roll back."""
+    """There is nothing to roll back."""
     server.script("BeginTxn", RefusalError(grpc.StatusCode.NOT_FOUND, "CHANNEL_NOT_FOUND"))
     with pytest.raises(millrace.ChannelNotFoundError), orders.transaction():
         raise AssertionError
@@ -96,7 +104,7 @@ def test_transaction_whose_begin_fails_runs_no_block(orders: Any, server: FakeSe
 
 
 def test_transaction_whose_commit_fails_is_rolled_back(orders: Any, server: FakeServer) -> None:
-    """Nobody could commit it again, so its events return at once; the commit's error is the one that is seen."""
+    """The transaction's events return at once, and the error of the commit is the one that is raised."""
     server.script("Commit", RefusalError(grpc.StatusCode.RESOURCE_EXHAUSTED, "CHANNEL_FULL"))
     with pytest.raises(millrace.ChannelFullError), orders.transaction():
         pass
@@ -104,7 +112,7 @@ def test_transaction_whose_commit_fails_is_rolled_back(orders: Any, server: Fake
 
 
 def test_transaction_whose_commit_finds_it_gone_is_left_alone(orders: Any, server: FakeServer) -> None:
-    """There is nothing to roll back after the lease ran out."""
+    """After the lease has expired there is nothing to roll back."""
     server.script("Commit", RefusalError(grpc.StatusCode.ABORTED, "LEASE_EXPIRED"))
     with pytest.raises(millrace.LeaseExpiredError), orders.transaction():
         pass
@@ -112,7 +120,7 @@ def test_transaction_whose_commit_finds_it_gone_is_left_alone(orders: Any, serve
 
 
 def test_transaction_whose_commit_got_lost_says_what_became_of_it(orders: Any, server: FakeServer) -> None:
-    """Where the rollback shows that the commit was done after all, the error says so."""
+    """If the rollback shows that the commit took effect, the error says so."""
     server.script("Commit", unavailable())
     server.script("Rollback", RefusalError(grpc.StatusCode.FAILED_PRECONDITION, "TXN_STATE"))
     with pytest.raises(millrace.UnavailableError) as caught, orders.transaction():
@@ -121,12 +129,12 @@ def test_transaction_whose_commit_got_lost_says_what_became_of_it(orders: Any, s
 
 
 def test_transaction_that_its_block_ended_is_left_alone(orders: Any, server: FakeServer) -> None:
-    """After commit or rollback by hand, leaving the block does nothing, with and without an error."""
+    """After an explicit commit or rollback, leaving the block does nothing, with and without an error."""
     with orders.transaction() as txn:
         txn.commit(millrace.Stamp("p", 3, 4))
-    with pytest.raises(OddityError), orders.transaction() as txn:  # noqa: PT012 - the block is tested
+    with pytest.raises(UserCodeError), orders.transaction() as txn:  # noqa: PT012 - the block is tested
         txn.rollback()
-        raise OddityError
+        raise UserCodeError
     [commit] = server.requests["Commit"]
     assert (commit.stamp.producer_id, commit.stamp.first_sequence, commit.stamp.last_sequence) == ("p", 3, 4)
     assert len(server.requests["Rollback"]) == 1
@@ -142,7 +150,7 @@ def test_begin_whose_answer_is_lost_is_repeated_under_the_same_id(orders: Any, s
 
 
 def test_put_counts_on_from_what_is_there(orders: Any, server: FakeServer) -> None:
-    """Each put says how many events went before, so that a repeat is told from a new put."""
+    """Each put says how many events went before, so that a repeated put is distinguished from a new one."""
     with orders.transaction() as txn:
         assert [txn.put([b"a", b"b"]), txn.put([]), txn.put(iter(["c"]))] == [2, 2, 3]
         [columns] = columns_from_events([({"k": "v"}, b"d")])
@@ -152,7 +160,7 @@ def test_put_counts_on_from_what_is_there(orders: Any, server: FakeServer) -> No
 
 
 def test_put_with_too_many_different_headers_goes_in_parts(orders: Any, server: FakeServer) -> None:
-    """More header keys than one batch bears become several puts."""
+    """Events with more header keys than one batch may have become several puts."""
     events = [millrace.Event(b"", {f"key-{event}-{key}": "v" for key in range(200)}) for event in range(3)]
     with orders.transaction() as txn:
         assert txn.put(events) == 3
@@ -160,7 +168,7 @@ def test_put_with_too_many_different_headers_goes_in_parts(orders: Any, server: 
 
 
 def test_put_that_is_refused_leaves_the_transaction_usable(orders: Any, server: FakeServer) -> None:
-    """A refusal says that nothing was done, so going on is safe."""
+    """A refused put has stored nothing, so the transaction may continue."""
     server.script("Put", RefusalError(grpc.StatusCode.INVALID_ARGUMENT, "TXN_CAPACITY"), pb.PutResponse(put_count=1))
     with orders.transaction() as txn:
         with pytest.raises(millrace.TxnCapacityError):
@@ -171,7 +179,7 @@ def test_put_that_is_refused_leaves_the_transaction_usable(orders: Any, server: 
 
 
 def test_put_whose_answer_never_came_forbids_the_commit(orders: Any, server: FakeServer) -> None:
-    """Nobody knows what the transaction holds, so it cannot mean what its commit would say."""
+    """What the transaction holds is unknown, so it cannot be committed."""
     server.script("Put", unavailable())
     with pytest.raises(millrace.TxnStateError), orders.transaction() as txn:  # noqa: PT012 - the block is tested
         with pytest.raises(millrace.UnavailableError):
@@ -197,7 +205,7 @@ def test_take_gives_batches_and_counts_on(orders: Any, server: FakeServer) -> No
 
 
 def test_take_whose_answer_never_came_is_made_good_by_the_next(orders: Any, server: FakeServer) -> None:
-    """The next take asks for the same place, and brings what the lost answer held."""
+    """The next take asks for the same position, and returns the events of the lost answer."""
     server.script("Take", *[unavailable()] * 5, taken(5, b"a", take_count=1))
     with orders.transaction() as txn:
         with pytest.raises(millrace.UnavailableError):
@@ -209,7 +217,7 @@ def test_take_whose_answer_never_came_is_made_good_by_the_next(orders: Any, serv
 
 
 def test_take_whose_answer_never_came_forbids_the_commit(orders: Any, server: FakeServer) -> None:
-    """Committing would remove events that the caller has never seen."""
+    """Committing would remove events that the caller has not seen."""
     server.script("Take", unavailable())
     with (
         pytest.raises(millrace.TxnStateError),
@@ -222,13 +230,13 @@ def test_take_whose_answer_never_came_forbids_the_commit(orders: Any, server: Fa
 
 
 def test_renew_gives_the_lease(orders: Any) -> None:
-    """Renewing says how long the transaction lives on."""
+    """Renewing returns the remaining lease."""
     with orders.transaction() as txn:
         assert txn.renew() == 12.5
 
 
 def test_errors_of_a_transaction_name_it(orders: Any, server: FakeServer) -> None:
-    """What the client finds by itself names channel and transaction too."""
+    """Errors raised by the client itself name channel and transaction too."""
     server.script("RenewTxn", unavailable())
     with pytest.raises(millrace.UnavailableError) as caught, orders.transaction() as txn:
         txn.renew()
@@ -246,7 +254,7 @@ def test_append_that_does_not_fit_one_batch_is_one_transaction(orders: Any, serv
 
 
 def test_append_that_fails_half_way_is_rolled_back(orders: Any, server: FakeServer) -> None:
-    """No part of it stays."""
+    """No part of the append remains."""
     server.script("Put", pb.PutResponse(put_count=1), RefusalError(grpc.StatusCode.INVALID_ARGUMENT, "TXN_CAPACITY"))
     events = [millrace.Event(b"", {f"key-{event}-{key}": "v" for key in range(200)}) for event in range(3)]
     with pytest.raises(millrace.TxnCapacityError):

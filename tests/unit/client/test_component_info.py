@@ -7,7 +7,7 @@ from tests.unit.cli.fake_client import ACCESS
 
 
 def test_component_info_of_an_answer_tells_every_field() -> None:
-    """What the wire has, the client has."""
+    """Every field of the message is converted."""
     message = pb.Component(
         kind=pb.COMPONENT_KIND_SINK_GROUP,
         name="out",
@@ -25,14 +25,14 @@ def test_component_info_of_an_answer_tells_every_field() -> None:
 
 
 def test_component_info_of_a_newer_server_is_unknown_where_it_must() -> None:
-    """A state that this client has never heard of is no error."""
+    """An unknown state is not an error."""
     info = component_info(pb.Component(kind=99, state=99))  # type: ignore[arg-type] # what a later release may send
     assert (info.kind, info.state) == (ComponentKind.UNKNOWN, ComponentState.UNKNOWN)
     assert info.progress_age_seconds is None
 
 
 def test_lost_count_of_counters_adds_what_is_not_where_it_was_meant_to_be() -> None:
-    """What an interceptor drops, as it is told to, and what lies in a dead-letter channel, is not lost."""
+    """Events that an interceptor filters or that are in a dead-letter channel are not lost."""
     counters = replace(
         ACCESS.counters,
         filtered_count=1,

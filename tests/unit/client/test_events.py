@@ -1,4 +1,4 @@
-"""Events become columns, and batches become events."""
+"""Conversion of events to columns, and of batches to events."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ EVENTS = st.lists(st.builds(millrace.Event, st.binary(max_size=9), HEADERS), min
 
 @given(EVENTS, st.integers(1, 1 << 40))
 def test_events_come_back_as_they_went(events: list[millrace.Event], first_sequence: int) -> None:
-    """What was appended is what a batch gives, numbered."""
+    """A batch returns what was appended, with numbers."""
     [columns] = columns_of(events)
     batch = millrace.Batch(first_sequence, columns)
     assert [(event.body, event.headers) for event in batch] == [(event.body, event.headers) for event in events]
@@ -28,62 +28,62 @@ def test_events_come_back_as_they_went(events: list[millrace.Event], first_seque
 
 @given(st.lists(st.binary(max_size=9) | st.text(max_size=9), min_size=1))
 def test_bare_bodies_have_no_headers(bodies: list[bytes | str]) -> None:
-    """Bytes are bodies, and text is its UTF-8."""
+    """Bytes are bodies, and strings are encoded as UTF-8."""
     [columns] = columns_of(bodies)
     encoded = [body.encode() if isinstance(body, str) else body for body in bodies]
     assert [columns] == columns_from_events(({}, body) for body in encoded)
 
 
 def test_batch_may_be_iterated_again() -> None:
-    """Iterating uses nothing up."""
+    """A batch may be iterated repeatedly."""
     [columns] = columns_of([b"a", b"b"])
     batch = millrace.Batch(1, columns)
     assert list(batch) == list(batch)
 
 
 def test_events_of_nothing_are_no_batches() -> None:
-    """No events, no columns."""
+    """Without events there are no columns."""
     assert columns_of([]) == []
 
 
 @pytest.mark.parametrize("single", [b"abc", "abc", bytearray(b"abc")])
 def test_single_event_is_not_taken_for_many(single: Any) -> None:
-    """The letters of a text are no events."""
+    """A string is not taken for a sequence of events."""
     with pytest.raises(TypeError, match="events"):
         columns_of(single)
 
 
-# Made behind the type checker's back, as whoever does without one would.
+# As made by callers that use no type checker.
 _TEXT: Any = "text"
 _NUMBER: Any = 200
 
 
 @pytest.mark.parametrize("stranger", [7, None, bytearray(b"a"), {"body": b"a"}, millrace.Event(_TEXT)])
 def test_stranger_among_events_is_named(stranger: Any) -> None:
-    """What is no event is refused by its type."""
+    """Other objects are refused by their type."""
     with pytest.raises(TypeError):
         columns_of([b"a", stranger])
 
 
 def test_header_that_is_no_text_is_named() -> None:
-    """Numbers do not become text by themselves."""
+    """Numbers are not converted to strings."""
     with pytest.raises(TypeError, match="status"):
         columns_of([millrace.Event(b"", {"status": _NUMBER})])
 
 
 def test_event_with_too_many_headers_is_refused() -> None:
-    """No batch can hold it, so the caller is told what is allowed."""
+    """No batch can hold the event, so the error says what is allowed."""
     with pytest.raises(millrace.BadArgumentError, match="256"):
         columns_of([millrace.Event(b"", {str(key): "" for key in range(257)})])
 
 
 def test_text_that_is_no_unicode_is_refused() -> None:
-    """Half a surrogate pair has no UTF-8."""
+    """Half a surrogate pair has no encoding in UTF-8."""
     with pytest.raises(millrace.BadArgumentError):
         columns_of(["\ud800"])
 
 
 def test_event_is_frozen() -> None:
-    """An event that was handed over does not change any more."""
+    """An event cannot be changed."""
     with pytest.raises(AttributeError):
         millrace.Event(b"a").body = b"b"  # type: ignore[misc]  # what the type checker forbids

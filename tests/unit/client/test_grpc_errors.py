@@ -29,7 +29,7 @@ def test_from_status_has_reason_code_and_delay() -> None:
 
 
 def test_from_status_of_another_domain_has_the_code_as_its_reason() -> None:
-    """A proxy may have reasons of its own, and codes that do not exist."""
+    """A proxy may use reasons of its own, and unknown codes."""
     detail = any_pb2.Any()
     detail.Pack(error_details_pb2.ErrorInfo(reason="TXN_CAPACITY", domain="example.org"))
     error = TRANSLATOR.from_status(status_pb2.Status(code=999, message="no", details=[detail]), "orders")
@@ -40,14 +40,14 @@ def test_from_status_of_another_domain_has_the_code_as_its_reason() -> None:
 
 @pytest.mark.parametrize("value", [b"\xff\xff", "text"])
 def test_from_rpc_with_broken_details_keeps_its_code(value: bytes | str) -> None:
-    """A proxy may have written them."""
+    """The details may come from a proxy."""
     error = TRANSLATOR.from_rpc(failure(UNAVAILABLE, "Socket closed", ("grpc-status-details-bin", value)), "orders")
     assert type(error) is errors.UnavailableError
     assert "Socket closed" in error.message
 
 
 def test_from_rpc_with_details_has_their_reason() -> None:
-    """They are a status in bytes."""
+    """The details are an encoded status."""
     status = refused("DRAINING", UNAVAILABLE).error.SerializeToString()
     error = TRANSLATOR.from_rpc(failure(UNAVAILABLE, "", ("other", "x"), ("grpc-status-details-bin", status)), "")
     assert type(error) is errors.DrainingError
@@ -66,10 +66,10 @@ def test_from_rpc_with_details_has_their_reason() -> None:
     ],
 )
 def test_from_rpc_without_details_follows_the_code(code: grpc.StatusCode, details: str, reason: str) -> None:
-    """GRPC gives too large messages and too many calls the same code, and only the first is about the message."""
+    """Too large messages and too many calls have the same code in gRPC; only the first is about the message."""
     assert SINK_TRANSLATOR.from_rpc(failure(code, details), "orders").reason == reason
 
 
 def test_from_rpc_of_an_exhausted_resource_is_a_message_above_a_limit_for_clients() -> None:
-    """Without a text to look for, the code alone decides."""
+    """Without a known text, the code alone decides."""
     assert TRANSLATOR.from_rpc(failure(EXHAUSTED, "too many calls"), "").reason == "MESSAGE_TOO_LARGE"

@@ -1,7 +1,11 @@
-"""What importing the client costs and brings along."""
+"""The time of importing the client, and the modules that it imports."""
 
 import subprocess
 import sys
+
+import pytest
+
+import millrace_client
 
 IMPORT_SECONDS_MAX = 0.15
 _ATTEMPTS = 5
@@ -10,7 +14,7 @@ _MEASURE = """
 import time
 import grpc
 before = time.process_time()
-import millrace_client
+from millrace_client import connect
 print(time.process_time() - before)
 """
 
@@ -19,21 +23,34 @@ import sys
 import grpc, google.protobuf.message
 before = set(sys.modules)
 import millrace_client, millrace_client.aio
+from millrace_client import *
 brought = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(*sorted(brought - set(sys.stdlib_module_names)))
 """
 
 
 def run(code: str) -> str:
-    """What a fresh Python prints."""
+    """The output of a new Python process."""
     return subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout.strip()
 
 
 def test_import_takes_little_longer_than_grpc() -> None:
-    """A command line that uses the client starts quickly. In seconds of the processor: machines are busy."""
+    """A command line that uses the client must start quickly. Measured in processor time, since machines are busy."""
     assert min(float(run(_MEASURE)) for _ in range(_ATTEMPTS)) < IMPORT_SECONDS_MAX
 
 
 def test_import_brings_only_grpc_and_protobuf() -> None:
-    """The base installation is enough. `google` is protobuf's, or googleapis-common-protos' where that is installed."""
+    """The base installation suffices. `google` is protobuf's, or googleapis-common-protos' if that is installed."""
     assert set(run(_FOREIGN).split()) <= {"millrace", "millrace_client", "google", "grpc"}
+
+
+def test_names_of_modules_are_attributes_of_the_package() -> None:
+    """They need no import of their own: `import millrace_client as millrace` gives `millrace.errors`."""
+    assert run("import millrace_client; print(millrace_client.errors.MillraceError.__name__)") == "MillraceError"
+
+
+def test_every_public_name_is_found() -> None:
+    """Each is imported from its module; another name is an AttributeError, as of any module."""
+    assert {getattr(millrace_client, name).__name__ for name in millrace_client.__all__} == set(millrace_client.__all__)
+    with pytest.raises(AttributeError, match="'millrace_client' has no attribute 'nothing'"):
+        _ = millrace_client.nothing

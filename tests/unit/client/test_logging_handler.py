@@ -1,4 +1,4 @@
-"""Log records on their way into a channel, by producers that fail in all ways."""
+"""Log records that are sent to a channel, by producers that fail in different ways."""
 
 import json
 import logging
@@ -23,13 +23,13 @@ WAIT_SECONDS = 10.0
 
 
 class FakeProducer:
-    """A producer that stores at once, unless it is told otherwise.
+    """A producer that stores at once, unless a test has it wait or fail.
 
     Attributes:
-        sent: What came: event, key, channel.
-        may_send: Sends wait for it, as one does whose buffer is full.
-        error: What sends raise.
-        failure: Why nothing is stored.
+        sent: The events received: event, key, channel.
+        may_send: Sends wait for it, as in a producer with a full buffer.
+        error: The exception of each send.
+        failure: The reason why nothing is stored.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ def producer() -> Iterator[FakeProducer]:
 
 @pytest.fixture
 def attach(request: pytest.FixtureRequest) -> Iterator[Callable[..., tuple[logging.Logger, MillraceHandler]]]:
-    """Makes a handler, and a logger of the test's own that has it."""
+    """Creates a handler and attaches it to a logger of the test's own."""
     handlers: list[tuple[logging.Logger, MillraceHandler]] = []
 
     def attach(producer: Any, **options: Any) -> tuple[logging.Logger, MillraceHandler]:
@@ -100,7 +100,7 @@ def attach(request: pytest.FixtureRequest) -> Iterator[Callable[..., tuple[loggi
 
 
 def test_record_becomes_an_event(producer: FakeProducer, attach: Any) -> None:
-    """The body is JSON of all that the record says, and headers tell what readers choose by."""
+    """The body is JSON with all fields of the record, and headers contain those by which readers select."""
     logger, handler = attach(producer, key="one")
     logger.warning("%s of %d", "one", 2, extra={"order": {"id": 7}})
     handler.flush()
@@ -136,7 +136,7 @@ def test_record_with_an_error_holds_its_traceback(producer: FakeProducer, attach
 
 
 def test_record_as_text_is_the_formatters(producer: FakeProducer, attach: Any) -> None:
-    """The handler's formatter makes the body; what UTF-8 does not know is written out."""
+    """The handler's formatter makes the body; characters without a UTF-8 encoding are escaped."""
     logger, handler = attach(producer, body="text")
     handler.setFormatter(logging.Formatter("%(levelname)s|%(message)s"))
     logger.info("caf\u00e9 \udc80")
@@ -145,7 +145,7 @@ def test_record_as_text_is_the_formatters(producer: FakeProducer, attach: Any) -
 
 
 def test_record_that_json_does_not_know_is_written_out(producer: FakeProducer, attach: Any) -> None:
-    """Any object may be an extra, and any text a message."""
+    """Any object may be an extra field, and any text a message."""
     logger, handler = attach(producer)
     logger.info("odd \udc80", extra={"thing": object(), ("no", "name"): 1, "number": float("nan")})
     handler.flush()
@@ -157,7 +157,7 @@ def test_record_that_json_does_not_know_is_written_out(producer: FakeProducer, a
 def test_record_that_cannot_be_formatted_breaks_nothing(
     producer: FakeProducer, attach: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is told as Python's handlers tell it, and counted; the program goes on."""
+    """The error is reported as by Python's handlers and counted; the program continues."""
     logger, handler = attach(producer)
     logger.info("%d", "no number")
     logger.info("next")
@@ -167,8 +167,8 @@ def test_record_that_cannot_be_formatted_breaks_nothing(
     assert handler.metrics.dropped == 1
 
 
-def test_producer_that_waits_holds_up_nobody(producer: FakeProducer, attach: Any) -> None:
-    """Its thread waits; the program logs on, and what finds no room is dropped, counted and reported."""
+def test_producer_that_waits_blocks_no_caller(producer: FakeProducer, attach: Any) -> None:
+    """Only the sending thread waits; the program continues, and records beyond the buffer are dropped and reported."""
     producer.may_send.clear()
     logger, handler = attach(producer, config=ShippingConfig(buffer_records_max=3))
     logger.info("first")
@@ -200,7 +200,7 @@ def test_buffer_is_bounded_in_bytes(producer: FakeProducer, attach: Any) -> None
 
 @pytest.mark.parametrize("way", ["error", "failure"])
 def test_record_that_is_not_stored_is_reported(producer: FakeProducer, attach: Any, way: str) -> None:
-    """Whether sending raises or storing fails: it is counted, and a record tells of it once sending works again."""
+    """Failed sends and failed storing are counted, and a record reports them once sending works again."""
     logger, handler = attach(producer)
     setattr(producer, way, ConnectionError("away"))
     logger.info("one")
@@ -219,7 +219,7 @@ def test_record_that_is_not_stored_is_reported(producer: FakeProducer, attach: A
 def test_close_with_nothing_to_send_by_tells_on_standard_error(
     producer: FakeProducer, attach: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where not even the report can be sent, the loss is not hidden."""
+    """If not even the report can be sent, it goes to standard error."""
     logger, handler = attach(producer)
     producer.error = ConnectionError("away")
     logger.info("one")
@@ -229,7 +229,7 @@ def test_close_with_nothing_to_send_by_tells_on_standard_error(
 
 
 def test_close_does_not_wait_for_ever(producer: FakeProducer, attach: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is bounded, and says what was left; afterwards records are dropped."""
+    """The close ends in time and reports what is left; later records are dropped."""
     producer.may_send.clear()
     logger, handler = attach(producer, config=ShippingConfig(flush_seconds=0.05))
     logger.info("one")
@@ -242,7 +242,7 @@ def test_close_does_not_wait_for_ever(producer: FakeProducer, attach: Any, capsy
 
 @pytest.mark.parametrize("name", ["millrace_client", "millrace_client.consumer", "grpc", "grpc._cython"])
 def test_own_records_are_passed_over(producer: FakeProducer, attach: Any, name: str) -> None:
-    """Shipping what shipping logs would never end."""
+    """Records of the sending itself would never end."""
     _, handler = attach(producer)
     logging.getLogger(name).addHandler(handler)
     try:
@@ -255,7 +255,7 @@ def test_own_records_are_passed_over(producer: FakeProducer, attach: Any, name: 
 
 
 def test_records_of_the_sending_thread_are_passed_over(producer: FakeProducer, attach: Any) -> None:
-    """A producer that logs under any name while it sends is not shipped either."""
+    """Whatever the logger, records of the sending thread are not sent either."""
     logger, handler = attach(producer)
     producer.before_send = lambda: logger.error("while sending")
     logger.info("one")
@@ -264,7 +264,7 @@ def test_records_of_the_sending_thread_are_passed_over(producer: FakeProducer, a
 
 
 def test_records_of_many_threads_all_arrive(producer: FakeProducer, attach: Any) -> None:
-    """Each thread's in its order."""
+    """The records of each thread arrive in order."""
     logger, handler = attach(producer)
 
     def log(thread: int) -> None:
@@ -284,7 +284,7 @@ def test_records_of_many_threads_all_arrive(producer: FakeProducer, attach: Any)
 
 
 def test_record_logged_by_an_interruption_is_taken_after(producer: FakeProducer) -> None:
-    """A signal handler may log while its thread is just counting a record."""
+    """A signal handler may log while its thread is inside the handler."""
     handler = MillraceHandler(producer, "logs")
     sender = handler._sender
     take_in = sender._enqueue
@@ -303,7 +303,7 @@ def test_record_logged_by_an_interruption_is_taken_after(producer: FakeProducer)
 
 
 def test_producer_that_is_made_is_closed_with_the_handler(producer: FakeProducer, attach: Any) -> None:
-    """One that was given stays open."""
+    """A producer passed in by the caller stays open."""
     made: list[FakeProducer] = []
 
     def make() -> FakeProducer:
@@ -324,7 +324,7 @@ def test_producer_that_is_made_is_closed_with_the_handler(producer: FakeProducer
 
 @pytest.mark.parametrize("wrong", [{"buffer_records_max": 0}, {"buffer_bytes_max": -1}, {"flush_seconds": 0.0}])
 def test_config_of_shipping_that_is_wrong_is_refused(wrong: dict[str, Any]) -> None:
-    """Each limit is above 0."""
+    """A delivery is acknowledged when its handler returns, and comes again if it raises; handlers may stop the run."""
     with pytest.raises(BadArgumentError, match=next(iter(wrong))):
         ShippingConfig(**wrong)
 
@@ -336,7 +336,7 @@ def test_handler_with_another_body_is_refused(producer: FakeProducer) -> None:
 
 
 def test_processor_ships_and_passes_on(producer: FakeProducer) -> None:
-    """In a chain of structlog's, the next one gets the very same entry."""
+    """In a chain of structlog, the next processor gets the same entry."""
     processor = MillraceProcessor(producer, "logs")
     printed: list[Any] = []
 
@@ -358,7 +358,7 @@ def test_processor_ships_and_passes_on(producer: FakeProducer) -> None:
 
 @pytest.mark.parametrize("how", ["true", "error", "tuple"])
 def test_processor_with_an_error_ships_its_traceback(producer: FakeProducer, how: str) -> None:
-    """Whatever structlog takes for `exc_info`."""
+    """Every form that structlog accepts for `exc_info` works."""
     processor = MillraceProcessor(producer, "logs")
     try:
         fail()
@@ -371,7 +371,7 @@ def test_processor_with_an_error_ships_its_traceback(producer: FakeProducer, how
 
 
 def test_processor_behind_a_renderer_ships_the_text(producer: FakeProducer) -> None:
-    """Text and bytes are shipped as they are."""
+    """Text and bytes are sent unchanged."""
     processor = MillraceProcessor(producer, "logs")
     assert processor(None, "info", "a line") == "a line"
     assert processor(None, "info", b"bytes") == b"bytes"
@@ -419,7 +419,7 @@ def run(code: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_program_that_ends_flushes() -> None:
-    """What was logged last is sent, though nobody closed anything; a report at the end of a loss too."""
+    """At the end of the program the last records are sent without a close, as is the report of lost records."""
     done = run("""
         for number in range(100):
             logging.warning("%d", number)
@@ -429,7 +429,7 @@ def test_program_that_ends_flushes() -> None:
 
 
 def test_program_that_forks_ships_each_record_once() -> None:
-    """What the parent had gathered the parent sends; the child begins anew, with a producer of its own."""
+    """The parent sends what it has buffered; the child starts empty, with a producer of its own."""
     done = run("""
         logging.warning("before")
         child = os.fork()

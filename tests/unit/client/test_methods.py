@@ -1,4 +1,4 @@
-"""The table of methods, and what gRPC is told about them."""
+"""The table of methods, and the gRPC configuration made of it."""
 
 import json
 from typing import Any
@@ -22,13 +22,13 @@ METHODS: dict[str, Method[Any, Any]] = {
 
 
 def test_table_holds_every_method() -> None:
-    """Nothing of the contract is missing by mistake."""
+    """No method of the contract is missing."""
     assert set(METHODS) == set(DESCRIPTORS)
 
 
 @pytest.mark.parametrize("path", METHODS)
 def test_method_speaks_the_contracts_messages(path: str) -> None:
-    """Requests and answers are those of the contract; encoded requests pass through."""
+    """Requests and answers are those of the contract; encoded requests pass unchanged."""
     method, descriptor = METHODS[path], DESCRIPTORS[path]
     request, answer = descriptor.input_type._concrete_class(), descriptor.output_type._concrete_class()
     assert method.serialize(request) == b""
@@ -37,7 +37,7 @@ def test_method_speaks_the_contracts_messages(path: str) -> None:
 
 
 def test_service_config_repeats_all_but_streams_of_requests() -> None:
-    """Each call that sends one request is repeated when the server is unavailable, and only then, 5 times in all."""
+    """Each call with a single request is repeated if the server is unavailable, and only then, 5 times in all."""
     [config] = json.loads(service_config())["methodConfig"]
     repeated = {f"/{name['service']}/{name['method']}" for name in config["name"]}
     assert repeated == {path for path in METHODS if not DESCRIPTORS[path].client_streaming}
@@ -46,7 +46,7 @@ def test_service_config_repeats_all_but_streams_of_requests() -> None:
 
 
 def test_channel_options_leave_room() -> None:
-    """Answers may be larger than requests, and a request of any size fits into what gRPC keeps for repeats."""
+    """Answers may be larger than requests, and a request of any size fits into gRPC's retry buffer."""
     options = dict(channel_options())
     assert options["grpc.max_receive_message_length"] == ANSWER_BYTES_MAX == (64 << 20) + (1 << 20)
     assert int(options["grpc.per_rpc_retry_buffer_size"]) > REQUEST_BYTES_MAX

@@ -2,13 +2,13 @@ from millrace_client._metrics import LATENCY_BOUNDS_SECONDS, LatencyHistogram
 
 
 def test_summary_of_nothing_is_zero() -> None:
-    """Before anything was observed all is zero."""
+    """Before the first observation all values are zero."""
     summary = LatencyHistogram().summary()
     assert (summary.count, summary.sum_seconds, summary.max_seconds, summary.quantile(0.99)) == (0, 0.0, 0.0, 0.0)
 
 
 def test_quantile_is_a_bound_at_most_twice_too_high() -> None:
-    """A fraction of all took no longer than the quantile says."""
+    """A fraction of the observations took no longer than the quantile says."""
     latency = LatencyHistogram()
     seconds = [0.001 * number for number in range(1, 1001)]
     for each in seconds:
@@ -21,7 +21,7 @@ def test_quantile_is_a_bound_at_most_twice_too_high() -> None:
 
 
 def test_what_is_beyond_all_bounds_counts_as_the_longest() -> None:
-    """The last bucket has no bound, so the longest stands for it."""
+    """The last bucket has no bound, so the maximum stands for it."""
     latency = LatencyHistogram()
     latency.observe(LATENCY_BOUNDS_SECONDS[-1] * 10)
     summary = latency.summary()

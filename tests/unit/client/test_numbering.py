@@ -8,7 +8,7 @@ from millrace_client.events import Stamp
 
 
 def test_next_stamp_follows_the_one_before() -> None:
-    """Each event has one number of its own, and none is left out."""
+    """Each event has a number of its own, and none is left out."""
     numbering = Numbering()
     first, second = numbering.next_stamp("orders", 3), numbering.next_stamp("orders", 1)
     assert first == Stamp(first.producer_id, 1, 3)
@@ -16,7 +16,7 @@ def test_next_stamp_follows_the_one_before() -> None:
 
 
 def test_next_stamp_of_two_channels_leaves_no_gaps_in_either() -> None:
-    """A channel remembers gaps and bears only so many, so what another channel got must not show as one."""
+    """A channel remembers a limited number of gaps, so numbers for another channel must not leave any."""
     numbering = Numbering()
     stamps = [numbering.next_stamp(channel, 1) for channel in ("orders", "returns", "orders", "returns")]
     assert [stamp.first_sequence for stamp in stamps] == [1, 1, 2, 2]
@@ -24,12 +24,12 @@ def test_next_stamp_of_two_channels_leaves_no_gaps_in_either() -> None:
 
 
 def test_next_stamp_of_two_clients_has_two_producers() -> None:
-    """Their numbers never meet."""
+    """The numbers of two clients never conflict."""
     assert Numbering().next_stamp("orders", 1).producer_id != Numbering().next_stamp("orders", 1).producer_id
 
 
 def test_next_stamp_after_many_gaps_begins_a_new_producer() -> None:
-    """Before a channel has enough of a producer's gaps, there is a new producer, and other channels keep theirs."""
+    """Before a channel has too many gaps of a producer, a new one begins there; other channels keep theirs."""
     numbering = Numbering()
     before, other = numbering.next_stamp("orders", 1), numbering.next_stamp("returns", 1)
     for _ in range(1_000):
@@ -41,7 +41,7 @@ def test_next_stamp_after_many_gaps_begins_a_new_producer() -> None:
 
 
 def test_next_stamp_for_no_events_is_refused() -> None:
-    """A stamp names at least one event."""
+    """A stamp covers at least one event."""
     with pytest.raises(BadArgumentError, match="event_count: is 0"):
         Numbering().next_stamp("orders", 0)
 

@@ -1,19 +1,19 @@
 import random
 
 from millrace_client._retries import Backoff
-from tests.unit.client.consuming.parts import Certain
+from tests.unit.client.consuming.fakes import NoJitter
 
 
 def test_pauses_double_up_to_the_maximum() -> None:
-    """Each failure in a row doubles the pause, until it is as long as it may be; then it stays, however many come."""
-    backoff = Backoff(0.1, 1.0, Certain())
+    """Each failure in a row doubles the pause up to the maximum, however many follow."""
+    backoff = Backoff(0.1, 1.0, NoJitter())
     assert [backoff.next_seconds() for _ in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     assert backoff.seconds_after(10_000) == 1.0
 
 
-def test_reset_after_a_success_begins_anew() -> None:
-    """A success ends the row."""
-    backoff = Backoff(0.1, 1.0, Certain())
+def test_reset_after_a_success_starts_again() -> None:
+    """A success resets the pause."""
+    backoff = Backoff(0.1, 1.0, NoJitter())
     backoff.next_seconds()
     backoff.next_seconds()
     backoff.reset()
@@ -21,13 +21,13 @@ def test_reset_after_a_success_begins_anew() -> None:
 
 
 def test_pause_asked_for_is_a_minimum() -> None:
-    """What the server asks for counts even where it is longer than the maximum; a shorter one changes nothing."""
-    backoff = Backoff(0.5, 1.0, Certain())
+    """The server's delay counts even if it is longer than the maximum; a shorter one changes nothing."""
+    backoff = Backoff(0.5, 1.0, NoJitter())
     assert [backoff.next_seconds(asked) for asked in (30.0, 0.1, None)] == [30.0, 1.0, 1.0]
 
 
 def test_chance_shortens_to_a_half_at_most() -> None:
-    """Pauses differ, within their bounds."""
+    """Pauses vary within their bounds."""
     backoff = Backoff(1.0, 1.0, random.Random(7))
     pauses = [backoff.next_seconds() for _ in range(100)]
     assert len(set(pauses)) > 50

@@ -5,7 +5,7 @@ from millrace_client._settings import check_endpoints
 
 
 def test_check_endpoints_takes_one_or_several() -> None:
-    """Repeats are dropped; gRPC's own schemes are let through."""
+    """Duplicates are dropped; gRPC's own schemes are accepted."""
     assert check_endpoints("a:1") == ("a:1",)
     assert check_endpoints(["a:1", "unix:/run/b", "[::1]:7070", "a:1"]) == ("a:1", "unix:/run/b", "[::1]:7070")
 
@@ -20,7 +20,7 @@ def test_check_endpoints_takes_one_or_several() -> None:
     ],
 )
 def test_check_endpoints_of_nonsense_says_why(endpoints: str | list[str], message: str) -> None:
-    """Else a producer or a consumer would wait for a server that nobody meant."""
+    """Otherwise a producer or a consumer would wait for a server that does not exist."""
     with pytest.raises(BadArgumentError, match=message):
         check_endpoints(endpoints)
     with pytest.raises(BadArgumentError, match=message):

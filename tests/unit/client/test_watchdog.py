@@ -10,7 +10,7 @@ WAIT_SECONDS = 10.0
 
 
 def test_watch_that_is_armed_goes_off_once() -> None:
-    """The alarm is raised when the time is over, and then no more."""
+    """The alarm is raised once when the time is over."""
     alarms: list[int] = []
     rang = threading.Event()
 
@@ -42,7 +42,7 @@ def test_watch_that_is_disarmed_stays_quiet() -> None:
 
 
 def test_watch_that_is_due_sooner_is_not_kept_waiting() -> None:
-    """The thread that sleeps for a long wait wakes for a short one."""
+    """The thread wakes for a wait that ends earlier than the one it sleeps for."""
     watchdog = Watchdog()
     watchdog.watch(lambda: None).arm(3600)
     rang = threading.Event()
@@ -51,7 +51,7 @@ def test_watch_that_is_due_sooner_is_not_kept_waiting() -> None:
 
 
 def test_watch_may_be_armed_again_by_its_alarm() -> None:
-    """So an alarm can be raised in two steps."""
+    """An alarm can so be raised in two steps."""
     watchdog = Watchdog()
     rang = threading.Event()
     rings: list[int] = []
@@ -69,7 +69,7 @@ def test_watch_may_be_armed_again_by_its_alarm() -> None:
 
 
 def test_watch_that_is_closed_is_forgotten() -> None:
-    """Watches of streams that ended are not gathered."""
+    """Watches of streams that ended do not accumulate."""
     watchdog = Watchdog()
 
     class Alarm:

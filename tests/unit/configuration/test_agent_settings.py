@@ -47,12 +47,12 @@ def problems_of(directory: Path, toml: str) -> list[str]:
 
 
 def source(settings: str) -> str:
-    """A source with more settings than it needs."""
+    """A source with more settings than required."""
     return f'[sources.web]\ntype = "stdin"\n{settings}\n'
 
 
 def test_load_of_a_source_with_everything_said_gives_it(tmp_path: Path) -> None:
-    """What is not said is as documented: all events to all channels, and nothing done to them."""
+    """Settings that are not given have the documented defaults: all events go to all channels, unchanged."""
     web = load(tmp_path, FULL_EXAMPLE).sources["web"]
     assert isinstance(web.selector, MultiplexingConfig)
     assert (web.channels, web.selector.optional, web.dead_letter_channel) == (
@@ -108,7 +108,7 @@ def test_load_when_a_name_is_no_channel_s_says_where_and_which_there_are(
 
 
 def test_load_when_more_is_wrong_names_unknown_channels_too(tmp_path: Path) -> None:
-    """A mistake elsewhere in a source, in its channel or in its very type hides none of them."""
+    """A mistake elsewhere in a source, in its channel or in its type hides none of them."""
     assert problems_of(
         tmp_path,
         """
@@ -130,7 +130,7 @@ channels = ["nowhere"]
 
 
 def test_load_when_there_is_no_channel_says_so(tmp_path: Path) -> None:
-    """Also where `channels` is no table, which is told by itself."""
+    """If `channels` is not a table, only that is reported."""
     path = tmp_path / "millrace.toml"
     for channels, expected in (
         ("", [f'sources.web.channels[0]: is "x"; {NO_SUCH}, of which there are: none']),
@@ -143,7 +143,7 @@ def test_load_when_there_is_no_channel_says_so(tmp_path: Path) -> None:
 
 
 def test_load_of_many_channels_names_some_of_them(tmp_path: Path) -> None:
-    """A sentence stays a sentence."""
+    """The sentence stays short."""
     many = "".join(f'[channels.c{number}]\ntype = "memory"\n' for number in range(50))
     [problem] = problems_of(tmp_path, many + source('channels = ["?"]').replace("?", "zzz"))
     assert problem.endswith('"c5", "c6" and 43 more')
@@ -229,13 +229,13 @@ def test_load_of_many_channels_names_some_of_them(tmp_path: Path) -> None:
     ],
 )
 def test_load_when_a_source_s_setting_is_wrong_says_where(tmp_path: Path, settings: str, problem: str) -> None:
-    """The path leads through arrays and tables; nothing in it tells how types are told apart."""
+    """The path leads through arrays and tables, without the tags of the type unions."""
     assert problems_of(tmp_path, source(settings)) == [f"sources.web.{problem}"]
 
 
 @pytest.mark.parametrize(("kind", "name"), [("sources", "source"), ("sinks", "sink")])
 def test_load_when_a_name_has_dots_says_how_it_is_written(tmp_path: Path, kind: str, name: str) -> None:
-    """TOML makes a table in a table of it."""
+    """TOML interprets it as nested tables."""
     problems = problems_of(tmp_path, f'[{kind}.a.b]\ntype = "custom"\n')
     dotted = f'is a table where none is allowed; if the {name}\'s name has dots, write [{kind}."a.b"]'
     assert f"{kind}.a.b: {dotted}" in problems
@@ -243,10 +243,10 @@ def test_load_when_a_name_has_dots_says_how_it_is_written(tmp_path: Path, kind: 
 
 @pytest.mark.parametrize("kind", ["null", "logger", "files"])
 @pytest.mark.parametrize("setting", ["deliveries_max = 3", 'dead_letter_channel = "dead"'])
-def test_load_when_a_sink_that_never_rejects_is_told_what_to_do_then_refuses(
+def test_load_when_a_sink_that_never_rejects_has_settings_for_rejections_refuses(
     tmp_path: Path, kind: str, setting: str
 ) -> None:
-    """A setting that does nothing makes somebody believe that it does."""
+    """A setting without effect is misleading."""
     path = 'path = "/data"\n' if kind == "files" else ""
     name = setting.partition(" ")[0]
     assert problems_of(tmp_path, f'[sinks.out]\ntype = "{kind}"\nchannel = "orders"\n{path}{setting}\n') == [
@@ -255,7 +255,7 @@ def test_load_when_a_sink_that_never_rejects_is_told_what_to_do_then_refuses(
 
 
 def test_load_when_an_embedded_source_bounds_batches_refuses(tmp_path: Path) -> None:
-    """A program's own call says what is stored at once."""
+    """The program's calls determine the batches."""
     embedded = '[sources.app]\ntype = "embedded"\nchannels = ["orders"]\nbatch_events_max = 5\n'
     assert problems_of(tmp_path, embedded) == [
         "sources.app.batch_events_max: has no effect here; events that a program puts together are stored together"
@@ -263,7 +263,7 @@ def test_load_when_an_embedded_source_bounds_batches_refuses(tmp_path: Path) -> 
 
 
 def test_load_when_a_sink_sets_aside_into_its_own_channel_refuses(tmp_path: Path) -> None:
-    """A rejected event would come back to the sink for ever."""
+    """A rejected event would return to the sink without end."""
     sink = f'{HTTP_SINK}dead_letter_channel = "orders"\n'
     problems = problems_of(tmp_path, sink)
     assert problems == ['sinks.out.dead_letter_channel: is "orders"; it must be another channel than the sink\'s own']

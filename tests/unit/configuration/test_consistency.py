@@ -58,7 +58,7 @@ def syslog(*listen: str, **settings: Any) -> dict[str, Any]:
 def test_check_of_two_parts_that_listen_at_one_address_is_refused(
     tables: dict[str, Any], place: str, was: str, other: str
 ) -> None:
-    """The second of them could never begin, and would say so only when the server runs."""
+    """The second one could not start, which would be noticed only at run time."""
     assert problems_of(**tables) == [f'{place}: is "{was}", where {other} listens already; it must be another address']
 
 
@@ -72,12 +72,12 @@ def test_check_of_two_parts_that_listen_at_one_address_is_refused(
     ],
 )
 def test_check_of_parts_that_listen_apart_is_well(sources: dict[str, Any]) -> None:
-    """Another port, host or transport suffices; port 0 is another one each time."""
+    """Another port, host or transport suffices; port 0 is a different one each time."""
     assert problems_of(sources=sources) == []
 
 
 def test_check_when_the_addresses_make_no_sense_says_only_that() -> None:
-    """What is no address is in nobody's way."""
+    """A value that is not an address is not compared with the other addresses."""
     problems = problems_of(server=3, sources={"a": web("nowhere"), "b": web(["127.0.0.1:80"]), "c": 5})
     assert len(problems) == 4
     assert not any("listens already" in problem for problem in problems)
@@ -89,7 +89,7 @@ def sink(endpoint: str, target: str = "orders") -> dict[str, Any]:
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:7070", "localhost:7070"])
 def test_check_of_a_sink_that_forwards_into_its_own_channel_is_refused(endpoint: str) -> None:
-    """Its events would go round for ever."""
+    """Its events would circulate without end."""
     [problem] = problems_of(sinks={"out": sink(endpoint)})
     assert problem == (
         f'sinks.out.endpoints[1]: is "{endpoint}", which is this server, whose channel "orders" the sink both '
@@ -98,10 +98,10 @@ def test_check_of_a_sink_that_forwards_into_its_own_channel_is_refused(endpoint:
 
 
 def test_check_of_a_sink_that_forwards_elsewhere_is_well() -> None:
-    """Another server, or another channel of this one."""
+    """The target is another server, or another channel of this one."""
     assert problems_of(sinks={"a": sink("127.0.0.1:7072"), "b": sink("127.0.0.1:7070", "other")}) == []
 
 
-def test_embedded_agent_listens_nowhere_and_so_conflicts_with_nobody() -> None:
-    """Its sources may have the addresses that a server would have."""
+def test_embedded_agent_listens_nowhere_and_so_has_no_conflicts() -> None:
+    """Its sources may use the server's addresses."""
     EmbeddedAgent({"channels": CHANNELS, "sources": {"web": web("127.0.0.1:7070")}})

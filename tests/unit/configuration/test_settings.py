@@ -115,12 +115,12 @@ def test_load_without_a_file_gives_the_documented_defaults() -> None:
 
 
 def test_load_of_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
-    """An empty file says nothing."""
+    """An empty file sets nothing."""
     assert load(tmp_path, "") == load_settings()
 
 
 def test_load_of_the_documented_example_gives_what_it_says(tmp_path: Path) -> None:
-    """The example is good, and whole numbers do for seconds."""
+    """The example is valid, and integers are accepted for seconds."""
     loaded = load(tmp_path, DESIGN_EXAMPLE)
     orders = loaded.channels["orders"]
     assert (orders.capacity, orders.transaction_capacity, orders.keep_alive_seconds) == (1_000_000, 10_000, 3.0)
@@ -128,7 +128,7 @@ def test_load_of_the_documented_example_gives_what_it_says(tmp_path: Path) -> No
 
 
 def test_load_of_a_file_channel_with_everything_said_gives_it(tmp_path: Path) -> None:
-    """Each setting has its place; paths are taken as they are written."""
+    """All settings are read; paths stay as written."""
     orders = load(tmp_path, FULL_EXAMPLE).channels["orders"]
     assert orders == FileChannelConfig(
         type="file",
@@ -149,12 +149,12 @@ def test_load_of_a_file_channel_with_everything_said_gives_it(tmp_path: Path) ->
 
 
 def test_load_with_a_byte_order_mark_reads_the_file(tmp_path: Path) -> None:
-    """Editors that begin files with a byte order mark are forgiven."""
+    """A byte order mark at the beginning of the file is ignored."""
     assert load(tmp_path, b"\xef\xbb\xbf[server]\nreflection = false\n").server.reflection is False
 
 
 def test_load_when_much_is_wrong_names_every_problem(tmp_path: Path) -> None:
-    """All problems come at once, each with its path, what it was and what is allowed."""
+    """All problems are reported at once, each with its path, its value and what is allowed."""
     assert problems_of(tmp_path, MANY_PROBLEMS) == [
         'server.http_listen: is "nowhere"; it must be host:port, such as 127.0.0.1:7070 or [::1]:7070',
         'server.message_bytes_max: is "5"; it must be a whole number from 4_096 to 1_073_741_824',
@@ -184,14 +184,14 @@ def test_load_when_much_is_wrong_names_every_problem(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("channel_type", ['"fiel"', '"kafka"', '"jdbc"', '""', "3", "true"])
 def test_load_when_a_channel_type_is_not_there_says_which_are(tmp_path: Path, channel_type: str) -> None:
-    """Types that do not exist yet are refused like those that never will."""
+    """Unknown types are refused with the list of known ones."""
     toml = f"[channels.orders]\ntype = {channel_type}\n"
     said = f'is {channel_type}; it must be "memory" or "file" or "spillable"'
     assert problems_of(tmp_path, toml) == [f"channels.orders.type: {said}"]
 
 
 def test_load_when_a_channel_type_is_missing_tells_what_is_wrong_with_any_type(tmp_path: Path) -> None:
-    """What would be right with one of the types is not called wrong."""
+    """Settings that are valid for one of the types are not reported."""
     toml = '[channels.orders]\nfsync = "commit"\ncapacity = 5000\ntransaction_capacity = 5001\nkeep_alive = 1\n'
     kind, capacity, keep_alive = problems_of(tmp_path, toml)
     assert kind == 'channels.orders.type: is missing; it must be "memory" or "file" or "spillable"'
@@ -258,12 +258,12 @@ def test_load_when_a_channel_is_no_table_says_so(tmp_path: Path, channel: str) -
     ],
 )
 def test_load_when_a_setting_of_a_type_is_wrong_says_where(tmp_path: Path, toml: str, problem: str) -> None:
-    """The path is that of the file: nothing in it tells how the types are told apart."""
+    """The path is that of the file, without the tags of the type unions."""
     assert problems_of(tmp_path, f"[channels.orders]\n{toml}\n") == [f"channels.orders.{problem}"]
 
 
 def test_load_when_data_dirs_are_one_directory_by_a_link_refuses_them(tmp_path: Path) -> None:
-    """Two names of one directory would be two disks that are one."""
+    """Two names of one directory would look like two disks."""
     (tmp_path / "link").symlink_to(tmp_path / "disk")
     toml = f'[channels.orders]\ntype = "file"\ndata_dirs = ["{tmp_path}/disk", "{tmp_path}/link"]\n'
     [problem] = problems_of(tmp_path, toml)
@@ -272,7 +272,7 @@ def test_load_when_data_dirs_are_one_directory_by_a_link_refuses_them(tmp_path: 
 
 @pytest.mark.parametrize("value", ["true", '"100"', "1.5", "[1]", "{}", "1979-05-27", "-1", "0", "0xffffffffffff"])
 def test_load_when_a_capacity_is_no_whole_number_refuses_it(tmp_path: Path, value: str) -> None:
-    """TOML has types: nothing is turned into a number."""
+    """TOML has types: values are not converted to numbers."""
     problems = problems_of(
         tmp_path, f'[channels.orders]\ntype = "memory"\ntransaction_capacity = 1\ncapacity = {value}\n'
     )
@@ -282,15 +282,15 @@ def test_load_when_a_capacity_is_no_whole_number_refuses_it(tmp_path: Path, valu
 
 
 def test_load_when_a_transaction_may_hold_more_than_the_channel_refuses_it(tmp_path: Path) -> None:
-    """Checks between a channel's fields are told at the field."""
+    """Violations between a channel's fields are reported at the field."""
     toml = '[channels.orders]\ntype = "memory"\ncapacity = 5\ntransaction_capacity = 7\n'
     assert problems_of(tmp_path, toml) == [
         "channels.orders.transaction_capacity: is 7; it must not be above capacity, 5"
     ]
 
 
-def test_load_when_a_small_channel_says_no_more_bows_the_default(tmp_path: Path) -> None:
-    """A channel of 5 events needs no word about its transactions."""
+def test_load_when_a_small_channel_says_no_more_reduces_the_default(tmp_path: Path) -> None:
+    """A channel of 5 events needs no setting for its transactions."""
     assert load(tmp_path, '[channels.a]\ntype = "memory"\ncapacity = 5\n').channels["a"].transaction_capacity == 5
 
 
@@ -316,12 +316,12 @@ def test_load_when_a_small_channel_says_no_more_bows_the_default(tmp_path: Path)
     ],
 )
 def test_load_when_fields_do_not_fit_together_says_so(tmp_path: Path, server: str, problem: str) -> None:
-    """Checks between fields name both."""
+    """Checks between fields name both fields."""
     assert problems_of(tmp_path, f"[server]\n{server}\n") == [problem]
 
 
-def test_load_with_a_smaller_bound_in_all_bows_the_default_per_connection(tmp_path: Path) -> None:
-    """No one connection's default is above what all may have."""
+def test_load_with_a_smaller_bound_in_all_reduces_the_default_per_connection(tmp_path: Path) -> None:
+    """The default per connection never exceeds the total."""
     server = load(tmp_path, "[server]\nmessage_bytes_max = 8192\ninflight_bytes_max = 10000\n").server
     assert server.inflight_bytes_per_connection_max == 10_000
 
@@ -329,7 +329,7 @@ def test_load_with_a_smaller_bound_in_all_bows_the_default_per_connection(tmp_pa
 @pytest.mark.parametrize("address", ["0.0.0.0:7070", "[::]:7070", "mill.example.com:7070", "192.168.0.1:0"])
 @pytest.mark.parametrize("field", ["listen", "http_listen"])
 def test_load_when_others_could_connect_asks_for_consent(tmp_path: Path, field: str, address: str) -> None:
-    """Without TLS a server leaves the machine only where told so in plain words."""
+    """Without TLS, a server that listens on other addresses needs explicit consent."""
     toml = f'[server]\n{field} = "{address}"\n'
     [problem] = problems_of(tmp_path, toml)
     assert problem == (
@@ -341,25 +341,25 @@ def test_load_when_others_could_connect_asks_for_consent(tmp_path: Path, field: 
 
 @pytest.mark.parametrize("address", ["[::1]:7070", "localhost:0", "127.0.0.1:0"])
 def test_load_with_a_loopback_address_needs_no_consent(tmp_path: Path, address: str) -> None:
-    """What stays on the machine may be plain."""
+    """Plaintext is allowed within the machine."""
     assert load(tmp_path, f'[server]\nlisten = "{address}"\n').server.listen == address
 
 
 def test_load_with_port_0_twice_takes_two_free_ports(tmp_path: Path) -> None:
-    """Two times any free port is not the same address."""
+    """Each port 0 is a different free port."""
     server = load(tmp_path, '[server]\nlisten = "127.0.0.1:0"\nhttp_listen = "127.0.0.1:0"\n').server
     assert server.listen == server.http_listen
 
 
 @pytest.mark.parametrize("name", ["a", "0", "a.b", "a-b_c.d", "x" * 64])
 def test_load_with_a_good_channel_name_takes_it(tmp_path: Path, name: str) -> None:
-    """Names are small letters, digits, dots, hyphens and underscores."""
+    """Names consist of lower-case letters, digits, dots, hyphens and underscores."""
     assert list(load(tmp_path, f'[channels."{name}"]\ntype = "memory"\n').channels) == [name]
 
 
 @pytest.mark.parametrize("name", ["", ".a", "-a", "_a", "A", "é", "../x", "a/b", "%2e", "a\\n", "a\\u0000", "x" * 65])
 def test_load_with_a_bad_channel_name_refuses_it(tmp_path: Path, name: str) -> None:
-    """Names that could mean something to a file system, a log or a URL are refused."""
+    """Names with a meaning in file systems, logs or URLs are refused."""
     problems = problems_of(tmp_path, f'[channels."{name}"]\ntype = "memory"\n')
     assert len(problems) == 1
     assert problems[0].endswith("it must match [a-z0-9][a-z0-9._-]{0,63}")
@@ -381,7 +381,7 @@ def test_load_with_a_bad_channel_name_refuses_it(tmp_path: Path, name: str) -> N
     ],
 )
 def test_load_when_the_file_is_no_toml_says_where(tmp_path: Path, toml: str | bytes, problem: str) -> None:
-    """Syntax errors come with line and column."""
+    """Syntax errors contain line and column."""
     assert problems_of(tmp_path, toml) == [problem]
 
 
@@ -392,7 +392,7 @@ def test_load_with_a_number_beyond_python_says_that_it_is_no_toml(tmp_path: Path
 
 
 def test_load_when_the_file_cannot_be_read_says_why(tmp_path: Path) -> None:
-    """A missing file, a directory and an impossible name are told apart."""
+    """A missing file, a directory and an impossible name are distinguished."""
     for path, why in (
         (tmp_path / "none.toml", "No such file or directory"),
         (tmp_path, "Is a directory"),
@@ -404,18 +404,18 @@ def test_load_when_the_file_cannot_be_read_says_why(tmp_path: Path) -> None:
 
 
 def test_load_with_overrides_prefers_them(tmp_path: Path) -> None:
-    """The command line counts more than the file, also where the file is wrong."""
+    """The command line takes precedence over the file, also if the file's value is wrong."""
     loaded = load(tmp_path, '[server]\nlisten = "nowhere"\n', {"listen": "127.0.0.1:0", "data_dir": "/srv"})
     assert (loaded.server.listen, loaded.server.data_dir) == ("127.0.0.1:0", Path("/srv"))
 
 
 def test_load_with_overrides_when_server_is_no_table_tells_that(tmp_path: Path) -> None:
-    """Overrides need a table to override."""
+    """Overrides need a table."""
     assert problems_of(tmp_path, "server = 3\n", {"listen": "127.0.0.1:0"}) == ["server: is 3; it must be a table"]
 
 
 def test_load_with_a_bad_override_names_the_command_line() -> None:
-    """Without a file it is the command line that is wrong."""
+    """Without a file the error names the command line."""
     with pytest.raises(SettingsError, match=r'^command line: server\.listen: is "x"; it must be host:port'):
         load_settings(None, {"listen": "x"})
 
@@ -435,7 +435,7 @@ TABLES = ["server", "channels.a", "channels.a.encryption", "channels.a.encryptio
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(TABLES), KEYS, TOML_VALUES), max_size=8))
 def test_load_of_random_tables_ends_in_settings_or_sentences(tmp_path: Path, lines: list[tuple[str, str, str]]) -> None:
-    """Whatever a file says, the outcome is a configuration or printable sentences, never another error."""
+    """Any file results in a configuration or printable sentences, never in another error."""
     toml = "\n".join(f"{table}.{key} = {value}" for table, key, value in lines)
     problems = ["none"]
     try:

@@ -10,18 +10,18 @@ NO_REQUEST = b'h - - [17/May/2015:10:05:03 +0000] "" 400 0 "-" "-"'
 
 @pytest.mark.parametrize("line", [COMBINED, COMMON, QUOTED, NO_REQUEST])
 def test_matches_lines_of_access_logs(line: bytes) -> None:
-    """Combined and common format, quotes behind backslashes, requests that were none."""
+    """Combined and common format match, with escaped quotes, and with invalid requests."""
     assert matches([line])
 
 
 @pytest.mark.parametrize("line", [b"", b"2024-01-01T00:00:00 Collecting grpcio", b'GET / HTTP/1.1" 200 7', b"\xff\xfe"])
 def test_matches_no_other_lines(line: bytes) -> None:
-    """What another program wrote is text."""
+    """Lines of other programs are text."""
     assert not matches([line])
 
 
 def test_matches_where_most_lines_do() -> None:
-    """A few odd lines do not make another kind of log of it, empty ones least of all."""
+    """A few other lines, in particular empty ones, do not change the kind of log."""
     assert matches([COMBINED, b"", b"", b"odd", COMMON])
     assert not matches([COMBINED, b"odd"])
     assert not matches([])

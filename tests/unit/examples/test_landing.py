@@ -19,7 +19,7 @@ def test_kill_returns_whether_the_landing_was_killed(tmp_path: Path, monkeypatch
 
 
 def test_replaced_keeps_what_was_there_where_the_new_one_is_not_whole(tmp_path: Path) -> None:
-    """Both stay until a later run has a whole one."""
+    """Both stay until a later run has a complete result."""
     folder, earlier = tmp_path / "landed", tmp_path / "landed.earlier"
     folder.mkdir()
     (folder / "good").touch()

@@ -11,24 +11,24 @@ def live_log_of(folder: Path, content: bytes) -> LiveLog:
 
 
 def test_write_up_to_a_share_writes_that_many_lines_once(tmp_path: Path) -> None:
-    """Each call goes on where the last one ended."""
+    """Each call continues where the last one ended."""
     live_log = live_log_of(tmp_path, b"".join(b"%d\n" % number for number in range(2_000)))
-    told: list[int] = []
+    reported: list[int] = []
     for share, count in ((0.4, 800), (0.4, 800), (1.0, 2_000)):
-        live_log.write_up_to(share, told.append)
+        live_log.write_up_to(share, reported.append)
         assert (tmp_path / "live.log").read_bytes().splitlines() == [b"%d" % number for number in range(count)]
-        assert sum(told) == count
-    assert max(told) <= 500
+        assert sum(reported) == count
+    assert max(reported) <= 500
 
 
 def test_write_up_to_the_end_ends_each_line(tmp_path: Path) -> None:
-    """Also the last one, and whatever ended it before; empty lines and odd bytes stay."""
+    """This includes the last line, and any kind of line end; empty lines and other bytes stay."""
     live_log_of(tmp_path, b"one\r\n\n\xff\xfe\nlast").write_up_to(1.0, lambda _: None)
     assert (tmp_path / "live.log").read_bytes() == b"one\n\n\xff\xfe\nlast\n"
 
 
 def test_live_log_begins_empty(tmp_path: Path) -> None:
-    """What an earlier run has left is not collected again."""
+    """The content of an earlier run is not collected again."""
     (tmp_path / "live.log").write_bytes(b"earlier\n")
     live_log_of(tmp_path, b"one\n")
     assert (tmp_path / "live.log").read_bytes() == b""

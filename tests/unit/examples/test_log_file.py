@@ -25,14 +25,14 @@ def write(folder: Path, content: bytes) -> Path:
     ],
 )
 def test_open_log_file_counts_the_lines_that_it_gives(tmp_path: Path, content: bytes, lines: list[bytes]) -> None:
-    """Whatever ends the lines and the file, the count is that of the lines."""
+    """Any line ends are supported, with and without one at the end of the file."""
     log = open_log_file(write(tmp_path, content))
     assert list(log.lines()) == lines
     assert log.line_count == len(lines)
 
 
 def test_lines_of_a_file_that_grows_are_those_of_its_opening(tmp_path: Path) -> None:
-    """A log that is written to meanwhile gives what was counted, no more."""
+    """Lines written after the opening are not returned."""
     path = write(tmp_path, b"one\ntwo")
     log = open_log_file(path)
     path.write_bytes(b"one\ntwo\nthree\n")
@@ -40,14 +40,14 @@ def test_lines_of_a_file_that_grows_are_those_of_its_opening(tmp_path: Path) -> 
 
 
 def test_sample_leaves_a_cut_line_out(tmp_path: Path) -> None:
-    """What kind of log it is, is told by whole lines."""
+    """The kind of log is detected from whole lines."""
     log = open_log_file(write(tmp_path, b"0123456789abcde\n" * 5_000))
     assert set(log.sample) == {b"0123456789abcde"}
     assert open_log_file(write(tmp_path, b"no end")).sample == (b"no end",)
 
 
 def test_open_log_file_that_is_none_says_why(tmp_path: Path) -> None:
-    """Each is refused in one sentence that names the file and says what it is."""
+    """The sentence names the file and says what it is."""
     os.mkfifo(tmp_path / "pipe")
     for path, sentence in [
         (tmp_path / "nothing", "there is no file .*/nothing"),
@@ -62,7 +62,7 @@ def test_open_log_file_that_is_none_says_why(tmp_path: Path) -> None:
 
 
 def test_open_log_file_that_is_no_text_says_what_to_do(tmp_path: Path) -> None:
-    """Compressed and binary files are told apart from text by their first bytes."""
+    """Compressed and binary files are distinguished from text by their first bytes."""
     with pytest.raises(LogFileError, match=r"some\.log is compressed; unpack it first: gunzip"):
         open_log_file(write(tmp_path, gzip.compress(b"one\n")))
     with pytest.raises(LogFileError, match=r"some\.log is no text: byte 3 is NUL"):

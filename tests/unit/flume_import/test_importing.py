@@ -29,7 +29,7 @@ def notes_of(text: str) -> dict[str, str]:
 
 
 def test_import_of_a_file_channel_takes_over_its_limits() -> None:
-    """Milliseconds become seconds, lists become arrays, and what is not taken over is reported."""
+    """Milliseconds become seconds, lists become arrays, and ignored options are reported."""
     text = """
     a.channels = c f
     a.channels.f.type = file
@@ -54,7 +54,7 @@ def test_import_of_a_file_channel_takes_over_its_limits() -> None:
 
 
 def test_import_of_a_spillable_channel_adds_its_two_capacities() -> None:
-    """Flume counts what overflows apart."""
+    """Flume counts the overflow separately."""
     text = """
     a.channels = c s
     a.channels.s.type = SPILLABLEMEMORY
@@ -65,7 +65,7 @@ def test_import_of_a_spillable_channel_adds_its_two_capacities() -> None:
 
 
 def test_import_of_a_taildir_source_makes_globs_and_headers() -> None:
-    """Groups become paths; headers stay with theirs."""
+    """Groups become paths, with their headers."""
     text = """
     a.sources = s
     a.sources.s.type = TAILDIR
@@ -150,7 +150,7 @@ def test_import_of_sinks_and_a_group_keeps_priorities() -> None:
 
 
 def test_import_of_an_hdfs_sink_makes_a_files_sink() -> None:
-    """Paths, rolling and rounding have their counterparts."""
+    """Paths, rolling and rounding are translated."""
     text = """
     a.sinks = h
     a.sinks.h.type = hdfs
@@ -179,14 +179,72 @@ def test_import_of_an_hdfs_sink_makes_a_files_sink() -> None:
 
 @pytest.mark.parametrize("kind", ["jms", "netcat", "com.example.MySource"])
 def test_import_of_a_source_without_counterpart_leaves_it_out_and_says_why(kind: str) -> None:
-    """Nothing vanishes in silence."""
+    """Every omission is reported."""
     text = f"a.sources = s\na.sources.s.type = {kind}\na.sources.s.channels = c\na.sources.s.odd = 1\n"
     assert "sources" not in tables_of(text)
     assert "has no counterpart" in notes_of(text)["a.sources.s.type"]
 
 
+def test_import_of_each_interceptor_keeps_its_order_and_settings() -> None:
+    """Types are given by short name or class; those without a counterpart are omitted and reported."""
+    text = """
+    a.sources = s
+    a.sources.s.type = exec
+    a.sources.s.command = tail -F log
+    a.sources.s.channels = c
+    a.sources.s.interceptors = t h st r u sr f x mine
+    a.sources.s.interceptors.t.type = org.apache.flume.interceptor.TimestampInterceptor$Builder
+    a.sources.s.interceptors.t.preserveExisting = true
+    a.sources.s.interceptors.h.type = host
+    a.sources.s.interceptors.h.useIP = false
+    a.sources.s.interceptors.h.hostHeader = machine
+    a.sources.s.interceptors.st.type = static
+    a.sources.s.interceptors.st.key = site
+    a.sources.s.interceptors.st.value = berlin
+    a.sources.s.interceptors.r.type = remove_header
+    a.sources.s.interceptors.r.fromList = one, two
+    a.sources.s.interceptors.r.fromListSeparator = ;
+    a.sources.s.interceptors.u.type = org.apache.flume.sink.solr.morphline.UUIDInterceptor$Builder
+    a.sources.s.interceptors.u.prefix = e-
+    a.sources.s.interceptors.sr.type = search_replace
+    a.sources.s.interceptors.sr.searchPattern = ([0-9]+)
+    a.sources.s.interceptors.sr.replaceString = <$1>
+    a.sources.s.interceptors.sr.charset = ISO-8859-1
+    a.sources.s.interceptors.f.type = regex_filter
+    a.sources.s.interceptors.f.regex = ^#
+    a.sources.s.interceptors.f.excludeEvents = true
+    a.sources.s.interceptors.x.type = regex_extractor
+    a.sources.s.interceptors.x.regex = ^(\\\\S+) (\\\\S+)
+    a.sources.s.interceptors.x.serializers = s1 s2
+    a.sources.s.interceptors.x.serializers.s1.name = level
+    a.sources.s.interceptors.x.serializers.s1.type = com.example.Own
+    a.sources.s.interceptors.x.serializers.s2.name = when
+    a.sources.s.interceptors.x.serializers.s2.type = flume.RegexExtractorInterceptorMillisSerializer
+    a.sources.s.interceptors.x.serializers.s2.pattern = yyyy-MM-dd
+    a.sources.s.interceptors.mine.type = com.example.Mine$Builder
+    """
+    assert tables_of(text)["sources"]["s"]["interceptors"] == [
+        {"type": "timestamp", "preserve_existing": True},
+        {"type": "host", "use": "name", "header": "machine"},
+        {"type": "static", "key": "site", "value": "berlin"},
+        {"type": "remove_header", "names": ["one", "two"]},
+        {"type": "uuid", "prefix": "e-"},
+        {"type": "search_replace", "pattern": "([0-9]+)", "replacement": "<\\g<1>>"},
+        {"type": "regex_filter", "pattern": "^#", "action": "drop"},
+        {
+            "type": "regex_extractor",
+            "pattern": "^(\\S+) (\\S+)",
+            "names": ["level", "when"],
+            "millis": {"when": "%Y-%m-%d"},
+        },
+    ]
+    notes = notes_of(text)
+    for key in ("mine.type", "r.fromListSeparator", "sr.charset", "x.serializers.s1.type"):
+        assert f"a.sources.s.interceptors.{key}" in notes
+
+
 def test_import_reports_each_unknown_option() -> None:
-    """A typing error in the old file is not taken over either."""
+    """A misspelt option in the old file is not taken over either."""
     assert notes_of("a.channels.c.capacty = 7") == {"a.channels.c.capacty": "has no counterpart"}
     assert notes_of("a.channels.c.capacity = many")["a.channels.c.capacity"].startswith('is "many", which is not')
 

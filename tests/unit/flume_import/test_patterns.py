@@ -20,7 +20,7 @@ from millrace_server.flume_import.options import to_glob, to_path_template, to_r
     ],
 )
 def test_glob_of_a_simple_expression_matches_the_same_names(pattern: str, glob: str) -> None:
-    """What people write in Flume's configurations has a shell pattern."""
+    """Expressions common in Flume's configurations have a shell pattern."""
     assert to_glob(pattern) == glob
     for name in ("example.log", "app-1.log", "xbc", "abc", "a*b", "my.log.1", "x"):
         assert bool(re.fullmatch(pattern, name)) == fnmatchcase(name, glob)
@@ -33,7 +33,7 @@ def test_glob_of_anything_else_is_none(pattern: str) -> None:
 
 
 def test_path_template_of_flumes_escapes_has_their_places() -> None:
-    """Headers and times; times of one name become one place; braces stay braces; unknown escapes are returned."""
+    """Headers and times are translated, times of one name are merged, braces are escaped, unknown escapes returned."""
     template, unknown = to_path_template("/x/%y-%m-%d/%H%M/%{host}/{a}/%Q")
     assert template == "/x/{time:%y-%m-%d}/{time:%H%M}/{header:host}/{{a}}/Q"
     assert unknown == ["%Q"]
@@ -41,7 +41,7 @@ def test_path_template_of_flumes_escapes_has_their_places() -> None:
 
 
 def test_strptime_format_of_javas_pattern_reads_the_same_times() -> None:
-    """Letters, quoted text, and none where a letter has no counterpart."""
+    """Letters and quoted text are translated; the result is None for a letter without a counterpart."""
     assert to_strptime_format("yyyy-MM-dd'T'HH:mm:ss.SSS") == "%Y-%m-%dT%H:%M:%S.%f"
     assert to_strptime_format("dd/MMM/yyyy:HH:mm:ss Z") == "%d/%b/%Y:%H:%M:%S %z"
     assert to_strptime_format("wwww") is None
@@ -52,5 +52,5 @@ def test_strptime_format_of_javas_pattern_reads_the_same_times() -> None:
     [("$2 and $1", "b and a"), (r"costs \$1", "costs $1"), ("${x}!", "a!"), (r"back\\slash", r"back\slash")],
 )
 def test_replacement_of_javas_text_replaces_the_same(java: str, text: str) -> None:
-    """Groups by number and name, and what is escaped."""
+    """Groups by number and by name are translated, and escapes."""
     assert re.sub("(?P<x>a)(b)", to_replacement(java), "ab") == text

@@ -18,7 +18,7 @@ from millrace_server.hosting.data_dir import Catalog
 
 
 class SlowCatalog(Catalog):
-    """Begins to write, and ends when it is told to."""
+    """A catalog whose write ends when the test lets it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -38,7 +38,7 @@ def opened(tmp_path: Path) -> tuple[SlowCatalog, ChannelRegistry, AdminService]:
 
 
 async def left_in_the_middle(call: Coroutine[Any, Any, Any], catalog: SlowCatalog, changed: asyncio.Event) -> None:
-    """Cancels a call while the catalog is being written, and returns once channels have changed all the same."""
+    """Cancels a call while the catalog is being written, and returns once channels have changed nevertheless."""
     calling = asyncio.ensure_future(call)
     await asyncio.to_thread(catalog.has_begun.wait)
     calling.cancel()
@@ -49,7 +49,7 @@ async def left_in_the_middle(call: Coroutine[Any, Any, Any], catalog: SlowCatalo
 
 
 async def test_create_whose_caller_leaves_is_done_whole(tmp_path: Path) -> None:
-    """What the catalog says after a restart is what the server says before it."""
+    """The catalog after a restart matches the server before it."""
     catalog, registry, service = opened(tmp_path)
     changed = asyncio.Event()
     registry.watch(lambda _name: changed.set())
@@ -60,7 +60,7 @@ async def test_create_whose_caller_leaves_is_done_whole(tmp_path: Path) -> None:
 
 
 async def test_delete_whose_caller_leaves_is_done_whole(tmp_path: Path) -> None:
-    """No channel goes on that a restart would not bring back."""
+    """No channel continues that a restart would not restore."""
     config = MemoryChannelConfig(type="memory")
     Catalog(tmp_path / "catalog.json").put("orders", config)
     catalog, registry, service = opened(tmp_path)
@@ -73,7 +73,7 @@ async def test_delete_whose_caller_leaves_is_done_whole(tmp_path: Path) -> None:
 
 
 class FullCatalog(Catalog):
-    """Lies on a disk that has no room left."""
+    """A catalog on a disk without room."""
 
     def replace(self, name: str, config: AnyChannelConfig) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -83,7 +83,7 @@ class FullCatalog(Catalog):
 
 
 async def test_update_that_cannot_survive_is_not_in_force(tmp_path: Path) -> None:
-    """DISK_FULL says that nothing was changed."""
+    """DISK_FULL means that nothing was changed."""
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
     channel = registry.create("orders", MemoryChannelConfig(type="memory", capacity=100)).channel
     service = AdminService(registry, FullCatalog(tmp_path / "catalog.json"))
@@ -93,7 +93,7 @@ async def test_update_that_cannot_survive_is_not_in_force(tmp_path: Path) -> Non
 
 
 async def test_updates_at_once_both_come_into_force(tmp_path: Path) -> None:
-    """An update that waits for room puts nothing back that another one has changed meanwhile."""
+    """An update that waits for room does not revert another one made meanwhile."""
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
     channel = registry.create("orders", MemoryChannelConfig(type="memory", capacity=100)).channel
     service = AdminService(registry, Catalog(tmp_path / "catalog.json"))
@@ -120,7 +120,7 @@ def stored_columns(count: int) -> list[StoredColumns]:
 
 
 async def test_delete_that_the_catalog_has_no_room_for_leaves_no_channel_that_would_lose_events(tmp_path: Path) -> None:
-    """Its files say by then that it is deleted: what it took from then on would be gone after the next start."""
+    """Its files mark it as deleted, so events accepted later would be lost at the next start."""
     path = tmp_path / "catalog.json"
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10, channels_dir=tmp_path / "channels")
     service = AdminService(registry, Catalog(path))

@@ -16,7 +16,7 @@ from tests.channel_events import limits_of, queued
 
 
 class FakeStream(MessageStream):
-    """What a caller sends, and what it gets."""
+    """The requests of a caller, and the answers to it."""
 
     def __init__(self) -> None:
         self.sent: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -49,12 +49,12 @@ class FakeStream(MessageStream):
 
     @property
     def reasons(self) -> Sequence[str]:
-        """The errors' messages, empty where there was none."""
+        """The messages of the errors, empty for successes."""
         return [answer.error.message for answer in self.got]
 
 
 class Running:
-    """A stream that is served, on a channel for 4 events whose commits wait long for room."""
+    """A stream being served, on a channel for 4 events whose commits wait long for room."""
 
     def __init__(self) -> None:
         self.stream = FakeStream()
@@ -63,12 +63,12 @@ class Running:
         self.serving = asyncio.ensure_future(AppendStreamCall(self.registry, self.stream).run())
 
     async def turn(self) -> None:
-        """Lets whatever can happen do so."""
+        """Lets all ready tasks run."""
         for _ in range(50):
             await asyncio.sleep(0)
 
     async def end(self) -> None:
-        """The caller sends no more."""
+        """Ends the caller's side of the stream."""
         self.stream.sent.put_nowait(None)
         await self.serving
 
@@ -82,7 +82,7 @@ async def running() -> AsyncIterator[Running]:
 
 
 async def test_appends_of_a_stream_are_answered_in_their_order(running: Running) -> None:
-    """Errors among them, which do not end the stream."""
+    """Errors are answered in order, and do not end the stream."""
     stream = running.stream
     stream.send(b"a", b"b")
     stream.send(b"x", channel="none")
@@ -98,7 +98,7 @@ async def test_appends_of_a_stream_are_answered_in_their_order(running: Running)
 
 
 async def test_appends_that_wait_are_all_under_way_and_keep_their_order(running: Running) -> None:
-    """One behind a long one is not answered before it, nor stored."""
+    """An append after a large one is neither answered nor stored before it."""
     stream = running.stream
     for bodies in ([b"a"] * 3, [b"b"] * 2, [b"c"]):
         stream.send(*bodies)
@@ -112,7 +112,7 @@ async def test_appends_that_wait_are_all_under_way_and_keep_their_order(running:
 
 
 async def test_appends_beyond_those_under_way_are_not_read(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many requests, or as many bytes, as may be; a single large one is served alone."""
+    """The number and the bytes of requests in progress are bounded; a single large one is served alone."""
     stream = running.stream
     byte_count = stream.send(b"a" * 100, b"b", b"c", b"d")
     monkeypatch.setattr(streams, "UNDER_WAY_BYTES_MAX", byte_count - 1)
@@ -121,7 +121,7 @@ async def test_appends_beyond_those_under_way_are_not_read(running: Running, mon
     stream.send(b"a" * 100, b"b", b"c", b"d")
     await running.turn()
     assert stream.sequences == [1]
-    # One is in hand, waiting for room among those under way; it goes on once they are fewer.
+    # One more request is read and waits until fewer are in progress.
     assert stream.sent.qsize() < 2
     for _ in range(4):
         await running.channel.purge()
@@ -133,7 +133,7 @@ async def test_appends_beyond_those_under_way_are_not_read(running: Running, mon
 async def test_answers_to_a_caller_that_is_slow_hold_back_what_it_sends(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing grows without end while it does not read."""
+    """Memory does not grow while the caller does not read."""
     stream = running.stream
     stream.may_get.clear()
     for _ in range(streams.UNDER_WAY_MAX + 20):
@@ -149,7 +149,7 @@ async def test_answers_to_a_caller_that_is_slow_hold_back_what_it_sends(
 
 
 async def test_stream_whose_caller_leaves_ends_what_only_waits(running: Running) -> None:
-    """Appends that have no room yet change nothing any more."""
+    """Appends that still wait for room have no effect."""
     stream = running.stream
     for bodies in ([b"a"] * 4, [b"b"], [b"c"]):
         stream.send(*bodies)
@@ -165,7 +165,7 @@ async def test_stream_whose_caller_leaves_ends_what_only_waits(running: Running)
 
 
 async def test_append_that_is_too_much_for_the_server_is_refused_alone(running: Running) -> None:
-    """The stream goes on."""
+    """The stream continues."""
     stream = running.stream
     with stream.inflight.admit(1 << 20, "other"):
         stream.send(b"a")
@@ -179,7 +179,7 @@ async def test_append_that_is_too_much_for_the_server_is_refused_alone(running: 
 async def test_stream_that_breaks_while_it_is_written_to_ends(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its reason."""
+    """The stream ends with the reason."""
 
     async def refuse(_answer: Answer) -> None:
         raise ConnectionError("gone")

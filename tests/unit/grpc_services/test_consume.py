@@ -15,7 +15,7 @@ from tests.channel_events import append, limits_of, queued
 
 
 class FakeStream(MessageStream):
-    """What a caller sends, and what it gets."""
+    """The messages of a caller, and the answers to it."""
 
     def __init__(self) -> None:
         self._sent: asyncio.Queue[bytes] = asyncio.Queue()
@@ -31,12 +31,12 @@ class FakeStream(MessageStream):
         self.got.put_nowait(answer)
 
     def send(self, **message: Any) -> None:
-        """Sends a message of these fields."""
+        """Sends a message with these fields."""
         self._sent.put_nowait(pb.ConsumeRequest(**message).SerializeToString())
 
 
 class Running:
-    """A stream that is served, to which three events were delivered one by one."""
+    """A stream being served, to which three events were delivered one by one."""
 
     def __init__(self) -> None:
         self.stream = FakeStream()
@@ -57,14 +57,14 @@ async def running() -> AsyncIterator[Running]:
     running = Running()
     await running.start()
     yield running
-    # Whatever was out when the stream ended is back, and nothing waits for it.
+    # All open deliveries were returned when the stream ended, and nothing waits for them.
     assert (running.channel._contents.taken_count, running.channel.open_transactions) == (0, 0)
 
 
 @pytest.mark.parametrize("field", ["ack", "nack"])
 @pytest.mark.parametrize("bad", [0, 9])
 async def test_message_with_an_id_of_none_gives_all_deliveries_back(running: Running, field: str, bad: int) -> None:
-    """It does nothing, and what was out goes back with the stream, those too that it names rightly."""
+    """The message has no effect, and all open deliveries return with the stream, including those it names."""
     running.stream.send(**{field: {"delivery_ids": [1, bad]}})
     with pytest.raises(BadArgumentError, match=f"{field}.delivery_ids: holds {bad}; this stream has delivered 3"):
         await running.serving
@@ -74,7 +74,7 @@ async def test_message_with_an_id_of_none_gives_all_deliveries_back(running: Run
 async def test_ack_that_cannot_be_settled_gives_all_deliveries_back(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first that fails ends the stream, and those behind it in the same message go back too."""
+    """The first failure ends the stream, and later deliveries in the same message are returned too."""
 
     def refuse(*_: object) -> None:
         raise DrainingError("refused")

@@ -20,7 +20,7 @@ SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class Served:
-    """A registry with a simulated disk, and what its health says."""
+    """A registry with a simulated disk, and its health service."""
 
     def __init__(self, base: Path) -> None:
         self.disk = SimulatedDisk([base / "orders"])
@@ -31,7 +31,7 @@ class Served:
         self.health = Health(self.registry, self.components)
 
     async def says(self, service: str) -> int:
-        # What was told a moment ago is told by a task of its own.
+        # Changes of the status are passed on by a task.
         for _ in range(10):
             await asyncio.sleep(0)
         request = health_pb2.HealthCheckRequest(service=service)
@@ -47,7 +47,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 
 
 async def test_health_of_a_channel_follows_its_state(served: Served) -> None:
-    """Not serving while it is read back, nor once its log has failed; the server serves all the same."""
+    """A channel that is replayed or whose log has failed is NOT_SERVING; the server serves nevertheless."""
     await served.health.start()
     gate = Gate(served.disk)
     gate.close()
@@ -64,8 +64,8 @@ async def test_health_of_a_channel_follows_its_state(served: Served) -> None:
     assert await served.says("") == SERVING
 
 
-async def test_health_of_channels_that_were_there_before_is_told(served: Served) -> None:
-    """And of one that is deleted no more is known."""
+async def test_health_of_channels_that_existed_before_is_reported(served: Served) -> None:
+    """A deleted channel is unknown."""
     served.registry.create("bills", limits_of())
     await served.health.start()
     assert await served.says("channels/bills") == SERVING
@@ -74,7 +74,7 @@ async def test_health_of_channels_that_were_there_before_is_told(served: Served)
 
 
 async def test_health_of_a_server_that_drains_serves_no_more(served: Served) -> None:
-    """So that callers go elsewhere."""
+    """Clients should then use another server."""
     served.registry.create("bills", limits_of())
     await served.health.start()
     await served.health.drain()
@@ -83,7 +83,7 @@ async def test_health_of_a_server_that_drains_serves_no_more(served: Served) -> 
 
 
 async def test_health_of_a_component_follows_its_state(served: Served) -> None:
-    """It serves while it starts and runs, and is not known once it has gone; the server serves all the same."""
+    """It is SERVING while it starts and runs, and unknown once it is removed; the server serves nevertheless."""
     early = served.components.add(ComponentKind.SOURCE, "access", "taildir")
     await served.health.start()
     assert await served.says("sources/access") == SERVING
@@ -113,6 +113,6 @@ async def test_health_of_components_of_one_name_tells_them_apart(
     component = served.components.find(kind, "a")
     assert component is not None
     component.mark_backing_off("it refused")
-    told = {one: await served.says(one) for one in ("sources/a", "sinks/a", "sink_groups/a")}
-    assert told.pop(service) == NOT_SERVING
-    assert set(told.values()) == {SERVING}
+    reported = {one: await served.says(one) for one in ("sources/a", "sinks/a", "sink_groups/a")}
+    assert reported.pop(service) == NOT_SERVING
+    assert set(reported.values()) == {SERVING}

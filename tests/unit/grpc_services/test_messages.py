@@ -33,7 +33,7 @@ from tests.event_rows import Row, rows
 
 KINDS = [pb.PutRequest, pb.AppendRequest, pb.AppendStreamRequest]
 LARGE = 20_000
-"""Bytes of a body that make a request worth taking apart."""
+"""The size of a body from which requests are decoded by hand."""
 
 
 def columns(*bodies: bytes, **headers: str) -> event_pb2.EventColumns:
@@ -55,7 +55,7 @@ def received(kind: Any, raw: bytes) -> tuple[EventsRequest, list[StoredColumns]]
 
 @pytest.mark.parametrize("kind", [pb.TakeRequest, admin_service_pb2.ListChannelsRequest, *KINDS])
 def test_parse_of_bytes_that_are_no_message_says_which_was_wanted(kind: type[Message]) -> None:
-    """BAD_ARGUMENT names the message and how many bytes came."""
+    """BAD_ARGUMENT names the message and the number of bytes."""
     with pytest.raises(BadArgumentError, match=rf"request: its 3 bytes are not a valid millrace.v1.{kind.__name__}"):
         parse(kind, b"\xff\xff\xff")
 
@@ -63,7 +63,7 @@ def test_parse_of_bytes_that_are_no_message_says_which_was_wanted(kind: type[Mes
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("body_bytes", [0, 10, LARGE])
 def test_parse_apart_of_columns_keeps_them_as_they_came(kind: type[EventsRequest], body_bytes: int) -> None:
-    """What is stored are the very bytes of the request's columns, whether it is small or large."""
+    """The stored bytes are those of the request's columns, for small and large requests."""
     sent = columns(bytes(body_bytes), b"b", host="web-1")
     raw = kind(columns=sent).SerializeToString()
     _, [stored] = received(kind, raw)
@@ -73,7 +73,7 @@ def test_parse_apart_of_columns_keeps_them_as_they_came(kind: type[EventsRequest
 
 @pytest.mark.parametrize("body_bytes", [10, LARGE])
 def test_parse_apart_leaves_all_else_of_the_request(body_bytes: int) -> None:
-    """Name, stamp and offset are there as if the whole had been parsed."""
+    """Name, stamp and offset are the same as when the whole is parsed."""
     stamp = event_pb2.ProducerStamp(producer_id="p", first_sequence=3, last_sequence=4)
     append, _ = received(
         pb.AppendRequest,
@@ -88,7 +88,7 @@ def test_parse_apart_leaves_all_else_of_the_request(body_bytes: int) -> None:
 
 
 def test_parse_apart_of_columns_beside_more_than_they_are_keeps_nothing_else() -> None:
-    """A view on a request would keep its unknown fields in memory for as long as the events live."""
+    """A view on a request would keep its unknown fields in memory as long as the events."""
     raw = pb.AppendRequest(channel="orders", columns=columns(bytes(LARGE))).SerializeToString()
     unknown = field_head(15, 3 * LARGE) + bytes(3 * LARGE)
 
@@ -102,7 +102,7 @@ def test_parse_apart_of_columns_beside_more_than_they_are_keeps_nothing_else() -
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_parse_apart_of_columns_in_pieces_joins_them_as_protobuf_does(kind: type[EventsRequest]) -> None:
-    """A field that comes twice is one message; whoever sends such a thing gets what protobuf makes of it."""
+    """Repeated pieces of a message field are merged as protobuf does."""
     pieces = [event_pb2.EventColumns(count=2, body_sizes=[LARGE]), event_pb2.EventColumns(body_sizes=[1])]
     pieces[1].bodies = bytes(LARGE) + b"b"
     raw = b"".join(kind(columns=piece).SerializeToString() for piece in pieces)
@@ -113,7 +113,7 @@ def test_parse_apart_of_columns_in_pieces_joins_them_as_protobuf_does(kind: type
 @pytest.mark.parametrize("body_bytes", [10, LARGE])
 @pytest.mark.parametrize("spoil", [lambda raw: raw[:-1], lambda raw: raw + b"\x0a", lambda raw: raw + b"\x0a\x01\xff"])
 def test_parse_apart_of_broken_bytes_refuses(spoil: Callable[[bytes], bytes], body_bytes: int) -> None:
-    """Cut short, half a field behind, or text that is no text: BAD_ARGUMENT, as for any other request."""
+    """Truncated messages, incomplete fields and invalid text get BAD_ARGUMENT."""
     raw = spoil(pb.AppendRequest(columns=columns(bytes(body_bytes))).SerializeToString())
     with pytest.raises(
         BadArgumentError, match=rf"request: its {len(raw)} bytes are not a valid millrace.v1.AppendRequest"
@@ -123,7 +123,7 @@ def test_parse_apart_of_broken_bytes_refuses(spoil: Callable[[bytes], bytes], bo
 
 @given(st.binary(max_size=200), st.integers(0, LARGE + 200))
 def test_events_of_any_bytes_are_events_or_a_refusal(garbage: bytes, position: int) -> None:
-    """Bytes spoilt anywhere never get further than here, but as events that hold together."""
+    """Damaged bytes are refused, or are events that are consistent."""
     whole = pb.AppendRequest(channel="orders", columns=columns(bytes(LARGE), b"", key="value")).SerializeToString()
     raw = whole[:position] + garbage + whole[position + len(garbage) :]
     try:
@@ -138,7 +138,7 @@ def test_events_of_any_bytes_are_events_or_a_refusal(garbage: bytes, position: i
     st.lists(st.tuples(st.dictionaries(st.text(max_size=3), st.text(max_size=5), max_size=3), st.binary(max_size=9)))
 )
 def test_events_of_rows_are_the_same_events(rows: list[tuple[dict[str, str], bytes]]) -> None:
-    """Headers and bodies come through the change of form."""
+    """Headers and bodies are unchanged by the conversion."""
     sent = [event_pb2.Event(headers=headers, body=body) for headers, body in rows]
     _, requests = received(pb.AppendRequest, pb.AppendRequest(events=sent).SerializeToString())
     assert rows_of(requests) == rows
@@ -147,7 +147,7 @@ def test_events_of_rows_are_the_same_events(rows: list[tuple[dict[str, str], byt
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("body_bytes", [10, LARGE])
 def test_events_of_both_forms_are_refused(kind: type[EventsRequest], body_bytes: int) -> None:
-    """One request speaks one form."""
+    """A request has one form."""
     request = kind(events=[event_pb2.Event()], columns=columns(bytes(body_bytes)))
     with pytest.raises(BadArgumentError, match="in rows and in columns; use one form"):
         received(kind, request.SerializeToString())
@@ -156,14 +156,14 @@ def test_events_of_both_forms_are_refused(kind: type[EventsRequest], body_bytes:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_given", [False, True])
 def test_events_of_a_request_without_any_are_none(kind: type[EventsRequest], *, is_given: bool) -> None:
-    """No events, and columns that hold none, are both nothing."""
+    """A request without events and columns without events are the same."""
     request = kind(columns=event_pb2.EventColumns() if is_given else None)
     assert received(kind, request.SerializeToString())[1] == []
 
 
 @pytest.mark.parametrize("body_bytes", [10, LARGE])
 def test_events_of_columns_that_contradict_themselves_are_refused(body_bytes: int) -> None:
-    """The sentence names the field, also where the bodies were never parsed."""
+    """The sentence names the field, also if the bodies were never parsed."""
     sent = columns(bytes(body_bytes))
     sent.bodies += b"?"
     raw = pb.AppendRequest(columns=sent).SerializeToString()
@@ -180,7 +180,7 @@ def test_events_of_columns_that_are_no_message_are_refused(body_bytes: int) -> N
 
 
 def test_stamp_of_a_request_is_checked() -> None:
-    """Absent is None; what is there must be a stamp."""
+    """Absent is None; otherwise the stamp must be valid."""
     assert stamp_of(pb.AppendRequest()) is None
     good = event_pb2.ProducerStamp(producer_id="p", first_sequence=0, last_sequence=9)
     assert stamp_of(pb.CommitRequest(stamp=good)) == Stamp("p", 0, 9)
@@ -193,7 +193,7 @@ def test_stamp_of_a_request_is_checked() -> None:
 
 
 def test_form_of_a_request_is_rows_unless_it_asks_for_columns() -> None:
-    """Simple clients get what is simple."""
+    """Rows are simpler for clients."""
     assert form_of(columns=False) is Form.ROWS
     assert form_of(columns=True) is Form.COLUMNS
 
@@ -201,7 +201,7 @@ def test_form_of_a_request_is_rows_unless_it_asks_for_columns() -> None:
 ROWS = rows(min_size=1)
 SEQUENCES = st.integers(1, (1 << 64) - 100)
 BATCHES = st.lists(st.tuples(SEQUENCES, ROWS), max_size=4)
-"""First sequence and events of some batches."""
+"""The first sequence and the events of some batches."""
 
 
 def stored(first_sequence: int, events: Sequence[Row]) -> StoredBatch:
@@ -209,7 +209,7 @@ def stored(first_sequence: int, events: Sequence[Row]) -> StoredBatch:
 
 
 def message(first_sequence: int, events: Sequence[Row], form: Form) -> event_pb2.EventBatch:
-    """The batch as protobuf makes it."""
+    """The batch as encoded by protobuf."""
     if form is Form.COLUMNS:
         [columns] = columns_from_events(events)
         return event_pb2.EventBatch(first_sequence=first_sequence, columns=columns)
@@ -222,7 +222,7 @@ def message(first_sequence: int, events: Sequence[Row], form: Form) -> event_pb2
 def test_take_answer_says_what_protobuf_would_say(
     form: Form, contents: list[tuple[int, Sequence[Row]]], take_count: int
 ) -> None:
-    """The bytes put together by hand are a TakeResponse, in both forms."""
+    """The bytes encoded by hand are a TakeResponse, in both forms."""
     encoded = take_response([stored(*one) for one in contents], take_count, form)
     expected = pb.TakeResponse(take_count=take_count, batches=[message(*one, form) for one in contents])
     assert pb.TakeResponse.FromString(encoded) == expected
@@ -242,7 +242,7 @@ def test_delivery_says_what_protobuf_would_say(
 
 @given(SEQUENCES, ROWS)
 def test_take_answer_in_columns_is_byte_for_byte_protobufs(first_sequence: int, events: Sequence[Row]) -> None:
-    """Fields stand in the order of their numbers, but for the answer's own, which come first."""
+    """Fields are in the order of their numbers, except the answer's own, which come first."""
     encoded = take_response([stored(first_sequence, events)], 0, Form.COLUMNS)
     expected = pb.TakeResponse(batches=[message(first_sequence, events, Form.COLUMNS)])
     assert encoded == expected.SerializeToString()
@@ -253,7 +253,7 @@ def test_take_answer_in_columns_is_byte_for_byte_protobufs(first_sequence: int, 
 def test_encode_of_a_part_of_a_batch_holds_that_part(
     form: Form, data: st.DataObject, first_sequence: int, events: Sequence[Row]
 ) -> None:
-    """Windows are cut where they begin and end; the field may be a single one."""
+    """Windows may start and end anywhere, and the field may be a single one."""
     start = data.draw(st.integers(0, len(events) - 1))
     stop = data.draw(st.integers(start + 1, len(events)))
     part = stored(first_sequence, events).part(start, stop)
@@ -270,7 +270,7 @@ def test_encode_of_a_part_of_a_batch_holds_that_part(
 
 
 def test_encode_of_no_batches_is_the_answer_alone() -> None:
-    """A take whose wait passed says how many were taken, and nothing else."""
+    """A take whose wait has ended returns only the number of events taken."""
     assert take_response([], 5, Form.COLUMNS) == pb.TakeResponse(take_count=5).SerializeToString()
 
 
@@ -280,13 +280,13 @@ NANOS = st.integers(-(1 << 31), (1 << 31) - 1)
 
 @given(st.integers(0, 3_600_000_000))
 def test_seconds_of_a_duration_are_what_it_was_made_of(microseconds: int) -> None:
-    """What goes out comes in again."""
+    """Encoding and decoding a duration gives the same value."""
     assert seconds_of("wait", duration_of(microseconds / 1e6)) == pytest.approx(microseconds / 1e6, abs=1e-9)
 
 
 @given(SECONDS, NANOS)
 def test_seconds_of_anything_are_within_the_limit_or_refused(whole: int, nanos: int) -> None:
-    """Whatever the wire holds: a number from 0 to the cap, or BAD_ARGUMENT that names the field."""
+    """Any duration is a number from 0 to the cap, or BAD_ARGUMENT with the field."""
     encoded = Duration(seconds=whole, nanos=nanos)
     is_good = whole >= 0 and 0 <= nanos < 1_000_000_000
     if is_good:
@@ -298,7 +298,7 @@ def test_seconds_of_anything_are_within_the_limit_or_refused(whole: int, nanos: 
 
 @pytest.mark.parametrize("encoded", [Duration(seconds=3600), Duration(seconds=3601), Duration(seconds=(1 << 63) - 1)])
 def test_seconds_beyond_the_longest_are_capped(encoded: Duration) -> None:
-    """An hour is the most that is granted."""
+    """The maximum is an hour."""
     assert seconds_of("lease", encoded) == SECONDS_MAX
 
 
@@ -312,6 +312,6 @@ def test_seconds_beyond_the_longest_are_capped(encoded: Duration) -> None:
     ],
 )
 def test_seconds_of_a_bad_duration_are_refused(encoded: Duration, sentence: str) -> None:
-    """The sentence says what it was and what is allowed."""
+    """The sentence contains the value and what is allowed."""
     with pytest.raises(BadArgumentError, match=sentence):
         seconds_of("lease", encoded)

@@ -6,6 +6,7 @@ import pytest
 from grpc import aio
 
 from millrace.v1 import channel_service_pb2 as pb
+from millrace_client import _settings
 from millrace_client._methods import APPEND, ROLLBACK
 from millrace_client._settings import channel_options
 from millrace_server.errors import ChannelFullError, MillraceError, OverloadedError, ReplayingError
@@ -14,14 +15,14 @@ from millrace_server.grpc_services.rpc import InflightBytes, Rpcs
 
 
 def test_admit_within_the_limits_admits() -> None:
-    """Requests that add up to the limit are in work together."""
+    """Requests up to the limit may be in progress together."""
     inflight = InflightBytes(total_max=100, connection_max=60)
     with inflight.admit(60, "a"), inflight.admit(40, "b"):
         pass
 
 
 def test_admit_beyond_the_connections_limit_refuses() -> None:
-    """One connection is told to send less, with a delay; another is not hindered."""
+    """One connection is refused with a retry delay; another is not affected."""
     inflight = InflightBytes(total_max=100, connection_max=60)
     with inflight.admit(50, "a"):
         with pytest.raises(OverloadedError, match=r"this connection .* hold 50 bytes of at most 60") as caught:
@@ -32,7 +33,7 @@ def test_admit_beyond_the_connections_limit_refuses() -> None:
 
 
 def test_admit_beyond_the_limit_of_all_refuses() -> None:
-    """Whichever connection comes too much is refused."""
+    """The request that exceeds the limit is refused, on any connection."""
     inflight = InflightBytes(total_max=100, connection_max=60)
     with (
         inflight.admit(60, "a"),
@@ -43,14 +44,14 @@ def test_admit_beyond_the_limit_of_all_refuses() -> None:
 
 
 def test_admit_of_a_request_that_stands_alone_always_admits() -> None:
-    """The message limit bounds it, so nobody is locked out by limits that are smaller."""
+    """The message limit bounds such a request, so smaller limits never refuse it."""
     inflight = InflightBytes(total_max=10, connection_max=10)
     with inflight.admit(1_000, "a"), pytest.raises(OverloadedError):
         inflight.admit(1, "b").__enter__()
 
 
 def test_admit_of_nothing_is_always_admitted() -> None:
-    """A request without bytes holds no memory."""
+    """A request without bytes needs no memory."""
     inflight = InflightBytes(total_max=10, connection_max=10)
     with inflight.admit(10, "a"), inflight.admit(0, "a"), inflight.admit(0, "b"):
         pass
@@ -58,7 +59,7 @@ def test_admit_of_nothing_is_always_admitted() -> None:
 
 @pytest.mark.parametrize("error", [None, ValueError])
 def test_admit_when_the_request_is_done_gives_its_bytes_back(error: type[Exception] | None) -> None:
-    """However the request ended, and no connection that is idle is remembered."""
+    """The bytes are released however the request ends, and idle connections are forgotten."""
     inflight = InflightBytes(total_max=10, connection_max=10)
     for _ in range(3):
         with ExitStack() as done:
@@ -72,7 +73,7 @@ def test_admit_when_the_request_is_done_gives_its_bytes_back(error: type[Excepti
 
 
 class Refusing:
-    """A server whose first calls are refused with these errors, and a client's connection to it."""
+    """A server that refuses the first calls with these errors, and a client's connection to it."""
 
     def __init__(self, *refusals: MillraceError) -> None:
         self._refusals = list(refusals)
@@ -114,8 +115,9 @@ async def called(connection: aio.Channel, path: str, request: bytes) -> None:
     await call(request)
 
 
-async def test_calls_that_are_refused_for_a_moment_are_repeated_by_the_client() -> None:
-    """What is answered with a status alone gRPC repeats; an answer before it, be it empty, counts as one."""
+async def test_calls_that_are_refused_for_a_moment_are_repeated_by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that get only a status are repeated by gRPC; any answer before it, even an empty one, prevents that."""
+    monkeypatch.setattr(_settings, "BACKOFF_SECONDS", 0.01)
     for method, request in ((ROLLBACK, pb.RollbackRequest()), (APPEND, pb.AppendRequest())):
         refusing = Refusing(ReplayingError("not yet"), ReplayingError("not yet"))
         async with refusing as connection:
@@ -124,7 +126,7 @@ async def test_calls_that_are_refused_for_a_moment_are_repeated_by_the_client() 
 
 
 async def test_calls_that_are_refused_for_longer_are_not_repeated() -> None:
-    """That is for whoever called; the error says what and when."""
+    """Long retry delays are left to the caller, which receives the code and the delay."""
     refusing = Refusing(ChannelFullError("full", retry_delay_seconds=0.5))
     async with refusing as connection:
         with pytest.raises(aio.AioRpcError) as refused:

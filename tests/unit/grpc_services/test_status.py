@@ -20,6 +20,7 @@ DOCUMENTED_CODES = {
         "TXN_STATE",
         "CHANNEL_CLAIMED",
         "CHANNEL_NOT_EMPTY",
+        "CHANNEL_CONFIGURED",
         "TXNS_OPEN",
         "NOT_CLAIMED",
     },
@@ -41,23 +42,23 @@ def unpacked(packed: Message, kind: type[Message]) -> Message:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.reason)
 def test_code_of_each_error_is_the_documented_one(kind: type[MillraceError]) -> None:
-    """Every error that the server knows is in the table, with the code that the design gives its reason."""
+    """Every error of the server is in the table, with the documented code."""
     [documented] = [code for code, reasons in DOCUMENTED_CODES.items() if kind.reason in reasons]
     assert code_of(kind("sentence")) is documented
 
 
 def test_reasons_are_unique_and_named_after_their_errors() -> None:
-    """Callers decide by the reason: no two errors share one, and it says what the type's name says."""
+    """Callers use the reason: it is unique, and derived from the name of the type."""
     assert len({kind.reason for kind in KINDS}) == len(KINDS)
     for kind in KINDS:
         name = "".join(word.capitalize() for word in kind.reason.split("_")) + "Error"
-        # Some say whose they are, since the log has errors of its own.
+        # Some have a prefix, since the log has errors of its own.
         assert kind.__name__ in {name, f"Channel{name}"}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.reason)
 def test_status_of_an_error_holds_its_details(kind: type[MillraceError]) -> None:
-    """Code, sentence, and ErrorInfo with reason, domain and metadata; no RetryInfo where a retry makes no sense."""
+    """The details are code, sentence and ErrorInfo with reason, domain and metadata; no RetryInfo without sense."""
     status = status_of(kind("what is wrong", channel="orders", txn_id="t"))
     assert (status.code, status.message) == (code_of(kind("")).value[0], "what is wrong")
     [info] = status.details

@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def written(path: Path) -> dict[str, Any]:
-    """What a catalog of two channels looks like on the disk."""
+    """The bytes of a catalog with two channels."""
     catalog = Catalog(path)
     catalog.put("small", SMALL)
     catalog.put("large", LARGE)
@@ -43,13 +43,13 @@ def written(path: Path) -> dict[str, Any]:
 
 
 def test_load_without_a_file_gives_nothing_and_writes_nothing(path: Path) -> None:
-    """A server on which nobody made a channel has no catalog."""
+    """A server on which no channel was created has no catalog."""
     assert Catalog(path).load() == {}
     assert not path.exists()
 
 
 def test_put_survives_a_restart(path: Path) -> None:
-    """Another catalog on the same file knows the channel with all its limits."""
+    """Another catalog on the same file has the channel with all its limits."""
     Catalog(path).put("small", SMALL)
     again = Catalog(path)
     again.put("large", LARGE)
@@ -68,7 +68,7 @@ def test_change_of_a_known_name_replaces_its_limits(
 
 
 def test_put_of_file_channels_survives_a_restart(path: Path) -> None:
-    """Directories, keys and what is not said come back as they were."""
+    """Directories, keys and absent settings are restored."""
     catalog = Catalog(path)
     catalog.put("durable", DURABLE)
     catalog.put("sealed", SEALED)
@@ -77,7 +77,7 @@ def test_put_of_file_channels_survives_a_restart(path: Path) -> None:
 
 
 def test_load_of_what_an_older_release_wrote_knows_its_channels(path: Path) -> None:
-    """A release that knew memory channels only wrote these bytes."""
+    """These bytes are from a release with memory channels only."""
     path.write_text("""
         {"format": "millrace catalog", "version": 1, "crc32": "3ef3a0f0", "channels": {"small": {
             "type": "memory", "capacity": 5, "transaction_capacity": 5, "byte_capacity": 1000,
@@ -89,7 +89,7 @@ def test_load_of_what_an_older_release_wrote_knows_its_channels(path: Path) -> N
 
 
 def test_replace_of_an_unknown_name_writes_nothing(path: Path) -> None:
-    """New limits of a channel of the configuration do not make it one of the catalog."""
+    """New limits of a configured channel do not add it to the catalog."""
     Catalog(path).replace("none", SMALL)
     assert not path.exists()
 
@@ -102,13 +102,13 @@ def test_remove_survives_a_restart(path: Path) -> None:
 
 
 def test_remove_of_an_unknown_name_writes_nothing(path: Path) -> None:
-    """Channels of the configuration are not in the catalog; deleting one does not touch it."""
+    """Configured channels are not in the catalog, so deleting one does not change it."""
     Catalog(path).remove("none")
     assert not path.exists()
 
 
 def test_load_gives_a_copy(path: Path) -> None:
-    """Whoever changes what was loaded changes nothing."""
+    """Changes of the loaded value do not change the catalog."""
     catalog = Catalog(path)
     catalog.load()["x"] = SMALL
     assert catalog.load() == {}
@@ -118,7 +118,7 @@ def test_load_gives_a_copy(path: Path) -> None:
 def test_put_when_the_disk_fails_changes_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch, failing_call: str
 ) -> None:
-    """A change that could not be written is no change, neither on the disk nor in memory."""
+    """A change that could not be written has no effect, neither on the disk nor in memory."""
     catalog = Catalog(path)
     catalog.put("small", SMALL)
 
@@ -137,7 +137,7 @@ def test_put_when_the_disk_fails_changes_nothing(
 
 
 def test_put_from_many_threads_loses_nothing(path: Path) -> None:
-    """Changes from several threads at once are all kept."""
+    """Changes from several threads are all kept."""
     catalog = Catalog(path)
     names = [f"channel-{number}" for number in range(16)]
     threads = [threading.Thread(target=catalog.put, args=(name, SMALL)) for name in names]
@@ -149,7 +149,7 @@ def test_put_from_many_threads_loses_nothing(path: Path) -> None:
 
 
 def test_load_when_any_byte_is_cut_off_refuses(path: Path) -> None:
-    """No beginning of a catalog passes for a catalog, and the file stays as it is."""
+    """No truncated catalog is accepted, and the file stays unchanged."""
     written(path)
     whole = path.read_bytes().rstrip()
     for length in range(len(whole)):
@@ -160,7 +160,7 @@ def test_load_when_any_byte_is_cut_off_refuses(path: Path) -> None:
 
 
 def test_load_when_any_byte_is_changed_never_gives_other_channels(path: Path) -> None:
-    """A flipped bit is found, unless it is in white space."""
+    """A flipped bit is detected, unless it is in white space."""
     written(path)
     whole = path.read_bytes()
     for index in range(len(whole)):
@@ -175,7 +175,7 @@ def test_load_when_any_byte_is_changed_never_gives_other_channels(path: Path) ->
 
 @pytest.mark.parametrize("version", [0, 2, "1", None])
 def test_load_of_another_version_refuses_without_judging_the_rest(path: Path, version: object) -> None:
-    """A newer catalog is not called damaged: its own server is to be started."""
+    """A newer catalog is not reported as damaged: it needs a newer server."""
     path.write_text(json.dumps({"format": "millrace catalog", "version": version, "entries": []}))
     with pytest.raises(CatalogError, match="use the version that wrote it"):
         Catalog(path).load()
@@ -183,14 +183,14 @@ def test_load_of_another_version_refuses_without_judging_the_rest(path: Path, ve
 
 @pytest.mark.parametrize("content", ["[]", "3", "null", "{}", '{"format": "x"}', "[" * 100_000, "\0", "é"])
 def test_load_of_something_else_refuses(path: Path, content: str) -> None:
-    """A file that is no catalog is not taken for one."""
+    """A file of another kind is not accepted."""
     path.write_text(content, encoding="latin-1")
     with pytest.raises(CatalogError, match="is damaged"):
         Catalog(path).load()
 
 
 def test_load_of_limits_that_are_not_allowed_says_which(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A catalog whose checksum is right may still hold what this server cannot keep."""
+    """A catalog with a valid checksum may still have limits that this server does not support."""
     monkeypatch.setattr("millrace_server.hosting.data_dir._checksum", lambda _channels: "")
     content = written(path)
     content["channels"]["small"]["type"] = "jdbc"
@@ -203,7 +203,7 @@ def test_load_of_limits_that_are_not_allowed_says_which(path: Path, monkeypatch:
 def test_change_when_damaged_never_overwrites(
     path: Path, change: Callable[[Catalog, str, AnyChannelConfig], None]
 ) -> None:
-    """A damaged catalog is evidence; nothing writes over it."""
+    """A damaged catalog is kept as evidence."""
     path.write_bytes(b"damaged")
     catalog = Catalog(path)
     with pytest.raises(CatalogError):
@@ -212,7 +212,7 @@ def test_change_when_damaged_never_overwrites(
 
 
 def test_load_when_unreadable_says_why(path: Path) -> None:
-    """What cannot be read is told with the reason."""
+    """An unreadable catalog is reported with the reason."""
     path.mkdir()
     with pytest.raises(CatalogError, match=r"cannot read the catalog .*: Is a directory"):
         Catalog(path).load()
@@ -235,7 +235,7 @@ def test_locked_data_dir_when_in_use_refuses_the_second(tmp_path: Path) -> None:
 
 
 def test_locked_data_dir_when_the_first_has_ended_is_free_again(tmp_path: Path) -> None:
-    """What a server leaves behind does not keep the next one out."""
+    """The files of an ended server do not block the next one."""
     with locked_data_dir(tmp_path):
         pass
     (tmp_path / "lock").write_bytes(b"\xff\xfe no process id")
@@ -245,7 +245,7 @@ def test_locked_data_dir_when_the_first_has_ended_is_free_again(tmp_path: Path) 
 
 @pytest.mark.parametrize("path", ["file", "file/below"])
 def test_locked_data_dir_when_a_file_is_in_the_way_says_so(tmp_path: Path, path: str) -> None:
-    """What cannot be a directory is refused in a sentence that names the setting."""
+    """The sentence names the setting."""
     (tmp_path / "file").touch()
     with (
         pytest.raises(StartError, match=r"cannot use .*file.* \(server\.data_dir\): "),
@@ -256,7 +256,7 @@ def test_locked_data_dir_when_a_file_is_in_the_way_says_so(tmp_path: Path, path:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_locked_data_dir_when_read_only_says_so(tmp_path: Path) -> None:
-    """A directory that cannot be written to is told at the start, not at the first write."""
+    """A directory that cannot be written to is reported at the start, not at the first write."""
     tmp_path.chmod(0o500)
     with pytest.raises(StartError, match="Permission denied"), locked_data_dir(tmp_path):
         pytest.fail("a read-only directory was taken")

@@ -1,18 +1,20 @@
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from millrace_server.agent import runners
 from millrace_server.agent.agent import Agent
 from millrace_server.agent.components import ComponentKind, ComponentState
-from millrace_server.agent.supervision import ComponentError, ComponentFailedError
+from millrace_server.agent.supervision import Backoff, ComponentError, ComponentFailedError
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.hosting.lifecycle import stop_flows
 from millrace_server.hosting.signals import StopRequests
-from tests.agent_parts import (
+from tests.agent_components import (
     WAIT_SECONDS_MAX,
     agent_on,
     flows_of,
@@ -28,11 +30,11 @@ from tests.channel_events import append, begin_with_puts, limits_of, queued
 from tests.file_channels import file_limits
 
 LONG_SECONDS = 600.0
-"""Far longer than any test may take."""
+"""Much longer than any test takes."""
 
 
 class Stopping:
-    """An agent on a memory channel `orders`, and a stop of it."""
+    """An agent on a memory channel `orders`, and its stop."""
 
     def __init__(self, registry: ChannelRegistry, agent: Agent) -> None:
         self.registry = registry
@@ -41,7 +43,7 @@ class Stopping:
         self.log: list[Any] = []
 
     async def stop(self, grace_seconds: float = LONG_SECONDS) -> list[str]:
-        """Stops as after a first signal; returns what was logged."""
+        """Stops as after a first signal; returns the log entries."""
         self.requests.add()
         with capture_logs() as log:
             self.log = log
@@ -50,7 +52,7 @@ class Stopping:
         return [entry["event"] for entry in log]
 
     async def with_a_shut_sink(self) -> None:
-        """A sink that has a first delivery in hand, with two events behind it."""
+        """Starts a sink that holds a first delivery while two more events wait."""
         self.agent.start(flows_of(sinks={"out": sink_of("orders", is_shut=True, batch_events_max=1)}))
         await append(self.registry.get("orders"), b"a", b"b", b"c")
         await until(lambda: bool(made_sinks) and made_sinks[0].has_begun.is_set())
@@ -65,7 +67,7 @@ async def stopping(tmp_path: Path) -> AsyncIterator[Stopping]:
 
 
 async def test_stop_with_a_slow_sink_lets_it_empty_its_memory_channel(stopping: Stopping) -> None:
-    """What would end with the process leaves it first, in its order; then the sink is closed, and nothing is lost."""
+    """Events in memory are delivered in order first; then the sink is closed, and nothing is lost."""
     await stopping.with_a_shut_sink()
     stop = asyncio.create_task(stopping.stop())
     await until(lambda: any(entry["event"] == "stopping" for entry in stopping.log))
@@ -78,7 +80,7 @@ async def test_stop_with_a_slow_sink_lets_it_empty_its_memory_channel(stopping: 
 
 
 async def test_stop_ends_the_sources_before_anything_else(stopping: Stopping) -> None:
-    """While sinks empty the channels, nothing comes in any more by itself."""
+    """While sinks empty the channels, no new events arrive from sources."""
     await stopping.with_a_shut_sink()
     stopping.agent.start(flows_of({"app": source_of("orders")}))
     await until(lambda: bool(made_sources) and made_sources[0].runs == 1)
@@ -92,7 +94,7 @@ async def test_stop_ends_the_sources_before_anything_else(stopping: Stopping) ->
 
 
 async def test_stop_when_the_grace_is_over_tells_what_is_lost(stopping: Stopping) -> None:
-    """A sink that does not finish is ended, and the log says how much went with the process."""
+    """A sink that does not finish is ended, and the log says how many events were lost."""
     await stopping.with_a_shut_sink()
     assert await stopping.stop(0.05) == ["stopping", "events in memory are lost"]
     lost = stopping.log[-1]
@@ -101,7 +103,7 @@ async def test_stop_when_the_grace_is_over_tells_what_is_lost(stopping: Stopping
 
 
 async def test_stop_with_a_second_request_ends_at_once(stopping: Stopping) -> None:
-    """Whoever asks twice does not wait for sinks."""
+    """A second signal stops the server without waiting for sinks."""
     await stopping.with_a_shut_sink()
     stop = asyncio.create_task(stopping.stop())
     await until(lambda: any(entry["event"] == "stopping" for entry in stopping.log))
@@ -110,7 +112,7 @@ async def test_stop_with_a_second_request_ends_at_once(stopping: Stopping) -> No
 
 
 async def test_stop_does_not_wait_for_a_sink_that_has_failed(stopping: Stopping) -> None:
-    """What nobody will take out is not worth a wait, but a word."""
+    """Events that no sink will take are logged and not waited for."""
     await stopping.with_a_shut_sink()
     made_sinks[0].error = ComponentFailedError("no such user")
     made_sinks[0].may_write.set()
@@ -118,8 +120,11 @@ async def test_stop_does_not_wait_for_a_sink_that_has_failed(stopping: Stopping)
     assert await stopping.stop() == ["stopping", "events in memory are lost"]
 
 
-async def test_stop_while_a_sink_backs_off_tries_until_the_grace_is_over(stopping: Stopping) -> None:
-    """A target that comes back within the grace gets all that is left."""
+async def test_stop_while_a_sink_backs_off_tries_until_the_grace_is_over(
+    stopping: Stopping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target that recovers within the grace time gets all remaining events."""
+    monkeypatch.setattr(runners, "Backoff", partial(Backoff, 0.04, 0.1))
     await stopping.with_a_shut_sink()
     made_sinks[0].error = ComponentError("cannot reach the target")
     made_sinks[0].may_write.set()
@@ -134,7 +139,7 @@ async def test_stop_while_a_sink_backs_off_tries_until_the_grace_is_over(stoppin
 async def test_stop_with_a_full_file_channel_waits_for_what_its_sink_has_in_hand_only(
     stopping: Stopping, tmp_path: Path
 ) -> None:
-    """What is on disk is there at the next start; no stop waits for all of it."""
+    """Events on disk are there at the next start, so the stop does not wait for them."""
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=100, channels_dir=tmp_path / "channels")
     hosted = registry.create("kept", file_limits())
     await hosted.opened.wait()
@@ -153,7 +158,7 @@ async def test_stop_with_a_full_file_channel_waits_for_what_its_sink_has_in_hand
 
 
 async def test_stop_waits_for_transactions_of_callers_beside_those_of_sinks(stopping: Stopping) -> None:
-    """A sink's deliveries are no transactions that somebody would lose; a caller's transaction may still commit."""
+    """Deliveries of sinks are not waited for as callers' transactions are, which may still commit."""
     channel = stopping.registry.get("orders")
     txn_id = begin_with_puts(channel, b"x")
     stop = asyncio.create_task(stopping.stop())
@@ -166,7 +171,7 @@ async def test_stop_waits_for_transactions_of_callers_beside_those_of_sinks(stop
 
 
 async def test_stop_of_an_agent_without_flows_is_over_at_once_and_tells_what_is_lost(stopping: Stopping) -> None:
-    """What memory channels hold was never promised to last, but whoever stops the server should know of it."""
+    """Events in memory channels are lost as documented, and the log says how many."""
     stopping.registry.create("empty", limits_of())
     await append(stopping.registry.get("orders"), b"a", b"b")
     assert await stopping.stop() == ["stopping", "events in memory are lost"]
@@ -176,7 +181,7 @@ async def test_stop_of_an_agent_without_flows_is_over_at_once_and_tells_what_is_
 async def test_stop_with_a_poisoned_event_sets_it_aside_and_brings_the_others_away(
     stopping: Stopping, tmp_path: Path
 ) -> None:
-    """While the server drains, a sink may still use its dead-letter channel: nothing is lost for one bad event."""
+    """While the server drains, a sink can use its dead-letter channel, so a bad event loses no others."""
     dead = stopping.registry.create("dead", limits_of(keep_alive_seconds=0.01)).channel
     sink = sink_of("orders", is_shut=True, batch_events_max=1, deliveries_max=1, dead_letter_channel="dead")
     stopping.agent.start(flows_of(sinks={"out": sink}))

@@ -10,7 +10,7 @@ from millrace_server.hosting.signals import ReloadRequests, StopRequests
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_signals_ask_first_gracefully_then_urgently(number: signal.Signals) -> None:
-    """The first signal asks to stop, the second to hurry, a third changes nothing."""
+    """The first signal requests a stop, the second an immediate one, a third changes nothing."""
     requests = StopRequests()
     with requests.from_signals():
         os.kill(os.getpid(), number)
@@ -23,7 +23,7 @@ async def test_signals_ask_first_gracefully_then_urgently(number: signal.Signals
 
 
 async def test_stop_requests_signals_afterwards_are_the_processs_again() -> None:
-    """Nothing of the handlers is left behind."""
+    """The handlers are removed."""
     with StopRequests().from_signals():
         pass
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -31,7 +31,7 @@ async def test_stop_requests_signals_afterwards_are_the_processs_again() -> None
 
 
 async def test_signals_ask_for_a_reload_and_do_not_end_the_process() -> None:
-    """Each SIGHUP that nobody waits for yet is kept, and many of them are one."""
+    """A SIGHUP that arrives while no task waits is kept, and several of them count as one."""
     requests = ReloadRequests()
     with requests.from_signals():
         os.kill(os.getpid(), signal.SIGHUP)
@@ -47,14 +47,14 @@ async def test_signals_ask_for_a_reload_and_do_not_end_the_process() -> None:
 
 
 async def test_reload_requests_signals_afterwards_are_the_processs_again() -> None:
-    """Nothing of the handler is left behind."""
+    """The handler is removed."""
     with ReloadRequests().from_signals():
         pass
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
-def test_add_while_the_server_stops_is_told_and_forgotten() -> None:
-    """Whoever asks too late is told why nothing happens."""
+def test_add_while_the_server_stops_is_logged_and_ignored() -> None:
+    """The log says why the signal has no effect."""
     requests = ReloadRequests()
     requests.close()
     with capture_logs() as log:

@@ -32,7 +32,7 @@ def samples_of(components: Components) -> dict[tuple[str, ...], float]:
 
 
 def test_collect_of_components_tells_one_state_of_each() -> None:
-    """A state is 1 and the others 0, so that alerts need no text."""
+    """The current state is 1 and the others are 0, so that alerts need no text."""
     samples = samples_of(made())
     states = {key[3]: value for key, value in samples.items() if key[0] == "state" and "out" in key}
     assert states == {"starting": 0, "running": 0, "backing_off": 1, "failed": 0, "stopped": 0, "standing_by": 0}
@@ -40,7 +40,7 @@ def test_collect_of_components_tells_one_state_of_each() -> None:
 
 
 def test_collect_of_components_tells_what_they_did() -> None:
-    """Events, batches, bytes, failures, losses, and since when nothing moves."""
+    """The metrics are events, batches, bytes, failures, losses, and the time without progress."""
     samples = samples_of(made())
     assert samples["events_total", "access", "source"] == 10
     assert samples["batches_total", "access", "source"] == 1
@@ -52,7 +52,7 @@ def test_collect_of_components_tells_what_they_did() -> None:
 
 
 def test_collect_of_components_that_went_tells_nothing_of_them() -> None:
-    """A reload leaves no series behind."""
+    """After a reload no series of removed components remains."""
     components = made()
     for component in list(components):
         component.mark_stopped()
@@ -61,7 +61,7 @@ def test_collect_of_components_that_went_tells_nothing_of_them() -> None:
 
 
 def test_describe_of_components_has_flumes_keys_and_is_json() -> None:
-    """Those who read Flume's JSON find its keys with its meanings."""
+    """The keys have the names and meanings of Flume's JSON."""
     described = json.loads(json.dumps(describe_components(made())))
     assert list(described) == ["SINK_GROUP.out", "SOURCE.access"]
     source, group = described["SOURCE.access"], described["SINK_GROUP.out"]

@@ -20,6 +20,8 @@ from millrace_server.http_service.metrics import COUNTERS, GAUGES
 from millrace_server.http_service.service import HttpService
 from millrace_server.network import Address, open_socket
 
+pytestmark = pytest.mark.usefixtures("prompt_http_stop")
+
 FLUMES_KEYS = {
     "Type",
     "ChannelSize",
@@ -85,7 +87,7 @@ async def served() -> AsyncIterator[Served]:
 
 
 async def use(registry: ChannelRegistry) -> None:
-    """Makes a channel `orders` and puts 5 events, takes 2 of them in a commit and 1 more in an open transaction."""
+    """Creates a channel `orders` and puts 5 events, takes 2 of them in a commit and 1 more in an open transaction."""
     channel = registry.create("orders", MemoryChannelConfig(type="memory", capacity=10, byte_capacity=1_000)).channel
     [columns] = columns_from_events([({}, b"body")] * 5)
     await channel.transactions.append([StoredColumns.of(columns)], None)
@@ -102,7 +104,7 @@ async def test_healthz_while_serving_says_so(served: Served) -> None:
 
 
 async def test_healthz_while_draining_sends_probes_away(served: Served) -> None:
-    """A probe gets 503 from a server that is stopping, while everything else is still told."""
+    """A probe gets 503 from a stopping server, and everything else is still served."""
     served.service.drain()
     answer = await served.get("/healthz")
     assert (answer.status, answer.json()) == (503, {"status": "draining"})
@@ -110,7 +112,7 @@ async def test_healthz_while_draining_sends_probes_away(served: Served) -> None:
 
 
 async def test_channels_tells_flumes_keys_with_numbers(served: Served) -> None:
-    """Those who read Flume's JSON find its keys with its meanings, and numbers where Flume had texts."""
+    """The keys have the names and meanings of Flume's JSON, with numbers where Flume has strings."""
     await use(served.registry)
     answer = await served.get("/channels")
     assert answer.headers["content-type"] == "application/json"
@@ -158,7 +160,7 @@ async def test_channels_without_any_is_empty(served: Served) -> None:
 
 
 async def test_metrics_tells_each_channel_as_it_stands(served: Served) -> None:
-    """Values are read at the scrape: what was deleted is gone."""
+    """Values are read at the scrape, without deleted channels."""
     await use(served.registry)
     samples = await served.samples()
     assert samples["millrace_channel_queued_events", "orders"] == 2
@@ -173,7 +175,7 @@ async def test_metrics_tells_each_channel_as_it_stands(served: Served) -> None:
 
 
 async def test_metrics_help_leads_from_flumes_names_to_ours(served: Served) -> None:
-    """Whoever searches /metrics for Flume's name finds the series."""
+    """The help text of each series contains Flume's name for it."""
     text = (await served.get("/metrics")).body.decode()
     assert "# HELP millrace_channel_put_attempts_total Events offered. Flume: EventPutAttemptCount." in text
     for key in FLUMES_KEYS & {measure.key for measure in (*GAUGES, *COUNTERS)}:
@@ -191,7 +193,7 @@ async def test_metrics_help_leads_from_flumes_names_to_ours(served: Served) -> N
     ],
 )
 async def test_metrics_speaks_the_format_that_is_asked_for(served: Served, accept: str, content_type: str) -> None:
-    """Prometheus gets its text or OpenMetrics; nonsense in the header does no harm."""
+    """The format is Prometheus' text or OpenMetrics; an invalid header is harmless."""
     await use(served.registry)
     answer = await served.get("/metrics", accept=accept)
     assert answer.status == 200
@@ -201,20 +203,20 @@ async def test_metrics_speaks_the_format_that_is_asked_for(served: Served, accep
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("POST", 405), ("DELETE", 405), ("TRACE", 405)])
 async def test_request_with_another_method_changes_nothing(served: Served, method: str, status: int) -> None:
-    """Everything is for reading only."""
+    """All pages are read-only."""
     assert (await served.get("/channels", method=method)).status == status
 
 
 @pytest.mark.parametrize("path", ["/", "/channels/", "/../etc/passwd", "/%2e%2e/", "/docs", "/healthz/x"])
 async def test_request_for_another_path_is_not_found(served: Served, path: str) -> None:
-    """There are four pages and no more."""
+    """There are only four pages."""
     answer = await served.get(path)
     assert answer.status in {307, 404}
     assert b"Traceback" not in answer.body
 
 
 async def test_request_with_a_huge_header_is_refused(served: Served) -> None:
-    """A header that does not end costs no memory."""
+    """A header without end needs no memory."""
     reader, writer = await asyncio.open_connection(*served.address)
     writer.write(b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 20_000)
     assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
@@ -222,7 +224,7 @@ async def test_request_with_a_huge_header_is_refused(served: Served) -> None:
 
 
 async def test_stop_with_a_connection_open_closes_it_and_the_port(served: Served) -> None:
-    """Whoever keeps a connection does not keep the server from stopping."""
+    """An open connection does not keep the server from stopping."""
     reader, writer = await asyncio.open_connection(*served.address)
     writer.write(b"GET /healthz HTTP/1.1\r\nHost: mill\r\n\r\n")
     assert b"serving" in await reader.readuntil(b"}")
@@ -246,13 +248,13 @@ async def served_components() -> AsyncIterator[tuple[Components, Served]]:
 
 
 async def test_components_tells_each_part_as_it_stands(served_components: tuple[Components, Served]) -> None:
-    """On a page of its own and among the metrics, read when somebody asks."""
+    """Components have a page of their own and metrics, which are read on request."""
     components, served = served_components
     assert (await served.get("/components")).json() == {}
     source = components.add(ComponentKind.SOURCE, "access", "taildir")
     source.record_progress(2, 20)
-    [(name, told)] = (await served.get("/components")).json().items()
-    assert (name, told["State"], told["EventAcceptedCount"]) == ("SOURCE.access", "running", 2)
+    [(name, reported)] = (await served.get("/components")).json().items()
+    assert (name, reported["State"], reported["EventAcceptedCount"]) == ("SOURCE.access", "running", 2)
     assert (
         b'millrace_component_events_total{component="access",kind="source"} 2.0' in (await served.get("/metrics")).body
     )
@@ -261,7 +263,7 @@ async def test_components_tells_each_part_as_it_stands(served_components: tuple[
 async def test_healthz_with_a_component_in_trouble_names_it_and_serves(
     served_components: tuple[Components, Served],
 ) -> None:
-    """A probe that starts the server anew would not help a sink whose target is away."""
+    """A probe that restarts the server would not help a sink whose target is away."""
     components, served = served_components
     components.add(ComponentKind.SINK, "well", "null").mark_running()
     components.add(ComponentKind.SINK, "collector", "millrace").mark_backing_off("cannot reach it")

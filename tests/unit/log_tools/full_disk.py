@@ -9,11 +9,11 @@ from millrace_server.wal.disk import OsDisk, OsFile, Piece
 
 
 class FullDisk(OsDisk):
-    """Refuses the nth write, sync or making of a file, and all that come later.
+    """Refuses the nth write, sync or creation of a file, and all later ones.
 
     Args:
-        nth: Which one; 0 for none.
-        is_lying: Whether what is written is changed on its way.
+        nth: The number of the call; 0 for none.
+        is_lying: Whether written bytes are changed.
     """
 
     def __init__(self, nth: int, *, is_lying: bool = False) -> None:
@@ -22,11 +22,11 @@ class FullDisk(OsDisk):
         self.is_lying = is_lying
 
     def error(self) -> OSError:
-        """What a full disk says."""
+        """The error of a full disk."""
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def call(self) -> None:
-        """Counts a call, and refuses it where it is time."""
+        """Counts a call, and refuses it if it is due."""
         self._count += 1
         if self._nth and self._count >= self._nth:
             raise self.error()

@@ -1,4 +1,4 @@
-"""Channels on a real disk for tests of the tools: made as a server makes them, closed, damaged, and opened again."""
+"""Channels on a real disk for tests of the tools: created as by a server, closed, damaged, and opened again."""
 
 import asyncio
 import shutil
@@ -35,7 +35,7 @@ TOOLS = ToolContext(OsDisk(), PayloadCodec(), ToolProgress())
 
 
 def limits_of(**limits: Any) -> LogChannelConfig:
-    """A configuration with small segments and checkpoints at the end only; spillable if it has memory."""
+    """A configuration with small segments and checkpoints only at the end; spillable if it has memory."""
     usual: dict[str, Any] = {"min_free_bytes": 0, "checkpoint_interval_seconds": 3600.0}
     config: LogChannelConfig = FileChannelConfig(type="file", **usual)
     if "memory_capacity" in limits:
@@ -52,7 +52,7 @@ async def open_channel(base: Path, name: str = NAME, **limits: Any) -> AsyncIter
 
 @asynccontextmanager
 async def open_hosted(base: Path, name: str = NAME, **limits: Any) -> AsyncIterator[ChannelHandle]:
-    """The same, with what the registry knows of it."""
+    """The same, with the registry's handle."""
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=100, channels_dir=base)
     handle = registry.create(name, limits_of(**limits))
     try:
@@ -63,7 +63,7 @@ async def open_hosted(base: Path, name: str = NAME, **limits: Any) -> AsyncItera
 
 
 async def fill(channel: Channel, rounds: int = 6, first_round: int = 0) -> None:
-    """Puts, takes, stamps and transactions, so that about half of the events stay."""
+    """Makes puts, takes, stamps and transactions, so that about half of the events stay."""
     for number in range(first_round, first_round + rounds):
         stamp = Stamp("producer", 10 * number, 10 * number + 9)
         await append(channel, *[b"%d of round %d" % (index, number) for index in range(10)], stamp=stamp)
@@ -74,7 +74,7 @@ async def fill(channel: Channel, rounds: int = 6, first_round: int = 0) -> None:
 
 async def _make(base: Path, name: str, limits: dict[str, Any], rounds: int) -> None:
     async with open_channel(base, name, **limits) as channel:
-        # What is taken and not committed keeps the first segment.
+        # Taken and uncommitted events keep the first segment.
         await append(channel, *[b"%d of the first" % index for index in range(10)])
         txn_id = await begin_with_takes(channel, 2)
         await fill(channel, rounds)
@@ -84,10 +84,10 @@ async def _make(base: Path, name: str, limits: dict[str, Any], rounds: int) -> N
 
 
 def make_channel(base: Path, name: str = NAME, *, rounds: int = 6, **limits: Any) -> Path:
-    """A closed channel of some segments; returns its directory.
+    """A closed channel of several segments; returns its directory.
 
     Its first segment has STATE, PUT and COMMIT of 10 events, then for each round PUT and COMMIT of 10 events, TAKE and
-    COMMIT of 4, and ROLLBACK. The last event is put alone.
+    COMMIT of 4, and ROLLBACK. The last event is in a PUT of its own.
     """
     asyncio.run(_make(base, name, limits, rounds))
     return base / name
@@ -100,14 +100,14 @@ async def _opened(base: Path, name: str, limits: dict[str, Any]) -> tuple[list[t
         return events, receipt.first_sequence
 
 
-def opened_anew(base: Path, name: str = NAME, **limits: Any) -> tuple[list[tuple[int, bytes]], int]:
-    """The events that a server finds, and the sequence of the next event put, which is put."""
+def opened_again(base: Path, name: str = NAME, **limits: Any) -> tuple[list[tuple[int, bytes]], int]:
+    """Puts one more event as a server; returns the events found and the sequence of the new one."""
     return asyncio.run(_opened(base, name, limits))
 
 
 @dataclass(frozen=True)
-class Story:
-    """How a channel is found."""
+class DurableState:
+    """The state of a channel."""
 
     batches: Sequence[object]
     next_sequence: int
@@ -116,26 +116,28 @@ class Story:
     ended: list[str] = field(default_factory=list)
 
 
-def story(recovered: Recovered) -> Story:
-    """What must be the same where a channel is."""
+def durable_state(recovered: Recovered) -> DurableState:
+    """The state of a channel that must not change."""
     producers = dict(recovered.ledger.producers())
-    return Story(batches_of(recovered), recovered.next_sequence, producers, recovered.claim, sorted(recovered.ended))
+    return DurableState(
+        batches_of(recovered), recovered.next_sequence, producers, recovered.claim, sorted(recovered.ended)
+    )
 
 
-def story_of(*directories: Path, codec: PayloadCodec | None = None) -> Story:
-    """How a server would find a channel."""
+def durable_state_of(*directories: Path, codec: PayloadCodec | None = None) -> DurableState:
+    """The state in which a server would open the channel."""
     with open_view(find_layout(directories), is_live=False) as view:
-        return story(recover_without(view, codec or PayloadCodec()))
+        return durable_state(recover_without(view, codec or PayloadCodec()))
 
 
 def verified(*directories: Path, codec: PayloadCodec | None = None) -> Report:
-    """What is wrong with a closed channel."""
+    """The problems of a closed channel."""
     with open_view(find_layout(directories), is_live=False) as view:
         return verify_view(view, codec or PayloadCodec(), ToolProgress())
 
 
 def layout_of(*directories: Path) -> ChannelLayout:
-    """A channel's layout."""
+    """The layout of a channel."""
     return find_layout(directories)
 
 
@@ -145,7 +147,7 @@ def run(*arguments: str | Path) -> Result:
 
 
 def segments(directory: Path) -> list[Path]:
-    """A directory's segments, the oldest first."""
+    """The segments of a directory, the oldest first."""
     return sorted(directory.glob("segment-*.log"))
 
 
@@ -165,7 +167,7 @@ def copied(directory: Path, target: Path) -> Path:
 
 
 def contents(*directories: Path) -> dict[Path, bytes]:
-    """All files but the locks."""
+    """All files except the locks."""
     return {
         path: path.read_bytes()
         for directory in directories
@@ -175,7 +177,7 @@ def contents(*directories: Path) -> dict[Path, bytes]:
 
 
 def positions(segment: Path) -> list[int]:
-    """Where a segment's records lie."""
+    """The positions of a segment's records."""
     content = segment.read_bytes()
     header = SegmentHeader.decode(content)
     scanner = SegmentScanner(ReadOnlyFile.of(content), header)

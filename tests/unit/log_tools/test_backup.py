@@ -27,14 +27,14 @@ from tests.unit.log_tools.kept_channels import (
     TOOLS,
     contents,
     copied,
+    durable_state_of,
     fill,
     flip,
     layout_of,
     make_channel,
     open_channel,
-    opened_anew,
+    opened_again,
     segments,
-    story_of,
 )
 
 KEY = bytes(range(32))
@@ -60,15 +60,15 @@ def target_of(*directories: Path, name: str | None = None) -> RestoreTarget:
 
 
 def test_back_up_of_a_closed_channel_copies_what_it_is(made: Path, backup: Path) -> None:
-    """Nothing is lost but the zeros behind its end, and nothing of the channel is changed."""
-    assert story_of(backup) == story_of(made)
+    """Only the zeros after its end are omitted, and the channel is not changed."""
+    assert durable_state_of(backup) == durable_state_of(made)
     assert ChannelFile.read(backup) == ChannelFile.read(made)
     assert [path.name for path in segments(backup)] == [path.name for path in segments(made)]
     assert not (backup / PREVIOUS).exists()
 
 
 async def test_back_up_of_an_open_channel_holds_all_that_was_acknowledged(tmp_path: Path) -> None:
-    """It takes no lock and does not hold the channel up; what is not committed is not in it."""
+    """The backup takes no lock and does not delay the channel; uncommitted events are not in it."""
     async with open_channel(tmp_path) as channel:
         for number in range(5):
             await fill(channel, 2, first_round=2 * number)
@@ -87,7 +87,7 @@ async def test_back_up_of_an_open_channel_holds_all_that_was_acknowledged(tmp_pa
 
 
 def test_back_up_of_several_directories_merges_them(tmp_path: Path) -> None:
-    """A backup is one directory, that of a channel with one."""
+    """A backup is one directory, like a channel with one."""
     data_dirs = [tmp_path / "disk-a", tmp_path / "disk-b"]
     make_channel(tmp_path, data_dirs=data_dirs, checkpoint_dir=tmp_path / "disk-c")
     homes = [path / NAME for path in (*data_dirs, tmp_path / "disk-c")]
@@ -108,7 +108,7 @@ def test_back_up_without_a_newest_checkpoint_takes_the_one_before(made: Path, tm
 
 
 def test_back_up_of_a_damaged_channel_tells_what_is_damaged(made: Path, tmp_path: Path) -> None:
-    """The copy is as damaged as the channel."""
+    """The copy has the same damage as the channel."""
     home = copied(made, tmp_path / NAME)
     flip(segments(home)[0], 300)
     report = back_up(layout_of(home), tmp_path / "backup", TOOLS)
@@ -117,7 +117,7 @@ def test_back_up_of_a_damaged_channel_tells_what_is_damaged(made: Path, tmp_path
 
 
 def test_back_up_of_a_channel_that_does_not_say_who_it_is_is_refused(made: Path, tmp_path: Path) -> None:
-    """A restored channel must know."""
+    """A restored channel needs the identity."""
     home = copied(made, tmp_path / NAME)
     (home / CHANNEL_FILE).unlink()
     with pytest.raises(DamagedError, match="is missing; repair it with: millraced log repair"):
@@ -126,7 +126,7 @@ def test_back_up_of_a_channel_that_does_not_say_who_it_is_is_refused(made: Path,
 
 
 def test_back_up_into_a_place_that_is_taken_is_refused(made: Path, tmp_path: Path) -> None:
-    """Nothing is ever mixed or overwritten."""
+    """Existing files are never mixed in or overwritten."""
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file\n").touch()
     (tmp_path / "file").touch()
@@ -146,7 +146,7 @@ def test_back_up_into_a_place_that_is_taken_is_refused(made: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("nth", range(1, 20))
 def test_back_up_on_a_full_disk_leaves_no_complete_backup(made: Path, tmp_path: Path, nth: int) -> None:
-    """A copy that was broken off is not taken for one."""
+    """An interrupted copy is not taken for a backup."""
     tools = ToolContext(FullDisk(nth), PayloadCodec(), ToolProgress())
     with pytest.raises(ToolError, match="No space left on device; free some space"):
         back_up(layout_of(made), tmp_path / "backup", tools)
@@ -158,7 +158,7 @@ def test_back_up_on_a_full_disk_leaves_no_complete_backup(made: Path, tmp_path: 
 def test_back_up_with_a_full_disk_for_the_last_file_leaves_no_complete_backup(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What makes it a backup comes last."""
+    """The file that completes a backup is written last."""
 
     def refuse(*_arguments: object) -> None:
         raise FullDisk(1).error()
@@ -171,11 +171,11 @@ def test_back_up_with_a_full_disk_for_the_last_file_leaves_no_complete_backup(
         restore(tmp_path / "backup", target_of(tmp_path / "restored"), TOOLS)
 
 
-# The look.
+# Consistent views.
 
 
 class Removing(OsDisk):
-    """Removes the segment that is opened, as a checkpoint may have a server do."""
+    """Removes the segment that is opened, as a server may do after a checkpoint."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -188,7 +188,7 @@ class Removing(OsDisk):
 
 
 def test_open_view_while_segments_go_begins_again(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What goes is needed by no checkpoint any more; the next look sees all that is."""
+    """Removed segments are not needed by a checkpoint any more; the next attempt sees a consistent state."""
     home = copied(made, tmp_path / NAME)
     removing = Removing(2)
     monkeypatch.setattr(view, "OsDisk", lambda: removing)
@@ -199,7 +199,7 @@ def test_open_view_while_segments_go_begins_again(made: Path, tmp_path: Path, mo
 def test_open_view_while_segments_never_rest_gives_up(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not go on for ever."""
+    """The attempts are bounded."""
     home = copied(made, tmp_path / NAME)
     monkeypatch.setattr(view, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(view, "segment_paths", iter_of_ever_other_segments(home))
@@ -213,7 +213,7 @@ def iter_of_ever_other_segments(home: Path) -> Any:
 
 
 def test_open_view_of_what_may_not_be_read_says_so(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files may be good, but the user of the tool may not read them."""
+    """The files may be valid, but the user of the tool cannot read them."""
 
     class Refusing(OsDisk):
         def open(self, path: Path, *, writable: bool = False) -> OsFile:
@@ -228,7 +228,7 @@ def test_open_view_of_what_may_not_be_read_says_so(made: Path, tmp_path: Path, m
 def test_open_view_with_a_checkpoint_that_may_not_be_read_says_so(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A missing permission is no damage; a read error of the disk is."""
+    """A missing permission is not damage; a read error of the disk is."""
     home = copied(made, tmp_path / NAME)
     refusal: OSError = PermissionError(errno.EACCES, "Permission denied")
 
@@ -248,7 +248,7 @@ def test_open_view_with_a_checkpoint_that_may_not_be_read_says_so(
 
 
 def test_restore_makes_a_channel_that_a_server_opens(made: Path, backup: Path, tmp_path: Path) -> None:
-    """Events, stamps and ended transactions are as they were; readers see another channel."""
+    """Events, stamps and ended transactions are restored; for readers it is another channel."""
     restored = tmp_path / "data" / NAME
     report, layout = restore(backup, target_of(restored), TOOLS)
     assert report.is_good
@@ -258,13 +258,13 @@ def test_restore_makes_a_channel_that_a_server_opens(made: Path, backup: Path, t
     assert identity.channel_id != former.identity.channel_id
     assert identity.log_id == former.identity.log_id
     assert identity.made_at_microseconds > former.identity.made_at_microseconds
-    assert story_of(restored) == story_of(made)
-    events, next_sequence = opened_anew(restored.parent)
+    assert durable_state_of(restored) == durable_state_of(made)
+    events, next_sequence = opened_again(restored.parent)
     assert (len(events), next_sequence) == (47, 72)
 
 
 def test_restore_to_several_directories_spreads_the_segments(made: Path, backup: Path, tmp_path: Path) -> None:
-    """As a server does: each segment where its number says; checkpoints may lie apart."""
+    """The segments are distributed as a server does; checkpoints may be in another directory."""
     data_dirs = [tmp_path / disk / NAME for disk in ("disk-a", "disk-b", "disk-c")]
     target = RestoreTarget(data_dirs=data_dirs, checkpoint_dir=tmp_path / "disk-d" / NAME)
     report, _ = restore(backup, target, TOOLS)
@@ -279,21 +279,21 @@ def test_restore_to_several_directories_spreads_the_segments(made: Path, backup:
         "data_dirs": [path.parent for path in data_dirs],
         "checkpoint_dir": target.checkpoint_dir.parent,
     }
-    assert opened_anew(tmp_path, **limits)[1] == 72
-    assert story_of(made).next_sequence == 72
+    assert opened_again(tmp_path, **limits)[1] == 72
+    assert durable_state_of(made).next_sequence == 72
 
 
 def test_restore_under_another_name_makes_a_channel_of_that_name(backup: Path, tmp_path: Path) -> None:
-    """So it can stand beside the one that it was."""
+    """The channel can exist next to the original."""
     _, layout = restore(backup, target_of(tmp_path / "copy", name="copy"), TOOLS)
     assert layout.name == "copy"
-    assert opened_anew(tmp_path, "copy")[1] == 72
+    assert opened_again(tmp_path, "copy")[1] == 72
     with pytest.raises(UsageError, match="--name: is 'Not a name'; it must match"):
         restore(backup, target_of(tmp_path / "other", name="Not a name"), TOOLS)
 
 
 def test_restore_of_a_damaged_backup_makes_nothing(backup: Path, tmp_path: Path) -> None:
-    """It is verified first."""
+    """The backup is verified first."""
     flip(segments(backup)[1], 200)
     with pytest.raises(DamagedError, match=r"the backup is damaged: segment-000000000002\.log"):
         restore(backup, target_of(tmp_path / NAME), TOOLS)
@@ -323,7 +323,7 @@ def test_restore_to_a_place_in_use_changes_nothing(backup: Path, tmp_path: Path)
 def test_restore_on_a_full_disk_leaves_what_no_server_takes_for_a_channel(
     backup: Path, tmp_path: Path, nth: int
 ) -> None:
-    """What makes it a channel comes last."""
+    """The file that completes a channel is written last."""
     home = tmp_path / NAME
     with pytest.raises(ToolError, match="No space left on device"):
         restore(backup, target_of(home), ToolContext(FullDisk(nth), PayloadCodec(), ToolProgress()))
@@ -361,4 +361,4 @@ def test_back_up_and_restore_without_the_key_compare_checksums(key_file: Path, t
         path.name: content for path, content in contents(tmp_path / "opened").items()
     }
     check(restore(tmp_path / "closed", target_of(tmp_path / "data" / NAME), TOOLS)[0], is_decoded=False)
-    assert opened_anew(tmp_path / "data", **limits)[1] == 72
+    assert opened_again(tmp_path / "data", **limits)[1] == 72

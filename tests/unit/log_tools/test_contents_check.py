@@ -58,7 +58,7 @@ ONE, THREE = put_of(b"a"), put_of(b"b", b"c", b"d")
 
 @pytest.fixture
 def check() -> ContentsCheck:
-    """A log that begins with sequence 5, of which one event was put."""
+    """A log that begins with sequence 5, after one PUT with an event."""
     check = ContentsCheck()
     check.apply(record_of(Kind.STATE, state_of(5)))
     check.apply(record_of(Kind.PUT, ONE))
@@ -67,10 +67,10 @@ def check() -> ContentsCheck:
 
 
 def test_apply_of_records_that_fit_follows_the_sequences(check: ContentsCheck) -> None:
-    """Where a log begins, what was before it went because nothing needed it: that is no loss."""
+    """Events before the beginning of a log were not needed any more, which is not a loss."""
     take = pb.Take(first_sequences=[5], counts=[1], body_bytes=[1]).SerializeToString()
     for kind, payload in [
-        # A crash left it: its COMMIT never came.
+        # A PUT left by a crash, without a COMMIT.
         (Kind.PUT, ONE),
         (Kind.PUT, THREE),
         (Kind.TAKE, take),
@@ -85,7 +85,7 @@ def test_apply_of_records_that_fit_follows_the_sequences(check: ContentsCheck) -
 
 
 def test_apply_of_what_was_reserved_and_kept_follows_the_sequences(check: ContentsCheck) -> None:
-    """Sequences below the reserve may be skipped, since events in memory had them; until the reserve is taken back."""
+    """Reserved sequences may be skipped, since events in memory had them, until the reserve is released."""
     for kind, payload in [
         (Kind.MEMORY_STATE, keep_of(6, 20)),
         (Kind.PUT, THREE),
@@ -127,7 +127,7 @@ def test_apply_of_what_was_reserved_and_kept_follows_the_sequences(check: Conten
 def test_apply_of_a_record_that_contradicts_says_how(
     check: ContentsCheck, records: list[tuple[Kind, bytes]], words: str, lost: list[tuple[int, int]]
 ) -> None:
-    """Also one whose checksums are right."""
+    """This includes records with valid checksums."""
     *before, last = records
     for record in before:
         check.apply(record_of(*record))
@@ -142,7 +142,7 @@ def test_apply_behind_damage_names_what_was_lost(check: ContentsCheck) -> None:
     check.apply(record_of(Kind.PUT, ONE))
     check.apply(record_of(Kind.COMMIT, commit_of(9, [ONE], [1])))
     check.skip_damage()
-    # Its PUT was lost with what was damaged.
+    # Its PUT was lost with the damaged part.
     check.apply(record_of(Kind.COMMIT, commit_of(10, [THREE], [3])))
     check.skip_damage()
     check.apply(record_of(Kind.STATE, state_of(20)))
@@ -153,7 +153,7 @@ def test_apply_behind_damage_names_what_was_lost(check: ContentsCheck) -> None:
 
 
 def test_apply_of_claims_remembers_the_highest_epoch(check: ContentsCheck) -> None:
-    """It is the one that must not be granted again."""
+    """That epoch must not be granted again."""
     for epoch in (3, 7, 5):
         check.apply(record_of(Kind.CLAIM, pb.Claim(reader_id="r", epoch=epoch).SerializeToString()))
     check.apply(record_of(Kind.STATE, state_of(6, pb.Claim(reader_id="s", epoch=6))))

@@ -21,7 +21,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
 
 
 def test_find_layout_in_any_order_finds_the_channels_own(made: tuple[Path, Path, Path]) -> None:
-    """What directories say of themselves counts, not how they were named."""
+    """The directories' own files determine the layout, not the order of the arguments."""
     a, b, c = made
     layout = find_layout([c, b, a])
     assert layout.directories == (a, b, c)
@@ -33,7 +33,7 @@ def test_find_layout_in_any_order_finds_the_channels_own(made: tuple[Path, Path,
 
 
 def test_find_layout_without_any_channel_file_asks_the_segments(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """A segment says whose log it is, and checkpoints lie where there are some."""
+    """A segment contains the channel's identity, and checkpoints are where they are found."""
     homes = [copied(path, tmp_path / str(index)) for index, path in enumerate(made)]
     for home in homes:
         (home / CHANNEL_FILE).unlink()
@@ -46,27 +46,27 @@ def test_find_layout_without_any_channel_file_asks_the_segments(made: tuple[Path
 
 
 def test_find_layout_without_one_of_the_directories_is_refused(made: tuple[Path, Path, Path]) -> None:
-    """Half a log looks like damage."""
+    """A part of a log would look damaged."""
     with pytest.raises(UsageError, match="has 2 data directories, numbered from 0; 1 is not among those given"):
         find_layout([made[0], made[2]])
 
 
 def test_find_layout_of_two_channels_is_refused(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """They have nothing to do with each other."""
+    """The directories do not belong together."""
     other = make_channel(tmp_path)
     with pytest.raises(UsageError, match="belong to different channels"):
         find_layout([*made, other])
 
 
 def test_find_layout_of_a_directory_twice_is_refused(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """By whichever name."""
+    """This holds for different names of one directory, too."""
     (tmp_path / "link").symlink_to(made[0])
     with pytest.raises(UsageError, match="are the same directory; name it once"):
         find_layout([*made, tmp_path / "link"])
 
 
 def test_find_layout_of_what_is_no_channel_says_why(tmp_path: Path) -> None:
-    """The sentence names the path, and what it must be."""
+    """The sentence names the path, and what is expected."""
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     for name, words in [
@@ -82,7 +82,7 @@ def test_find_layout_of_what_is_no_channel_says_why(tmp_path: Path) -> None:
 
 
 def test_find_layout_of_another_versions_channel_is_refused(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """It is not damaged, and must not be repaired."""
+    """Such a channel is not damaged, and must not be repaired."""
     home = copied(made[0], tmp_path / NAME)
     content = json.loads((home / CHANNEL_FILE).read_text())
     (home / CHANNEL_FILE).write_text(json.dumps({**content, "version": 2}))
@@ -102,7 +102,7 @@ def test_find_layout_with_a_channel_file_of_nonsense_tells_it(
 
 
 def test_find_layout_of_a_deleted_channel_is_refused(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """Nothing in it counts any more."""
+    """A deleted channel has no valid content."""
     home = copied(made[0], tmp_path / NAME)
     file = ChannelFile.read(home)
     assert file is not None
@@ -113,7 +113,7 @@ def test_find_layout_of_a_deleted_channel_is_refused(made: tuple[Path, Path, Pat
 
 @pytest.mark.parametrize("name", ["segment-000000000009.log", NEWEST])
 def test_open_view_of_a_pipe_does_not_wait_for_it(made: tuple[Path, Path, Path], tmp_path: Path, name: str) -> None:
-    """Other things that are not regular files do not block it either."""
+    """Other files that are not regular do not block the tool either."""
     homes = [copied(path, tmp_path / str(index)) for index, path in enumerate(made)]
     (homes[2] / name).unlink(missing_ok=True)
     os.mkfifo(homes[2] / name)
@@ -122,7 +122,7 @@ def test_open_view_of_a_pipe_does_not_wait_for_it(made: tuple[Path, Path, Path],
 
 
 def test_open_view_of_a_link_that_leads_nowhere_says_so(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """It is not waited for."""
+    """A dangling link does not block the tool."""
     homes = [copied(path, tmp_path / str(index)) for index, path in enumerate(made)]
     (homes[2] / NEWEST).unlink()
     (homes[2] / NEWEST).symlink_to(tmp_path / "nowhere")

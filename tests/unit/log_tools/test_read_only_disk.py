@@ -10,7 +10,7 @@ DATA = Path("data")
 
 
 def test_read_of_a_block_that_the_disk_has_lost_gives_zeros() -> None:
-    """What lies around it is still there."""
+    """The bytes around the block are returned."""
     content = bytes(range(1, 251)) * 60
 
     def read(length: int, offset: int) -> bytes:
@@ -23,13 +23,13 @@ def test_read_of_a_block_that_the_disk_has_lost_gives_zeros() -> None:
 
 
 def test_read_behind_a_cut_gives_nothing() -> None:
-    """The file goes on on the disk, and not here."""
+    """The file on the disk is longer than the view."""
     file = ReadOnlyFile.of(b"0123456789").cut(6)
     assert (file.size(), file.read(10, 2), file.read(10, 8), file.read_cached(2, 0)) == (6, b"2345", b"", b"01")
 
 
 def test_with_head_of_other_bytes_shows_them_first() -> None:
-    """Whichever part is read."""
+    """This holds for any part that is read."""
     file = ReadOnlyFile.of(b"0123456789").with_head(b"abc")
     assert [file.read(10, 0), file.read(2, 0), file.read(4, 2), file.read(10, 3)] == [
         b"abc3456789",
@@ -55,13 +55,13 @@ def test_with_head_of_other_bytes_shows_them_first() -> None:
     ],
 )
 def test_change_of_anything_is_refused(change: Callable[[ReadOnlyDisk], object]) -> None:
-    """A look changes nothing, whatever is done with it."""
+    """A view never changes the disk."""
     with pytest.raises(OSError, match="Read-only file system"):
         change(ReadOnlyDisk({DATA / "a": ReadOnlyFile.of(b"")}))
 
 
 def test_open_of_a_file_that_is_not_there_says_so() -> None:
-    """As a disk does."""
+    """The error is that of a disk."""
     disk = ReadOnlyDisk({DATA / "a": ReadOnlyFile.of(b"x")})
     assert (disk.list(DATA), disk.free_bytes(DATA)) == (["a"], 0)
     with pytest.raises(FileNotFoundError):

@@ -25,15 +25,15 @@ from tests.unit.log_tools.kept_channels import (
     TOOLS,
     contents,
     copied,
+    durable_state_of,
     flip,
     layout_of,
     log_end,
     make_channel,
     open_channel,
-    opened_anew,
+    opened_again,
     positions,
     segments,
-    story_of,
     verified,
 )
 
@@ -43,7 +43,7 @@ NEXT_SEQUENCE = 72
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One channel for the module, of which each test damages a copy."""
+    """One channel for the module; each test damages a copy."""
     return make_channel(tmp_path_factory.mktemp("repairing"))
 
 
@@ -53,7 +53,7 @@ def home(made: Path, tmp_path: Path) -> Path:
 
 
 def repaired(home: Path, keep: Path | None = None) -> Repair:
-    """A channel that was repaired, and is good then."""
+    """Repairs a channel, which must be valid then."""
     done = repair(layout_of(home), TOOLS, keep=keep, applies=True)
     assert done.report is not None
     assert done.report.is_good, done.report.sentences
@@ -62,7 +62,7 @@ def repaired(home: Path, keep: Path | None = None) -> Repair:
 
 
 def test_repair_of_a_good_channel_does_nothing(home: Path) -> None:
-    """There is nothing to copy either."""
+    """No copy is made either."""
     before = contents(home)
     assert repair(layout_of(home), TOOLS, applies=True) == Repair()
     assert contents(home.parent) == before
@@ -72,15 +72,17 @@ def test_repair_without_agreement_only_says_what_it_would_do(home: Path) -> None
     """Without a confirmation, nothing is changed."""
     flip(segments(home)[1], 100)
     before = contents(home)
-    told = repair(layout_of(home), TOOLS)
-    assert told.report is None
-    assert told.steps[0].startswith("end the log before its damage: segment-000000000002.log: is damaged at byte 64;")
+    reported = repair(layout_of(home), TOOLS)
+    assert reported.report is None
+    assert reported.steps[0].startswith(
+        "end the log before its damage: segment-000000000002.log: is damaged at byte 64;"
+    )
     assert contents(home.parent) == before
 
 
 def test_repair_with_any_bit_flipped_keeps_all_before_the_damage(made: Path, tmp_path: Path) -> None:
-    """The channel opens, all before the damage is as it was, and no sequence is granted twice."""
-    events, next_sequence = opened_anew(copied(made, tmp_path / "good" / NAME).parent)
+    """The channel opens, everything before the damage is unchanged, and no sequence is granted twice."""
+    events, next_sequence = opened_again(copied(made, tmp_path / "good" / NAME).parent)
     assert next_sequence == NEXT_SEQUENCE
     for segment in segments(made):
         end = log_end(made) if segment == segments(made)[-1] else segment.stat().st_size
@@ -89,9 +91,9 @@ def test_repair_with_any_bit_flipped_keeps_all_before_the_damage(made: Path, tmp
             flip(home / segment.name, position, 4)
             done = repaired(home, tmp_path / "keep")
             shutil.rmtree(tmp_path / "keep")
-            found, next_sequence = opened_anew(tmp_path)
+            found, next_sequence = opened_again(tmp_path)
             assert next_sequence == NEXT_SEQUENCE
-            # Takes behind the damage have not happened; puts neither.
+            # Takes and puts after the damage did not happen.
             last = max((sequence for sequence, _ in found), default=0)
             assert {event for event in events if event[0] <= last} <= set(found)
             if position < SEGMENT_HEADER_BYTES:
@@ -100,7 +102,7 @@ def test_repair_with_any_bit_flipped_keeps_all_before_the_damage(made: Path, tmp
 
 
 def test_repair_keeps_a_copy_of_all_files_as_they_were(home: Path) -> None:
-    """Whatever the tool decides can be undone."""
+    """Every change of the tool can be undone."""
     flip(segments(home)[1], 100)
     before = {path.name: content for path, content in contents(home).items()}
     done = repaired(home)
@@ -121,19 +123,19 @@ def test_repair_of_several_directories_keeps_each_apart(tmp_path: Path) -> None:
     assert done.report is not None
     assert done.report.is_good
     assert len(contents(tmp_path / "keep")) == len(files)
-    _, next_sequence = opened_anew(tmp_path, data_dirs=data_dirs, checkpoint_dir=tmp_path / "disk-c")
+    _, next_sequence = opened_again(tmp_path, data_dirs=data_dirs, checkpoint_dir=tmp_path / "disk-c")
     assert next_sequence == NEXT_SEQUENCE
 
 
 def test_repair_says_exactly_what_is_given_up(home: Path) -> None:
-    """Commits, events and sequences, as far as they can be counted."""
+    """Lost commits, events and sequences are listed as far as they can be counted."""
     first, second, *_, last = segments(home)
     put = positions(first)[3]
     flip(first, put + 40)
     steps = repaired(home).steps
     assert steps[0].startswith(f"end the log before its damage: {first.name}: is damaged at byte {put}; ")
     assert steps[1:3] == [f"cut {first.name} to {put} bytes", f"remove {second.name} to {last.name}"]
-    # The damaged PUT's own COMMIT can be read, with its 10 events; 24 were taken behind it.
+    # The COMMIT of the damaged PUT can be read, with its 10 events; 24 were taken after it.
     assert steps[-1] == (
         "give up 13 commits that can still be read, which put 61 events and took 24, and whatever was damaged; "
         "sequences 11 to 71 are gone and are not granted again; events that they took are delivered again, if "
@@ -143,17 +145,17 @@ def test_repair_says_exactly_what_is_given_up(home: Path) -> None:
 
 def test_repair_keeps_the_epochs_of_claims_that_were_given_up(home: Path) -> None:
     """A reader that was fenced off stays so."""
-    claim = story_of(home).claim
+    claim = durable_state_of(home).claim
     flip(segments(home)[1], 100)
     repaired(home)
     assert claim is not None
-    assert story_of(home).claim == claim
+    assert durable_state_of(home).claim == claim
 
 
 async def take_most(base: Path) -> None:
-    """Takes nearly all events, then goes on for some segments."""
+    """Takes nearly all events, then continues for some segments."""
     async with open_channel(base) as channel:
-        channel.claims.release("reader", None)
+        await channel.claims.release("reader", None)
         txn_id = await begin_with_takes(channel, channel._contents.queue.event_count)
         await channel.transactions.commit([txn_id], None)
         for _ in range(4):
@@ -161,81 +163,81 @@ async def take_most(base: Path) -> None:
 
 
 def test_repair_of_damage_that_nothing_needs_gives_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint behind the damage that needs nothing before it has the whole channel."""
+    """A later checkpoint that needs nothing before it contains the whole channel."""
     with monkeypatch.context() as patched:
         patched.setattr(WriteAheadLog, "remove_before", lambda _log, _segment_id: 0)
         home = make_channel(tmp_path)
         asyncio.run(take_most(tmp_path))
-    before = story_of(home)
+    before = durable_state_of(home)
     first, *_, last = segments(home)
     flip(first, 100)
     done = repaired(home)
     assert done.steps[0].startswith(f"remove {first.name} to segment-")
     assert done.steps[0].endswith("which nothing needs any more; nothing is given up")
     assert last.exists()
-    assert story_of(home) == before
-    assert len(opened_anew(tmp_path)[0]) == 40
+    assert durable_state_of(home) == before
+    assert len(opened_again(tmp_path)[0]) == 40
 
 
 @pytest.mark.parametrize("name", [NEWEST, PREVIOUS])
 def test_repair_of_a_damaged_checkpoint_removes_it_and_nothing_else(home: Path, name: str) -> None:
-    """The log has everything that was in it."""
-    before = story_of(home)
+    """The log contains everything in the checkpoint."""
+    before = durable_state_of(home)
     flip(home / name, 100)
     files = contents(home)
     done = repaired(home)
     assert done.steps == [f"remove {name}, which is damaged, or no checkpoint of this channel"]
     del files[home / name]
     assert contents(home) == files
-    assert story_of(home) == before
+    assert durable_state_of(home) == before
 
 
 def test_repair_with_a_missing_segment_ends_the_log_before_it(home: Path) -> None:
-    """Commits behind a gap may build on what was in it."""
+    """Commits after a gap may depend on the missing ones."""
     segments(home)[2].unlink()
     done = repaired(home)
     assert any(step.startswith("remove segment-000000000004.log") for step in done.steps)
-    assert opened_anew(home.parent)[1] == NEXT_SEQUENCE
+    assert opened_again(home.parent)[1] == NEXT_SEQUENCE
 
 
 def test_repair_without_any_segment_begins_behind_what_the_checkpoint_tells(home: Path) -> None:
-    """Events are gone, but no sequence comes twice, and claims stay."""
-    claim = story_of(home).claim
+    """Events are lost, but no sequence is reused, and claims stay."""
+    claim = durable_state_of(home).claim
     for segment in segments(home):
         segment.unlink()
     repaired(home)
-    assert story_of(home).claim == claim
-    assert opened_anew(home.parent) == ([], NEXT_SEQUENCE)
+    assert durable_state_of(home).claim == claim
+    assert opened_again(home.parent) == ([], NEXT_SEQUENCE)
 
 
 def test_repair_of_a_segment_that_grew_cuts_it(home: Path) -> None:
-    """Nothing is given up."""
-    before = story_of(home)
+    """Nothing is lost."""
+    before = durable_state_of(home)
     first = segments(home)[0]
     content = first.read_bytes()
     first.write_bytes(content + b"more")
     repaired(home)
     assert first.read_bytes() == content
-    assert story_of(home) == before
+    assert durable_state_of(home) == before
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: flip(path, 80)], ids=["missing", "damaged"])
 def test_repair_of_a_channel_file_makes_it_of_the_segments(home: Path, damage: Callable[[Path], None]) -> None:
-    """The name is the directory's, the ids are those of the log."""
+    """The name is that of the directory, the ids are those of the log."""
     file = ChannelFile.read(home)
     assert file is not None
     damage(home / CHANNEL_FILE)
     done = repaired(home)
     assert done.steps == [f"rewrite {home / CHANNEL_FILE}"]
-    made_anew = ChannelFile.read(home)
-    assert made_anew is not None
-    assert (made_anew.identity.name, made_anew.identity.log_id) == (NAME, file.identity.log_id)
-    assert made_anew.identity.made_at_microseconds > file.identity.made_at_microseconds
-    assert opened_anew(home.parent)[1] == NEXT_SEQUENCE
+    recreated = ChannelFile.read(home)
+    assert recreated is not None
+    assert (recreated.identity.name, recreated.identity.log_id) == (NAME, file.identity.log_id)
+    assert recreated.identity.made_at_microseconds > file.identity.made_at_microseconds
+    assert opened_again(home.parent)[1] == NEXT_SEQUENCE
 
 
 def test_repair_of_one_of_several_channel_files_has_the_others_tell(tmp_path: Path) -> None:
-    """Identity, index and count are what they were."""
+    """Identity, index and count are restored."""
     data_dirs = [tmp_path / "disk-a", tmp_path / "disk-b"]
     make_channel(tmp_path / "nowhere", data_dirs=data_dirs, checkpoint_dir=tmp_path / "disk-c")
     homes = [path / NAME for path in (*data_dirs, tmp_path / "disk-c")]
@@ -247,7 +249,7 @@ def test_repair_of_one_of_several_channel_files_has_the_others_tell(tmp_path: Pa
 
 
 def test_repair_without_a_name_asks_for_one(made: Path, tmp_path: Path) -> None:
-    """A directory's name that no channel may have is none."""
+    """A directory whose name is not a valid channel name needs an explicit one."""
     home = copied(made, tmp_path / "Not a name")
     (home / CHANNEL_FILE).unlink()
     with pytest.raises(UsageError, match="no file states the channel's name"):
@@ -255,7 +257,7 @@ def test_repair_without_a_name_asks_for_one(made: Path, tmp_path: Path) -> None:
 
 
 def test_repair_of_a_channel_in_use_is_refused(home: Path) -> None:
-    """Two never write to a channel."""
+    """Only one program may write to a channel."""
     flip(segments(home)[0], 100)
     lock = lock_directory(home)
     try:
@@ -266,7 +268,7 @@ def test_repair_of_a_channel_in_use_is_refused(home: Path) -> None:
 
 
 def test_repair_of_another_versions_files_is_refused(home: Path) -> None:
-    """Nothing of them may be touched."""
+    """None of its files may be changed."""
     flip(segments(home)[1], 8, 2)
     before = contents(home)
     with pytest.raises(UnknownVersionError):
@@ -275,7 +277,7 @@ def test_repair_of_another_versions_files_is_refused(home: Path) -> None:
 
 
 def test_repair_with_a_segment_of_another_channel_asks_to_move_it_away(home: Path, tmp_path: Path) -> None:
-    """It may be somebody's good segment."""
+    """It may be a valid segment of another channel."""
     other = make_channel(tmp_path / "other")
     shutil.copy(segments(other)[1], segments(home)[1])
     with pytest.raises(DamagedError, match="move away what does not belong here"):
@@ -284,7 +286,7 @@ def test_repair_with_a_segment_of_another_channel_asks_to_move_it_away(home: Pat
 
 @pytest.mark.parametrize("nth", range(1, 12))
 def test_repair_on_a_full_disk_changes_nothing_before_the_copy_is_whole(home: Path, tmp_path: Path, nth: int) -> None:
-    """A copy that is not whole is no way back."""
+    """An incomplete copy could not undo the repair."""
     flip(segments(home)[1], 100)
     before = contents(home)
     tools = ToolContext(FullDisk(nth), PayloadCodec(), ToolProgress())
@@ -315,21 +317,21 @@ def test_repair_that_fails_half_way_says_where_the_files_are(
     (tmp_path / "keep").rename(home)
     assert contents(home) == before
     repaired(home)
-    assert opened_anew(home.parent)[1] == NEXT_SEQUENCE
+    assert opened_again(home.parent)[1] == NEXT_SEQUENCE
 
 
 def test_repair_of_a_log_without_a_claim_only_skips_sequences(tmp_path: Path) -> None:
-    """A record is written only for what is needed."""
+    """A record is written only if it is needed."""
     home = tmp_path / NAME
     asyncio.run(put_only(tmp_path))
     flip(segments(home)[0], positions(segments(home)[0])[3])
     steps = repaired(home).steps
     assert not any("claim" in step for step in steps)
-    assert opened_anew(tmp_path)[1] == 21
+    assert opened_again(tmp_path)[1] == 21
 
 
 async def put_only(base: Path) -> None:
-    """Puts events, and no more."""
+    """Puts events without taking them."""
     async with open_channel(base, segment_bytes_max=1 << 20) as channel:
         for _ in range(2):
             await append(channel, *[b"x"] * 10)
@@ -341,7 +343,7 @@ def test_repair_of_a_segment_with_nothing_good_in_it_removes_it(home: Path) -> N
     segment.write_bytes(b"\xff" * segment.stat().st_size)
     steps = repaired(home).steps
     assert any(step.startswith(f"remove {segment.name} to ") for step in steps)
-    assert opened_anew(home.parent)[1] == NEXT_SEQUENCE
+    assert opened_again(home.parent)[1] == NEXT_SEQUENCE
 
 
 def test_repair_with_a_copy_that_reads_otherwise_changes_nothing(home: Path, tmp_path: Path) -> None:
@@ -355,7 +357,7 @@ def test_repair_with_a_copy_that_reads_otherwise_changes_nothing(home: Path, tmp
 
 
 def test_repair_into_a_directory_in_use_is_refused(home: Path, tmp_path: Path) -> None:
-    """The copy needs a place of its own, and not in the channel."""
+    """The copy needs a directory of its own, outside of the channel."""
     flip(segments(home)[1], 100)
     (tmp_path / "file").touch()
     for keep in (home / "keep", tmp_path):
@@ -366,12 +368,12 @@ def test_repair_into_a_directory_in_use_is_refused(home: Path, tmp_path: Path) -
 
 
 def test_skipping_records_of_many_sequences_come_in_several_puts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No record grows without bound."""
+    """The size of a record is bounded."""
     monkeypatch.setattr("millrace_server.log_tools.repair._PUT_COUNT_MAX", 10)
     kinds = [kind for kind, _ in skipping_records(5, 30)]
     assert kinds == [Kind.PUT, Kind.PUT, Kind.PUT, Kind.TAKE, Kind.COMMIT]
 
 
 def test_full_disk_raises_what_the_system_raises() -> None:
-    """The fake of these tests does what it stands for."""
+    """The fake disk of these tests behaves like a real one."""
     assert FullDisk(1).error().errno == errno.ENOSPC

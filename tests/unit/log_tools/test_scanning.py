@@ -1,4 +1,4 @@
-"""Logs that were changed with matching checksums, and recoveries that do not agree."""
+"""Logs that were changed with valid checksums, and recoveries with different results."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +27,7 @@ from tests.unit.log_tools.kept_channels import (
     copied,
     layout_of,
     make_channel,
-    opened_anew,
+    opened_again,
     positions,
     segments,
     verified,
@@ -36,7 +36,7 @@ from tests.unit.log_tools.kept_channels import (
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One channel for the module, of which each test damages a copy."""
+    """One channel for the module; each test damages a copy."""
     return make_channel(tmp_path_factory.mktemp("surveying"))
 
 
@@ -46,14 +46,14 @@ def home(made: Path, tmp_path: Path) -> Path:
 
 
 def change_header(segment: Path, change: Callable[[SegmentHeader], SegmentHeader]) -> None:
-    """Writes another header, whose checksum is right."""
+    """Writes another header with a valid checksum."""
     content = segment.read_bytes()
     header = change(SegmentHeader.decode(content)).encode()
     segment.write_bytes(header + content[len(header) :])
 
 
 def change_head(segment: Path, index: int, change: Callable[[RecordHead], RecordHead]) -> int:
-    """Writes another head of a record, whose checksum is right; returns where."""
+    """Writes another head of a record with a valid checksum; returns its position."""
     content = bytearray(segment.read_bytes())
     seed_of = SegmentHeader.decode(bytes(content)).seed
     position = positions(segment)[index]
@@ -69,7 +69,7 @@ def first_damage(home: Path) -> Damage:
 
 
 def test_verify_with_another_first_lsn_reports_it(home: Path) -> None:
-    """The segment before leads to another one."""
+    """The end of the previous segment requires another one."""
     segment = segments(home)[1]
     change_header(segment, lambda header: replace(header, first_lsn=99))
     damage = first_damage(home)
@@ -90,7 +90,7 @@ def test_verify_with_a_segment_that_begins_otherwise_tells_it(home: Path) -> Non
 
 
 def test_verify_with_a_kind_of_a_later_version_refuses_to_judge(home: Path) -> None:
-    """Its checksum is right, so somebody meant it."""
+    """The checksum of the record is valid, so it was written on purpose."""
     change_head(segments(home)[0], 2, _of_unknown_kind)
     with pytest.raises(UnknownVersionError, match=r"segment-000000000001\.log: it has a record of kind 200"):
         verified(home)
@@ -103,17 +103,17 @@ def _of_unknown_kind(head: RecordHead) -> RecordHead:
 
 
 def test_repair_of_a_log_that_contradicts_itself_ends_it_there(home: Path) -> None:
-    """What stands before is kept."""
+    """Everything before the contradiction is kept."""
     change_head(segments(home)[0], 3, lambda head: replace(head, kind=Kind.CLAIM))
     done = repair(layout_of(home), TOOLS, applies=True)
     assert done.report is not None
     assert done.report.is_good
-    found, next_sequence = opened_anew(home.parent)
+    found, next_sequence = opened_again(home.parent)
     assert ([sequence for sequence, _ in found], next_sequence) == (list(range(1, 11)), 72)
 
 
 def test_repair_of_what_does_not_open_even_then_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is changed where the plan does not work."""
+    """Nothing is changed if the plan does not work."""
     change_head(segments(home)[0], 3, lambda head: replace(head, kind=Kind.CLAIM))
     before = {path: path.read_bytes() for path in segments(home)}
     monkeypatch.setattr(verify, "recover", _raise_corrupt)
@@ -136,7 +136,7 @@ def recovered_of(change: Callable[[Recovered], object] = id) -> Recovered:
 
 
 def test_differences_of_the_same_are_none() -> None:
-    """How reading began makes none."""
+    """The start of replay makes no difference."""
     assert differences(recovered_of(), recovered_of()) == []
 
 
@@ -153,13 +153,13 @@ def test_differences_of_the_same_are_none() -> None:
     ],
 )
 def test_differences_of_recoveries_name_what_differs(change: Callable[[Recovered], object], words: str) -> None:
-    """One of them would be wrong."""
+    """One of them must be wrong."""
     [difference] = differences(recovered_of(), recovered_of(change))
     assert difference.startswith(words)
 
 
 def test_differences_of_endings_that_may_be_forgotten_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rollback need not be in the log, and which of very many are forgotten depends on where reading began."""
+    """A rollback need not be in the log, and which old outcomes are forgotten depends on the start of replay."""
     rolled_back = recovered_of(lambda one: one.ended.add("t", Outcome(TxnState.ROLLED_BACK)))
     assert differences(recovered_of(), rolled_back) == []
     committed = recovered_of(lambda one: one.ended.add("t", Outcome(TxnState.COMMITTED, Receipt(1, 2))))
@@ -174,7 +174,7 @@ def test_differences_of_endings_that_may_be_forgotten_are_none(monkeypatch: pyte
 
 
 def test_verify_with_a_checkpoint_of_another_past_tells_it(home: Path) -> None:
-    """A valid checkpoint may contradict the log; the sequences in it are still not granted again."""
+    """A valid checkpoint may contradict the log; its sequences are still not granted again."""
     (home / PREVIOUS).unlink()
     files = CheckpointFiles(OsDisk(), home, layout_of(home).log_id, keeps_previous=False)
     checkpoint = next(files.valid_checkpoints())
@@ -186,4 +186,4 @@ def test_verify_with_a_checkpoint_of_another_past_tells_it(home: Path) -> None:
     ]
     done = repair(layout_of(home), TOOLS, applies=True)
     assert done.steps[0] == f"remove {NEWEST}, which contradicts the log"
-    assert opened_anew(home.parent)[1] == 99
+    assert opened_again(home.parent)[1] == 99

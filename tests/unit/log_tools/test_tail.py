@@ -20,7 +20,7 @@ Made = tuple[Kind, bytes, int]
 
 
 def segment_of(records: Sequence[Made], spare_bytes: int = 200) -> bytes:
-    """A segment with records and zeros behind them."""
+    """A segment with records, followed by zeros."""
     content = HEADER.encode()
     for number, (kind, payload, synced) in enumerate(records, start=1):
         fields = (payload_checksum([payload]), len(payload), kind, Flags(0), number)
@@ -35,7 +35,7 @@ SECOND: Made = (Kind.PUT, b"two.", 132)
 MARK: Made = (Kind.SYNC_POINT, b"", 168)
 
 
-class Growing:
+class GrowingFile:
     """A file that is being written: its content changes whenever the reader waits."""
 
     def __init__(self, *contents: bytes) -> None:
@@ -60,10 +60,10 @@ Find = Callable[..., Tail]
 
 @pytest.fixture
 def find(layout: ChannelLayout, monkeypatch: pytest.MonkeyPatch) -> Find:
-    """Finds the end of a file that changes whenever its reader waits; with none left to come, time is up."""
+    """Finds the end of a file that changes whenever its reader waits; the time ends with the last change."""
 
     def find(*contents: bytes, is_live: bool = True) -> Tail:
-        growing = Growing(*contents)
+        growing = GrowingFile(*contents)
         clock = iter(range(1000))
         monkeypatch.setattr(time, "sleep", growing.go_on)
         monkeypatch.setattr(time, "monotonic", lambda: next(clock) * 0.5)
@@ -73,7 +73,7 @@ def find(layout: ChannelLayout, monkeypatch: pytest.MonkeyPatch) -> Find:
 
 
 def test_find_tail_of_a_closed_log_takes_its_mark_for_a_proof(find: Find) -> None:
-    """A SYNC_POINT is written alone, behind everything that stays."""
+    """A SYNC_POINT is written alone, after everything that stays."""
     assert find(segment_of([STATE, FIRST, SECOND, MARK])) == Tail(200)
 
 
@@ -83,12 +83,12 @@ def test_find_tail_of_a_first_record_needs_no_proof(find: Find) -> None:
 
 
 def test_find_tail_under_load_ends_where_a_later_record_proves(find: Find) -> None:
-    """What the first look found is proven by what comes next, and that is left out."""
+    """Records of the first read are proven by later ones, which are left out."""
     assert find(segment_of([STATE, FIRST]), segment_of([STATE, FIRST, SECOND])) == Tail(132)
 
 
 def test_find_tail_with_a_refused_group_leaves_it_out(find: Find) -> None:
-    """A full disk took it back, and another one stands there now."""
+    """A full disk has undone the group, and another one is in its place now."""
     refused, other = (Kind.PUT, b"refused", 132), (Kind.COMMIT, b"longer than it", 132)
     contents = [
         segment_of([STATE, FIRST, refused]),
@@ -100,26 +100,26 @@ def test_find_tail_with_a_refused_group_leaves_it_out(find: Find) -> None:
 
 
 def test_find_tail_after_a_kill_takes_what_stays_there(find: Find) -> None:
-    """No proof ever comes; what is good for so long is no refused group."""
+    """No proof will come; records that stay valid for so long are no refused group."""
     assert find(segment_of([STATE, FIRST, SECOND])) == Tail(168)
     assert find(segment_of([STATE, FIRST, SECOND]), is_live=False) == Tail(168)
 
 
 def test_find_tail_of_what_goes_on_without_a_proof_ends_where_the_look_began(find: Find) -> None:
-    """If commits are synced at an interval, those that came meanwhile may still be truncated."""
+    """If commits are synced at intervals, those written meanwhile may still be truncated."""
     unsynced = (Kind.PUT, b"more", 96)
     assert find(segment_of([STATE, FIRST]), segment_of([STATE, FIRST, unsynced])) == Tail(132, torn_bytes=0)
 
 
 def test_find_tail_with_a_torn_record_says_how_much_lies_behind(find: Find) -> None:
-    """A crash left it; it is no damage."""
+    """The torn record was left by a crash; it is not damage."""
     torn = bytearray(segment_of([STATE, FIRST, SECOND]))
     torn[140] ^= 1
     assert find(bytes(torn)) == Tail(132, torn_bytes=36)
 
 
 def test_find_tail_with_rot_before_a_proof_says_so(find: Find) -> None:
-    """A record behind it was written once all before it was synced."""
+    """A later record was written only after everything before it was synced."""
     rotten = bytearray(segment_of([STATE, FIRST, SECOND, MARK]))
     rotten[100] ^= 1
     assert find(bytes(rotten)).is_damaged
@@ -129,7 +129,7 @@ def test_find_tail_with_rot_before_a_proof_says_so(find: Find) -> None:
 
 
 def test_find_tail_that_saw_a_place_too_early_looks_again(layout: ChannelLayout) -> None:
-    """A window is read before what lies behind it; a record behind may come in between."""
+    """A window is read before the part after it, so a record there may be newer."""
     content = segment_of([STATE, FIRST, SECOND, MARK])
     looks = iter([content[:100] + bytes(len(content) - 100)])
     file = ReadOnlyFile(lambda length, offset: next(looks, content)[offset : offset + length], len(content))
@@ -137,7 +137,7 @@ def test_find_tail_that_saw_a_place_too_early_looks_again(layout: ChannelLayout)
 
 
 def test_find_tail_with_a_successor_takes_the_whole_segment(layout: ChannelLayout, find: Find) -> None:
-    """The next segment's header states the length of this one."""
+    """The next segment's header contains the length of this one."""
     following = SegmentHeader(LOG_ID, 2, 4, 168).encode()
     (layout.directories[0] / segment_name(2)).write_bytes(following)
     assert find(segment_of([STATE, FIRST, SECOND])) == Tail(168)

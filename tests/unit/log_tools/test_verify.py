@@ -30,12 +30,12 @@ from tests.unit.log_tools.kept_channels import (
 )
 
 STEP = 61
-"""Only every n-th byte is damaged; n has no divisor in common with the lengths of records."""
+"""Every n-th byte is damaged; n has no divisor in common with the lengths of records."""
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One channel for the module, of which each test damages a copy."""
+    """One channel for the module; each test damages a copy."""
     return make_channel(tmp_path_factory.mktemp("verifying"))
 
 
@@ -59,7 +59,7 @@ def opens(home: Path) -> bool:
 
 
 def test_verify_of_a_good_channel_finds_nothing_and_changes_nothing(home: Path) -> None:
-    """Both checkpoints are good, and all ways to recover the channel agree."""
+    """Both checkpoints are valid, and all ways to recover the channel agree."""
     before = contents(home)
     report = verified(home)
     assert report.is_good
@@ -73,7 +73,7 @@ def test_verify_of_a_good_channel_finds_nothing_and_changes_nothing(home: Path) 
 
 
 def test_verify_of_numbers_that_are_never_sent_any_more_finds_nothing(tmp_path: Path) -> None:
-    """The log has them like the checkpoint."""
+    """The log contains them as the checkpoint does."""
 
     async def fill_with_gaps() -> None:
         async with open_channel(tmp_path) as channel:
@@ -88,14 +88,14 @@ def test_verify_of_numbers_that_are_never_sent_any_more_finds_nothing(tmp_path: 
 
 
 def damaged_places(home: Path) -> Iterator[tuple[Path, int]]:
-    """Places all over the segments, up to the last record that says anything."""
+    """Positions in all segments, up to the last record with content."""
     for segment in segments(home):
         end = log_end(home) if segment == segments(home)[-1] else segment.stat().st_size
         yield from ((segment, position) for position in range(10, end, STEP))
 
 
 def test_verify_with_any_bit_flipped_says_which_segment_is_damaged_where(made: Path, tmp_path: Path) -> None:
-    """No damage is passed over, whether a server would read that place now, later or never."""
+    """All damage is found, whether a server would read that position now, later or never."""
     for segment, position in damaged_places(made):
         home = copied(made, tmp_path / "orders")
         flip(home / segment.name, position)
@@ -120,7 +120,7 @@ def test_verify_of_a_damaged_put_names_its_sequences(home: Path) -> None:
 
 
 def test_verify_with_the_last_segment_cut_anywhere_finds_it_wherever_a_server_would(made: Path, tmp_path: Path) -> None:
-    """A cut file is a shorter log; a checkpoint knows of more. Nothing that a server refuses is called good."""
+    """A cut log is shorter than its checkpoint says; everything that a server refuses is reported."""
     last = segments(made)[-1]
     content = last.read_bytes()
     for length in range(0, log_end(made), STEP):
@@ -134,7 +134,7 @@ def test_verify_with_the_last_segment_cut_anywhere_finds_it_wherever_a_server_wo
 
 @pytest.mark.parametrize("name", [NEWEST, PREVIOUS])
 def test_verify_with_any_bit_of_a_checkpoint_flipped_tells_which_it_is(made: Path, tmp_path: Path, name: str) -> None:
-    """The other one and the log still give the channel."""
+    """The other checkpoint and the log still restore the channel."""
     for position in range(0, (made / name).stat().st_size, STEP):
         home = copied(made, tmp_path / "orders")
         flip(home / name, position)
@@ -145,7 +145,7 @@ def test_verify_with_any_bit_of_a_checkpoint_flipped_tells_which_it_is(made: Pat
 
 
 def test_verify_without_checkpoints_finds_a_good_log(home: Path) -> None:
-    """They save time, and are not needed."""
+    """Checkpoints save time, and are not required."""
     (home / NEWEST).unlink()
     (home / PREVIOUS).unlink()
     report = verified(home)
@@ -154,7 +154,7 @@ def test_verify_without_checkpoints_finds_a_good_log(home: Path) -> None:
 
 
 def test_verify_with_a_segment_missing_tells_which(home: Path) -> None:
-    """A gap is damage; sequences that are known to be gone are named."""
+    """A gap is damage; sequences known to be lost are listed."""
     segments(home)[1].unlink()
     report = verified(home)
     [damage] = report.scan.damages
@@ -165,7 +165,7 @@ def test_verify_with_a_segment_missing_tells_which(home: Path) -> None:
 
 
 def test_verify_with_the_last_segment_missing_learns_of_it_from_the_checkpoint(home: Path) -> None:
-    """The log itself looks like a shorter one."""
+    """The log itself would look like a shorter one."""
     count = len(segments(home))
     segments(home)[-1].unlink()
     report = verified(home)
@@ -181,7 +181,7 @@ def test_verify_with_the_first_segment_missing_tells_whose_events_are_gone(home:
 
 
 def test_verify_with_an_old_checkpoint_calls_it_stale(home: Path) -> None:
-    """The server passes it over, so it is no damage."""
+    """The server ignores it, so it is not damage."""
     segments(home)[0].unlink()
     (home / NEWEST).unlink()
     report = verified(home)
@@ -190,7 +190,7 @@ def test_verify_with_an_old_checkpoint_calls_it_stale(home: Path) -> None:
 
 
 def test_verify_with_a_segment_that_grew_tells_what_is_too_much(home: Path) -> None:
-    """Bytes behind a full segment's end belong to no record."""
+    """Bytes after the end of a full segment belong to no record."""
     first = segments(home)[0]
     length = first.stat().st_size
     first.write_bytes(first.read_bytes() + b"more")
@@ -199,7 +199,7 @@ def test_verify_with_a_segment_that_grew_tells_what_is_too_much(home: Path) -> N
 
 
 def test_verify_with_a_segment_of_another_channel_says_whose_it_is(home: Path, tmp_path: Path) -> None:
-    """It is not this channel's, however good it is."""
+    """However valid it is, it does not belong to this channel."""
     other = make_channel(tmp_path / "other")
     shutil.copy(segments(other)[1], segments(home)[1])
     report = verified(home)
@@ -218,7 +218,7 @@ def test_verify_with_a_segment_twice_says_so(home: Path, tmp_path: Path) -> None
 
 
 def test_verify_with_a_damaged_channel_file_goes_on_without(home: Path) -> None:
-    """The segments say whose they are."""
+    """The segments contain the channel's identity."""
     flip(home / CHANNEL_FILE, 60)
     report = verified(home)
     assert report.scan.damages == []
@@ -228,21 +228,21 @@ def test_verify_with_a_damaged_channel_file_goes_on_without(home: Path) -> None:
 
 
 def test_verify_of_another_versions_files_refuses_to_judge(home: Path) -> None:
-    """Nothing is known to be wrong with them."""
+    """Unknown formats cannot be checked."""
     flip(segments(home)[1], 8, 2)
     with pytest.raises(UnknownVersionError, match=r"segment-000000000002\.log: its format version is 3"):
         verified(home)
 
 
 def test_verify_with_records_that_contradict_each_other_tells_which(home: Path) -> None:
-    """Checksums alone are not enough: somebody may have written a good record that says something wrong."""
+    """Valid checksums are not enough: a record may have wrong content."""
     first = segments(home)[0]
     content = bytearray(first.read_bytes())
     header = SegmentHeader.decode(bytes(content))
     put, commit = positions(first)[1:3]
     head = RecordHead.decode(bytes(content[put : put + 32]), header.seed(put))
     assert head is not None
-    # The PUT becomes a CLAIM, with right checksums.
+    # The PUT becomes a CLAIM with valid checksums.
     changed = RecordHead(head.payload_checksum, head.payload_length, type(head.kind).CLAIM, head.flags, head.lsn, 0)
     content[put : put + 32] = changed.encode(header.seed(put))
     first.write_bytes(content)

@@ -2,7 +2,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 from starlette.applications import Starlette
@@ -13,11 +13,13 @@ from starlette.routing import Route
 from millrace_server.network import Address, open_socket
 from millrace_server.network.http_server import EmbeddedHttp, HttpLimits
 
+pytestmark = pytest.mark.usefixtures("prompt_http_stop")
+
 WAIT_SECONDS_MAX = 10.0
 
 
-class Guest:
-    """A server whose one page answers when it is let."""
+class OnePageServer:
+    """A server with one page, which answers when the test lets it."""
 
     def __init__(self, address: tuple[str, int], server: EmbeddedHttp) -> None:
         self.address = address
@@ -31,7 +33,7 @@ class Guest:
         return reader, writer
 
 
-Start = Callable[[HttpLimits], Awaitable[Guest]]
+Start = Callable[[HttpLimits], Awaitable[OnePageServer]]
 
 REQUEST = b"GET /page HTTP/1.1\r\nHost: mill\r\n\r\n"
 
@@ -40,18 +42,18 @@ REQUEST = b"GET /page HTTP/1.1\r\nHost: mill\r\n\r\n"
 async def start() -> AsyncIterator[Start]:
     async with AsyncExitStack() as stopping:
 
-        async def start_guest(limits: HttpLimits) -> Guest:
+        async def start_guest(limits: HttpLimits) -> OnePageServer:
             async def page(_request: Request) -> PlainTextResponse:
-                guest.asked.set()
-                await guest.may_answer.wait()
+                page_server.asked.set()
+                await page_server.may_answer.wait()
                 return PlainTextResponse("page")
 
             bound = await open_socket(Address("127.0.0.1", 0), "test")
             server = EmbeddedHttp(Starlette(routes=[Route("/page", page)]), limits)
-            guest = Guest(bound.getsockname(), server)
+            page_server = OnePageServer(bound.getsockname(), server)
             await server.start(bound)
             stopping.push_async_callback(server.stop)
-            return guest
+            return page_server
 
         yield start_guest
 
@@ -66,18 +68,35 @@ async def _end_of(reader: asyncio.StreamReader) -> bytes:
 
 @pytest.mark.parametrize("sent", [b"", b"GET /page HTT"])
 async def test_connection_without_a_whole_request_is_closed(start: Start, sent: bytes) -> None:
-    """Nobody holds a connection by saying nothing, nor by sending a header letter by letter."""
-    guest = await start(HttpLimits(10, idle_seconds_max=0.05))
-    reader, writer = await guest.connect(sent)
+    """Connections that send nothing, or a header byte by byte, are closed."""
+    page_server = await start(HttpLimits(10, idle_seconds_max=0.05))
+    reader, writer = await page_server.connect(sent)
     assert await _end_of(reader) == b""
     writer.close()
 
 
+async def test_connection_that_drips_its_header_is_closed(start: Start) -> None:
+    """Further bytes do not prolong the time, in the first request and in later ones."""
+    page_server = await start(HttpLimits(10, idle_seconds_max=0.2))
+    page_server.may_answer.set()
+    for before in (b"", REQUEST):
+        reader, writer = await page_server.connect(before)
+        if before:
+            await reader.readuntil(b"page")
+        ended = asyncio.create_task(_end_of(reader))
+        with suppress(ConnectionError):
+            while not ended.done():
+                writer.write(b"G" if before else b"X")
+                await asyncio.wait({ended}, timeout=0.02)
+        assert await ended == b""
+        writer.close()
+
+
 async def test_connection_between_requests_is_closed_after_a_while(start: Start) -> None:
-    """The time begins anew with each answer, and then runs as before the first request."""
-    guest = await start(HttpLimits(10, idle_seconds_max=0.2))
-    guest.may_answer.set()
-    reader, writer = await guest.connect(REQUEST)
+    """The idle time starts again with each answer, and includes the time of the next request's header."""
+    page_server = await start(HttpLimits(10, idle_seconds_max=0.2))
+    page_server.may_answer.set()
+    reader, writer = await page_server.connect(REQUEST)
     assert (await reader.readuntil(b"page")).startswith(b"HTTP/1.1 200 ")
     writer.write(REQUEST)
     assert (await reader.readuntil(b"page")).startswith(b"HTTP/1.1 200 ")
@@ -87,54 +106,80 @@ async def test_connection_between_requests_is_closed_after_a_while(start: Start)
 
 
 async def test_answer_that_takes_longer_than_the_idle_time_comes(start: Start) -> None:
-    """The time does not run while a request is being answered."""
-    guest = await start(HttpLimits(10, idle_seconds_max=0.05))
-    reader, writer = await guest.connect(REQUEST)
-    await guest.asked.wait()
+    """The idle time does not run while a request is being answered."""
+    page_server = await start(HttpLimits(10, idle_seconds_max=0.05))
+    reader, writer = await page_server.connect(REQUEST)
+    await page_server.asked.wait()
     await asyncio.sleep(0.1)
-    guest.may_answer.set()
+    page_server.may_answer.set()
     answer = await reader.readuntil(b"page")
     assert b"connection: close" not in answer
     writer.close()
 
 
-async def test_connections_above_the_limit_get_503_and_far_above_nothing(start: Start) -> None:
-    """Who asks when too many do is told so; who comes when far too many are there is not even let in."""
-    guest = await start(HttpLimits(2))
-    opened = [await guest.connect() for _ in range(4)]
-    reader, writer = opened[3]
-    writer.write(REQUEST)
+async def test_requests_above_the_limit_get_503_and_connections_far_above_none(start: Start) -> None:
+    """Above the limit requests get 503; far above it, connections that only wait are closed."""
+    page_server = await start(HttpLimits(2))
+    busy = []
+    for _ in range(2):
+        page_server.asked.clear()
+        busy.append(await page_server.connect(REQUEST))
+        await page_server.asked.wait()
+    halves = [await page_server.connect(REQUEST[:10]) for _ in range(2)]
+    reader, writer = await page_server.connect(REQUEST)
+    assert await _end_of(halves[0][0]) == b""
     assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 503 ")
-    opened += [await guest.connect() for _ in range(2)]
-    assert await _end_of(opened[5][0]) == b""
-    for _, each in opened:
+    page_server.may_answer.set()
+    for answered, _ in busy:
+        await answered.readuntil(b"page")
+    for _, each in (*busy, *halves, (reader, writer)):
+        each.close()
+
+
+async def test_connection_at_the_limit_closes_the_one_that_waited_longest(start: Start) -> None:
+    """A complete request gets an answer however many connections are half open; a request in progress continues."""
+    page_server = await start(HttpLimits(3))
+    busy = await page_server.connect(REQUEST)
+    await page_server.asked.wait()
+    halves = [await page_server.connect(REQUEST[:10])]
+    halves.append(await page_server.connect(REQUEST[:10]))
+    for round_number in range(5):
+        halves.append(await page_server.connect(REQUEST[:10]))
+        assert await _end_of(halves[round_number][0]) == b""
+    reader, writer = await page_server.connect(REQUEST)
+    page_server.may_answer.set()
+    for answered in (reader, busy[0]):
+        assert (await answered.readuntil(b"page")).startswith(b"HTTP/1.1 200 ")
+    halves[-1][1].write(REQUEST[10:])
+    assert (await halves[-1][0].readuntil(b"page")).startswith(b"HTTP/1.1 200 ")
+    for _, each in (busy, (reader, writer), *halves):
         each.close()
 
 
 async def test_requests_that_are_broken_leave_no_line_in_the_log(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A stranger cannot fill the log."""
-    guest = await start(HttpLimits(10))
+    """Untrusted clients cannot fill the log."""
+    page_server = await start(HttpLimits(10))
     with caplog.at_level(logging.WARNING):
-        reader, writer = await guest.connect(b"\x16\x03\x01 nonsense\r\n\r\n")
+        reader, writer = await page_server.connect(b"\x16\x03\x01 nonsense\r\n\r\n")
         assert (await _end_of(reader)).startswith(b"HTTP/1.1 400 ")
     writer.close()
     assert caplog.records == []
 
 
 async def test_stop_with_a_request_in_work_lets_it_be_answered(start: Start) -> None:
-    """The port is closed at once; who is being answered still gets the answer."""
-    guest = await start(HttpLimits(10, closing_seconds_max=10))
-    reader, writer = await guest.connect(REQUEST)
-    await guest.asked.wait()
-    stopping = asyncio.create_task(guest.server.stop())
+    """The port is closed at once; requests in progress are still answered."""
+    page_server = await start(HttpLimits(10, closing_seconds_max=10))
+    reader, writer = await page_server.connect(REQUEST)
+    await page_server.asked.wait()
+    stopping = asyncio.create_task(page_server.server.stop())
     await asyncio.wait({stopping}, timeout=0.05)
     assert not stopping.done()
-    guest.may_answer.set()
+    page_server.may_answer.set()
     assert (await _end_of(reader)).endswith(b"page")
     await asyncio.wait_for(stopping, WAIT_SECONDS_MAX)
-    await asyncio.wait_for(guest.server.wait_ended(), WAIT_SECONDS_MAX)
+    await asyncio.wait_for(page_server.server.wait_ended(), WAIT_SECONDS_MAX)
     writer.close()
-    with pytest.raises(ConnectionRefusedError), socket.create_connection(guest.address):
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(page_server.address):
         pytest.fail("the port is still open")

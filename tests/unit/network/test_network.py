@@ -14,7 +14,7 @@ HOSTS = st.one_of(
 
 @given(HOSTS, st.integers(0, PORT_MAX))
 def test_parse_of_an_address_text_gives_the_address(host: str, port: int) -> None:
-    """What an address writes, it reads."""
+    """The text of an address is parsed to the same address."""
     assert Address.parse(str(Address(host, port))) == Address(host, port)
 
 
@@ -49,7 +49,7 @@ def test_parse_of_an_address_text_gives_the_address(host: str, port: int) -> Non
     ],
 )
 def test_parse_when_malformed_says_what_is_allowed(text: str, allowed: str) -> None:
-    """Each way to get an address wrong has its sentence."""
+    """Each kind of mistake has a sentence of its own."""
     with pytest.raises(ValueError, match=allowed):
         Address.parse(text)
 
@@ -70,7 +70,7 @@ def test_parse_when_malformed_says_what_is_allowed(text: str, allowed: str) -> N
     ],
 )
 def test_is_loopback_tells_who_can_connect(text: str, *, is_loopback: bool) -> None:
-    """Only what surely stays on this machine counts as loopback."""
+    """Only addresses that cannot be reached from other machines count as loopback."""
     assert Address.parse(text).is_loopback is is_loopback
 
 
@@ -94,7 +94,7 @@ async def test_open_socket_of_ipv6_binds_it() -> None:
 
 @pytest.mark.parametrize("reuse", [socket.SO_REUSEADDR, socket.SO_REUSEPORT])
 async def test_open_socket_when_somebody_listens_says_so(reuse: int) -> None:
-    """A port in use is told in a sentence, also where its owner would share it."""
+    """A port in use is reported in one sentence, even if its owner allows sharing."""
     with socket.socket() as owner:
         owner.setsockopt(socket.SOL_SOCKET, reuse, 1)
         owner.bind(("127.0.0.1", 0))
@@ -110,6 +110,6 @@ async def test_open_socket_when_somebody_listens_says_so(reuse: int) -> None:
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "no-such-host.invalid"])
 async def test_open_socket_of_another_machine_says_so(host: str) -> None:
-    """An address that is not this machine's, and a name that is nobody's, are refused."""
+    """An address of another machine and an unknown name are refused."""
     with pytest.raises(StartError, match=r"cannot listen on .*:7070 \(server\.listen\): "):
         await open_socket(Address(host, 7070), "server.listen")

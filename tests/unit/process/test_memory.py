@@ -10,7 +10,7 @@ from millrace_server.process.memory import tuned_allocator, tuned_garbage_collec
 
 
 class FakeLibrary:
-    """A C library that notes what it is told."""
+    """A C library that records the options set."""
 
     def __init__(self) -> None:
         self.options: dict[int, int] = {}
@@ -31,7 +31,7 @@ def library_is(monkeypatch: pytest.MonkeyPatch, library: object) -> None:
 
 
 async def test_tuned_allocator_returns_memory_while_it_is_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Freed memory goes back again and again, and no longer once the server has stopped."""
+    """Freed memory is returned periodically until the server has stopped."""
     library = FakeLibrary()
     library_is(monkeypatch, library)
     monkeypatch.setattr(memory, "_TRIM_SECONDS", 0.001)
@@ -45,7 +45,7 @@ async def test_tuned_allocator_returns_memory_while_it_is_tuned(monkeypatch: pyt
 
 
 async def test_tuned_allocator_keeps_some_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the next request needs is not given back, and large blocks are."""
+    """A reserve for the next request is kept, and large blocks are returned."""
     library = FakeLibrary()
     library_is(monkeypatch, library)
     async with tuned_allocator():
@@ -53,7 +53,7 @@ async def test_tuned_allocator_keeps_some_memory(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_tuned_allocator_with_another_library_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server runs on any C library."""
+    """A server runs with any C library."""
     library_is(monkeypatch, object())
     async with tuned_allocator():
         assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -61,29 +61,29 @@ async def test_tuned_allocator_with_another_library_does_nothing(monkeypatch: py
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_glibc_takes_the_options() -> None:
-    """They are options that this glibc knows, with values that it allows."""
+    """This glibc knows the options and accepts their values."""
     library = ctypes.CDLL(None)
     assert library.mallopt(memory._M_MMAP_THRESHOLD, memory._MAPPED_BYTES_MIN) == 1
     assert library.mallopt(memory._M_TRIM_THRESHOLD, memory._KEPT_BYTES) == 1
     assert library.mallopt(memory._M_TOP_PAD, memory._MAPPED_BYTES_MIN) == 1
 
 
-class Ring:
-    """Reaches itself."""
+class ReferenceCycle:
+    """An object in a reference cycle."""
 
     def __init__(self) -> None:
         self.ring = self
 
 
 def test_tuned_garbage_collector_leaves_alone_what_there_is_and_finds_what_comes() -> None:
-    """It looks less often while the server runs, at what was made since; afterwards all is as it was."""
+    """Collections are rarer while the server runs, and cover new objects; afterwards the defaults are restored."""
     threshold, frozen_count = gc.get_threshold(), gc.get_freeze_count()
-    Ring()
+    ReferenceCycle()
     with tuned_garbage_collector():
         assert gc.get_threshold()[0] > threshold[0]
         assert gc.get_freeze_count() > frozen_count
         gc.collect()
-        Ring()
+        ReferenceCycle()
         assert gc.collect() > 0
     assert gc.get_threshold() == threshold
     assert gc.get_freeze_count() == 0

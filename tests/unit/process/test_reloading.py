@@ -6,19 +6,23 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace_server.agent.agent import Agent
 from millrace_server.agent.components import Component, ComponentKind
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.configuration.settings import Settings, check_settings
+from millrace_server.errors import ChannelConfiguredError
+from millrace_server.grpc_services.admin_service import AdminService
 from millrace_server.hosting.data_dir import Catalog
 from millrace_server.hosting.lifecycle import flows_of, open_channels
 from millrace_server.hosting.signals import ReloadRequests
 from millrace_server.process.reloading import Reloader
-from tests.agent_parts import WAIT_SECONDS_MAX, until
+from tests.agent_components import WAIT_SECONDS_MAX, until
 from tests.channel_events import append, begin, queued
 
-MEMORY = {"type": "memory", "keep_alive_seconds": 0.01}
+CAPACITY = 100
+MEMORY = {"type": "memory", "keep_alive_seconds": 0.01, "capacity": CAPACITY}
 FILE = {"type": "file", "min_free_bytes": 0}
 
 
@@ -47,7 +51,7 @@ class Server:
         return check_settings(self.tables, "millrace.toml")
 
     async def reload(self, tables: dict[str, Any]) -> dict[str, Any]:
-        """Reloads; returns the last line of the log."""
+        """Reloads; returns the last log entry."""
         self.tables = tables
         with capture_logs() as self.log:
             async with asyncio.timeout(WAIT_SECONDS_MAX):
@@ -55,7 +59,7 @@ class Server:
         return dict(self.log[-1])
 
     def why_not(self, setting: str) -> str:
-        """Why a setting is not in force, as the log has it; empty where it does not say so."""
+        """The logged reason why a setting is not in force; empty if there is none."""
         return "".join(entry["why"] for entry in self.log if entry.get("setting") == setting)
 
     def component(self, name: str) -> Component:
@@ -78,7 +82,7 @@ NULL = {"type": "null", "channel": "orders"}
 
 
 async def test_reload_of_an_unchanged_file_touches_nothing(server: Server) -> None:
-    """Channels and components are the same objects as before, and what channels hold stays."""
+    """Channels and components are the same objects, and channels keep their events."""
     orders, out = server.registry.get("orders"), server.component("out")
     await append(server.registry.get("bills"), b"a")
     last = await server.reload(tables_of({"orders": dict(MEMORY), "bills": dict(MEMORY)}, {"out": dict(NULL)}))
@@ -88,8 +92,39 @@ async def test_reload_of_an_unchanged_file_touches_nothing(server: Server) -> No
     assert queued(server.registry.get("bills")) == [b"a"]
 
 
+async def test_reload_of_an_unchanged_file_restores_what_an_update_changed(server: Server) -> None:
+    """Until then `is_overridden` is true, unless a further update restored the file's limits."""
+    orders, admin = server.registry.find("orders"), AdminService(server.registry, server.catalog)
+
+    async def update(capacity: int) -> admin_pb.Channel:
+        request = admin_pb.UpdateChannelRequest(name="orders", config={"capacity": capacity})
+        return (await admin._update_channel(request)).channel
+
+    assert (orders.configured, orders.is_overridden) == (orders.config, False)
+    for capacity in (CAPACITY + 1, CAPACITY):
+        updated = await update(capacity)
+        assert (updated.is_configured, updated.is_overridden) == (True, capacity != CAPACITY)
+    await update(CAPACITY + 1)
+    last = await server.reload(server.tables)
+    assert last["channels_changed"] == ["orders"]
+    assert (orders.config.capacity, orders.is_overridden) == (CAPACITY, False)
+
+
+async def test_delete_of_a_channel_in_the_file_is_refused_until_it_has_gone_from_there(server: Server) -> None:
+    """A channel that a reload could not remove from the server can be deleted."""
+    admin = AdminService(server.registry, server.catalog)
+    await append(server.registry.get("bills"), b"a")
+    for is_forced in (False, True):
+        with pytest.raises(ChannelConfiguredError, match="is defined in the server's configuration file"):
+            await admin._delete_channel(admin_pb.DeleteChannelRequest(name="bills", force=is_forced))
+    await server.reload(tables_of({"orders": MEMORY}, {"out": NULL}))
+    assert "holds 1 events" in server.why_not("channels.bills")
+    await admin._delete_channel(admin_pb.DeleteChannelRequest(name="bills", force=True))
+    assert "bills" not in server.registry
+
+
 async def test_reload_of_a_bad_file_changes_nothing_and_lists_all_problems(server: Server) -> None:
-    """What is good in it does not come into force either."""
+    """Valid changes in the file do not take effect either."""
     orders, out = server.registry.get("orders"), server.component("out")
     bad = tables_of({"orders": {**MEMORY, "capacity": 0}, "new": MEMORY}, {"out": {**NULL, "batch_events_max": -1}})
     last = await server.reload(bad)
@@ -104,8 +139,8 @@ async def test_reload_of_a_bad_file_changes_nothing_and_lists_all_problems(serve
     assert server.component("out") is out
 
 
-async def test_reload_of_a_changed_sink_makes_it_anew_and_leaves_the_others(server: Server) -> None:
-    """Only what changed starts again."""
+async def test_reload_of_a_changed_sink_replaces_it_and_leaves_the_others(server: Server) -> None:
+    """Only changed components are restarted."""
     two: dict[str, dict[str, Any]] = {"out": NULL, "other": {"type": "null", "channel": "bills"}}
     assert (await server.reload(tables_of({"orders": MEMORY, "bills": MEMORY}, two)))["started"] == ["sinks/other"]
     out, other = server.component("out"), server.component("other")
@@ -120,7 +155,7 @@ async def test_reload_of_a_changed_sink_makes_it_anew_and_leaves_the_others(serv
 
 
 async def test_reload_of_changed_limits_changes_the_channel_in_use(server: Server) -> None:
-    """The channel is the same, with what it holds, under other limits."""
+    """The channel and its events stay, with other limits."""
     bills = server.registry.get("bills")
     await append(bills, b"a", b"b")
     last = await server.reload(tables_of({"orders": MEMORY, "bills": {**MEMORY, "capacity": 5_000}}, {"out": NULL}))
@@ -131,7 +166,7 @@ async def test_reload_of_changed_limits_changes_the_channel_in_use(server: Serve
 
 
 async def test_reload_of_limits_that_do_not_fit_says_so_and_tries_again_next_time(server: Server) -> None:
-    """Nothing is lost for a smaller channel, and nothing else is held up."""
+    """No event is lost for a smaller channel, and nothing else is delayed."""
     bills = server.registry.get("bills")
     await append(bills, b"a", b"b", b"c")
     small = {**MEMORY, "capacity": 2, "transaction_capacity": 2}
@@ -147,7 +182,7 @@ async def test_reload_of_limits_that_do_not_fit_says_so_and_tries_again_next_tim
 
 
 async def test_reload_of_what_an_open_channel_cannot_change_says_that_it_needs_a_restart(server: Server) -> None:
-    """The rest of its limits comes into force, and so does all else."""
+    """Its other limits and all other changes take effect."""
     kept = {**FILE, "capacity": 10, "transaction_capacity": 10}
     await server.reload(tables_of({"orders": MEMORY, "bills": MEMORY, "kept": kept}, {"out": NULL}))
     await server.registry.wait_open()
@@ -164,12 +199,12 @@ async def test_reload_of_what_an_open_channel_cannot_change_says_that_it_needs_a
     assert server.registry.get("kept").config.capacity == 20
     assert server.registry.get("orders").config.type == "memory"
     assert not (server.data_dir / "elsewhere").exists()
-    # It is told as long as it is so.
+    # Each reload reports it while it lasts.
     assert (await server.reload(changed))["not_in_force"] == last["not_in_force"]
 
 
 async def test_reload_of_server_settings_says_which_need_a_restart(server: Server) -> None:
-    """The time for stopping counts from the next stop on; a port cannot change."""
+    """The new grace time applies from the next stop on; a port cannot be changed."""
     changed = tables_of(
         {"orders": MEMORY, "bills": MEMORY}, {"out": NULL}, listen="127.0.0.1:1", shutdown_grace_seconds=1.5
     )
@@ -179,7 +214,7 @@ async def test_reload_of_server_settings_says_which_need_a_restart(server: Serve
 
 
 async def test_reload_without_a_channel_that_holds_events_keeps_it(server: Server) -> None:
-    """A line that was removed loses no event: the channel stays until it is drained."""
+    """A channel removed from the file loses no event: it stays until it is empty."""
     bills = server.registry.get("bills")
     await append(bills, b"a")
     without = tables_of({"orders": MEMORY}, {"out": NULL})
@@ -196,7 +231,7 @@ async def test_reload_without_a_channel_that_holds_events_keeps_it(server: Serve
 
 
 async def test_reload_without_an_empty_file_channel_keeps_its_files(server: Server) -> None:
-    """Named again, it goes on where it was: numbers and stamps are not given twice."""
+    """When the channel is configured again, it continues: sequences and stamps are not reused."""
     with_file = tables_of({"orders": MEMORY, "bills": MEMORY, "kept": FILE}, {"out": NULL})
     without = tables_of({"orders": MEMORY, "bills": MEMORY}, {"out": NULL})
     await server.reload(with_file)
@@ -212,7 +247,7 @@ async def test_reload_without_an_empty_file_channel_keeps_its_files(server: Serv
 
 
 async def test_reload_leaves_channels_alone_that_were_made_by_hand(server: Server) -> None:
-    """CreateChannel's are no business of the file."""
+    """Channels created by CreateChannel do not depend on the file."""
     server.catalog.put("made", MemoryChannelConfig(type="memory"))
     made = server.registry.create("made", MemoryChannelConfig(type="memory")).channel
     await server.reload(tables_of({"orders": MEMORY, "bills": MEMORY}, {"out": NULL}))
@@ -220,7 +255,7 @@ async def test_reload_leaves_channels_alone_that_were_made_by_hand(server: Serve
 
 
 async def test_reload_tries_a_channel_again_that_could_not_be_opened(server: Server) -> None:
-    """Whoever has mended what was wrong need not start the server anew."""
+    """After the cause is repaired a reload opens the channel, without a restart of the server."""
     key = server.data_dir / "key"
     sealed = {**FILE, "encryption": {"active_key": "k", "keys": {"k": str(key)}}}
     tables = tables_of({"orders": MEMORY, "bills": MEMORY, "sealed": sealed}, {"out": NULL})
@@ -235,7 +270,7 @@ async def test_reload_tries_a_channel_again_that_could_not_be_opened(server: Ser
 
 
 async def test_reload_without_a_file_says_that_there_is_none(server: Server) -> None:
-    """A server of defaults goes on with them."""
+    """A server with defaults continues with them."""
     reloader = Reloader(server._load(), None, server.registry, server.catalog, server.agent)
     with capture_logs() as log:
         await reloader.reload()
@@ -243,7 +278,7 @@ async def test_reload_without_a_file_says_that_there_is_none(server: Server) -> 
 
 
 async def test_follow_of_requests_during_a_reload_reloads_once_more(server: Server) -> None:
-    """The newest file counts, and a bug in one reload does not end the next."""
+    """The newest file is read, and a bug in one reload does not affect the next."""
     requests = ReloadRequests()
     loads: list[int] = []
 
@@ -270,7 +305,7 @@ async def test_follow_of_requests_during_a_reload_reloads_once_more(server: Serv
 async def test_reload_of_which_one_part_fails_ends_when_the_others_have(
     server: Server, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    """What would go on beside the next reload could undo what that has done."""
+    """Parts still running could revert what the next reload has done."""
     ended: list[str] = []
 
     async def update(channel: Channel, _config: object) -> str:

@@ -1,4 +1,4 @@
-"""The files of the project, as a commit of everything would hold them."""
+"""The files of the project, as a commit of everything would contain them."""
 
 import subprocess
 import tomllib
@@ -14,7 +14,7 @@ DISTRIBUTIONS = ("client", "server", "spark_connector")
 
 @cache
 def project_files() -> list[Path]:
-    """All files that are tracked, or would be if they were added; skips the test where git cannot tell."""
+    """All files that are tracked, or would be if they were added; skips the test without git."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     git = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if git.returncode != 0:
@@ -23,10 +23,10 @@ def project_files() -> list[Path]:
 
 
 def python_files() -> list[Path]:
-    """Those that somebody wrote, generated ones left out."""
+    """The Python files except generated ones."""
     return [path for path in project_files() if path.suffix == ".py" and "_pb2" not in path.name]
 
 
 def read_pyproject(distribution: str) -> dict[str, Any]:
-    """What a distribution says of itself."""
+    """The pyproject.toml of a distribution."""
     return tomllib.loads((ROOT / distribution / "pyproject.toml").read_text())

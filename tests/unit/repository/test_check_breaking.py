@@ -1,4 +1,4 @@
-"""`tools/check_breaking.py`, in repositories of its own."""
+"""`tools/check_breaking.py`, in temporary repositories."""
 
 import subprocess
 from pathlib import Path
@@ -9,14 +9,14 @@ from tools import check_breaking
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.invalid", "-c", "commit.gpgsign=false")
+    identity = ("-c", "user.name=test", "-c", "user.email=test@example.invalid", "-c", "commit.gpgsign=false")
     command = ["git", *identity, *arguments]
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with one commit, which has no contract."""
+    """A repository with one commit and no contract."""
     monkeypatch.setattr(check_breaking, "ROOT", tmp_path)
     _git(tmp_path, "init", "--quiet")
     _git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "first")
@@ -31,7 +31,7 @@ def _commit_contract(repository: Path, content: str) -> str:
 
 
 def test_version_before_of_a_first_contract_is_none(repository: Path) -> None:
-    """Neither a first commit nor the commit that brings the contract has anything to break."""
+    """Neither a first commit nor the commit that adds the contract can break it."""
     assert check_breaking.version_before() is None
     _commit_contract(repository, "one")
     assert check_breaking.version_before() is None
@@ -45,7 +45,7 @@ def test_version_before_without_releases_is_the_commit_before(repository: Path) 
 
 
 def test_version_before_after_a_release_is_the_release(repository: Path) -> None:
-    """What was released is what must still be understood, however long ago that was."""
+    """Released versions must stay compatible, however old they are."""
     _commit_contract(repository, "one")
     _git(repository, "tag", "v0.1.0")
     _commit_contract(repository, "two")

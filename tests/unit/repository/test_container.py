@@ -1,4 +1,4 @@
-"""The container: Dockerfile, what its build sees, its configuration, and Compose, as far as no engine is needed."""
+"""The container: Dockerfile, build context, configuration and Compose, checked without a container engine."""
 
 import re
 import shlex
@@ -20,14 +20,14 @@ SUFFIX_SECONDS = re.compile(r"(\d+)s")
 
 
 def _instructions() -> list[tuple[str, str]]:
-    """The Dockerfile's instructions, each with what follows it, continued lines joined."""
+    """The Dockerfile's instructions with their arguments, continued lines joined."""
     lines = (line for line in DOCKERFILE.read_text().splitlines() if not line.lstrip().startswith("#"))
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
     return [(name, rest) for line in joined.splitlines() if line for name, _, rest in [line.partition(" ")]]
 
 
 def _is_sent_to_the_build(path: str) -> bool:
-    """Whether .dockerignore, which shuts everything out and lets a few in again, lets a path in."""
+    """Whether .dockerignore, which excludes everything except some paths, includes a path."""
     patterns = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert patterns[0] == "*"
     allowed = [PurePosixPath(pattern.removeprefix("!")) for pattern in patterns if pattern.startswith("!")]
@@ -36,7 +36,7 @@ def _is_sent_to_the_build(path: str) -> bool:
 
 @pytest.fixture
 def service() -> dict[str, Any]:
-    """The one service of compose.yaml."""
+    """The only service of compose.yaml."""
     services = yaml.safe_load(COMPOSE.read_text())["services"]
     assert list(services) == ["millraced"]
     found = services["millraced"]
@@ -45,14 +45,14 @@ def service() -> dict[str, Any]:
 
 
 def test_dockerfile_linted_has_no_findings() -> None:
-    """hadolint, which also reads the shell commands, finds nothing."""
+    """The linter hadolint, which also checks the shell commands, finds nothing."""
     hadolint = Path(sys.executable).with_name("hadolint")
     lint = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True, check=False)
     assert (lint.returncode, lint.stdout) == (0, "")
 
 
 def test_copied_sources_compared_with_the_checkout_exist_and_are_sent() -> None:
-    """Whatever the build copies from the checkout is there, and not kept from it by .dockerignore."""
+    """Everything that the build copies from the checkout exists, and .dockerignore includes it."""
     copied = [shlex.split(rest)[:-1] for name, rest in _instructions() if name == "COPY" and "--from" not in rest]
     sources = [source for group in copied for source in group]
     assert "server/" in sources
@@ -62,7 +62,7 @@ def test_copied_sources_compared_with_the_checkout_exist_and_are_sent() -> None:
 
 
 def test_files_that_run_steps_name_are_copied_before() -> None:
-    """Each requirements file and each distribution that a step installs was copied by a step above it."""
+    """Each requirements file and each distribution that a step installs is copied by an earlier step."""
     copied: list[PurePosixPath] = []
     named = []
     for name, rest in _instructions():
@@ -76,7 +76,7 @@ def test_files_that_run_steps_name_are_copied_before() -> None:
 
 
 def test_last_stage_of_the_dockerfile_does_not_run_as_root() -> None:
-    """The daemon runs under a number that is not root's, from before its entry point on."""
+    """The daemon runs under a numeric user id other than root's."""
     instructions = _instructions()
     last_stage = max(index for index, (name, _) in enumerate(instructions) if name == "FROM")
     names = [name for name, _ in instructions[last_stage:]]
@@ -86,7 +86,7 @@ def test_last_stage_of_the_dockerfile_does_not_run_as_root() -> None:
 
 
 def test_health_check_compared_with_the_configuration_asks_the_right_port() -> None:
-    """The health check asks the port that the container's configuration listens on, and both ports are exposed."""
+    """The health check uses the port of the container's configuration, and both ports are exposed."""
     server = load_settings(ROOT / "deploy" / "container.toml").server
     ports = [Address.parse(address).port for address in (server.listen, server.http_listen)]
     (health_check,) = (rest for name, rest in _instructions() if name == "HEALTHCHECK")
@@ -96,7 +96,7 @@ def test_health_check_compared_with_the_configuration_asks_the_right_port() -> N
 
 
 def test_data_of_the_container_is_kept_in_its_volume(service: dict[str, Any]) -> None:
-    """What outlives the daemon lies in the volume, in the image as in Compose."""
+    """The persistent data is in the volume, in the image and in Compose."""
     server = load_settings(ROOT / "deploy" / "container.toml").server
     assert ("VOLUME", str(server.data_dir)) in _instructions()
     assert f"data:{server.data_dir}" in service["volumes"]
@@ -104,7 +104,7 @@ def test_data_of_the_container_is_kept_in_its_volume(service: dict[str, Any]) ->
 
 
 def test_compose_read_as_yaml_names_files_that_exist(service: dict[str, Any]) -> None:
-    """The build's context, its Dockerfile and the mounted configuration are there, where the Dockerfile wants them."""
+    """The build's context, its Dockerfile and the mounted configuration exist at the expected paths."""
     context = COMPOSE.parent / service["build"]["context"]
     assert context.resolve() == ROOT
     assert (context / service["build"]["dockerfile"]).samefile(DOCKERFILE)
@@ -117,7 +117,7 @@ def test_compose_read_as_yaml_names_files_that_exist(service: dict[str, Any]) ->
 
 
 def test_compose_ports_are_published_to_this_machine_only(service: dict[str, Any]) -> None:
-    """Since nothing is encrypted, other machines cannot connect unless somebody decides that."""
+    """Since nothing is encrypted, other machines cannot connect by default."""
     assert service["ports"]
     assert all(str(port).startswith("127.0.0.1:") for port in service["ports"])
     assert service["cap_drop"] == ["ALL"]

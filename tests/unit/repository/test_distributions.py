@@ -1,4 +1,4 @@
-"""What users install: the three distributions, built."""
+"""The three distributions that users install, built."""
 
 import shutil
 import subprocess
@@ -19,10 +19,10 @@ PACKAGES = {
 
 @pytest.mark.parametrize("distribution", PACKAGES)
 def test_wheel_of_a_distribution_holds_all_of_it(distribution: str, tmp_path: Path) -> None:
-    """A wheel has every module and stub, the mark that types are there, the license, and its programs."""
+    """A wheel has every module and stub, py.typed, the license, and its programs."""
     source = tmp_path / "source"
     shutil.copytree(ROOT / distribution, source, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__", "build"))
-    # What pip calls in the end.
+    # The call that pip finally makes.
     build = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
     subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")

@@ -1,4 +1,4 @@
-"""The tool that generates code; `make lint` checks that what is committed is fresh."""
+"""The tool that generates code; `make lint` checks that the committed code is up to date."""
 
 import filecmp
 from pathlib import Path
@@ -8,7 +8,7 @@ from tools import generate_protos
 
 
 def test_generate_into_an_empty_folder_makes_services_and_messages(tmp_path: Path) -> None:
-    """What is generated does not depend on what was there before."""
+    """The generated code does not depend on existing files."""
     generate_protos.generate(tmp_path)
     made = {path.relative_to(tmp_path) for path in tmp_path.rglob("*.py*")}
     assert Path("client/src/millrace/v1/channel_service_pb2_grpc.py") in made

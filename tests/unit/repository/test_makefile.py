@@ -1,4 +1,4 @@
-"""The Makefile, which is how everybody starts."""
+"""The Makefile, with which developers start."""
 
 import os
 import re
@@ -11,7 +11,7 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 
 
 def _make(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # These tests may run inside of `make test`, whose flags are not meant for them.
+    # These tests may run inside `make test`, whose flags are not meant for them.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     return subprocess.run(
         ["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60
@@ -19,7 +19,7 @@ def _make(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_run_by_default_lists_every_target() -> None:
-    """Plain `make` shows each target with a line about it."""
+    """Plain `make` shows each target with a description."""
     targets = re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE)
     listed = re.findall(r"^  make ([a-z]+) +\w", _make().stdout, re.MULTILINE)
     assert listed == targets
@@ -36,7 +36,7 @@ def test_targets_compared_with_phony_are_the_same() -> None:
 
 
 def test_setup_with_an_old_python_says_what_is_needed(tmp_path: Path) -> None:
-    """An interpreter that is too old is refused in a sentence that tells how to name another."""
+    """The sentence says how to use another interpreter."""
     old = tmp_path / "python3"
     old.write_text("#!/bin/sh\nexit 1\n")
     old.chmod(0o755)
@@ -48,14 +48,14 @@ def test_setup_with_an_old_python_says_what_is_needed(tmp_path: Path) -> None:
 
 
 def test_scripts_started_by_targets_exist() -> None:
-    """Each script that a recipe starts is there."""
+    """Each script that a recipe starts exists."""
     scripts = re.findall(r"\$\((?:BIN\)/python|PYTHON\)) ([\w/]+\.py)", MAKEFILE)
     assert "tools/set_up.py" in scripts
     assert [script for script in scripts if not (ROOT / script).exists()] == []
 
 
 def test_ci_read_as_script_only_makes_test() -> None:
-    """CI does what a newcomer does, no more."""
+    """CI runs the same command as a new developer."""
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""`deploy/millrace.toml`, the configuration to begin with."""
+"""`deploy/millrace.toml`, the configuration to start with."""
 
 import re
 import tomllib
@@ -20,20 +20,20 @@ EXAMPLE = ROOT / "deploy" / "millrace.toml"
 
 
 def _with(commented_out: str) -> str:
-    """The example with the settings in force that stand behind a comment sign and this."""
+    """The example with those settings enabled that follow a comment sign and this pattern."""
     return re.sub(rf"^# {commented_out}(?=[\w.]+ = |\[)", "", EXAMPLE.read_text(), flags=re.MULTILINE)
 
 
 def test_example_loaded_as_it_is_is_good() -> None:
-    """The daemon takes the example unchanged: a durable channel, one in memory, and one that has of both."""
+    """The daemon accepts the example unchanged: one file channel, one memory channel, and one spillable channel."""
     types = {name: channel.type for name, channel in load_settings(EXAMPLE).channels.items()}
     assert types == {"orders": "file", "events": "memory", "bursts": "spillable"}
 
 
 def test_example_with_everything_in_force_shows_every_setting(tmp_path: Path) -> None:
-    """The example tells of every setting of server and channels, and of no other; its flow is good too.
+    """The example shows every setting of server and channels, and no other; its flow is valid too.
 
-    What flows consist of has all those settings that do not depend on the type.
+    Sources, sinks and interceptors show all settings that do not depend on the type.
     """
     everything = _with("(?:For example: )?")
     tables = tomllib.loads(everything)
@@ -41,7 +41,7 @@ def test_example_with_everything_in_force_shows_every_setting(tmp_path: Path) ->
     assert tables["channels"]["events"].keys() == MemoryChannelConfig.model_fields.keys()
     assert tables["channels"]["orders"].keys() == FileChannelConfig.model_fields.keys()
     its_own = SpillableChannelConfig.model_fields.keys() - FileChannelConfig.model_fields.keys()
-    assert tables["channels"]["bursts"].keys() == {"type", *its_own}, "the rest is told of file channels"
+    assert tables["channels"]["bursts"].keys() == {"type", *its_own}, "file channels describe the rest"
     assert tables["channels"]["orders"]["encryption"].keys() == EncryptionConfig.model_fields.keys()
     assert SourceConfig.model_fields.keys() < tables["sources"]["access_log"].keys()
     assert SinkConfig.model_fields.keys() < tables["sinks"]["collector"].keys()
@@ -52,7 +52,7 @@ def test_example_with_everything_in_force_shows_every_setting(tmp_path: Path) ->
 
 
 def test_settings_commented_out_hold_the_defaults(tmp_path: Path) -> None:
-    """Taking the comment sign away changes nothing."""
+    """Removing the comment sign changes nothing."""
     path = tmp_path / "millrace.toml"
     path.write_text(_with(""))
     assert path.read_text() != EXAMPLE.read_text()

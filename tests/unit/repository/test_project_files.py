@@ -1,4 +1,4 @@
-"""What holds for every file of the project."""
+"""Rules for every file of the project."""
 
 import ast
 import re
@@ -31,7 +31,7 @@ def _matches(pattern: re.Pattern[str]) -> list[str]:
 
 @pytest.mark.parametrize("pattern", [MACHINE_PATH, REGISTRY, INDEX_OPTION], ids=["machine", "registry", "index"])
 def test_files_searched_for_places_name_none(pattern: re.Pattern[str]) -> None:
-    """No file names a folder of one machine, a package registry, or an option that points to one."""
+    """No file contains a folder of one machine, a package registry, or an option for one."""
     assert _matches(pattern) == []
 
 
@@ -45,7 +45,7 @@ def test_files_searched_for_places_name_none(pattern: re.Pattern[str]) -> None:
     ],
 )
 def test_patterns_on_what_they_look_for_match(pattern: re.Pattern[str], line: str) -> None:
-    """The search of the test above would find something."""
+    """The patterns of the test above match what they should."""
     word = {MACHINE_PATH: "work", REGISTRY: "pypi", INDEX_OPTION: "index"}[pattern]
     assert pattern.search(line.format(word))
 
@@ -71,7 +71,7 @@ def test_tests_read_as_source_promise_something() -> None:
 
 
 def test_license_in_every_distribution_is_the_whole_apache_license() -> None:
-    """The root and each distribution hold the license's full text."""
+    """The root and each distribution contain the full text of the license."""
     text = (ROOT / "LICENSE").read_text()
     assert "Apache License" in text
     assert len(text) > LICENSE_BYTES_MIN
@@ -79,7 +79,7 @@ def test_license_in_every_distribution_is_the_whole_apache_license() -> None:
 
 
 def test_ruff_exceptions_in_pyproject_have_reasons() -> None:
-    """Each rule that is switched off says why, behind it in a comment."""
+    """Each disabled rule has its reason in a comment."""
     section = (
         (ROOT / "pyproject.toml").read_text().partition("[tool.ruff.lint]")[2].partition("[tool.ruff.lint.pydoc")[0]
     )

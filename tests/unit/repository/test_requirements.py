@@ -15,7 +15,7 @@ HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}\Z")
 
 
 def _locked(lock: str) -> dict[str, tuple[str, list[str]]]:
-    """For each name its version and its hashes."""
+    """The version and the hashes of each name."""
     text = (FOLDER / f"{lock}.txt").read_text().replace("\\\n", " ")
     entries: dict[str, tuple[str, list[str]]] = {}
     for line in text.splitlines():
@@ -28,7 +28,7 @@ def _locked(lock: str) -> dict[str, tuple[str, list[str]]]:
 
 
 def _wanted(lock: str) -> list[Requirement]:
-    """What a lock was made for, own distributions replaced by what they need."""
+    """The requirements of a lock file, with own distributions replaced by their requirements."""
     lines = (line.strip() for line in (FOLDER / f"{lock}.in").read_text().splitlines())
     wanted = []
     for line in lines:
@@ -56,7 +56,7 @@ def test_lock_read_has_hashes_and_nothing_else(lock: str) -> None:
 
 @pytest.mark.parametrize("lock", LOCKS)
 def test_lock_compared_with_what_is_wanted_satisfies_it(lock: str) -> None:
-    """Whatever a distribution or a `.in` file asks for is locked in a version that it allows."""
+    """Everything that a distribution or a `.in` file requires is locked in an allowed version."""
     entries = _locked(lock)
     for need in _wanted(lock):
         version, _ = entries[canonicalize_name(need.name)]
@@ -64,7 +64,7 @@ def test_lock_compared_with_what_is_wanted_satisfies_it(lock: str) -> None:
 
 
 def test_locks_compared_with_each_other_have_the_same_versions() -> None:
-    """What the container installs is what the tests ran with."""
+    """The container installs the versions that were tested."""
     dev = _locked("dev")
     for lock in ("build", "server"):
         entries = _locked(lock)
@@ -74,7 +74,7 @@ def test_locks_compared_with_each_other_have_the_same_versions() -> None:
 
 
 def test_builds_without_isolation_find_their_backend_locked() -> None:
-    """What builds the distributions is in the lock that is installed first."""
+    """The build backend is in the lock file that is installed first."""
     entries = _locked("build")
     for name in DISTRIBUTIONS:
         for line in tomllib.loads((ROOT / name / "pyproject.toml").read_text())["build-system"]["requires"]:

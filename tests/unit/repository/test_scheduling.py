@@ -1,4 +1,4 @@
-"""Which tests run on one worker, together."""
+"""The tests that run on one worker together."""
 
 import pytest
 
@@ -15,5 +15,5 @@ from tests.scheduling import uses_shared_spark
     ],
 )
 def test_uses_shared_spark_tells_files_with_the_fixture(file: str, *, is_sharing: bool) -> None:
-    """One that it missed would have a second worker start a Spark of its own."""
+    """With a missed file, a second worker would start another Spark."""
     assert uses_shared_spark(f"{file}::test_it[a]") is is_sharing

@@ -1,4 +1,4 @@
-"""`make setup`: when it builds, and what it would install."""
+"""`make setup`: when it builds, and what it installs."""
 
 import shutil
 import sys
@@ -25,7 +25,7 @@ def test_is_up_to_date_after_building_holds(environment: set_up.Environment) -> 
 
 
 def test_is_up_to_date_without_an_interpreter_does_not_hold(environment: set_up.Environment, tmp_path: Path) -> None:
-    """An environment whose interpreter has gone is built again, whatever its stamp says."""
+    """An environment without an interpreter is built again, whatever its stamp is."""
     (tmp_path / "bin" / "python").unlink()
     assert not environment.is_up_to_date()
 
@@ -50,7 +50,7 @@ def test_fingerprint_of_changed_inputs_differs(changed: str, tmp_path: Path, mon
 
 
 def test_locked_names_of_the_project_hold_tools_and_distributions() -> None:
-    """What belongs into the environment is what is locked, what builds it, and the three distributions."""
+    """The environment contains the locked tools, the build backend, and the three distributions."""
     names = set_up.locked_names()
     assert {
         "pip",

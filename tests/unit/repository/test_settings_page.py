@@ -1,4 +1,4 @@
-"""docs/settings.md, which is made from the code, and what docs/agent.md and the README say of types and of Flume."""
+"""The generated docs/settings.md, and the lists of types and of Flume's settings in docs/agent.md and the README."""
 
 import re
 from collections.abc import Iterator
@@ -26,11 +26,11 @@ HDFS_VALUES = {
     "hdfs.roundValue": "10",
     "serializer": "avro_event",
 }
-"""Values for settings that take no number; `hdfs.round` has the times rounded."""
+"""Values for settings that are not numbers; `hdfs.round` enables rounding."""
 
 
 def _models(declared: object) -> Iterator[type[BaseModel]]:
-    """All models that a declaration leads to."""
+    """All models reachable from a declaration."""
     annotation, _ = unwrapped(declared)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
@@ -43,7 +43,7 @@ def _models(declared: object) -> Iterator[type[BaseModel]]:
 
 
 def test_settings_page_read_as_tables_has_every_setting_with_its_default() -> None:
-    """Whatever the configuration may hold, however deep, stands there."""
+    """The page contains every setting of the configuration, at any depth."""
     rows = {line for line in generate_settings_page.page().splitlines() if line.startswith("| `")}
     models = set(_models(Settings)) - {Settings}
     assert len(models) > 35
@@ -53,8 +53,8 @@ def test_settings_page_read_as_tables_has_every_setting_with_its_default() -> No
             assert any(row.startswith(beginning) for row in rows), f"{model.__name__}.{name}"
 
 
-def test_types_of_everything_are_told_on_the_agent_page_and_in_the_readme() -> None:
-    """A type that is added is told of."""
+def test_types_of_everything_are_on_the_agent_page_and_in_the_readme() -> None:
+    """Every type must be documented."""
     for union in (AnySourceConfig, AnySinkConfig, AnyInterceptorConfig, AnySelectorConfig):
         _, choices = choices_of(union)
         assert len(choices) > 3
@@ -67,7 +67,7 @@ def test_types_of_everything_are_told_on_the_agent_page_and_in_the_readme() -> N
     ("flume", "millrace"), re.findall(r"^\| `(hdfs\.\w+|serializer)` \| `(\w+)` \|$", AGENT_PAGE, re.MULTILINE)
 )
 def test_setting_of_flumes_hdfs_sink_imported_is_what_the_agent_page_says(flume: str, millrace: str) -> None:
-    """The table tells what the import does."""
+    """The table describes what the import does."""
     text = """
         a.channels = c
         a.channels.c.type = file

@@ -15,14 +15,14 @@ from tests.unit.repository.checkout import ROOT, read_pyproject
 
 UNIT = ROOT / "deploy" / "millraced.service"
 EXPOSURE_MAX = 20
-"""Tenths, as `systemd-analyze security` counts: 0 is shut in, 100 may do anything."""
+"""In tenths, as in `systemd-analyze security`: 0 is fully confined, 100 is unconfined."""
 
 
 @pytest.fixture
 def service() -> configparser.SectionProxy:
-    """The unit's section [Service]; of settings that come twice the last."""
+    """The section [Service] of the unit; the last value of repeated settings."""
     parser = configparser.ConfigParser(strict=False, interpolation=None)
-    # Names are not the same in lower case.
+    # Names must keep their case.
     parser.optionxform = str  # type: ignore[assignment, method-assign]  # the documented way
     parser.read_string(UNIT.read_text())
     return parser["Service"]
@@ -30,7 +30,7 @@ def service() -> configparser.SectionProxy:
 
 @pytest.fixture
 def verifiable_unit(tmp_path: Path) -> Path:
-    """The unit with the program of this environment, since systemd asks whether the program exists."""
+    """The unit with this environment's program, since systemd checks that it exists."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd is not on this machine")
     program = Path(sys.executable).with_name("millraced")
@@ -44,13 +44,13 @@ def _analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_unit_verified_by_systemd_has_no_findings(verifiable_unit: Path) -> None:
-    """Systemd itself understands every line."""
+    """Systemd accepts every line."""
     verify = _analyze("verify", "--man=no", verifiable_unit)
     assert (verify.returncode, verify.stderr) == (0, "")
 
 
-def test_unit_judged_by_systemd_is_shut_in(verifiable_unit: Path) -> None:
-    """The daemon may do little besides its work."""
+def test_unit_judged_by_systemd_is_confined(verifiable_unit: Path) -> None:
+    """The daemon has few permissions beyond what it needs."""
     security = _analyze("security", "--offline=true", f"--threshold={EXPOSURE_MAX}", verifiable_unit)
     if "unrecognized option" in security.stderr:
         pytest.skip("this systemd cannot judge units that are not loaded")
@@ -58,7 +58,7 @@ def test_unit_judged_by_systemd_is_shut_in(verifiable_unit: Path) -> None:
 
 
 def test_command_of_the_unit_is_one_that_the_daemon_has(service: configparser.SectionProxy) -> None:
-    """The unit starts a program that the server's distribution brings, with a command and options that it knows."""
+    """The unit starts a program of the server's distribution, with an existing command and options."""
     program, *arguments = shlex.split(service["ExecStart"])
     assert Path(program).name in read_pyproject("server")["project"]["scripts"]
     command, option, file = arguments
@@ -70,14 +70,14 @@ def test_command_of_the_unit_is_one_that_the_daemon_has(service: configparser.Se
 
 
 def test_stop_of_the_unit_leaves_the_daemon_its_grace_time(service: configparser.SectionProxy) -> None:
-    """Systemd asks with the signal that the daemon stops at, and kills only after the daemon's own grace time."""
+    """Systemd sends the signal that stops the daemon, and kills only after the daemon's own grace time."""
     assert service["KillSignal"] == "SIGTERM"
     assert float(service["TimeoutStopSec"]) > load_settings().server.shutdown_grace_seconds
     assert service["RestartPreventExitStatus"] == str(EXIT_BAD_SETTINGS)
 
 
 def test_state_directory_of_the_unit_is_the_examples_data_dir(service: configparser.SectionProxy) -> None:
-    """The only place where the unit may write is where the configuration beside it keeps data; nobody is root."""
+    """The unit may write only where the configuration keeps its data, and does not run as root."""
     data_dir = load_settings(ROOT / "deploy" / "millrace.toml").server.data_dir
     assert data_dir == Path("/var/lib") / service["StateDirectory"] == Path(service["WorkingDirectory"])
     assert service["DynamicUser"] == "yes"

@@ -1,4 +1,4 @@
-"""The version, which three distributions and the changelog name."""
+"""The version in the three distributions and the changelog."""
 
 import re
 
@@ -8,7 +8,7 @@ from tests.unit.repository.checkout import DISTRIBUTIONS, ROOT, read_pyproject
 
 
 def test_versions_of_distributions_are_one() -> None:
-    """The three distributions have the same version, and ask for each other in it."""
+    """The three distributions have the same version, and require each other in it."""
     projects = [read_pyproject(name)["project"] for name in DISTRIBUTIONS]
     versions = {project["version"] for project in projects}
     assert len(versions) == 1
@@ -18,9 +18,9 @@ def test_versions_of_distributions_are_one() -> None:
 
 
 def test_changelog_begins_with_the_current_version() -> None:
-    """The changelog tells of the version that the distributions have, and newer ones stand above older ones."""
-    told = re.findall(
+    """The changelog begins with the distributions' version, followed by older ones."""
+    reported = re.findall(
         r"^## \[(\d+\.\d+\.\d+)\] - (?:unreleased|\d{4}-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
     )
-    assert told[0] == read_pyproject("client")["project"]["version"]
-    assert told == sorted(told, key=lambda version: [int(part) for part in version.split(".")], reverse=True)
+    assert reported[0] == read_pyproject("client")["project"]["version"]
+    assert reported == sorted(reported, key=lambda version: [int(part) for part in version.split(".")], reverse=True)

@@ -27,7 +27,7 @@ def _keep_structlog_as_it_was() -> Iterator[None]:
 
 
 def tables_of(data_dir: Path, sinks: dict[str, Any] | None = None, **limits: Any) -> dict[str, Any]:
-    """A source `app` that fills the memory channel `orders`, and a source `none` that takes no puts."""
+    """A source `app` that fills the memory channel `orders`, and a source `none` that accepts no puts."""
     return {
         "server": {"data_dir": str(data_dir)},
         "channels": {"orders": {"type": "memory", "keep_alive_seconds": 0.01, **limits}},
@@ -47,12 +47,12 @@ def agent(tmp_path: Path) -> Iterator[EmbeddedAgent]:
 
 
 def count_of(agent: EmbeddedAgent, component: str = "SOURCE.app") -> Any:
-    told = agent.components()[component]
-    return told.get("EventAcceptedCount", told.get("EventDrainSuccessCount"))
+    reported = agent.components()[component]
+    return reported.get("EventAcceptedCount", reported.get("EventDrainSuccessCount"))
 
 
 def test_put_returns_once_the_event_is_stored(agent: EmbeddedAgent) -> None:
-    """Whoever puts knows afterwards that the channel has it."""
+    """Once a put returns, the channel has the event."""
     agent.start()
     agent.put("app", {"level": "info"}, b"a")
     agent.put_all("app", [({}, b"b"), ({"level": "error"}, bytearray(b"c"))])
@@ -61,7 +61,7 @@ def test_put_returns_once_the_event_is_stored(agent: EmbeddedAgent) -> None:
 
 
 def test_put_into_a_file_channel_survives_the_agent(tmp_path: Path) -> None:
-    """A second agent on the same directory finds what the first one has stored, and its sink brings it away."""
+    """A second agent on the same directory has the stored events, and its sink delivers them."""
     tables = tables_of(tmp_path) | {"channels": {"orders": {"type": "file"}}}
     with EmbeddedAgent(tables) as agent:
         for number in range(20):
@@ -74,7 +74,7 @@ def test_put_into_a_file_channel_survives_the_agent(tmp_path: Path) -> None:
 
 
 def test_put_into_a_full_channel_is_refused(agent: EmbeddedAgent) -> None:
-    """Nothing is dropped in silence, and nobody waits longer than the channel's keep-alive."""
+    """A full channel raises in the caller, after at most its keep-alive."""
     agent.start()
     agent.put_all("app", [({}, b"x")] * 10)
     with pytest.raises(ChannelFullError):
@@ -83,7 +83,7 @@ def test_put_into_a_full_channel_is_refused(agent: EmbeddedAgent) -> None:
 
 
 def test_put_with_a_timeout_tries_on_until_it_is_over(agent: EmbeddedAgent) -> None:
-    """A channel that stays full ends in an error that says so."""
+    """If the channel stays full, the error says so."""
     agent.start()
     agent.put_all("app", [({}, b"x")] * 10)
     with pytest.raises(TimeoutError, match=r"not in 0\.2 s: channel orders: CHANNEL_FULL"):
@@ -91,7 +91,7 @@ def test_put_with_a_timeout_tries_on_until_it_is_over(agent: EmbeddedAgent) -> N
 
 
 def test_put_all_of_more_than_a_transaction_holds_stores_nothing(agent: EmbeddedAgent) -> None:
-    """All or none."""
+    """The events are stored all or none."""
     agent.start()
     with pytest.raises(TxnCapacityError):
         agent.put_all("app", [({}, b"x")] * 11)
@@ -100,7 +100,7 @@ def test_put_all_of_more_than_a_transaction_holds_stores_nothing(agent: Embedded
 
 
 def test_put_from_many_threads_stores_each_event_once(tmp_path: Path) -> None:
-    """The threads of a program share an agent."""
+    """Threads may share an agent."""
     sinks = {"out": {"type": "null", "channel": "orders"}}
     with EmbeddedAgent(tables_of(tmp_path, sinks, capacity=1_000)) as agent, ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda number: agent.put("app", {}, b"%d" % number), range(400)))
@@ -108,7 +108,7 @@ def test_put_from_many_threads_stores_each_event_once(tmp_path: Path) -> None:
 
 
 def test_stop_empties_memory_channels_through_their_sinks(tmp_path: Path) -> None:
-    """A program that ends well loses nothing that a sink could still bring away."""
+    """At a normal end no event is lost that a sink can still deliver."""
     path = tmp_path / "out"
     path.mkdir()
     sinks = {"out": {"type": "files", "channel": "orders", "path": str(path)}}
@@ -119,7 +119,7 @@ def test_stop_empties_memory_channels_through_their_sinks(tmp_path: Path) -> Non
 
 
 async def test_put_async_waits_without_holding_up_the_loop(tmp_path: Path) -> None:
-    """For programs of asyncio: while a put waits for room, the program's loop goes on."""
+    """While a put waits for room, the program's event loop continues."""
     async with EmbeddedAgent(tables_of(tmp_path, capacity=1, keep_alive_seconds=0.2)) as agent:
         await agent.put_async("app", {}, b"a")
         waiting = asyncio.create_task(agent.put_async("app", {}, b"b"))
@@ -135,7 +135,7 @@ async def test_put_async_waits_without_holding_up_the_loop(tmp_path: Path) -> No
 
 
 def test_stop_while_a_put_waits_ends_it(tmp_path: Path) -> None:
-    """Nobody waits for ever, and nobody is told that an event is stored which is not."""
+    """The put ends with an error, and does not report an event as stored that is not."""
     tables = tables_of(tmp_path, capacity=1, keep_alive_seconds=3_600.0)
     tables["server"]["shutdown_grace_seconds"] = 0.1
     agent = EmbeddedAgent(tables)
@@ -172,7 +172,7 @@ def test_stop_while_a_put_waits_ends_it(tmp_path: Path) -> None:
     ],
 )
 def test_put_into_what_is_no_embedded_source_says_so(agent: EmbeddedAgent, source: str, sentence: str) -> None:
-    """A wrong name is the program's mistake, and told as one."""
+    """A wrong name is reported as a mistake of the program."""
     agent.start()
     with pytest.raises(EmbeddedAgentError, match=sentence):
         agent.put(source, {}, b"a")
@@ -187,7 +187,7 @@ def test_put_into_what_is_no_embedded_source_says_so(agent: EmbeddedAgent, sourc
     ],
 )
 def test_put_of_what_is_no_event_says_so(agent: EmbeddedAgent, headers: Any, body: Any, sentence: str) -> None:
-    """Before anything is stored."""
+    """The error comes before anything is stored."""
     agent.start()
     with pytest.raises(TypeError, match=sentence):
         agent.put_all("app", [({}, b"good"), (headers, body)])
@@ -195,7 +195,7 @@ def test_put_of_what_is_no_event_says_so(agent: EmbeddedAgent, headers: Any, bod
 
 
 def test_agent_used_out_of_order_says_how_it_is_meant(agent: EmbeddedAgent) -> None:
-    """Put before start, start twice, put after stop; stopping twice does no harm."""
+    """Put before start, a second start, and put after stop raise; a second stop has no effect."""
     with pytest.raises(EmbeddedAgentError, match="is not running; call start first"):
         agent.put("app", {}, b"a")
     agent.stop()
@@ -208,8 +208,8 @@ def test_agent_used_out_of_order_says_how_it_is_meant(agent: EmbeddedAgent) -> N
         agent.put("app", {}, b"a")
 
 
-def test_start_after_stop_begins_anew(agent: EmbeddedAgent) -> None:
-    """An agent can be used again; what was in memory is gone."""
+def test_start_after_stop_starts_again(agent: EmbeddedAgent) -> None:
+    """An agent can be started again; events that were in memory are lost."""
     agent.start()
     agent.put("app", {}, b"a")
     agent.stop()
@@ -219,7 +219,7 @@ def test_start_after_stop_begins_anew(agent: EmbeddedAgent) -> None:
 
 
 def test_start_on_a_directory_in_use_is_refused(agent: EmbeddedAgent, tmp_path: Path) -> None:
-    """Two agents, or an agent and a daemon, never share a directory; the second may try again later."""
+    """Two agents, or an agent and a daemon, never share a directory; the second may retry later."""
     agent.start()
     other = EmbeddedAgent(tables_of(tmp_path))
     with pytest.raises(StartError, match="another server"):
@@ -230,7 +230,7 @@ def test_start_on_a_directory_in_use_is_refused(agent: EmbeddedAgent, tmp_path: 
 
 
 def test_agent_of_a_bad_configuration_names_all_problems(tmp_path: Path) -> None:
-    """As the daemon's check does; from a file, or from tables."""
+    """The problems are those of the daemon's check, for a file and for tables."""
     bad = {"channels": {"orders": {"type": "memory", "capacity": 0}}, "sourcse": {}}
     with pytest.raises(SettingsError) as caught:
         EmbeddedAgent(bad)
@@ -242,7 +242,7 @@ def test_agent_of_a_bad_configuration_names_all_problems(tmp_path: Path) -> None
 
 
 def test_agent_after_a_fork_says_that_it_is_the_parents(agent: EmbeddedAgent) -> None:
-    """A child has no thread to wait for, and must not wait for ever."""
+    """The child has no thread to wait for, and must not wait without end."""
     agent.start()
     agent._process_id = os.getppid()
     try:
@@ -270,8 +270,8 @@ if sys.argv[2] == "stop":
 
 
 @pytest.mark.parametrize("end", ["stop", "forget"])
-def test_agent_in_a_program_is_a_quiet_guest(tmp_path: Path, end: str) -> None:
-    """It takes no signals, imports no servers, logs to `logging` alone, and keeps no program from ending."""
+def test_agent_in_a_program_leaves_the_process_alone(tmp_path: Path, end: str) -> None:
+    """It installs no signal handlers, imports no servers, logs only to `logging`, and lets the program end."""
     result = subprocess.run(
         [sys.executable, "-c", _GUEST, str(tmp_path), end], capture_output=True, text=True, check=False, timeout=60.0
     )
@@ -283,7 +283,7 @@ def test_agent_in_a_program_is_a_quiet_guest(tmp_path: Path, end: str) -> None:
 def test_agent_in_a_program_without_logging_is_heard_of_in_warnings_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it logs goes where the program's other records go."""
+    """Its log entries go where the program's other records go."""
     with caplog.at_level(logging.INFO), EmbeddedAgent(tables_of(tmp_path)):
         pass
     assert all(record.name.startswith("millrace_server") for record in caplog.records)

@@ -8,7 +8,7 @@ from millrace_server.files import make_directories, write_atomically
 
 
 def test_write_atomically_replaces_the_content(tmp_path: Path) -> None:
-    """The new content is there whole, and nothing else is left."""
+    """The file has the new content, and no other file remains."""
     path = tmp_path / "file"
     write_atomically(path, b"a longer old content")
     write_atomically(path, b"new")
@@ -17,14 +17,14 @@ def test_write_atomically_replaces_the_content(tmp_path: Path) -> None:
 
 
 def test_write_atomically_makes_files_that_only_the_owner_reads(tmp_path: Path) -> None:
-    """What a server keeps is nobody else's business, unless said otherwise."""
+    """Files are private to the server's user, unless a mode is given."""
     write_atomically(tmp_path / "mine", b"")
     write_atomically(tmp_path / "ours", b"", mode=0o644)
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("mine", "ours")] == [0o600, 0o644]
 
 
 def test_write_atomically_when_a_crash_left_a_temporary_file_overwrites_it(tmp_path: Path) -> None:
-    """What was left behind neither stops a write nor leaks into it, not even as a link."""
+    """A leftover file, or a link in its place, neither prevents the write nor adds to it."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(b"untouched")
     (tmp_path / "file.tmp").symlink_to(elsewhere)
@@ -37,7 +37,7 @@ def test_write_atomically_when_a_crash_left_a_temporary_file_overwrites_it(tmp_p
 def test_write_atomically_when_the_disk_fails_keeps_the_old_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """A failing fsync or rename is told, and the old content stays."""
+    """A failing fsync or rename raises, and the old content stays."""
     path = tmp_path / "file"
     write_atomically(path, b"old")
 
@@ -52,7 +52,7 @@ def test_write_atomically_when_the_disk_fails_keeps_the_old_content(
 
 
 def test_write_atomically_syncs_content_then_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The content is on the disk before the name points at it, and the name before the call returns."""
+    """The content is durable before the rename, and the name before the call returns."""
     steps: list[str] = []
     fsync, replace = os.fsync, Path.replace
 
@@ -72,7 +72,7 @@ def test_write_atomically_syncs_content_then_names(tmp_path: Path, monkeypatch: 
 
 
 def test_make_directories_makes_what_is_missing(tmp_path: Path) -> None:
-    """Directories above come too, and one that is there is left alone."""
+    """Parent directories are created too, and an existing one is not changed."""
     make_directories(tmp_path / "a" / "b")
     make_directories(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700

@@ -36,7 +36,7 @@ class BrokenPipe(io.StringIO):
 def _keep_logging_as_it_was() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level, raises = root.handlers[:], root.level, logging.raiseExceptions
-    # Pytest listens by handlers of its own, which configure_logging would remove for good.
+    # Pytest has handlers of its own, which configure_logging would remove for good.
     root.handlers = []
     yield
     root.handlers, logging.raiseExceptions = handlers, raises
@@ -54,7 +54,7 @@ def fail(message: str) -> None:
 
 
 def test_log_elsewhere_writes_a_json_object_a_line() -> None:
-    """A log that programs read has UTC times and begins with what everybody reads first."""
+    """Entries for programs have UTC times and begin with the most important fields."""
     configure_logging(stream := io.StringIO())
     structlog.stdlib.get_logger("mill").info("serving", port=7070, ratio=float("nan"), names={"a": [1, None]})
     [entry] = logged(stream)
@@ -73,7 +73,7 @@ def test_log_elsewhere_writes_a_json_object_a_line() -> None:
 
 
 def test_log_on_a_terminal_is_coloured_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """People see colours, unless they said that they want none."""
+    """The text is coloured unless NO_COLOR is set."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     configure_logging(coloured := Terminal())
     structlog.stdlib.get_logger("mill").info("serving", port=7070)
@@ -91,7 +91,7 @@ def test_log_on_a_terminal_is_coloured_text(monkeypatch: pytest.MonkeyPatch) -> 
 def test_log_of_hostile_text_stays_one_harmless_line(
     monkeypatch: pytest.MonkeyPatch, stream_kind: type[io.StringIO], *, by_standard_library: bool
 ) -> None:
-    """A line break forges no entry, an escape sequence steers no terminal, wherever the text comes in."""
+    """Line breaks cannot forge entries, and escape sequences cannot control a terminal, in any field."""
     monkeypatch.setenv("NO_COLOR", "1")
     hostile = "x\n2026-01-01 [info] forged\r\x1b[2J\x9b31m\u2028\u202e\0"
     configure_logging(stream := stream_kind())
@@ -119,7 +119,7 @@ def test_log_of_an_exception_holds_its_traceback() -> None:
 
 
 def test_log_of_a_long_traceback_keeps_its_end() -> None:
-    """However long an error is, its entry is not."""
+    """The entry of a long error is bounded."""
     configure_logging(stream := io.StringIO())
     structlog.stdlib.get_logger().error("failed", exc_info=ValueError("\n".join(["x" * 99] * 10_000) + "\nthe end"))
     [entry] = logged(stream)
@@ -128,7 +128,7 @@ def test_log_of_a_long_traceback_keeps_its_end() -> None:
 
 
 def test_log_of_python_warnings_joins_the_log() -> None:
-    """Warnings do not slip past the log onto standard error."""
+    """Warnings do not bypass the log on standard error."""
     configure_logging(stream := io.StringIO())
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -139,15 +139,15 @@ def test_log_of_python_warnings_joins_the_log() -> None:
 
 
 def test_log_of_libraries_leaves_out_their_chatter() -> None:
-    """What uvicorn tells about its own start is no news; its errors are."""
+    """Messages of uvicorn about its start are dropped; its errors are logged."""
     configure_logging(stream := io.StringIO())
     logging.getLogger("uvicorn.error").info("Started server process")
     logging.getLogger("uvicorn.error").error("broken")
     assert [entry["event"] for entry in logged(stream)] == ["broken"]
 
 
-def test_log_to_a_broken_pipe_disturbs_nobody(capsys: pytest.CaptureFixture[str]) -> None:
-    """A server goes on when nobody reads its log any more."""
+def test_log_to_a_broken_pipe_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    """The server continues when the reader of its log is gone."""
     configure_logging(BrokenPipe())
     structlog.stdlib.get_logger().info("serving")
     assert capsys.readouterr() == ("", "")
@@ -155,7 +155,7 @@ def test_log_to_a_broken_pipe_disturbs_nobody(capsys: pytest.CaptureFixture[str]
 
 @given(st.text(max_size=2 * TEXT_LENGTH_MAX))
 def test_safe_text_is_printable_and_bounded(text: str) -> None:
-    """No text, whatever it is, leaves its line or grows beyond its escapes."""
+    """No text leaves its line or grows beyond its escapes."""
     safe = safe_text(text)
     assert safe.isprintable()
     assert len(safe) <= 10 * TEXT_LENGTH_MAX + 30
@@ -164,7 +164,7 @@ def test_safe_text_is_printable_and_bounded(text: str) -> None:
 
 
 def test_safe_text_beyond_its_length_says_how_long_it_was() -> None:
-    """What is cut says so."""
+    """A cut text says so."""
     assert safe_text("x" * 2_000) == "x" * TEXT_LENGTH_MAX + "... (2000 characters)"
 
 
@@ -172,18 +172,18 @@ def test_safe_text_beyond_its_length_says_how_long_it_was() -> None:
     st.recursive(st.none() | st.binary() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.sets(st.text()))
 )
 def test_safe_value_always_has_json(value: object) -> None:
-    """Every value has its JSON."""
+    """Every value has a representation in JSON."""
     json.dumps(safe_value(value), allow_nan=False)
 
 
 def test_safe_value_of_many_items_is_bounded() -> None:
-    """A long list is cut."""
+    """Long lists are cut."""
     assert safe_value(list(range(1_000))) == list(range(ITEMS_MAX))
     assert len(safe_value({str(number): number for number in range(1_000)})) == ITEMS_MAX
 
 
 def test_log_to_standard_library_makes_records_that_anybody_can_read(caplog: pytest.LogCaptureFixture) -> None:
-    """A guest's log is lines under its module's name; values cannot forge others, and tracebacks are whole."""
+    """The records belong to the module's logger; values cannot forge lines, and tracebacks are complete."""
     log_to_standard_library()
     log = structlog.stdlib.get_logger("millrace_server.some")
     with caplog.at_level(logging.INFO, "millrace_server"):

@@ -4,7 +4,7 @@ from millrace_spark.errors import format_error
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         (
             "Traceback\nmillrace_spark.errors.MillraceSparkError: channel web: is\n not there\n\tat org.x",
@@ -20,9 +20,9 @@ from millrace_spark.errors import format_error
         ("x" * 2_000, "x" * 600 + "…"),
     ],
 )
-def test_format_error_leaves_traces_out(text: str, told: str) -> None:
+def test_format_error_leaves_traces_out(text: str, reported: str) -> None:
     """The sentence is the connector's own, else the last cause, else the first line."""
     sentence = format_error(Exception(text))
-    assert sentence.startswith(told)
+    assert sentence.startswith(reported)
     assert "\n" not in sentence
     assert "SQLSTATE" not in sentence

@@ -52,9 +52,9 @@ def test_the_launcher_runs_with_the_arguments_of_spark(tmp_path: Path) -> None:
     """The launcher removes the missing module and keeps all other arguments."""
     brought = ensure_java(tmp_path / "with space", {"PATH": str(tmp_path)})
     arguments = ["-Dtold=a b", "--add-modules=jdk.incubator.vector", "-XshowSettings:properties", "-version"]
-    told = subprocess.run([brought, *arguments], capture_output=True, text=True, check=True, timeout=60).stderr
-    assert "told = a b" in told
-    assert "version" in told
+    reported = subprocess.run([brought, *arguments], capture_output=True, text=True, check=True, timeout=60).stderr
+    assert "told = a b" in reported
+    assert "version" in reported
 
 
 def test_ensure_java_again_writes_nothing(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Metrics of streaming queries, from artificial progress events."""
 
 import json
+import socketserver
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -22,8 +23,8 @@ _ID, _RUN, _NEXT_RUN = (UUID(int=number) for number in range(3))
 
 def offset(shard: Shard = ORDERS, *, lag: int = 0) -> str:
     """Returns the progress of one shard."""
-    told = ShardProgress(position=101, first=51, next=101 + lag, lag=lag, rate=12.5, reachable=True)
-    return json.dumps({str(shard): asdict(told)})
+    reported = ShardProgress(position=101, first=51, next=101 + lag, lag=lag, rate=12.5, reachable=True)
+    return json.dumps({str(shard): asdict(reported)})
 
 
 def progress_of(*latest_offsets: str | None, run: UUID = _RUN, rows: int = 10, name: str | None = "landing") -> Any:
@@ -131,8 +132,10 @@ def test_end_of_a_query_without_progress_is_nothing(listener: PrometheusListener
     assert figure_of(listener, "batch_id") is None
 
 
-def test_listener_with_a_port_serves_metrics() -> None:
+def test_listener_with_a_port_serves_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     """`/metrics` is served until the listener is closed."""
+    # Python's HTTP server checks each half second whether it is to stop.
+    monkeypatch.setattr(socketserver.BaseServer.serve_forever, "__defaults__", (0.01,))
     with PrometheusListener(port=0) as listener:
         listener.onQueryProgress(progress_of(offset(lag=30)))
         url = f"http://{listener.address}/metrics"

@@ -6,7 +6,7 @@ import millrace_client as millrace
 from millrace_client import MillraceError, SequenceGoneError, UnavailableError
 from millrace_spark import MillraceSparkError, OptionError
 from millrace_spark.servers import RetryPolicy, find_shards
-from tests.unit.spark.fake_mill import FakeMill
+from tests.unit.spark.fake_servers import FakeServers
 
 
 class FakeTime:
@@ -59,15 +59,15 @@ def test_wait_for_what_does_not_pass_raises_it(error: MillraceError) -> None:
 
 
 @pytest.fixture
-def mill() -> FakeMill:
-    fake = FakeMill()
+def fakes() -> FakeServers:
+    fake = FakeServers()
     for endpoint, name in (("a:1", "orders"), ("a:1", "audit-1"), ("b:1", "audit-1"), ("b:1", "audit-2")):
         fake.make(endpoint, name)
     return fake
 
 
-def clients(mill: FakeMill, *endpoints: str) -> dict[str, millrace.Client]:
-    return {endpoint: mill.connect(endpoint) for endpoint in endpoints}  # type: ignore[misc] # fakes of them
+def clients(fakes: FakeServers, *endpoints: str) -> dict[str, millrace.Client]:
+    return {endpoint: fakes.connect(endpoint) for endpoint in endpoints}  # type: ignore[misc] # fakes of them
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def clients(mill: FakeMill, *endpoints: str) -> dict[str, millrace.Client]:
         (["audit-1", "audit-*"], ["audit-1@a:1", "audit-1@b:1", "audit-2@b:1"]),
     ],
 )
-def test_find_shards_finds_each_once_wherever_it_is(mill: FakeMill, wanted: list[str], found: list[str]) -> None:
+def test_find_shards_finds_each_once_wherever_it_is(fakes: FakeServers, wanted: list[str], found: list[str]) -> None:
     """A channel need not be on all servers."""
-    assert [str(shard) for shard in find_shards(clients(mill, "a:1", "b:1"), wanted)] == found
+    assert [str(shard) for shard in find_shards(clients(fakes, "a:1", "b:1"), wanted)] == found
 
 
 @pytest.mark.parametrize(
@@ -94,32 +94,34 @@ def test_find_shards_finds_each_once_wherever_it_is(mill: FakeMill, wanted: list
         (["x-*"], r"channel x-\*: the pattern matches no channel on a:1, b:1, which have audit-1, audit-2, orders"),
     ],
 )
-def test_find_shards_of_a_missing_channel_lists_the_others(mill: FakeMill, wanted: list[str], sentence: str) -> None:
+def test_find_shards_of_a_missing_channel_lists_the_others(
+    fakes: FakeServers, wanted: list[str], sentence: str
+) -> None:
     """The error lists the existing channels."""
     with pytest.raises(MillraceSparkError, match=f"^{sentence}$"):
-        find_shards(clients(mill, "a:1", "b:1"), wanted)
+        find_shards(clients(fakes, "a:1", "b:1"), wanted)
 
 
-def test_find_shards_where_a_server_is_away_says_so(mill: FakeMill) -> None:
+def test_find_shards_where_a_server_is_away_says_so(fakes: FakeServers) -> None:
     """An unreachable server is an error."""
-    mill.away.add("b:1")
+    fakes.away.add("b:1")
     with pytest.raises(MillraceSparkError, match=r"channel audit-\* at b:1: cannot reach b:1"):
-        find_shards(clients(mill, "a:1", "b:1"), ["audit-*"])
+        find_shards(clients(fakes, "a:1", "b:1"), ["audit-*"])
 
 
-def test_find_shards_of_a_server_under_two_names_is_refused(mill: FakeMill) -> None:
+def test_find_shards_of_a_server_under_two_names_is_refused(fakes: FakeServers) -> None:
     """Otherwise its events would be read twice."""
-    mill.channels["localhost:1", "orders"] = mill.channels["a:1", "orders"]
+    fakes.channels["localhost:1", "orders"] = fakes.channels["a:1", "orders"]
     with pytest.raises(
         OptionError, match=r"^option endpoints: a:1 and localhost:1 are the same server, since channel "
     ):
-        find_shards(clients(mill, "a:1", "b:1", "localhost:1"), ["orders"])
+        find_shards(clients(fakes, "a:1", "b:1", "localhost:1"), ["orders"])
 
 
-def test_find_shards_by_name_on_one_server_makes_no_call(mill: FakeMill) -> None:
+def test_find_shards_by_name_on_one_server_makes_no_call(fakes: FakeServers) -> None:
     """The claims check whether the channels exist."""
-    mill.away.add("a:1")
-    assert [str(shard) for shard in find_shards(clients(mill, "a:1"), ["orders", "nowhere"])] == [
+    fakes.away.add("a:1")
+    assert [str(shard) for shard in find_shards(clients(fakes, "a:1"), ["orders", "nowhere"])] == [
         "orders@a:1",
         "nowhere@a:1",
     ]

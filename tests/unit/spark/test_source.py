@@ -109,8 +109,8 @@ def test_read_of_spark_s_own_partition_gives_nothing() -> None:
 def test_import_brings_neither_grpc_nor_pyarrow() -> None:
     """Spark imports this module in every session, so it must be light and must not fail."""
     script = "import pyspark_millrace, sys; print(sorted({'grpc', 'pyarrow', 'millrace_client'} & set(sys.modules)))"
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert told.stdout == "[]\n"
+    reported = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert reported.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ DISK = OsDisk()
 
 
 def test_write_of_many_pieces_puts_them_one_after_the_other(tmp_path: Path) -> None:
-    """More pieces than one system call takes are written whole, and in order."""
+    """More pieces than one system call accepts are written completely and in order."""
     file = DISK.create(tmp_path / "file")
     pieces = [b"%d," % number for number in range(3000)]
     file.write([b"head", b""], 0)
@@ -21,7 +21,7 @@ def test_write_of_many_pieces_puts_them_one_after_the_other(tmp_path: Path) -> N
 
 
 def test_write_when_the_system_writes_a_part_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short write is no error: the rest follows."""
+    """A short write is continued."""
     pwrite = os.pwrite
 
     def short_pwritev(descriptor: int, pieces: Sequence[bytes], offset: int) -> int:
@@ -51,7 +51,7 @@ def test_write_when_the_system_writes_nothing_raises(tmp_path: Path, monkeypatch
 
 
 def test_read_when_the_system_reads_a_part_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short read is only the end where there is no more."""
+    """A short read is continued until the end of the file."""
     pread = os.pread
     file = DISK.create(tmp_path / "file")
     file.write([b"0123456789"], 0)
@@ -96,7 +96,7 @@ def test_read_cached_where_the_disk_must_be_waited_for_gives_nothing(
 def test_read_cached_where_the_system_cannot_tell_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """A file system without the call is as good as any other."""
+    """The call is optional for a file system."""
 
     def refuse(*_arguments: object) -> int:
         raise error
@@ -108,7 +108,7 @@ def test_read_cached_where_the_system_cannot_tell_reads(
 
 
 def test_read_cached_when_the_disk_fails_raises(tmp_path: Path) -> None:
-    """Any other error is one."""
+    """Other errors are raised."""
     file = DISK.create(tmp_path / "file")
     file.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -128,7 +128,7 @@ def test_reserve_beyond_the_end_reads_as_zeros(tmp_path: Path) -> None:
 
 
 def test_close_of_a_closed_file_does_nothing(tmp_path: Path) -> None:
-    """A file closes once, and cannot be used afterwards, not even by the number that another file got."""
+    """A file closes once, and later calls never use a descriptor that another file got."""
     file = DISK.create(tmp_path / "file")
     file.close()
     other = DISK.create(tmp_path / "other")
@@ -138,8 +138,8 @@ def test_close_of_a_closed_file_does_nothing(tmp_path: Path) -> None:
         file.read(1, 0)
 
 
-def test_file_that_nobody_holds_closes_itself(tmp_path: Path) -> None:
-    """No descriptor stays behind."""
+def test_file_without_references_closes_itself(tmp_path: Path) -> None:
+    """The descriptor is closed."""
     for number in range(3):
         DISK.create(tmp_path / str(number))
     open_paths = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
@@ -147,7 +147,7 @@ def test_file_that_nobody_holds_closes_itself(tmp_path: Path) -> None:
 
 
 def test_create_of_a_file_that_exists_is_refused(tmp_path: Path) -> None:
-    """Nothing is overwritten; a new file is its owner's alone."""
+    """Nothing is overwritten; only the owner can access a new file."""
     path = tmp_path / "file"
     DISK.create(path).write([b"content"], 0)
     with pytest.raises(FileExistsError):
@@ -157,7 +157,7 @@ def test_create_of_a_file_that_exists_is_refused(tmp_path: Path) -> None:
 
 
 def test_open_for_reading_refuses_writes(tmp_path: Path) -> None:
-    """Only what was opened as writable can be written to."""
+    """Only files opened for writing can be written."""
     (tmp_path / "file").write_bytes(b"content")
     with pytest.raises(OSError, match="Bad file descriptor"):
         DISK.open(tmp_path / "file").write([b"more"], 0)
@@ -166,7 +166,7 @@ def test_open_for_reading_refuses_writes(tmp_path: Path) -> None:
 
 
 def test_names_that_change_are_listed_so(tmp_path: Path) -> None:
-    """A directory lists what was made, renamed and removed, sorted, and can be synced."""
+    """A directory lists created and renamed names without removed ones, sorted, and can be synced."""
     for name in ("b", "a", "c"):
         DISK.create(tmp_path / name)
     DISK.rename(tmp_path / "a", tmp_path / "d")
@@ -179,13 +179,13 @@ def test_names_that_change_are_listed_so(tmp_path: Path) -> None:
 
 
 def test_open_directory_of_a_file_is_refused(tmp_path: Path) -> None:
-    """Only directories have names to sync."""
+    """Only directories can be opened for syncing names."""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(NotADirectoryError):
         DISK.open_directory(tmp_path / "file")
 
 
 def test_free_bytes_of_a_directory_are_those_of_its_file_system(tmp_path: Path) -> None:
-    """What is left for us is at most what is left for root."""
+    """The space available to users is at most that for root."""
     status = os.statvfs(tmp_path)
     assert 0 < DISK.free_bytes(tmp_path) <= status.f_blocks * status.f_frsize

@@ -24,14 +24,14 @@ HEADS = st.builds(RecordHead, U32, U32, st.sampled_from(Kind), st.sampled_from(l
 
 @given(HEADERS)
 def test_decode_of_an_encoded_header_gives_it_back(header: SegmentHeader) -> None:
-    """A header is 64 bytes, which hold all of it."""
+    """A header has 64 bytes."""
     encoded = header.encode()
     assert len(encoded) == SEGMENT_HEADER_BYTES
     assert SegmentHeader.decode(encoded + b"what follows") == header
 
 
 def test_encode_of_a_header_has_the_bytes_that_are_documented() -> None:
-    """Version 1 stays readable: these bytes never change."""
+    """The bytes of version 1 never change."""
     head = (
         b"MILLRACE\x01\x00" + bytes(6) + bytes(range(16))
         + (2).to_bytes(8, "little") + (3).to_bytes(8, "little") + (4).to_bytes(8, "little") + bytes(4)
@@ -41,7 +41,7 @@ def test_encode_of_a_header_has_the_bytes_that_are_documented() -> None:
 
 
 def test_encode_of_a_record_head_has_the_bytes_that_are_documented() -> None:
-    """Version 1 stays readable: these bytes never change."""
+    """The bytes of version 1 never change."""
     channel_id = bytes(range(16))
     seed = zlib.crc32(channel_id + (2).to_bytes(8, "little") + (64).to_bytes(8, "little"))
     head = (
@@ -56,7 +56,7 @@ def test_encode_of_a_record_head_has_the_bytes_that_are_documented() -> None:
 
 @given(HEADS, U32)
 def test_decode_of_an_encoded_record_head_gives_it_back(head: RecordHead, seed: int) -> None:
-    """A head is 32 bytes, which hold all of it."""
+    """A head has 32 bytes."""
     encoded = head.encode(seed)
     assert len(encoded) == RECORD_HEAD_BYTES
     assert RecordHead.decode(encoded, seed) == head
@@ -66,20 +66,20 @@ def test_decode_of_an_encoded_record_head_gives_it_back(head: RecordHead, seed: 
 def test_decode_of_a_record_head_elsewhere_gives_none(
     head: RecordHead, header: SegmentHeader, here: int, there: int
 ) -> None:
-    """A head is right in its own place only."""
+    """A head is valid only at its own position."""
     here_seed, there_seed = header.seed(here), header.seed(there)
     assert (RecordHead.decode(head.encode(here_seed), there_seed) == head) is (here_seed == there_seed)
 
 
 @pytest.mark.parametrize("length", [0, 31])
 def test_decode_of_too_few_bytes_gives_no_record_head(length: int) -> None:
-    """At a file's end there may be less than a head."""
+    """At the end of a file there may be fewer bytes than a head has."""
     assert RecordHead.decode(bytes(length), 0) is None
 
 
 @pytest.mark.parametrize(("offset", "value"), [(12, 0), (12, 9), (13, 4)])
 def test_decode_of_an_unknown_kind_or_flag_is_refused(offset: int, value: int) -> None:
-    """What a later version wrote is not damage."""
+    """Records of a later version are not damage."""
     encoded = bytearray(RecordHead(0, 0, Kind.PUT, Flags(0), 1, 0).encode(9))
     encoded[offset] = value
     encoded[:4] = zlib.crc32(encoded[4:], 9).to_bytes(4, "little")
@@ -96,18 +96,18 @@ def test_decode_of_an_unknown_kind_or_flag_is_refused(offset: int, value: int) -
     ],
 )
 def test_decode_of_what_is_no_header_is_refused(encoded: bytes, message: str) -> None:
-    """The error says what is wrong with it."""
+    """The error gives the reason."""
     with pytest.raises(FormatError, match=message):
         SegmentHeader.decode(encoded)
 
 
 def test_decode_of_a_header_of_another_version_is_refused_whatever_its_checksum() -> None:
-    """Another version may compute its checksum otherwise."""
+    """Another version may use another checksum."""
     with pytest.raises(UnknownVersionError, match="its format version is 513; this program knows version 1 only"):
         SegmentHeader.decode(b"MILLRACE\x01\x02" + bytes(54))
 
 
 @given(st.lists(st.binary()))
 def test_payload_checksum_of_pieces_is_that_of_the_whole(pieces: list[bytes]) -> None:
-    """How a payload is cut makes no difference."""
+    """The division of a payload into pieces makes no difference."""
     assert payload_checksum(pieces) == zlib.crc32(b"".join(pieces))

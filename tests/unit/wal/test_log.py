@@ -9,7 +9,7 @@ import pytest
 from millrace_server.wal.disk import OsDisk, OsFile
 from millrace_server.wal.format import Flags, Kind
 from millrace_server.wal.log import WriteAheadLog
-from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
+from millrace_server.wal.payload_codec import KeyMismatchError, KeyMissingError, PayloadCodec
 from millrace_server.wal.records import LogFailedError, LogFullError, LogPosition, Record, Submission
 from millrace_server.wal.segments import LogCorruptError, SegmentFiles
 from tests.log_histories import CHANNEL_ID, CODECS, DATA, KEYS, TWO_DIRECTORIES, RunningLog, files_on, replay
@@ -27,7 +27,7 @@ def _put(payload: bytes) -> Record:
 def _submit(
     log: WriteAheadLog, *records: Record, needs_sync: bool = True, begins_segment: bool = False
 ) -> asyncio.Future[Submission]:
-    """Submits from the event loop; the future ends as the submission does."""
+    """Submits from the event loop; the future ends with the submission."""
     future: asyncio.Future[Submission] = asyncio.get_running_loop().create_future()
 
     def done(submission: Submission, error: Exception | None) -> None:
@@ -42,7 +42,7 @@ def _submit(
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[WriteAheadLog]:
-    """A started log in the operating system's files, in two directories."""
+    """A started log on the real disk, in two directories."""
     directories = [tmp_path / "left", tmp_path / "right"]
     for directory in directories:
         directory.mkdir()
@@ -54,24 +54,24 @@ def log(tmp_path: Path) -> Iterator[WriteAheadLog]:
 
 
 async def test_submit_from_an_event_loop_tells_where_the_records_lie(log: WriteAheadLog) -> None:
-    """What was submitted can be read back."""
+    """Submitted records can be read back."""
     await _submit(log, STATE, begins_segment=True)
     submission = await _submit(log, _put(b"one"), _put(b"two"), _put(b""))
-    assert [log.read(location) for location in submission.locations] == [b"one", b"two", b""]
+    assert log.read_run(submission.locations) == [b"one", b"two", b""]
 
 
 async def test_submit_of_large_records_stores_them(log: WriteAheadLog) -> None:
-    """A record of many pieces and of more than a group's size is one like others."""
+    """A record of many pieces that exceeds the size of a group is stored like others."""
     await _submit(log, STATE, begins_segment=True)
     pieces = [os.urandom(10_000)] * 3000
     submission = await _submit(log, (Kind.PUT, pieces))
-    assert log.read(submission.locations[0]) == b"".join(pieces)
+    assert log.read_run(submission.locations[:1]) == [b"".join(pieces)]
 
 
 async def test_submit_of_a_payload_that_is_too_long_is_refused_at_once(
     log: WriteAheadLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of it comes to the log, which goes on; many that are long together may be."""
+    """Nothing of it is written, and the log continues; several payloads may exceed the limit together."""
     monkeypatch.setattr("millrace_server.wal.log.PAYLOAD_BYTES_MAX", 100)
     await _submit(log, STATE, begins_segment=True)
     await _submit(log, _put(bytes(100)), (Kind.PUT, [bytes(60), bytes(40)]))
@@ -82,7 +82,7 @@ async def test_submit_of_a_payload_that_is_too_long_is_refused_at_once(
 
 
 async def test_submit_of_many_at_once_answers_all(log: WriteAheadLog) -> None:
-    """Commits that wait at the same time are answered each with its own place, over several segments."""
+    """Concurrent commits each get their own position, over several segments."""
     await _submit(log, STATE, begins_segment=True)
     answers = []
     for number in range(300):
@@ -90,8 +90,8 @@ async def test_submit_of_many_at_once_answers_all(log: WriteAheadLog) -> None:
             answers.append(_submit(log, STATE, begins_segment=True))
         answers.append(_submit(log, _put(b"%d" % number), needs_sync=number % 3 > 0))
     submissions = await asyncio.gather(*answers)
-    payloads = [log.read(submission.locations[0]) for submission in submissions]
-    assert [payload for payload in payloads if payload != b"state"] == [b"%d" % number for number in range(300)]
+    payloads = log.read_run([submission.locations[0] for submission in submissions])
+    assert [payload for payload in payloads or () if payload != b"state"] == [b"%d" % number for number in range(300)]
     assert (log.first_segment_id, log.segment_count) == (1, 4)
     assert {submission.locations[0].segment_id for submission in submissions} == {1, 2, 3, 4}
 
@@ -178,7 +178,7 @@ async def test_submit_when_the_disk_refuses_raises(tmp_path: Path) -> None:
 
 
 async def test_replay_of_a_closed_log_tells_all_records_with_their_places(log: WriteAheadLog) -> None:
-    """Kinds, places and payloads come back, in the order in which they were submitted."""
+    """Kinds, positions and payloads are returned in the order of submission."""
     submissions = [
         await _submit(log, STATE, begins_segment=True),
         await _submit(log, _put(b"one"), (Kind.COMMIT, [b"co", b"mmit"])),
@@ -206,7 +206,7 @@ async def test_replay_of_a_closed_log_tells_all_records_with_their_places(log: W
 
 
 def test_replay_that_does_not_settle_changes_nothing(tmp_path: Path) -> None:
-    """A log can be read where nothing can be written: files are opened for reading, a torn tail stays."""
+    """A log can be read without write access; a torn tail stays."""
     disk = SimulatedDisk([DATA])
     with RunningLog(disk) as running:
         running.append(b"state", begins_segment=True)
@@ -231,7 +231,7 @@ def test_replay_that_does_not_settle_changes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_replay_after_one_that_failed_begins_anew() -> None:
+def test_replay_after_one_that_failed_starts_over() -> None:
     """After a replay that failed, the same log can be replayed from another start."""
     disk = SimulatedDisk([DATA])
     with RunningLog(disk) as running:
@@ -250,7 +250,7 @@ def test_replay_after_one_that_failed_begins_anew() -> None:
 
 
 def test_start_of_a_log_that_was_not_replayed_to_its_end_is_a_mistake() -> None:
-    """Records may only be written behind records that were replayed."""
+    """Records may be written only after all existing ones were replayed."""
     disk = SimulatedDisk([DATA])
     with RunningLog(disk) as running:
         running.append(b"state", begins_segment=True)
@@ -291,7 +291,7 @@ def test_replay_of_a_log_that_many_codecs_encoded_decodes_all() -> None:
 
 
 def test_replay_without_a_key_says_which_and_changes_nothing() -> None:
-    """A key that was forgotten ends the opening before anything is written, also where it is a put's only."""
+    """A missing key ends the opening before anything is written, even if only a PUT needs it."""
     disk = SimulatedDisk([DATA])
     for number, codec in enumerate(CODECS):
         with RunningLog(disk, codec=codec) as log:
@@ -306,24 +306,21 @@ def test_replay_without_a_key_says_which_and_changes_nothing() -> None:
     log_again.close()
 
 
-def test_replay_with_another_key_of_the_same_name_says_where_it_does_not_open() -> None:
-    """A key that was mistaken for another is found, and nothing is changed."""
+def test_replay_with_another_key_of_the_same_name_says_so() -> None:
+    """A wrong key is detected, and nothing is changed."""
     disk = SimulatedDisk([DATA])
     with RunningLog(disk, codec=CODECS[-1]) as log:
         log.append(b"state", begins_segment=True)
     before = disk.fingerprint()
     log_again = WriteAheadLog(files_on(disk), PayloadCodec(keys={"new": bytes(32)}))
-    with pytest.raises(
-        LogCorruptError,
-        match=r"segment-000000000001.log: the record at byte 64 is damaged: it cannot be decrypted with the key 'new'",
-    ):
+    with pytest.raises(KeyMismatchError, match="the encryption key 'new' is needed, and the one given is most likely"):
         [record.payload for record in log_again.replay()]
     assert disk.fingerprint() == before
     log_again.close()
 
 
 def test_replay_from_a_position_tells_what_was_submitted_behind_it() -> None:
-    """A checkpoint's position is where its submission ended."""
+    """The position in a checkpoint is the end of its submission."""
     disk = SimulatedDisk(TWO_DIRECTORIES)
     ends: list[LogPosition] = []
     with RunningLog(disk, TWO_DIRECTORIES) as log:
@@ -337,7 +334,7 @@ def test_replay_from_a_position_tells_what_was_submitted_behind_it() -> None:
 
 
 def test_replay_on_a_full_disk_opens_the_log() -> None:
-    """What is there can be read and settled without room for more."""
+    """The log is read and settled without further space."""
     disk = SimulatedDisk([DATA])
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
@@ -348,7 +345,7 @@ def test_replay_on_a_full_disk_opens_the_log() -> None:
 
 
 def test_replay_after_a_failed_sync_writes_again_what_the_disk_may_not_have() -> None:
-    """The kernel shows what it could not write, and owes it no more; what replay found is on the disk afterwards."""
+    """After a failed sync the kernel shows data that it will not write, so replay writes what it found again."""
     disk = SimulatedDisk([DATA])
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
@@ -360,8 +357,8 @@ def test_replay_after_a_failed_sync_writes_again_what_the_disk_may_not_have() ->
         assert replay(disk.crashed(seed)) == found
 
 
-def test_replay_after_a_kill_syncs_names_that_nobody_synced() -> None:
-    """A segment whose name was not synced yet would take later commits with it."""
+def test_replay_after_a_kill_syncs_names_that_were_not_synced() -> None:
+    """A segment whose name was not synced could be lost with later commits."""
     disk = SimulatedDisk([DATA])
     killed: list[SimulatedDisk] = []
     with RunningLog(disk) as log:
@@ -399,7 +396,7 @@ def test_remove_before_a_segment_removes_those_in_front_of_it() -> None:
 
 @pytest.mark.parametrize("kind", ["unlink", "open_directory", "sync_directory"])
 def test_remove_before_when_a_call_fails_leaves_no_gap(kind: str) -> None:
-    """What could not be removed is removed by the next call, and nothing behind it before."""
+    """Segments that could not be removed are removed by the next call, before any later ones."""
     disk = SimulatedDisk([DATA])
     with RunningLog(disk) as log:
         for number in range(4):
@@ -414,7 +411,7 @@ def test_remove_before_when_a_call_fails_leaves_no_gap(kind: str) -> None:
 
 
 def test_remove_before_a_segment_that_is_yet_to_come_is_a_mistake() -> None:
-    """The segment that is written to is never removed."""
+    """The current segment is never removed."""
     disk = SimulatedDisk([DATA])
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
@@ -424,18 +421,18 @@ def test_remove_before_a_segment_that_is_yet_to_come_is_a_mistake() -> None:
 
 
 async def test_read_while_its_segment_is_removed_ends_well(log: WriteAheadLog) -> None:
-    """A read that began before the removal keeps its file."""
+    """A read that began before the removal keeps its file open."""
     begun = await _submit(log, STATE, _put(b"record"), begins_segment=True)
     await _submit(log, STATE, begins_segment=True)
     segment = log._segments[1]
     assert log.remove_before(2) == 1
     assert segment.file.read(6, begun.locations[1].position + 32) == b"record"
     with pytest.raises(LogCorruptError, match="segment 1, which holds a record to be read, is missing"):
-        log.read(begun.locations[1])
+        log.read_run(begun.locations[1:2])
 
 
 def test_close_of_a_log_that_was_not_started_adds_nothing() -> None:
-    """A log that was only read is no longer than before, and may be read again."""
+    """A log that was only read does not grow, and may be read again."""
     disk = SimulatedDisk([DATA])
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)

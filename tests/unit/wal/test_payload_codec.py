@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from millrace_server.wal import payload_codec
 from millrace_server.wal.format import Flags, Kind
-from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
+from millrace_server.wal.payload_codec import KeyMismatchError, KeyMissingError, PayloadCodec
 from millrace_server.wal.segments import LogCorruptError
 from tests.log_histories import CODECS, KEYS, PLAIN
 
@@ -29,7 +29,7 @@ def _encoded(
 
 @given(st.sampled_from(CODECS), st.lists(st.binary() | st.integers(0, 5000).map(bytes)), st.sampled_from(Kind))
 def test_decode_of_what_was_encoded_gives_it_back(codec: PayloadCodec, pieces: list[bytes], kind: Kind) -> None:
-    """Whatever the codec and the pieces, the payload decodes with its keys and grows by little at most."""
+    """With any codec and any pieces, the payload is restored with its keys, and grows little at most."""
     flags, encoded = codec.encode(kind, pieces, CONTEXT)
     whole = b"".join(encoded)
     assert PLAIN.decode(kind, flags, memoryview(whole), CONTEXT) == b"".join(pieces)
@@ -38,7 +38,7 @@ def test_decode_of_what_was_encoded_gives_it_back(codec: PayloadCodec, pieces: l
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_encode_of_an_empty_payload_leaves_it(codec: PayloadCodec) -> None:
-    """An empty payload has nothing to compress or to hide."""
+    """An empty payload is neither compressed nor encrypted."""
     assert codec.encode(Kind.SYNC_POINT, [], CONTEXT) == (Flags(0), [])
     assert codec.encode(Kind.PUT, [b"", b""], CONTEXT) == (Flags(0), [b"", b""])
 
@@ -53,7 +53,7 @@ def test_encode_of_an_empty_payload_leaves_it(codec: PayloadCodec) -> None:
     ],
 )
 def test_encode_of_what_does_not_get_smaller_leaves_it_uncompressed(payload: bytes, *, is_compressed: bool) -> None:
-    """Compressing is for what it helps."""
+    """Compression is used only if it helps."""
     flags, encoded = _encoded(PayloadCodec(compresses=True), payload)
     assert (flags is Flags.COMPRESSED, len(encoded) < len(payload)) == (is_compressed, is_compressed)
     assert is_compressed or encoded == payload
@@ -73,8 +73,9 @@ def test_encode_with_a_key_hides_the_payload_differently_each_time() -> None:
 
 @pytest.mark.parametrize("codec", CODECS[2:])
 def test_decode_elsewhere_or_as_something_else_is_refused(codec: PayloadCodec) -> None:
-    """A payload opens only in its channel and place, and as the kind that it was."""
+    """A payload can be decrypted only for its channel, its position and its kind."""
     flags, encoded = _encoded(codec, b"payload" * 100)
+    assert PLAIN.decode(Kind.PUT, flags, encoded, CONTEXT) == b"payload" * 100
     with pytest.raises(LogCorruptError, match="cannot be decrypted with the key"):
         PLAIN.decode(Kind.TAKE, flags, encoded, CONTEXT)
     with pytest.raises(LogCorruptError, match="cannot be decrypted with the key"):
@@ -107,13 +108,13 @@ def test_decode_cut_anywhere_is_refused() -> None:
 
 @pytest.mark.parametrize("encoded", [b"", b"\0", b"\0" * 100, b"\2\xff\xff" + bytes(100)])
 def test_decode_of_what_names_no_key_is_refused(encoded: bytes) -> None:
-    """What can be no key's id is damage, not a key that is missing."""
+    """An impossible key id is damage, not a missing key."""
     with pytest.raises(LogCorruptError, match="it does not name the key that encrypted it"):
         PLAIN.decode(Kind.PUT, Flags.ENCRYPTED, encoded, CONTEXT)
 
 
 def test_decode_without_the_key_says_which_is_needed() -> None:
-    """It is one that was not given, not damage."""
+    """A missing key is not damage."""
     flags, encoded = _encoded(ENCRYPTING, b"payload")
     keyless = PayloadCodec(active_key_id="new", keys={"new": KEYS["new"]})
     with pytest.raises(KeyMissingError, match="the encryption key 'old' is needed, and was not given") as raised:
@@ -126,14 +127,27 @@ def test_decode_without_the_key_says_which_is_needed() -> None:
 
 
 def test_decode_with_another_key_of_that_name_is_refused() -> None:
-    """The payload or the key may be wrong; the error says so."""
+    """If the key has decrypted nothing yet, the error names the key and is not damage."""
     flags, encoded = _encoded(ENCRYPTING, b"payload")
-    with pytest.raises(LogCorruptError, match="with the key 'old': the payload or the key has changed"):
+    with pytest.raises(KeyMismatchError, match="'old' is needed, and the one given is most likely another") as raised:
         PayloadCodec(keys={"old": b"?" * 32}).decode(Kind.PUT, flags, encoded, CONTEXT)
+    assert raised.value.key_id == "old"
+
+
+def test_decode_of_a_changed_payload_with_a_key_that_decrypts_others_is_damage() -> None:
+    """A key that has decrypted a payload is the right one, so a failure means that the payload was changed."""
+    flags, encoded = _encoded(ENCRYPTING, b"payload")
+    codec = PayloadCodec(keys=KEYS)
+    changed = encoded[:-1] + bytes([encoded[-1] ^ 1])
+    with pytest.raises(KeyMismatchError):
+        codec.decode(Kind.PUT, flags, changed, CONTEXT)
+    assert codec.decode(Kind.PUT, flags, encoded, CONTEXT) == b"payload"
+    with pytest.raises(LogCorruptError, match="with the key 'old': the payload has changed"):
+        codec.decode(Kind.PUT, flags, changed, CONTEXT)
 
 
 def test_decode_of_a_frame_that_claims_too_much_sets_nothing_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few bytes that would become very many are refused before they do."""
+    """A few bytes that claim to expand to very many are refused before decompression."""
     monkeypatch.setattr(payload_codec, "PAYLOAD_BYTES_MAX", 1000)
     flags, encoded = _encoded(PayloadCodec(compresses=True), bytes(1000))
     assert PLAIN.decode(Kind.PUT, flags, encoded, CONTEXT) == bytes(1000)
@@ -151,14 +165,14 @@ def test_decode_of_a_frame_that_does_not_tell_its_length_is_refused() -> None:
 
 @pytest.mark.parametrize("change", [lambda frame: frame + b"more", lambda frame: frame * 2, lambda _frame: b"no frame"])
 def test_decode_of_what_is_not_one_frame_is_refused(change: Callable[[bytes], bytes]) -> None:
-    """A frame ends where its payload does."""
+    """The payload must be exactly one frame."""
     flags, encoded = _encoded(PayloadCodec(compresses=True), bytes(1000))
     with pytest.raises(LogCorruptError, match="it cannot be decompressed"):
         PLAIN.decode(Kind.PUT, flags, change(encoded), CONTEXT)
 
 
 def test_encode_and_decode_on_many_threads_at_once_mix_nothing() -> None:
-    """One codec serves all threads."""
+    """One codec is shared by all threads."""
 
     def there_and_back(number: int) -> bool:
         payload = b"%d " % number * 5000
@@ -186,12 +200,12 @@ def test_codec_with_invalid_keys_is_refused(active_key_id: str, keys: dict[str, 
 
 
 def test_codec_shows_no_keys() -> None:
-    """Keys do not come into logs by accident."""
+    """Keys must not appear in logs."""
     assert repr(CODECS[3]) == "PayloadCodec(compresses=True, active_key_id='new')"
 
 
 def test_import_of_the_log_does_not_import_zstd_or_cryptography() -> None:
-    """They take long, and few channels need them."""
+    """Their imports are slow, and few channels need them."""
     code = (
         "import sys, millrace_server.wal.log, millrace_server.wal.checkpoints; "
         "print(*{'zstandard', 'cryptography'} & set(sys.modules))"

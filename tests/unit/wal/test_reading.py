@@ -27,7 +27,7 @@ def _write(log: RunningLog, *payloads: bytes, begins_segment: bool = False) -> l
 
 
 def _read_counting(disk: SimulatedDisk, log: WriteAheadLog, locations: Sequence[Location]) -> tuple[list[Payload], int]:
-    """What a run says, and with how many calls."""
+    """The payloads of a run, and the number of read calls."""
     before = len(disk.calls)
     payloads = log.read_run(locations)
     assert payloads is not None
@@ -37,7 +37,7 @@ def _read_counting(disk: SimulatedDisk, log: WriteAheadLog, locations: Sequence[
 
 
 def test_read_run_of_neighbours_takes_one_call(disk: SimulatedDisk) -> None:
-    """Records that lie side by side are read together, in whichever form they are asked for."""
+    """Adjacent records are read together, in whichever form they are requested."""
     with RunningLog(disk) as log:
         locations = _write(log, b"state", b"one", b"", b"three", begins_segment=True)
         locations += _write(log, b"four")
@@ -47,7 +47,7 @@ def test_read_run_of_neighbours_takes_one_call(disk: SimulatedDisk) -> None:
 
 
 def test_read_run_over_small_gaps_takes_one_call(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies between two records is read with them where that is little."""
+    """Small gaps between records are read with them."""
     monkeypatch.setattr(reading, "GAP_BYTES_MAX", 100)
     with RunningLog(disk) as log:
         first, _gap, second = _write(log, b"state", bytes(68), b"second", begins_segment=True)
@@ -56,7 +56,7 @@ def test_read_run_over_small_gaps_takes_one_call(disk: SimulatedDisk, monkeypatc
 
 
 def test_read_run_backwards_and_twice_gives_what_was_asked_for(disk: SimulatedDisk) -> None:
-    """The order of the answer is that of the question, however little that helps."""
+    """The results are in the order of the request."""
     with RunningLog(disk) as log:
         first, second = _write(log, b"state", b"second", begins_segment=True)
         payloads, count = _read_counting(disk, log.log, [second, first, first, second])
@@ -65,12 +65,12 @@ def test_read_run_backwards_and_twice_gives_what_was_asked_for(disk: SimulatedDi
 
 
 def test_read_run_over_segments_takes_one_call_for_each(disk: SimulatedDisk) -> None:
-    """A file's end is a run's."""
+    """A run ends at the end of a file."""
     with RunningLog(disk) as log:
         locations = _write(log, b"state", b"one", begins_segment=True)
         locations += _write(log, b"state", b"two", begins_segment=True)
         assert _read_counting(disk, log.log, locations) == ([b"state", b"one", b"state", b"two"], 2)
-        # By its place alone, the second would be the first one's neighbour.
+        # Without the segment, the second position would be adjacent to the first.
         assert _read_counting(disk, log.log, [locations[0], locations[3]]) == ([b"state", b"two"], 2)
 
 
@@ -85,7 +85,7 @@ def test_read_run_of_much_is_cut(disk: SimulatedDisk, monkeypatch: pytest.Monkey
 
 
 def test_read_run_of_what_is_cached_only_waits_for_nothing(disk: SimulatedDisk) -> None:
-    """Where the disk would have to be waited for, nothing is said."""
+    """If the disk would have to be read, nothing is returned."""
     with RunningLog(disk) as log:
         locations = _write(log, b"state", b"one", begins_segment=True)
         assert log.log.read_run(locations, cached_only=True) == [b"state", b"one"]
@@ -97,15 +97,16 @@ def test_read_run_of_what_is_cached_only_waits_for_nothing(disk: SimulatedDisk) 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_read_run_of_encoded_records_decodes_them(disk: SimulatedDisk, codec: PayloadCodec) -> None:
-    """Readers see what was submitted."""
+    """Readers get what was submitted."""
     with RunningLog(disk, codec=codec) as log:
         locations = _write(log, b"state", b"one" * 100, b"", begins_segment=True)
-        for payloads in (log.log.read_run(locations), [log.log.read(location) for location in locations]):
+        one_by_one = [payload for location in locations for payload in log.log.read_run([location]) or ()]
+        for payloads in (log.log.read_run(locations), one_by_one):
             assert payloads == [b"state", b"one" * 100, b""]
 
 
 def test_read_run_hands_out_no_more_memory_than_is_used(disk: SimulatedDisk) -> None:
-    """Payloads that are most of what was read are views on it; a few between many others are copied out."""
+    """Payloads that are most of what was read are views on it; a few among many others are copied."""
     with RunningLog(disk) as log:
         locations = _write(log, b"state", b"a" * 900, b"b" * 100, b"c" * 900, b"d" * 100, begins_segment=True)
         dense, sparse = log.log.read_run(locations), log.log.read_run([locations[2], locations[4]])
@@ -142,13 +143,13 @@ def test_read_run_of_a_segment_that_is_gone_says_so(disk: SimulatedDisk, *, cach
 
 
 def test_read_without_the_key_says_which(disk: SimulatedDisk) -> None:
-    """A record that was not opened at replay asks for its key when it is read."""
+    """A record that was not decrypted at replay needs its key when it is read."""
     with RunningLog(disk, codec=CODECS[-1]) as log:
         locations = _write(log, b"state", begins_segment=True)
         keyless = WriteAheadLog(files_on(disk), PayloadCodec(keys={"old": KEYS["old"]}))
         keyless._segments.update(log.log._segments)
         with pytest.raises(KeyMissingError, match="'new'"):
-            keyless.read(locations[0])
+            keyless.read_run(locations[:1])
 
 
 def test_read_that_the_disk_refuses_raises_its_error(disk: SimulatedDisk) -> None:
@@ -156,6 +157,6 @@ def test_read_that_the_disk_refuses_raises_its_error(disk: SimulatedDisk) -> Non
     with RunningLog(disk) as log:
         locations = _write(log, b"state", begins_segment=True)
         disk.fail("read", 1, errno.EIO, count=2)
-        for read in (lambda: log.log.read(locations[0]), lambda: log.log.read_run(locations)):
+        for read in (locations[:1], locations):
             with pytest.raises(OSError, match="Input/output error"):
-                read()
+                log.log.read_run(read)

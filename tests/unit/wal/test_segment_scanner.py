@@ -18,7 +18,7 @@ WINDOW_BYTES = 100
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes scanners read small blocks, so that borders lie everywhere."""
+    """Makes scanners read small blocks, so that boundaries are everywhere."""
     monkeypatch.setattr(reading, "_READ_BYTES", WINDOW_BYTES)
 
 
@@ -51,7 +51,7 @@ def _flip(disk: SimulatedDisk, position: int) -> None:
 
 
 def test_records_across_the_borders_of_windows_are_read_whole() -> None:
-    """Wherever a record lies, and however long it is, it is found."""
+    """Records are found at any position and with any length."""
     for length in [*range(WINDOW_BYTES), 10 * WINDOW_BYTES + 7]:
         payloads = [b"x" * length, b"y" * length, b"z"]
         disk, locations = _written(*payloads)
@@ -74,7 +74,7 @@ def test_records_with_rot_before_a_good_one_find_it_wherever_that_lies() -> None
 
 @pytest.mark.parametrize("kind", Kind)
 def test_records_with_rot_before_a_good_one_find_it_whatever_it_says(kind: Kind) -> None:
-    """Any record states what was synced before it."""
+    """Any record contains the synced position before it."""
     disk = SimulatedDisk([DATA])
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
@@ -93,7 +93,7 @@ def test_records_with_rot_before_a_good_one_find_it_whatever_it_says(kind: Kind)
 
 @pytest.mark.parametrize("filling", [b"\1\0\0\0", b"\0\0\0\0", b"MILLRACE", b"\7\3\0\0"])
 def test_records_behind_a_hole_that_look_like_heads_prove_nothing(filling: bytes) -> None:
-    """Bytes that only have the shape of a head are not taken for one."""
+    """Bytes in the form of a head are not a record."""
     disk, locations = _written(b"torn" + filling * 100)
     _flip(disk, locations[0].position)
     (state,) = _scanned(disk)
@@ -101,7 +101,7 @@ def test_records_behind_a_hole_that_look_like_heads_prove_nothing(filling: bytes
 
 
 def test_records_of_another_place_behind_a_hole_prove_nothing() -> None:
-    """A payload may hold a copy of a log; its records are not where they were."""
+    """A payload may contain a copy of a log, whose records have other positions."""
     disk, locations = _written(b"first", b"second")
     disk, locations = _written(b"first", disk.content(FIRST))
     _flip(disk, locations[1].position)
@@ -116,7 +116,7 @@ def test_records_with_a_length_beyond_the_file_end_there() -> None:
 
 
 def test_records_up_to_where_the_file_was_synced_must_be_good() -> None:
-    """The synced length that other files state counts like what the records state."""
+    """The synced length in other files counts as that in records."""
     disk, locations = _written(b"last")
     end = locations[0].position + 32 + 4
     assert len(_scanned(disk, end)) == 2
@@ -125,13 +125,13 @@ def test_records_up_to_where_the_file_was_synced_must_be_good() -> None:
 
 
 def test_records_from_a_position_are_those_behind_it() -> None:
-    """Reading may begin at any record."""
+    """Reading may start at any record."""
     disk, locations = _written(b"one", b"two")
     assert [bytes(record.payload) for record in _scanned(disk, position=locations[1].position)] == [b"two"]
 
 
 def test_records_and_gaps_of_a_damaged_segment_continue_behind_each_gap() -> None:
-    """A gap states where the next valid record lies, or that there is none."""
+    """A gap contains the position of the next valid record, or None."""
     disk, (first, rotten, last) = _written(b"first", b"rotten", b"last")
     _flip(disk, rotten.position)
     found = [item if isinstance(item, Gap) else item.position for item in _scanner(disk).records_and_gaps(64, 1 << 20)]

@@ -15,7 +15,7 @@ def _header(segment_id: int, previous_length: int = 0) -> SegmentHeader:
 
 
 def test_create_of_several_segments_uses_the_directories_in_turn() -> None:
-    """Each directory gets its share, and each name says which segment it is."""
+    """Each directory gets its share, and each name contains the segment's id."""
     disk = SimulatedDisk(TWO_DIRECTORIES)
     files = files_on(disk, TWO_DIRECTORIES)
     for segment_id in range(1, 5):
@@ -30,7 +30,7 @@ def test_create_of_several_segments_uses_the_directories_in_turn() -> None:
 
 
 def test_create_of_a_segment_syncs_it_before_it_has_its_name() -> None:
-    """The name never points at bytes that are not on the disk, and is on the disk before anything relies on it."""
+    """The content is durable before the name exists, and the name before it is used."""
     disk = SimulatedDisk([DATA])
     files_on(disk).create(_header(1), [b"record"])
     name, temporary = "segment-000000000001.log", "segment-000000000001.new"
@@ -46,8 +46,8 @@ def test_create_of_a_segment_syncs_it_before_it_has_its_name() -> None:
     assert disk.content(DATA / name) == _header(1).encode() + b"record"
 
 
-def test_create_where_a_crash_left_the_same_begins_anew() -> None:
-    """What a crash left of a segment in the making is thrown away."""
+def test_create_where_a_crash_left_the_same_starts_over() -> None:
+    """The leftovers of an incomplete segment are removed."""
     disk = SimulatedDisk([DATA])
     disk.set_content(DATA / "segment-000000000001.new", b"longer than what is to be written" * 10)
     files_on(disk).create(_header(1), [])
@@ -57,7 +57,7 @@ def test_create_where_a_crash_left_the_same_begins_anew() -> None:
 
 @pytest.mark.parametrize("kind", ["open_directory", "list", "create", "write", "sync", "rename"])
 def test_create_when_a_call_fails_leaves_nothing(kind: str) -> None:
-    """Up to the rename an error means that there is no segment, and none of its bytes stay."""
+    """After an error before the rename there is no segment, and no file remains."""
     disk = SimulatedDisk([DATA])
     disk.fail(kind, 1, errno.ENOSPC)
     with pytest.raises(OSError, match="No space left on device"):
@@ -66,7 +66,7 @@ def test_create_when_a_call_fails_leaves_nothing(kind: str) -> None:
 
 
 def test_create_when_it_cannot_clean_up_tells_the_first_error() -> None:
-    """What could not be removed is removed by the next try."""
+    """The next attempt removes the remaining file."""
     disk = SimulatedDisk([DATA])
     disk.fail("write", 1, errno.ENOSPC)
     disk.fail("unlink", 1, errno.EIO)
@@ -87,7 +87,7 @@ def test_create_when_the_sync_of_the_name_fails_says_so(error_number: int) -> No
 
 
 def test_create_without_descriptors_meets_that_before_there_is_a_name() -> None:
-    """The directory that must be synced at last is opened first."""
+    """The directory that must be synced in the end is opened first."""
     disk = SimulatedDisk([DATA])
     disk.fail("open_directory", 1, errno.EMFILE)
     with pytest.raises(OSError, match="Too many open files"):
@@ -96,7 +96,7 @@ def test_create_without_descriptors_meets_that_before_there_is_a_name() -> None:
 
 
 def test_find_in_the_operating_systems_files_finds_what_was_created(tmp_path: Path) -> None:
-    """The real disk does as the simulated one."""
+    """The real disk behaves like the simulated one."""
     files = SegmentFiles(OsDisk(), [tmp_path], CHANNEL_ID)
     made = [files.create(_header(1), [b"record"]), files.create(_header(2, 70), [])]
     found = files.find()

@@ -35,7 +35,7 @@ def _count(disk: SimulatedDisk, kind: str) -> int:
 
 
 class Gate:
-    """Holds one call of a kind until it is opened."""
+    """Blocks one call of a kind until it is opened."""
 
     def __init__(self, disk: SimulatedDisk, kind: str) -> None:
         self._kind = kind
@@ -49,16 +49,16 @@ class Gate:
             assert self._may_go.wait(_WAIT_SECONDS)
 
     def wait(self) -> None:
-        """Waits until a call is held."""
+        """Waits until a call is blocked."""
         assert self._is_reached.wait(_WAIT_SECONDS)
 
     def open(self) -> None:
-        """Lets it go, and all others."""
+        """Unblocks this call and all others."""
         self._may_go.set()
 
 
 def test_submit_while_a_sync_lasts_gathers_a_group_that_shares_the_next(disk: SimulatedDisk) -> None:
-    """However many commits wait for a sync, one more write and one more sync are all they need."""
+    """All commits that wait for a sync need only one more write and one more sync."""
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         gate = Gate(disk, "sync")
@@ -70,13 +70,13 @@ def test_submit_while_a_sync_lasts_gathers_a_group_that_shares_the_next(disk: Si
         gate.open()
         for answer in answers:
             answer.result()
-        # The first one's sync, and one for the twenty.
+        # One sync for the first, and one for the twenty.
         assert (_count(disk, "write"), _count(disk, "sync")) == (writes + 1, syncs + 2)
     assert len(replay(disk)) == 22
 
 
-def test_submit_of_a_lone_record_waits_for_nobody(disk: SimulatedDisk) -> None:
-    """Without others a commit takes one write and one sync, at once."""
+def test_submit_of_a_lone_record_does_not_wait(disk: SimulatedDisk) -> None:
+    """A single commit takes one write and one sync, without a delay."""
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         log.append(b"reserves")
@@ -85,8 +85,8 @@ def test_submit_of_a_lone_record_waits_for_nobody(disk: SimulatedDisk) -> None:
         assert [call.kind for call in disk.calls[before:]] == ["write", "sync"]
 
 
-def test_submit_behind_a_lone_record_waits_for_nobody(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller that was answered alone may never submit again."""
+def test_submit_behind_a_lone_record_does_not_wait(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single caller that was answered may never submit again."""
     monkeypatch.setattr(writer, "COMMIT_DELAY_SECONDS", _WAIT_SECONDS)
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
@@ -111,7 +111,7 @@ def _append_two_together(log: RunningLog) -> None:
 def test_submit_after_several_were_answered_waits_for_as_many(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two whose commits shared a sync come again one after the other, and share the next."""
+    """Two callers whose commits shared a sync submit again one after the other, and share the next."""
     monkeypatch.setattr(writer, "COMMIT_DELAY_SECONDS", _WAIT_SECONDS)
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
@@ -177,7 +177,7 @@ def test_close_while_others_are_waited_for_writes_what_is_there(
 
 
 def test_submit_without_sync_is_answered_before_any(disk: SimulatedDisk) -> None:
-    """What needs no sync causes none; the next one covers it."""
+    """A submission without sync causes none; the next sync covers it."""
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         syncs = _count(disk, "sync")
@@ -191,7 +191,7 @@ def test_submit_without_sync_is_answered_before_any(disk: SimulatedDisk) -> None
 
 
 def test_submit_beside_others_that_need_no_sync_is_synced(disk: SimulatedDisk) -> None:
-    """One that asks for a sync gets it, wherever in its group it stands."""
+    """A submission with sync gets one, wherever it is in its group."""
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         for _ in range(2):
@@ -219,7 +219,7 @@ def test_submit_of_no_records_is_a_barrier(disk: SimulatedDisk) -> None:
 
 
 def test_submit_that_begins_a_segment_ends_the_group_before_it(disk: SimulatedDisk) -> None:
-    """What was submitted before stays in the old segment, what comes after goes into the new one."""
+    """Earlier submissions stay in the old segment, later ones go to the new one."""
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         with log.together():
@@ -251,12 +251,12 @@ def test_submit_from_many_threads_gives_each_its_own_place(disk: SimulatedDisk) 
         locations = [location for submission in submissions for location in submission.locations]
         assert len(set(locations)) == 400
         for number, submission in enumerate(submissions):
-            assert [log.log.read(location) for location in submission.locations] == [b"%d" % number, b"x" * number]
+            assert log.log.read_run(submission.locations) == [b"%d" % number, b"x" * number]
     assert len(replay(disk)) == 401
 
 
 def test_submit_ahead_of_the_reserve_extends_it(disk: SimulatedDisk) -> None:
-    """Space is set aside ahead of the writing, in large steps."""
+    """Space is reserved ahead of the writes, in large steps."""
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         for _ in range(10):
@@ -269,7 +269,7 @@ def test_submit_ahead_of_the_reserve_extends_it(disk: SimulatedDisk) -> None:
 
 
 def test_submit_on_a_disk_that_cannot_reserve_grows_the_file(disk: SimulatedDisk) -> None:
-    """Reserving is a help, not a need."""
+    """Reserved space is an optimization only."""
     disk.fail("reserve", 1, errno.EOPNOTSUPP, count=100)
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
@@ -288,7 +288,7 @@ def test_submit_after_close_is_refused(disk: SimulatedDisk) -> None:
 
 
 def test_close_with_submissions_waiting_writes_them(disk: SimulatedDisk) -> None:
-    """Closing answers all that was submitted before."""
+    """Closing answers everything submitted before."""
     log = RunningLog(disk)
     log.append(b"state", begins_segment=True)
     with log.together():
@@ -299,7 +299,7 @@ def test_close_with_submissions_waiting_writes_them(disk: SimulatedDisk) -> None
 
 
 def test_close_with_records_that_were_not_synced_syncs_them(disk: SimulatedDisk) -> None:
-    """A log that was closed is whole, whatever happens to the machine then."""
+    """After the close, a power cut loses nothing."""
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         log.append(b"synced")
@@ -308,7 +308,7 @@ def test_close_with_records_that_were_not_synced_syncs_them(disk: SimulatedDisk)
 
 
 def _begin_and_await_mark(log: RunningLog, disk: SimulatedDisk) -> None:
-    """Begins the first segment with a large STATE; returns while the SYNC_POINT behind it is being synced."""
+    """Begins the first segment with a large STATE; returns during the sync of the SYNC_POINT after it."""
     begun = Gate(disk, "sync_directory")
     answer = log.submit(b"state" * 100, begins_segment=True)
     begun.wait()
@@ -333,7 +333,7 @@ def _marks(disk: SimulatedDisk, path: Path = FIRST) -> list[int]:
 
 
 def test_close_after_a_sync_marks_the_end_once(disk: SimulatedDisk) -> None:
-    """The last record of a closed log says that all before it was synced; opening alone adds one more."""
+    """The last record of a closed log says that everything before it is synced; opening alone adds one more."""
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         end = log.append(b"record").end
@@ -365,7 +365,7 @@ def test_sync_that_is_followed_by_nothing_is_marked_soon(disk: SimulatedDisk, mo
 
 
 def test_close_after_a_mark_syncs_what_came_behind_it(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A SYNC_POINT does not cover records that were not synced."""
+    """A SYNC_POINT does not cover later records."""
     monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
     with RunningLog(disk) as log:
         _begin_and_await_mark(log, disk)
@@ -375,7 +375,7 @@ def test_close_after_a_mark_syncs_what_came_behind_it(disk: SimulatedDisk, monke
 
 
 def test_close_with_a_new_segment_marks_that_one_too(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How far the segment before was marked says nothing about this one."""
+    """The mark of the previous segment does not cover this one."""
     monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
     with RunningLog(disk) as log:
         _begin_and_await_mark(log, disk)
@@ -384,7 +384,7 @@ def test_close_with_a_new_segment_marks_that_one_too(disk: SimulatedDisk, monkey
     assert _marks(disk, SECOND) == [end.position]
 
 
-def test_mark_that_finds_no_room_hinders_nobody(disk: SimulatedDisk) -> None:
+def test_mark_that_finds_no_room_is_harmless(disk: SimulatedDisk) -> None:
     """On a full disk the log closes without a last SYNC_POINT."""
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
@@ -412,7 +412,7 @@ def test_mark_that_fails_fails_the_log(disk: SimulatedDisk, monkeypatch: pytest.
 
 
 def test_submit_of_first_records_that_begin_no_segment_fails_the_log(disk: SimulatedDisk) -> None:
-    """An error in a caller's payload is answered, and the writer's thread goes on."""
+    """An error in a caller's payload is returned, and the writer's thread continues."""
     with RunningLog(disk) as log:
         for _ in range(2):
             with pytest.raises(LogFailedError, match="the log failed: AssertionError"):
@@ -441,7 +441,7 @@ def test_submit_to_a_failed_log_raises_a_new_error_each_time(disk: SimulatedDisk
 
 
 def _full_once(disk: SimulatedDisk, log: RunningLog, *, waiting: int = 0) -> list["Future[Submission]"]:
-    """Makes a write find no room; returns the answers to that submission and to those behind it."""
+    """Makes a write find no room; returns the results of that submission and of later ones."""
     gate = Gate(disk, "write")
     answers = [log.submit(b"refused" * 10)]
     gate.wait()
@@ -454,7 +454,7 @@ def _full_once(disk: SimulatedDisk, log: RunningLog, *, waiting: int = 0) -> lis
 
 
 def test_submit_behind_a_refused_one_is_refused_until_the_log_is_resumed(disk: SimulatedDisk) -> None:
-    """What may be built on records that are not in the log does not come into it, though there is room for it."""
+    """Submissions that may depend on missing records are refused, even if there is room for them."""
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         answers = _full_once(disk, log, waiting=3)
@@ -463,14 +463,14 @@ def test_submit_behind_a_refused_one_is_refused_until_the_log_is_resumed(disk: S
         errors = [answer.exception() for answer in answers]
         assert all(isinstance(error, LogFullError) for error in errors)
         assert {str(error) for error in errors} == {"a write to the log failed: No space left on device"}
-        # Where one is raised over and over its traceback grows.
+        # One error raised repeatedly would have a growing traceback.
         assert len(set(map(id, errors[1:]))) > 1
         log.append(b"goes on")
     assert [payload for _kind, payload in replay(disk)] == [b"state", b"goes on"]
 
 
 def test_submit_once_resumed_goes_in_though_older_ones_wait_to_be_refused(disk: SimulatedDisk) -> None:
-    """A generation is never written together with another, of which it may be refused."""
+    """A generation is never written together with an older one that may be refused."""
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         _full_once(disk, log)
@@ -479,7 +479,7 @@ def test_submit_once_resumed_goes_in_though_older_ones_wait_to_be_refused(disk: 
             new = [log.submit(b"new %d" % number) for number in range(3)]
         assert all(isinstance(answer.exception(), LogFullError) for answer in old)
         assert all(answer.exception() is None for answer in new)
-        # Another refusal is that of the later generation.
+        # Another refusal belongs to the later generation.
         answers = _full_once(disk, log, waiting=1)
         assert all(isinstance(answer.exception(), LogFullError) for answer in answers)
         log.append(b"goes on")
@@ -487,7 +487,7 @@ def test_submit_once_resumed_goes_in_though_older_ones_wait_to_be_refused(disk: 
 
 
 def test_submit_of_two_generations_at_once_refuses_the_first_alone(disk: SimulatedDisk) -> None:
-    """Where the older of two generations finds no room, the later one is written all the same."""
+    """If the older of two generations finds no room, the later one is written all the same."""
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         with log.together():
@@ -531,7 +531,7 @@ def test_submit_to_a_log_that_grows_reserves_more_at_once(disk: SimulatedDisk, m
 
 
 def test_start_behind_records_goes_on_with_their_numbers(disk: SimulatedDisk) -> None:
-    """A writer needs to know no more than the end of the log."""
+    """A writer needs only the end of the log."""
     segments: dict[int, Segment] = {}
     answers: list[tuple[LogPosition | None, Exception | None]] = []
 
@@ -539,13 +539,13 @@ def test_start_behind_records_goes_on_with_their_numbers(disk: SimulatedDisk) ->
         answers.extend((submission.end, error) for submission in group)
 
     log = LogWriter(files_on(disk), segments, LogPosition(0, 0, 1), PayloadCodec(), answer)
-    log.submit(Submission([(Kind.STATE, [])], True, True, 0, _nobody))
-    log.submit(Submission([(Kind.PUT, [b"a", b"b"])], True, False, 0, _nobody))
+    log.submit(Submission([(Kind.STATE, [])], True, True, 0, _ignore))
+    log.submit(Submission([(Kind.PUT, [b"a", b"b"])], True, False, 0, _ignore))
     log.start()
     log.close()
     assert answers == [(LogPosition(1, 96, 2), None), (LogPosition(1, 130, 3), None)]
     assert [segment.header.first_lsn for segment in segments.values()] == [1]
 
 
-def _nobody(_submission: Submission, _error: Exception | None) -> None:
+def _ignore(_submission: Submission, _error: Exception | None) -> None:
     """Ignores an answer."""

@@ -29,7 +29,7 @@ EVENTS = st.lists(
 def column_batches(
     events: Sequence[Sequence[Event]], first_sequence: int = 1
 ) -> list[tuple[int, event_pb2.EventColumns]]:
-    """Batches with contiguous sequences, one for each sequence of events, as a Read answers them."""
+    """Batches with contiguous sequences, one for each list of events, as in answers to Read."""
     batches = []
     for batch in events:
         for columns in columns_from_events(batch):
@@ -46,7 +46,7 @@ def rows(batches: Sequence[pa.RecordBatch]) -> list[dict[str, object]]:
 
 @given(st.lists(EVENTS, max_size=5))
 def test_record_batches_hold_what_the_columns_hold(events: list[list[Event]]) -> None:
-    """Whatever headers come, constant, sparse or none, and however batches are cut, each event becomes its row."""
+    """Whatever headers and batches there are, each event becomes its row."""
     expected = [event for batch in events for event in batch]
     assert rows(list(record_batches(column_batches(events, first_sequence=7), SCHEMA, CONSTANTS))) == [
         {"channel": "orders", "endpoint": "127.0.0.1:7070", "sequence": 7 + index, "headers": headers, "body": body}
@@ -55,19 +55,19 @@ def test_record_batches_hold_what_the_columns_hold(events: list[list[Event]]) ->
 
 
 def test_record_batches_have_the_schema_that_spark_compares() -> None:
-    """Spark refuses the first RecordBatch unless its schema is the wanted one exactly."""
+    """Spark refuses the first RecordBatch unless its schema is exactly the expected one."""
     batches = list(record_batches(column_batches([[({"host": "a"}, b"x")]]), SCHEMA, CONSTANTS))
     assert [batch.schema.equals(SCHEMA) for batch in batches] == [True]
 
 
 def test_record_batches_when_batches_are_small_gathers_them() -> None:
-    """A channel that was filled event by event becomes one RecordBatch, not one for each event."""
+    """Events appended one by one become one RecordBatch, not one each."""
     batches = column_batches([[({"id": str(index)}, b"x")] for index in range(1_000)])
     assert [batch.num_rows for batch in record_batches(batches, SCHEMA, CONSTANTS)] == [1_000]
 
 
 def test_record_batches_above_rows_max_begins_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gathering ends at `RECORD_BATCH_ROWS_MAX` rows, and no event is lost at the border."""
+    """A RecordBatch has at most `RECORD_BATCH_ROWS_MAX` rows, and no event is lost at the border."""
     monkeypatch.setattr(arrow, "RECORD_BATCH_ROWS_MAX", 10)
     batches = list(record_batches(column_batches([[({}, b"x")] * 4] * 6), SCHEMA, CONSTANTS))
     assert [batch.num_rows for batch in batches] == [8, 8, 8]
@@ -75,14 +75,14 @@ def test_record_batches_above_rows_max_begins_another(monkeypatch: pytest.Monkey
 
 
 def test_record_batches_above_bytes_max_begins_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gathering ends once there are `RECORD_BATCH_BYTES_MAX` bytes of bodies."""
+    """A RecordBatch ends after `RECORD_BATCH_BYTES_MAX` bytes of bodies."""
     monkeypatch.setattr(arrow, "RECORD_BATCH_BYTES_MAX", 100)
     batches = list(record_batches(column_batches([[({}, b"x" * 60)]] * 5), SCHEMA, CONSTANTS))
     assert [batch.num_rows for batch in batches] == [2, 2, 1]
 
 
 def test_record_batches_with_ever_new_keys_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events that each bring header keys of their own do not blow the table of keys times events up."""
+    """The table of keys times events stays small if each event has header keys of its own."""
     monkeypatch.setattr(arrow, "HEADER_CELLS_MAX", 100)
     events = [[({f"key-{index}": "v"}, b"")] for index in range(40)]
     batches = list(record_batches(column_batches(events), SCHEMA, CONSTANTS))
@@ -91,14 +91,14 @@ def test_record_batches_with_ever_new_keys_stay_small(monkeypatch: pytest.Monkey
 
 
 def test_record_batches_when_one_batch_is_large_keeps_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch above `RECORD_BATCH_ROWS_MAX` is not cut: cutting would cost and gain nothing."""
+    """A batch above `RECORD_BATCH_ROWS_MAX` is not cut, since that would gain nothing."""
     monkeypatch.setattr(arrow, "RECORD_BATCH_ROWS_MAX", 10)
     batches = list(record_batches(column_batches([[({}, b"x")] * 25]), SCHEMA, CONSTANTS))
     assert [batch.num_rows for batch in batches] == [25]
 
 
 def test_record_batches_with_a_large_constant_header_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One value that holds for all events travels once but stands in each row: the rows are spread over batches."""
+    """A value of all events is stored once, but repeated in each row, so the rows are split over batches."""
     monkeypatch.setattr(arrow, "RECORD_BATCH_BYTES_MAX", 1_000)
     batches = list(record_batches(column_batches([[({"trace": "x" * 300}, b"a")] * 10]), SCHEMA, CONSTANTS))
     assert [batch.num_rows for batch in batches] == [6, 4]
@@ -108,20 +108,20 @@ def test_record_batches_with_a_large_constant_header_are_cut(monkeypatch: pytest
 
 
 def test_record_batches_with_a_hole_keep_their_sequences() -> None:
-    """Where events were consumed before the claim, the rows behind the hole have their own sequences."""
+    """If events were consumed before the claim, the rows after the gap have their own sequences."""
     batches = column_batches([[({}, b"a")] * 2]) + column_batches([[({}, b"b")] * 2], first_sequence=10)
     assert [row["sequence"] for row in rows(list(record_batches(batches, SCHEMA, CONSTANTS)))] == [1, 2, 10, 11]
 
 
 def test_record_batches_of_some_columns_have_only_these_in_their_order() -> None:
-    """A user's schema may omit columns, reorder them, and spell their names in another case."""
+    """A user's schema may omit columns, reorder them, and use other case."""
     schema = pa.schema([SCHEMA.field("body").with_name("Body"), SCHEMA.field("sequence")])
     batches = list(record_batches(column_batches([[({"host": "a"}, b"x")]]), schema, CONSTANTS))
     assert [batch.to_pylist() for batch in batches] == [[{"Body": b"x", "sequence": 1}]]
 
 
 def test_record_batches_of_nothing_are_none() -> None:
-    """An empty range makes no RecordBatch."""
+    """An empty range has no RecordBatch."""
     assert list(record_batches([], SCHEMA, CONSTANTS)) == []
 
 
@@ -135,20 +135,20 @@ def test_ints_of_a_slice_are_those_of_the_slice(data_type: pa.DataType) -> None:
 
 
 def test_int32_array_of_ints_returns_them() -> None:
-    """To Arrow and back nothing changes."""
+    """Conversion to Arrow and back changes nothing."""
     for numbers in (array("i"), array("i", [-1, 0, 2**31 - 1])):
         assert ints(int32_array(numbers)) == numbers
 
 
 def test_counting_a_range_has_its_numbers() -> None:
-    """From any number on, also beyond 32 bits."""
+    """Ranges may start at any number, also above 32 bits."""
     for numbers, data_type in ((range(5), pa.int32()), (range(2**40, 2**40 + 3), pa.int64()), (range(0), pa.int64())):
         counted = counting(numbers, data_type)
         assert (counted.to_pylist(), counted.type) == (list(numbers), data_type)
 
 
 def test_plain_of_a_dictionary_has_its_values() -> None:
-    """What is no dictionary stays as it is."""
+    """Other arrays are returned unchanged."""
     values = pa.array(["a", None, "a", "b"])
     assert plain(values.dictionary_encode()).equals(values)
     assert plain(values) is values

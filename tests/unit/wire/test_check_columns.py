@@ -41,7 +41,7 @@ def two_events(
     ],
 )
 def test_check_columns_that_hold_together_passes(columns: event_pb2.EventColumns) -> None:
-    """Whatever the format allows is allowed, with nothing in it too."""
+    """Everything that the format allows passes, including columns without events."""
     check_columns(columns)
 
 
@@ -55,7 +55,7 @@ def test_check_columns_that_hold_together_passes(columns: event_pb2.EventColumns
         (two_events(bodies=b"xy"), r"columns\.bodies: has 2 bytes; columns\.body_sizes sum to 3"),
         (two_events(bodies=b"xyyy"), r"columns\.bodies: has 4 bytes; columns\.body_sizes sum to 3"),
         (
-            # Would be 3 in 32 bits.
+            # The sum would be 3 in 32 bits.
             two_events(body_sizes=(UINT32_MAX, 4)),
             r"columns\.bodies: has 3 bytes; columns\.body_sizes sum to 4294967299",
         ),
@@ -98,14 +98,14 @@ def test_check_columns_that_hold_together_passes(columns: event_pb2.EventColumns
         ),
     ],
 )
-def test_check_columns_that_lie_says_where(columns: event_pb2.EventColumns, complaint: str) -> None:
-    """Each contradiction is refused with the field, what it was, and what is allowed."""
+def test_check_columns_that_contradict_themselves_says_where(columns: event_pb2.EventColumns, complaint: str) -> None:
+    """Each contradiction is refused with the field, its value, and what is allowed."""
     with pytest.raises(ColumnsError, match=complaint):
         check_columns(columns)
 
 
 def _lies() -> st.SearchStrategy[event_pb2.EventColumns]:
-    """Columns that were put together by chance: most lie, some do not."""
+    """Random columns, most of which are inconsistent."""
     sizes = st.lists(st.integers(0, 3), max_size=3)
     headers = st.lists(
         st.builds(
@@ -148,7 +148,7 @@ def _columns_with_one_lie(draw: st.DrawFn) -> event_pb2.EventColumns:
 
 @given(st.one_of(_lies(), _columns_with_one_lie()))
 def test_check_columns_that_pass_can_be_read_and_cut(columns: event_pb2.EventColumns) -> None:
-    """Whatever is not refused can be turned into rows and cut anywhere, and each cut passes in its turn."""
+    """Columns that pass can be converted to rows and cut anywhere, and each cut passes as well."""
     try:
         check_columns(columns)
     except ColumnsError:

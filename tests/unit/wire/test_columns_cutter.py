@@ -14,19 +14,19 @@ def cutter_of(events: Sequence[Row]) -> ColumnsCutter:
 
 
 def rows_bytes(first_sequence: int, events: Sequence[Row]) -> int:
-    """What a batch of these events has when serialized in rows."""
+    """The size of a batch of these events, serialized in rows."""
     messages = [event_pb2.Event(headers=headers, body=body) for headers, body in events]
     return len(event_pb2.EventBatch(first_sequence=first_sequence, events=messages).SerializeToString())
 
 
 def columns_bytes(first_sequence: int, columns: event_pb2.EventColumns) -> int:
-    """What a batch of these events has when serialized in columns."""
+    """The size of a batch of these events, serialized in columns."""
     return len(event_pb2.EventBatch(first_sequence=first_sequence, columns=columns).SerializeToString())
 
 
 @given(rows(min_size=1), st.data())
 def test_cut_anywhere_holds_the_events_of_the_range(events: list[Row], data: st.DataObject) -> None:
-    """A cut is what the same events alone would be, and cutting the cut again works too."""
+    """A cut equals the columns of the same events alone, and can be cut again."""
     cutter = cutter_of(events)
     start = data.draw(st.integers(0, len(events)))
     stop = data.draw(st.integers(start, len(events)))
@@ -38,27 +38,27 @@ def test_cut_anywhere_holds_the_events_of_the_range(events: list[Row], data: st.
 
 @given(rows(min_size=1))
 def test_cut_of_each_event_alone_returns_them_all(events: list[Row]) -> None:
-    """Batches of one are cut out of a batch of many."""
+    """Single events are cut out of a batch of many."""
     cutter = cutter_of(events)
     parts = [ColumnsCutter(cutter.cut(index, index + 1)) for index in range(cutter.count)]
     assert [row for part in parts for row in part.rows(0, 1)] == events
 
 
 def test_cut_without_an_event_that_has_the_header_leaves_its_column_out() -> None:
-    """A cut holds no key that none of its events has."""
+    """A cut has no key that none of its events has."""
     cut = cutter_of([({"a": "1"}, b""), ({"b": "2"}, b"")]).cut(1, 2)
     assert [header.key for header in cut.headers] == ["b"]
 
 
 def test_cut_of_the_whole_is_the_same_message() -> None:
-    """Nothing is copied where nothing is cut off."""
+    """The whole is returned without copying."""
     (columns,) = columns_from_events([({}, b"x")])
     assert ColumnsCutter(columns).cut(0, 1) is columns
 
 
 @given(rows(min_size=1), st.data())
 def test_bounds_of_any_range_are_never_below_the_bytes(events: list[Row], data: st.DataObject) -> None:
-    """A batch that fits by its bound fits, in either form, with the largest sequence too."""
+    """A batch whose bound fits a limit fits it, in either form and with the largest sequence."""
     cutter = cutter_of(events)
     start = data.draw(st.integers(0, len(events)))
     stop = data.draw(st.integers(start, len(events)))
@@ -69,7 +69,7 @@ def test_bounds_of_any_range_are_never_below_the_bytes(events: list[Row], data: 
 
 @given(rows(min_size=2), st.data())
 def test_bounds_of_a_wider_range_are_never_below_a_narrower_ones(events: list[Row], data: st.DataObject) -> None:
-    """They grow with the range: the furthest stop that fits can be found by halving."""
+    """The bounds grow with the range, so the furthest stop can be found by bisection."""
     cutter = cutter_of(events)
     start = data.draw(st.integers(0, len(events) - 1))
     for bound in (cutter.columns_bytes_bound, cutter.rows_bytes_bound):
@@ -78,7 +78,7 @@ def test_bounds_of_a_wider_range_are_never_below_a_narrower_ones(events: list[Ro
 
 
 def test_bounds_of_the_largest_sizes_are_never_below_the_bytes() -> None:
-    """Long keys, long values and all the headers there may be are within the bounds."""
+    """Long keys, long values and the maximum of headers are within the bounds."""
     headers = {f"{number:0200}": "v" * 300 for number in range(HEADER_KEYS_MAX)}
     events = [(headers, b"x" * 70_000), ({**headers, f"{0:0200}": "other"}, b""), (headers, b"y" * 300)]
     cutter = cutter_of(events)
@@ -88,7 +88,7 @@ def test_bounds_of_the_largest_sizes_are_never_below_the_bytes() -> None:
 
 @given(rows(min_size=1), st.integers(0, 40), st.data())
 def test_stop_within_a_limit_is_the_furthest(events: list[Row], body_bytes_max: int, data: st.DataObject) -> None:
-    """The bodies up to the stop keep the limit, and one more would not."""
+    """The bodies up to the stop are within the limit, and one more would not be."""
     cutter = cutter_of(events)
     start = data.draw(st.integers(0, len(events)))
     stop = cutter.stop_within(start, body_bytes_max)
@@ -99,7 +99,7 @@ def test_stop_within_a_limit_is_the_furthest(events: list[Row], body_bytes_max: 
 
 @given(rows(min_size=1))
 def test_strings_of_each_header_end_with_the_range(events: list[Row]) -> None:
-    """A header has one value for each event, or None, and no more."""
+    """A header has one value or None for each event."""
     cutter = cutter_of(events)
     for header in cutter._header_cutters():
         assert list(header.strings(0, len(events))) == [headers.get(header.key) for headers, _ in events]

@@ -20,7 +20,7 @@ def rows_of(batches: list[event_pb2.EventColumns]) -> list[Row]:
 
 @given(rows())
 def test_columns_from_events_back_in_rows_are_the_same_events(events: list[Row]) -> None:
-    """Nothing is lost on the way to columns and back, over the wire too, and what comes out passes the check."""
+    """Events are unchanged after conversion to columns, over the wire, and back; the columns pass the check."""
     batches = columns_from_events(events)
     for columns in batches:
         check_columns(columns)
@@ -30,20 +30,20 @@ def test_columns_from_events_back_in_rows_are_the_same_events(events: list[Row])
 
 
 def test_columns_from_events_of_protobuf_rows_takes_them_as_they_are() -> None:
-    """A message's own map and bytes serve as an event."""
+    """A message's own map and bytes can be used as an event."""
     message = event_pb2.Event(headers={"a": "1"}, body=b"x")
     assert rows_of(columns_from_events([(message.headers, message.body)])) == [({"a": "1"}, b"x")]
 
 
 def test_columns_from_events_with_one_value_for_all_store_it_once() -> None:
-    """A header that all events share costs as much as one value."""
+    """A header shared by all events needs the space of one value."""
     (columns,) = columns_from_events([({"host": "a"}, b"")] * 1000)
     (column,) = columns.headers
     assert (list(column.sizes), column.values) == ([2], b"a")
 
 
 def test_columns_from_events_with_a_late_header_keep_it_with_its_event() -> None:
-    """Events before and behind one with a header have none."""
+    """Events before and after one with a header have none."""
     events: list[Row] = [({}, b"1"), ({"a": "x"}, b"2"), ({}, b"3")]
     (columns,) = columns_from_events(events)
     assert list(columns.headers[0].sizes) == [0, 2, 0]
@@ -51,7 +51,7 @@ def test_columns_from_events_with_a_late_header_keep_it_with_its_event() -> None
 
 
 def test_columns_from_events_with_too_many_keys_become_several_batches() -> None:
-    """An event whose keys do not fit any more begins a new batch; one that adds no key still fits."""
+    """An event whose keys do not fit starts a new batch; one without new keys still fits."""
     full: Row = ({str(number): "v" for number in range(HEADER_KEYS_MAX)}, b"full")
     known: Row = ({"0": "w"}, b"known")
     new: Row = ({"new": "v"}, b"new")
@@ -61,7 +61,7 @@ def test_columns_from_events_with_too_many_keys_become_several_batches() -> None
 
 
 def test_columns_from_events_with_sparse_headers_keep_the_table_small() -> None:
-    """Sizes for events without a header are bounded, however the headers are spread."""
+    """The sizes of events without a header are bounded, however headers are distributed."""
     keys = 250
     count_max = HEADER_CELLS_MAX // keys
     first: Row = ({str(number): "" for number in range(keys)}, b"")
@@ -80,13 +80,13 @@ def test_add_with_too_many_headers_adds_nothing() -> None:
 
 
 def test_columns_from_events_with_too_many_headers_in_one_event_refuses() -> None:
-    """Also where the event comes first."""
+    """This holds also for the first event."""
     with pytest.raises(ColumnsError, match="257 headers"):
         columns_from_events([({str(number): "" for number in range(HEADER_KEYS_MAX + 1)}, b"")])
 
 
 def test_build_without_events_returns_columns_of_none() -> None:
-    """They are legal and hold nothing."""
+    """Such columns are valid."""
     columns = ColumnsBuilder().build()
     check_columns(columns)
     assert columns == event_pb2.EventColumns()

@@ -1,4 +1,4 @@
-"""What is taken apart by hand means what protobuf takes it to mean, or is left to protobuf."""
+"""Fields decoded by hand have protobuf's meaning, or are left to protobuf."""
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -13,7 +13,7 @@ BODIES = event_pb2.EventColumns.BODIES_FIELD_NUMBER
 
 
 def varint(value: int, length: int) -> bytes:
-    """A number in so many bytes, though it may need fewer."""
+    """A number in this many bytes, though it may need fewer."""
     septets = [value >> 7 * index & 0x7F for index in range(length)]
     return bytes([*(septet | 0x80 for septet in septets[:-1]), septets[-1]])
 
@@ -21,13 +21,13 @@ def varint(value: int, length: int) -> bytes:
 @pytest.mark.parametrize(
     "message",
     [
-        # Cut off inside a number, and a number without an end.
+        # Truncated inside a number, and a number without end.
         field_head(BODIES, 1) + b"a" + b"\x08\x80",
         field_head(BODIES, 1) + b"a" + b"\x08" + b"\xff" * 10,
-        # A group, and a wire type that there is not.
+        # A group, and an unknown wire type.
         field_head(BODIES, 1) + b"a" + bytes([5 << 3 | 3, 5 << 3 | 4]),
         field_head(BODIES, 1) + b"a" + bytes([5 << 3 | 7]),
-        # Heads that are longer than they need be; protobuf cannot read the first.
+        # Heads that are longer than necessary; protobuf cannot read the first.
         varint(BODIES << 3 | 2, 6) + b"\x01a",
         varint(BODIES << 3 | 2, 2) + b"\x01a",
         varint(BODIES << 3 | 2, 1) + varint(1, 2) + b"a",
@@ -54,7 +54,7 @@ _PIECES = st.one_of(
 
 @given(st.lists(_PIECES, max_size=5).map(b"".join))
 def test_place_of_a_field_in_any_bytes_agrees_with_protobuf(message: bytes) -> None:
-    """Where a place is found, the field and the rest are what protobuf finds in the whole, or both are nothing."""
+    """If a place is found, the field and the rest are as in protobuf, or both are empty."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire_format, "_WORTH_IT_BYTES", 0)
         place = place_of(BODIES, message)

@@ -1,4 +1,4 @@
-"""The interceptors that give and take headers."""
+"""The interceptors that add and remove headers."""
 
 import re
 import socket
@@ -11,7 +11,7 @@ from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors import regexes
 from millrace_server.agent.interceptors.headers import Timestamp, TimestampConfig, outbound_address, random_uuids
 from millrace_server.agent.interceptors.interceptor import EventsRefusedError
-from tests.made_interceptors import intercepted, interceptor, problem_with
+from tests.configured_interceptors import intercepted, interceptor, problem_with
 from tests.source_writers import table_of
 
 NOW = 1_769_903_999.1234
@@ -23,13 +23,13 @@ def stamped(table: EventTable, **settings: object) -> list[dict[str, str]]:
 
 
 def test_timestamp_says_when_a_batch_came_in() -> None:
-    """In milliseconds, as Flume has it, or as a date that people can read."""
+    """The time is in milliseconds, as in Flume, or a date in ISO format."""
     assert stamped(table_of(b"1", b"2")) == [{"timestamp": "1769903999123"}] * 2
     assert stamped(table_of(b"1"), header="at", format="iso") == [{"at": "2026-01-31T23:59:59.123+00:00"}]
 
 
 def test_timestamp_of_now_is_now() -> None:
-    """It asks the clock for each batch."""
+    """The clock is read for each batch."""
     before = int(datetime.now(UTC).timestamp() * 1000)
     [(headers, _)] = intercepted(table_of(b"1"), type="timestamp")
     assert before <= int(headers["timestamp"]) <= int(datetime.now(UTC).timestamp() * 1000)
@@ -38,7 +38,7 @@ def test_timestamp_of_now_is_now() -> None:
 @pytest.mark.parametrize("kind", ["timestamp", "host", "static", "uuid"])
 @pytest.mark.parametrize("preserve_existing", [True, False])
 def test_giving_a_header_keeps_an_event_s_own_where_it_is_to(kind: str, *, preserve_existing: bool) -> None:
-    """Event by event: some may have one already."""
+    """The choice is made per event: some may have the header already."""
     settings = {"static": {"key": "h", "value": "new"}}.get(kind, {"header": "h"})
     rows = intercepted(
         table_of(b"1", b"2", h=["old", None]), type=kind, preserve_existing=preserve_existing, **settings
@@ -80,12 +80,12 @@ def test_static_sets_one_header_or_several() -> None:
     ],
 )
 def test_static_without_a_whole_header_is_refused(table: dict[str, object], problem: str) -> None:
-    """Flume then sets a header called "key"."""
+    """Flume would set a header called "key"."""
     assert problem_with(type="static", **table) == problem
 
 
 def test_uuid_sets_a_different_one_on_each_event() -> None:
-    """They are UUIDs of version 4 after the prefix."""
+    """The values are UUIDs of version 4 after the prefix."""
     rows = intercepted(table_of(*[b"x"] * 1_000), type="uuid", prefix="app-")
     ids = [headers["id"] for headers, _ in rows]
     assert len(set(ids)) == 1_000
@@ -96,7 +96,7 @@ def test_uuid_sets_a_different_one_on_each_event() -> None:
 
 
 def test_random_uuids_use_every_variant_and_digit() -> None:
-    """All but the version and two bits is chance."""
+    """All bits but those of version and variant are random."""
     ids = random_uuids("", 2_000)
     assert {each[19] for each in ids} == set("89ab")
     for at in {*range(36)} - {8, 13, 14, 18, 19, 23}:
@@ -104,14 +104,14 @@ def test_random_uuids_use_every_variant_and_digit() -> None:
 
 
 def test_remove_header_removes_by_name_and_by_pattern() -> None:
-    """A pattern must match the whole name; what is not there need not be removed."""
+    """A pattern must match the whole name; missing headers are ignored."""
     table = table_of(b"1", b"2", host="h", x_a="1", x_b=["2", None], ax_a="3", other="4")
     rows = intercepted(table, type="remove_header", names=["host", "gone"], pattern="x_.")
     assert rows == [({"ax_a": "3", "other": "4"}, body) for body in (b"1", b"2")]
 
 
 def test_remove_header_without_anything_to_remove_is_refused() -> None:
-    """It is a mistake, not a limits."""
+    """The configuration is a mistake."""
     assert problem_with(type="remove_header") == (
         "pattern: is missing, and names is empty; the interceptor needs a header to remove"
     )
@@ -120,7 +120,7 @@ def test_remove_header_without_anything_to_remove_is_refused() -> None:
 def test_remove_header_whose_pattern_takes_too_long_refuses_the_events_with_that_header(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Names of headers come from strangers too."""
+    """Header names may come from untrusted senders too."""
     monkeypatch.setattr(regexes, "MATCH_SECONDS_MAX", 0.05)
     name = "a" * 60 + "b"
     table = EventTable([b"1", b"2"], {name: [None, "x"]})

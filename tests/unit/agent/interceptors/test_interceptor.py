@@ -3,16 +3,16 @@ from typing import Any
 import pytest
 
 from millrace_server.agent.events import EventTable
-from tests.made_interceptors import intercepted, interceptor, problem_with
-from tests.own_steps import Returns
+from tests.configured_interceptors import intercepted, interceptor, problem_with
+from tests.custom_interceptors import FixedResult
 from tests.source_writers import table_of
 
 
 def test_own_interceptor_gets_its_options_and_a_table_of_its_own() -> None:
-    """It may do with the lists what it likes: what it is given is a copy."""
+    """The interceptor may change the lists, since it gets a copy."""
     table = table_of(b"a", b"b", n=["1", "2"])
     table.batch_indexes = range(2)
-    made = interceptor(type="custom", factory="tests.own_steps:Shout", options={"mark": b"?"})
+    made = interceptor(type="custom", factory="tests.custom_interceptors:Uppercase", options={"mark": b"?"})
     passed = made.intercept(table)
     assert list(passed.rows()) == [({"n": "1", "shouted": "yes"}, b"A?"), ({"n": "2", "shouted": "yes"}, b"B?")]
     assert passed.batch_indexes == range(2)
@@ -33,9 +33,9 @@ def test_custom_interceptor_that_returns_what_cannot_be_stored_raises(
     monkeypatch: pytest.MonkeyPatch, result: Any, said: str
 ) -> None:
     """The error is raised in the interceptor, not later."""
-    monkeypatch.setattr("tests.own_steps.Sleepy", lambda: Returns(result))
+    monkeypatch.setattr("tests.custom_interceptors.Blocking", lambda: FixedResult(result))
     with pytest.raises((TypeError, ValueError), match=said):
-        intercepted(table_of(b"a", b"b"), type="custom", factory="tests.own_steps:Sleepy")
+        intercepted(table_of(b"a", b"b"), type="custom", factory="tests.custom_interceptors:Blocking")
 
 
 def test_own_interceptor_that_makes_another_table_has_its_places_forgotten() -> None:
@@ -44,34 +44,37 @@ def test_own_interceptor_that_makes_another_table_has_its_places_forgotten() -> 
     table.batch_indexes = range(2)
     wrong = EventTable([b"x"])
     wrong.batch_indexes = range(2)
-    made = interceptor(type="custom", factory="tests.own_steps:Returns", options={"result": wrong})
+    made = interceptor(type="custom", factory="tests.custom_interceptors:FixedResult", options={"result": wrong})
     assert made.intercept(table).batch_indexes is None
 
 
 @pytest.mark.parametrize(
     ("factory", "problem"),
     [
-        ("tests.own_steps", 'factory: is "tests.own_steps"; it must be "package.module:name"'),
-        (":Shout", 'factory: is ":Shout"; it must be "package.module:name"'),
+        ("tests.custom_interceptors", 'factory: is "tests.custom_interceptors"; it must be "package.module:name"'),
+        (":Uppercase", 'factory: is ":Uppercase"; it must be "package.module:name"'),
         (
-            "tests.nowhere:Shout",
+            "tests.nowhere:Uppercase",
             (
-                'factory: is "tests.nowhere:Shout", which cannot be imported '
+                'factory: is "tests.nowhere:Uppercase", which cannot be imported '
                 "(ModuleNotFoundError: No module named 'tests.nowhere')"
             ),
         ),
         (
-            "tests.own_steps:Nobody",
+            "tests.custom_interceptors:Missing",
             (
-                'factory: is "tests.own_steps:Nobody", which cannot be imported '
-                "(AttributeError: module 'tests.own_steps' has no attribute 'Nobody')"
+                'factory: is "tests.custom_interceptors:Missing", which cannot be imported '
+                "(AttributeError: module 'tests.custom_interceptors' has no attribute 'Missing')"
             ),
         ),
-        ("tests.own_steps:NOT_CALLABLE", 'factory: is "tests.own_steps:NOT_CALLABLE", which cannot be called'),
+        (
+            "tests.custom_interceptors:NOT_CALLABLE",
+            'factory: is "tests.custom_interceptors:NOT_CALLABLE", which cannot be called',
+        ),
     ],
 )
 def test_own_interceptor_that_cannot_be_found_is_refused(factory: str, problem: str) -> None:
-    """With the configuration, and in one line."""
+    """The error appears when the configuration is checked, in one line."""
     assert problem_with(type="custom", factory=factory) == problem
 
 

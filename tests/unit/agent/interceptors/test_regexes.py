@@ -8,7 +8,7 @@ import pytest
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors import regexes
 from millrace_server.agent.interceptors.interceptor import EventsRefusedError
-from tests.made_interceptors import intercepted, interceptor, problem_with
+from tests.configured_interceptors import intercepted, interceptor, problem_with
 from tests.source_writers import table_of
 
 ACCESS_LINE = b'10.1.2.3 - bob [10/Oct/2000:13:55:36 -0700] "GET /a?b=1 HTTP/1.0" 200 2326'
@@ -35,7 +35,7 @@ def test_regex_filter_keeps_or_drops_what_matches_anywhere(action: str, expected
 
 
 def test_regex_filter_keeps_headers_with_their_events() -> None:
-    """Columns are cut together."""
+    """Columns of headers and bodies are filtered together."""
     table = table_of(b"1", b"2", b"3", n=["a", "b", "c"], host="h")
     rows = intercepted(table, type="regex_filter", pattern="[13]")
     assert rows == [({"n": "a", "host": "h"}, b"1"), ({"n": "c", "host": "h"}, b"3")]
@@ -43,14 +43,14 @@ def test_regex_filter_keeps_headers_with_their_events() -> None:
 
 @pytest.mark.parametrize(("action", "expected"), [("keep", [b"1"]), ("drop", [b"2", b"3"])])
 def test_regex_filter_of_a_header_finds_nothing_where_there_is_none(action: str, expected: list[bytes]) -> None:
-    """An event without the header is not kept, and not dropped."""
+    """An event without the header does not match."""
     table = table_of(b"1", b"2", b"3", level=["warn", "info", None])
     rows = intercepted(table, type="regex_filter", pattern="^w", header="level", action=action)
     assert bodies_of(rows) == expected
 
 
 def test_regex_filter_reads_broken_utf_8() -> None:
-    """A body may be anything."""
+    """Bodies need not be valid UTF-8."""
     table = table_of(b"\xff\xfe err", "größe".encode(), b"\xff")
     assert bodies_of(intercepted(table, type="regex_filter", pattern="err|ö")) == [b"\xff\xfe err", "größe".encode()]
 
@@ -74,7 +74,7 @@ def test_regex_filter_reads_broken_utf_8() -> None:
     ],
 )
 def test_search_replace_replaces_all_places(pattern: str, replacement: str, body: bytes, expected: bytes) -> None:
-    """Bytes that are no UTF-8 come out as they went in."""
+    """Bytes that are not UTF-8 stay unchanged."""
     rows = intercepted(table_of(body), type="search_replace", pattern=pattern, replacement=replacement)
     assert bodies_of(rows) == [expected]
 
@@ -91,7 +91,7 @@ def test_search_replace_in_a_header_leaves_bodies_alone(values: Any, expected: l
 
 
 def test_search_replace_in_a_header_that_no_event_has_does_nothing() -> None:
-    """It makes no header."""
+    """No header is added."""
     assert intercepted(table_of(b"a"), type="search_replace", pattern="a", replacement="b", header="h") == [({}, b"a")]
 
 
@@ -107,14 +107,14 @@ def test_search_replace_that_makes_a_text_too_long_refuses_that_event(replacemen
 
 
 def test_search_replace_just_below_the_limit_is_done() -> None:
-    """The long way of replacing does the same as the short one."""
+    """Counting and replacing step by step has the same result as replacing at once."""
     body = b"ab" * 1_000
     rows = intercepted(table_of(body), type="search_replace", pattern="(a)b", replacement=r"<\1>" * 100)
     assert bodies_of(rows) == [b"<a>" * 100 * 1_000]
 
 
 def test_search_replace_of_a_header_that_all_have_refuses_all_where_it_is_too_much() -> None:
-    """It is one value, and it is every event's."""
+    """The single value of all events is refused for all of them."""
     table = table_of(b"1", b"2", h="x" * 100_000)
     with pytest.raises(EventsRefusedError) as caught:
         interceptor(type="search_replace", pattern="x", replacement="y" * 100, header="h").intercept(table)
@@ -131,7 +131,7 @@ def test_search_replace_of_a_header_that_all_have_refuses_all_where_it_is_too_mu
     ],
 )
 def test_search_replace_whose_replacement_does_not_fit_is_refused(pattern: str, replacement: str, said: str) -> None:
-    """With the configuration, not with the first event that matches."""
+    """The configuration is refused, not the first event that matches."""
     problem = problem_with(type="search_replace", pattern=pattern, replacement=replacement)
     assert problem.startswith("replacement: is ")
     assert said in problem
@@ -160,7 +160,7 @@ def test_regex_extractor_makes_headers_of_named_groups() -> None:
 
 
 def test_regex_extractor_makes_headers_of_a_list_of_names() -> None:
-    """The groups' own names do not count then."""
+    """The names of the groups are ignored then."""
     rows = intercepted(
         table_of(b"1:2.3foobar5"),
         type="regex_extractor",
@@ -171,14 +171,14 @@ def test_regex_extractor_makes_headers_of_a_list_of_names() -> None:
 
 
 def test_regex_extractor_where_nothing_is_found_changes_nothing() -> None:
-    """Nor where a group takes no part; an event's own header stays then."""
+    """No header is set for a group that did not take part either; an existing header stays then."""
     table = table_of(b"a1", b"zz", b"b", kind=["old", "old", "old"])
     rows = intercepted(table, type="regex_extractor", pattern=r"(?P<kind>a\d)|(?P<other>b)")
     assert [headers for headers, _ in rows] == [{"kind": "a1"}, {"kind": "old"}, {"kind": "old", "other": "b"}]
 
 
 def test_regex_extractor_of_a_header_looks_there() -> None:
-    """For instance at the path of the file that a line comes from."""
+    """The header may be, for example, the path of the file that a line comes from."""
     rows = intercepted(
         table_of(b"1", b"2", file=["/var/log/app.log", None]),
         type="regex_extractor",
@@ -212,7 +212,7 @@ def test_regex_extractor_of_a_time_without_zone_takes_the_configured_one(
 
 
 def test_regex_extractor_of_broken_utf_8_makes_headers_that_can_be_stored() -> None:
-    """A header is text."""
+    """Headers must be text."""
     made = interceptor(type="regex_extractor", pattern="(?P<all>.+)").intercept(table_of(b"a\xffb"))
     assert made.values("all") == ["a\ufffdb"]
     assert made.stored()
@@ -248,11 +248,11 @@ def test_regex_extractor_of_broken_utf_8_makes_headers_that_can_be_stored() -> N
     ],
 )
 def test_regex_extractor_that_does_not_fit_together_is_refused(table: dict[str, Any], problem: str) -> None:
-    """Each with the setting that is wrong."""
+    """The error names the wrong setting."""
     assert problem_with(type="regex_extractor", **table) == problem
 
 
-# All of them.
+# All interceptors.
 
 
 @pytest.mark.parametrize("kind", ["regex_filter", "search_replace", "regex_extractor", "remove_header"])
@@ -273,7 +273,7 @@ def test_config_with_an_invalid_pattern_is_refused(kind: str, pattern: str) -> N
 def test_a_search_without_end_is_given_up_and_its_event_refused(
     monkeypatch: pytest.MonkeyPatch, kind: str, more: dict[str, Any], header: str | None
 ) -> None:
-    """A stranger's text must not stop the server, nor the source; the other events are not refused."""
+    """Untrusted text must not block the server or the source; the other events are not refused."""
     monkeypatch.setattr(regexes, "MATCH_SECONDS_MAX", 0.05)
     texts = ["aa", FOREVER_TEXT, "aa"]
     table = EventTable([text.encode() for text in texts], {"h": texts})

@@ -8,7 +8,7 @@ from millrace_server.agent.lines.config import LinesConfig
 
 
 def test_settings_in_the_words_of_a_file_are_understood() -> None:
-    """A configuration file has text where the code has words of its own."""
+    """A configuration file has strings where the code has its own types."""
     written = {
         "charset": "Latin-1",
         "decode_errors": "ignore",
@@ -39,5 +39,5 @@ def test_settings_that_are_wrong_are_reported(written: dict[str, Any], problem: 
     """The sentence names the setting, its value, and what is allowed."""
     with pytest.raises(ValidationError) as refused:
         LinesConfig.model_validate(written, strict=True)
-    [told] = describe_problems(refused.value, LinesConfig)
-    assert told.startswith(problem)
+    [reported] = describe_problems(refused.value, LinesConfig)
+    assert reported.startswith(problem)

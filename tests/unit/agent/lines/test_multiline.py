@@ -45,7 +45,7 @@ def test_feed_of_many_lines_ends_events_at_their_limits() -> None:
 
 
 def test_feed_of_lines_that_were_left_out_counts_them_to_the_event_around_them() -> None:
-    """What an event covers has no gaps, so that its bytes are known to be done."""
+    """An event covers a range without gaps, so that all its bytes count as read."""
     aggregator = MultilineAggregator(MultilineConfig(pattern="^a"), 10)
     assert aggregator.feed(Lines(10, 5, [b"a", b"b"], [2, 9])) == Lines(10, 5, [], [])
     found = aggregator.feed(Lines(26, 4, [b"a"], [2]))

@@ -10,7 +10,7 @@ from millrace_server.agent.lines.splitter import LinesError, LineSplitter
 
 SEED = 20261121
 TRIALS = 120
-# Among them what is longer than one unit in UTF-16, and two characters whose bytes hold a line feed between them.
+# Among them characters of two units in UTF-16, and two characters whose bytes contain a line feed between them.
 CHARACTERS = ("a", "b", "é", "漢", "😀", "\n", "\r\n", "\r", "ਊĀ")
 
 Events = list[tuple[int, bytes]]
@@ -39,7 +39,7 @@ def covers_all(parts: list[Lines], start: int, end: int) -> bool:
 
 
 def test_feed_of_lines_hands_out_finished_ones() -> None:
-    """A line without its end waits; what was handed out covers all bytes up to there."""
+    """A line waits for its end; the lines returned cover all bytes before it."""
     split = splitter()
     lines = split.feed(b"one\ntwo\n\nthr")
     assert events_of(lines) == [(0, b"one"), (4, b"two"), (8, b"")]
@@ -56,7 +56,7 @@ def test_feed_of_carriage_returns_leaves_them_out_before_a_line_feed_only() -> N
 
 
 def test_feed_of_utf_8_passes_bytes_untouched() -> None:
-    """Without further settings a body is what came, whether it is text or not."""
+    """By default a body has the bytes that were read, text or not."""
     assert bodies_of(splitter().feed(b"\xff\xfe\x00\xc3\n\xef\xbb\xbfx\n")) == [b"\xff\xfe\x00\xc3", b"\xef\xbb\xbfx"]
 
 
@@ -98,7 +98,7 @@ def test_feed_of_a_line_of_the_largest_length_leaves_it_whole(end: bytes) -> Non
 
 @pytest.mark.parametrize("policy", ["split", "truncate", "drop"])
 def test_feed_of_a_line_without_end_keeps_memory_bounded(policy: str) -> None:
-    """However long a line is, only about one line's bytes are held."""
+    """However long a line is, only about one maximum line is kept in memory."""
     split = splitter(line_bytes_max=1_000, long_lines=policy)
     for _ in range(500):
         split.feed(b"x" * 777)
@@ -132,7 +132,7 @@ def test_feed_of_a_split_line_cuts_no_character() -> None:
     ],
 )
 def test_feed_of_another_charset_returns_utf_8(charset: str, written: bytes) -> None:
-    """Bodies are UTF-8, whatever the charset's bytes for a line feed are; a byte order mark is no part of them."""
+    """Bodies are UTF-8, whatever the charset's bytes for a line feed are; a byte order mark is removed."""
     split = splitter(charset=charset)
     parts = [split.feed(written[index : index + 1]) for index in range(len(written))]
     assert bodies_of(*parts) == ["grün".encode(), "ß".encode()]
@@ -140,7 +140,7 @@ def test_feed_of_another_charset_returns_utf_8(charset: str, written: bytes) -> 
 
 
 def test_finish_of_an_input_that_is_a_mark_covers_it() -> None:
-    """An input may be shorter than the marks that are looked for."""
+    """An input may be shorter than the byte order marks."""
     split = splitter(charset="utf-16")
     assert split.feed(b"\xff\xfe").end == 0
     assert split.has_unfinished_line
@@ -156,7 +156,7 @@ def test_finish_of_an_input_that_is_a_mark_covers_it() -> None:
     ],
 )
 def test_feed_of_broken_utf_8_follows_the_policy(errors: str, expected: list[bytes]) -> None:
-    """Only the line that is broken is changed."""
+    """Only the invalid line is changed."""
     assert bodies_of(splitter(decode_errors=errors).feed(b"ok\na\xffb\nend\n")) == expected
 
 
@@ -178,7 +178,7 @@ def test_feed_where_broken_text_is_to_fail_hands_out_what_is_before_it() -> None
 
 
 def test_feed_of_multiline_events_hands_them_out_once_the_next_begins() -> None:
-    """The last event waits for further lines, until it is asked for."""
+    """The last event waits for further lines until `finish`."""
     split = splitter(multiline={"pattern": r"^\d"})
     assert events_of(split.feed(b"1 first\n  at a\n  at b\n2 second\n  at")) == [(0, b"1 first\n  at a\n  at b")]
     assert split.has_pending_event

@@ -21,7 +21,7 @@ def test_idempotency_key_of_the_same_events_cut_otherwise_is_the_same() -> None:
 
 
 def test_idempotency_key_of_many_ranges_is_short_and_their_own() -> None:
-    """Even if others took many events in between."""
+    """This holds even if others took many events in between."""
     ranges = tuple(batch(2 * number + 1, b"") for number in range(300))
     keys = {idempotency_key("channel", ranges[:count]) for count in range(1, 301)}
     assert len(keys) == 300
@@ -52,13 +52,13 @@ def requests_of(planner: RequestPlanner, *batches: StoredBatch, channel_id: str 
 
 
 def test_requests_with_some_events_accepted_leave_these_out() -> None:
-    """Exactly the accepted ones, wherever they are."""
+    """Exactly the accepted events are left out, wherever they are."""
     planner = RequestPlanner(is_single=False)
     whole = batch(1, *[b""] * 10)
     assert requests_of(planner, whole) == [[*range(1, 11)]]
     planner.record_accepted((whole.part(2, 4), whole.part(8, 10)))
     assert requests_of(planner, whole) == [[1, 2, 5, 6, 7, 8]]
-    assert requests_of(planner, whole, channel_id="made anew") == [[*range(1, 11)]]
+    assert requests_of(planner, whole, channel_id="created again") == [[*range(1, 11)]]
 
 
 def test_requests_after_one_in_doubt_repeat_it_where_they_can() -> None:

@@ -26,7 +26,7 @@ from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.transaction import Transaction
 from millrace_server.errors import DiskFullError
-from tests.agent_parts import registry_with, until
+from tests.agent_components import registry_with, until
 from tests.channel_events import append, queued, stored_rows
 from tests.forward_targets import reader_of
 from tests.http_receiver import CLOSE, OK, HttpReceiver, Received, answer, receiving
@@ -186,7 +186,7 @@ async def test_run_with_an_answer_that_may_change_keeps_the_events(scene: Scene,
 async def test_run_with_retry_after_requests_that_delay(
     scene: Scene, retry_after: Callable[[], str], low: float, high: float
 ) -> None:
-    """In seconds, or by a date."""
+    """The header may contain seconds or a date."""
     await fill(scene.channel, 1)
     scene.receiver.answers = [answer(503, f"Retry-After: {retry_after()}")]
     error = await scene.run_failing("answered 503")
@@ -265,7 +265,7 @@ async def test_run_with_statuses_that_mean_something_else_does_that(
 
 
 async def test_run_with_a_kept_connection_that_was_closed_opens_another(scene: Scene) -> None:
-    """A server may close an idle connection at any time, even during the next request: that is no failure."""
+    """A server may close an idle connection at any time, even during the next request: that is not a failure."""
     sink, reader = scene.sink(), reader_of(scene.registry)
     work = asyncio.create_task(sink.run(reader))
     for said in (OK, CLOSE, OK):
@@ -290,7 +290,7 @@ async def test_run_with_a_kept_connection_that_was_closed_opens_another(scene: S
 async def test_run_with_a_kept_connection_that_was_reset_opens_another(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor is it a failure if the server's machine has dropped the idle connection."""
+    """It is not a failure either if the server's machine has dropped the idle connection."""
     writers: list[asyncio.StreamWriter] = []
     open_connection = asyncio.open_connection
 
@@ -305,7 +305,7 @@ async def test_run_with_a_kept_connection_that_was_reset_opens_another(
     await append(scene.channel, b"first")
     await until(lambda: not scene.channel._contents.capacity.event_count)
     scene.receiver.reset_connections()
-    # The loop is to have noticed before there is something to send.
+    # The event loop must have noticed the reset before there is something to send.
     with pytest.raises(ConnectionResetError):
         await writers[0].wait_closed()
     await append(scene.channel, b"second")
@@ -517,6 +517,6 @@ def test_config_that_is_invalid_is_reported_in_a_sentence(settings: Mapping[str,
     """The setting, its value, and what is allowed; no secret is repeated."""
     with pytest.raises(ValidationError) as raised:
         HttpSinkConfig.model_validate({**TABLE, "url": "http://127.0.0.1/", **settings}, strict=True)
-    [told] = describe_problems(raised.value, HttpSinkConfig)
-    assert problem is None or told == problem
-    assert "user:secret" not in told
+    [reported] = describe_problems(raised.value, HttpSinkConfig)
+    assert problem is None or reported == problem
+    assert "user:secret" not in reported

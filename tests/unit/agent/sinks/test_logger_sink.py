@@ -18,15 +18,15 @@ def config_of(**settings: Any) -> LoggerSinkConfig:
 
 
 async def test_write_logs_each_event_with_the_beginning_of_its_body() -> None:
-    """Its sequence, its headers, and at most `bytes_max` of any body."""
+    """The log entry has the sequence, the headers, and at most `bytes_max` of the body."""
     rows = StoredBatch(7, Window.whole(stored_rows([({"a": "b"}, b"abcdef"), ({}, b"\xff\n"), ({}, b"")])))
     sink = config_of(bytes_max=4).make(SinkContext("log", Path()))
     assert isinstance(sink, LoggerSink)
     with structlog.testing.capture_logs() as logs:
         await sink.write([rows])
     assert logs == [
-        {"event": "an event", "log_level": "info", "sink": "log", **told}
-        for told in (
+        {"event": "an event", "log_level": "info", "sink": "log", **reported}
+        for reported in (
             {"sequence": 7, "headers": {"a": "b"}, "body": "abcd", "body_bytes": 6},
             {"sequence": 8, "headers": {}, "body": "\\xff\n", "body_bytes": 2},
             {"sequence": 9, "headers": {}, "body": "", "body_bytes": 0},
@@ -55,7 +55,7 @@ def made_by_a_user(place: SinkContext, *, note: str) -> tuple[SinkContext, str]:
 
 
 def test_make_of_a_custom_sink_calls_its_factory() -> None:
-    """With its context and its options."""
+    """The factory gets the context and the options."""
     factory = f"{__name__}:made_by_a_user"
     table = {"type": "custom", "channel": "orders", "factory": factory, "options": {"note": "hello"}}
     place = SinkContext("own", Path("somewhere"))

@@ -1,4 +1,4 @@
-"""An channel_writer that keeps what it gets, for tests of sources."""
+"""A channel writer that records its events, for tests of sources."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,10 +20,10 @@ class RecordingWriter:
 
     Attributes:
         rows: All events that were stored.
-        batch_sizes: How many each batch had.
-        refusals: What the next offers and deliveries raise; None where they are stored.
-        dropped_count: Events that the source says it has lost.
-        may_store: While it is not set, nothing is stored, and whoever delivers waits.
+        batch_sizes: The number of events in each batch.
+        refusals: The exceptions of the next offers and deliveries; None if they are stored.
+        dropped_count: The number of events that the source has reported as lost.
+        may_store: While it is not set, nothing is stored and deliveries wait.
     """
 
     def __init__(self, events_max: int = 1_000) -> None:
@@ -76,7 +76,7 @@ class RecordingWriter:
     try_deliver = deliver
 
     async def wait_for(self, count: int) -> list[Row]:
-        """All events, once there are so many."""
+        """Waits until this many events are stored; returns all events."""
         async with asyncio.timeout(WAIT_SECONDS_MAX), self._news:
             await self._news.wait_for(lambda: len(self.rows) >= count)
         return self.rows
@@ -84,7 +84,7 @@ class RecordingWriter:
 
 @asynccontextmanager
 async def running(source: Source, channel_writer: RecordingWriter) -> "AsyncIterator[asyncio.Task[None]]":
-    """A source at work; it is cancelled with the block, as the agent does, and ends well."""
+    """A running source; at the end of the block it is cancelled, as by the agent, and must end without an error."""
     channel_writer.ready.clear()
     work = asyncio.create_task(source.run(cast("ChannelWriter", channel_writer)))
     is_ready = asyncio.create_task(channel_writer.ready.wait())

@@ -11,8 +11,8 @@ from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.sources.line_stream import LineStream
 from millrace_server.agent.supervision import ComponentFailedError
 from millrace_server.channels.registry import ChannelRegistry
+from tests.running_sources import take
 from tests.source_writers import held, memory, registry_of, writer_of
-from tests.sources_at_work import take
 from tests.virtual_clock import now, settle, started
 
 HAS_VIRTUAL_CLOCK = True
@@ -20,7 +20,7 @@ LINGER_SECONDS = 5.0
 
 
 class Input:
-    """What a test writes, chunk by chunk; an empty one is the end."""
+    """An input that the test writes chunk by chunk; an empty chunk is its end."""
 
     def __init__(self) -> None:
         self._chunks: asyncio.Queue[bytes] = asyncio.Queue()
@@ -37,7 +37,7 @@ class Input:
 
 
 class NoThread:
-    """Does at once what a thread would do."""
+    """Runs functions at once instead of on a thread."""
 
     def __init__(self, _name: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -105,7 +105,7 @@ async def test_deliver_all_while_nothing_comes_waits_for_no_time(written: Input)
     delivering = await started(stream().deliver_all(writer, written.read))
     written.write(b"unfinished")
     await settle()
-    # With a timer anywhere, the clock would stop there on its way.
+    # A timer would make the virtual clock stop there.
     stops: list[float] = []
     asyncio.get_running_loop().call_later(1_000.0, lambda: stops.append(now()))
     await asyncio.sleep(2_000.0)
@@ -165,7 +165,7 @@ async def test_deliver_all_that_is_cancelled_keeps_what_it_has_read(written: Inp
 
 
 async def test_drain_without_room_says_what_is_lost(written: Input, log: list[Any]) -> None:
-    """After its time, and not before."""
+    """The drain ends exactly at its timeout."""
     registry, writer = channel_and_writer(capacity=4, keep_alive_seconds=1.0)
     written.write(b"1\n2\n3\n4\n5\n6\n7\n", b"")
     await stream().drain(writer, written.read, 60.0)
@@ -177,7 +177,7 @@ async def test_drain_without_room_says_what_is_lost(written: Input, log: list[An
 async def test_deliver_all_of_an_event_of_several_lines_waits_for_more_of_it(
     written: Input, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For as long as its lines may be apart; then it lingers as any other."""
+    """The source waits for the time that lines may be apart, and then for the linger."""
     registry, writer = channel_and_writer()
     # The virtual clock does not wait for threads.
     monkeypatch.setattr("millrace_server.agent.sources.line_stream.WorkerThread", NoThread)
@@ -196,7 +196,7 @@ async def test_deliver_all_of_an_event_of_several_lines_waits_for_more_of_it(
 async def test_deliver_all_cancelled_while_lines_are_joined_takes_them_over_when_it_restarts(
     written: Input, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A regular expression may take long; what it is at is not read again."""
+    """A regular expression may take long; the lines that it works on are not read again."""
     begun: list[Callable[[], None]] = []
 
     class SlowThread(NoThread):
@@ -220,7 +220,7 @@ async def test_deliver_all_cancelled_while_lines_are_joined_takes_them_over_when
 
 
 async def test_deliver_all_of_a_line_that_must_not_be_stores_what_comes_before(written: Input) -> None:
-    """Then it fails; nothing that was good is kept back."""
+    """The source fails after the valid lines before it are stored."""
     registry, writer = channel_and_writer()
     written.write(b"good\ncaf\xe9\n", b"more\n", b"")
     with pytest.raises(ComponentFailedError, match="the line at byte 5 is not in utf-8"):

@@ -5,11 +5,11 @@ import pytest
 
 from millrace_server.agent.sources.line_stream import ReadAhead
 from millrace_server.agent.worker_thread import WorkerThread
-from tests.agent_parts import until
+from tests.agent_components import until
 
 
 class Chunks:
-    """Numbers, each of which can be read once the test allows it."""
+    """Numbers that can be read once the test allows it."""
 
     def __init__(self, count: int) -> None:
         self.may_read = threading.Semaphore(0)
@@ -23,7 +23,7 @@ class Chunks:
 
 
 async def test_next_reads_only_one_chunk_ahead() -> None:
-    """While one is used the next is read; memory holds both, and that is all."""
+    """While one chunk is in use, the next one is read; no further chunk is in memory."""
     chunks = Chunks(3)
     chunks.may_read.release(10)
     reading = ReadAhead(chunks.read, WorkerThread("test"))
@@ -35,7 +35,7 @@ async def test_next_reads_only_one_chunk_ahead() -> None:
 
 
 async def test_next_that_is_cancelled_leaves_the_chunk_to_the_next_call() -> None:
-    """The thread reads on, and what it has read is not lost."""
+    """The thread continues to read, and its chunk is not lost."""
     chunks = Chunks(2)
     reading = ReadAhead(chunks.read, WorkerThread("test"))
     waiting = asyncio.create_task(reading.next())
@@ -48,7 +48,7 @@ async def test_next_that_is_cancelled_leaves_the_chunk_to_the_next_call() -> Non
 
 
 async def test_close_while_something_is_read_waits_for_it() -> None:
-    """No thread uses the file any more, so it can be closed."""
+    """After the close no thread uses the file any more."""
     chunks = Chunks(1)
     reading = ReadAhead(chunks.read, WorkerThread("test"))
     closing = asyncio.create_task(reading.close())
@@ -59,7 +59,7 @@ async def test_close_while_something_is_read_waits_for_it() -> None:
 
 
 async def test_next_after_an_error_raises_it_again() -> None:
-    """Closing reports no error that was not raised before."""
+    """The close does not raise an error that was never returned."""
 
     def fail() -> None:
         raise OSError(5, "Input/output error")

@@ -12,19 +12,20 @@ from structlog.testing import capture_logs
 
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.components import ComponentState
+from millrace_server.agent.sources import stdin
 from millrace_server.agent.sources.stdin import StdinSourceConfig, ThreadedReader, stdin_problems
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.configuration.settings import SettingsError, check_settings
-from tests.agent_parts import registry_with, until
-from tests.sources_at_work import at_work, bodies_in, take
+from tests.agent_components import registry_with, until
+from tests.running_sources import bodies_in, running_source, take
 
 EVIL_PATTERN = "(a|aa)+$"
 EVIL_LINE = b"a" * 60 + b"b"
-"""On which that pattern takes for ever."""
+"""A line on which that pattern does not end in any reasonable time."""
 
 
 class StandardInput:
-    """A pipe in the place of the test's standard input."""
+    """A pipe that replaces the test's standard input."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reader, self._writer = os.pipe()
@@ -62,7 +63,7 @@ def config_of(**settings: Any) -> StdinSourceConfig:
 async def test_run_to_the_end_of_the_input_stores_all_and_stops(tmp_path: Path, standard_input: StandardInput) -> None:
     """This includes an unfinished last line; the state has the reason for the end."""
     registry = registry_with("lines")
-    async with at_work(config_of(), registry, tmp_path) as component:
+    async with running_source(config_of(), registry, tmp_path) as component:
         standard_input.write(b"one\ntwo\n")
         await until(lambda: bodies_in(registry) == [b"one", b"two"])
         assert component.state is ComponentState.RUNNING
@@ -74,19 +75,19 @@ async def test_run_to_the_end_of_the_input_stores_all_and_stops(tmp_path: Path, 
 
 
 async def test_run_with_a_file_as_the_input_stores_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files cannot be waited for as pipes can."""
+    """Regular files cannot be polled as pipes can."""
     path = tmp_path / "input"
     path.write_bytes(b"".join(b"%d\n" % number for number in range(100_000)))
     registry = registry_with("lines", capacity=100_000, transaction_capacity=10_000)
     with path.open("rb") as file:
         monkeypatch.setattr(sys, "__stdin__", file)
-        async with at_work(config_of(batch_events_max=10_000), registry, tmp_path / "data") as component:
+        async with running_source(config_of(batch_events_max=10_000), registry, tmp_path / "data") as component:
             await until(lambda: component.state is ComponentState.STOPPED)
     assert bodies_in(registry) == [b"%d" % number for number in range(100_000)]
 
 
 async def test_run_with_a_full_channel_stops_reading(tmp_path: Path, standard_input: StandardInput) -> None:
-    """The writer waits; nothing is lost, and little is in memory."""
+    """The writer waits; nothing is lost, and memory stays small."""
     registry = registry_with("lines", capacity=10, keep_alive_seconds=0.01)
     lines = [b"%d" % number + b"x" * 1_000 for number in range(3_000)]
 
@@ -95,7 +96,7 @@ async def test_run_with_a_full_channel_stops_reading(tmp_path: Path, standard_in
             standard_input.write(line + b"\n")
         standard_input.end()
 
-    async with at_work(config_of(batch_events_max=10), registry, tmp_path) as component:
+    async with running_source(config_of(batch_events_max=10), registry, tmp_path) as component:
         writing = asyncio.create_task(asyncio.to_thread(write_all))
         await until(lambda: component.state is ComponentState.BACKING_OFF)
         assert not writing.done()
@@ -109,12 +110,12 @@ async def test_run_with_a_full_channel_stops_reading(tmp_path: Path, standard_in
 async def test_stop_in_the_middle_stores_what_was_read(tmp_path: Path, standard_input: StandardInput) -> None:
     """The rest stays in the pipe for the next reader."""
     registry = registry_with("lines")
-    async with at_work(config_of(linger_seconds=3_600.0), registry, tmp_path):
+    async with running_source(config_of(linger_seconds=3_600.0), registry, tmp_path):
         standard_input.write(b"one\nunfin")
         await until(lambda: _waiting_bytes(standard_input) == 0)
     assert bodies_in(registry) == [b"one", b"unfin"]
     standard_input.write(b"three\n")
-    async with at_work(config_of(), registry, tmp_path):
+    async with running_source(config_of(), registry, tmp_path):
         await until(lambda: bodies_in(registry) == [b"one", b"unfin", b"three"])
 
 
@@ -126,30 +127,33 @@ def _waiting_bytes(standard_input: StandardInput) -> int:
     return int.from_bytes(waiting, sys.byteorder)
 
 
-async def test_stop_with_a_full_channel_says_what_is_lost(tmp_path: Path, standard_input: StandardInput) -> None:
-    """There is no way to put it back."""
+async def test_stop_with_a_full_channel_says_what_is_lost(
+    tmp_path: Path, standard_input: StandardInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The events cannot be put back."""
+    monkeypatch.setattr(stdin, "_DRAIN_SECONDS_MAX", 0.1)
     registry = registry_with("lines", capacity=10, keep_alive_seconds=0.01)
     standard_input.write(b"line\n" * 25)
     with capture_logs() as log:
-        async with at_work(config_of(batch_events_max=10), registry, tmp_path) as component:
+        async with running_source(config_of(batch_events_max=10), registry, tmp_path) as component:
             await until(lambda: component.state is ComponentState.BACKING_OFF)
     assert [entry["events_lost"] for entry in log if "events_lost" in entry] == [15]
 
 
 async def test_run_without_a_standard_input_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python has none where the descriptor was closed; another file may have it by now."""
+    """If the descriptor was closed, Python has no standard input, and another file may have the descriptor."""
     monkeypatch.setattr(sys, "__stdin__", None)
-    async with at_work(config_of(), registry_with("lines"), tmp_path) as component:
+    async with running_source(config_of(), registry_with("lines"), tmp_path) as component:
         await until(lambda: component.state is ComponentState.FAILED)
         assert component.reason == "the daemon was started without a standard input"
 
 
 async def test_run_with_an_input_that_cannot_be_read_says_why(tmp_path: Path, standard_input: StandardInput) -> None:
-    """And tries again."""
+    """The source reports the error and retries."""
     directory = os.open(tmp_path, os.O_RDONLY)
     os.dup2(directory, standard_input.reader)
     os.close(directory)
-    async with at_work(config_of(), registry_with("lines"), tmp_path / "data") as component:
+    async with running_source(config_of(), registry_with("lines"), tmp_path / "data") as component:
         await until(lambda: component.state is ComponentState.BACKING_OFF)
         assert "Is a directory" in component.reason
 
@@ -157,23 +161,23 @@ async def test_run_with_an_input_that_cannot_be_read_says_why(tmp_path: Path, st
 async def test_end_of_the_input_stops_the_daemon_where_that_is_wanted(
     tmp_path: Path, standard_input: StandardInput
 ) -> None:
-    """As SIGTERM does, once all is stored."""
+    """After everything is stored, the daemon stops as for SIGTERM."""
     registry = registry_with("lines")
-    told = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    reported = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, reported.set)
     try:
         standard_input.write(b"one\n")
         standard_input.end()
-        async with at_work(config_of(exit_at_end=True), registry, tmp_path):
+        async with running_source(config_of(exit_at_end=True), registry, tmp_path):
             async with asyncio.timeout(20):
-                await told.wait()
+                await reported.wait()
             assert bodies_in(registry) == [b"one"]
     finally:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
 
 
 async def test_read_that_is_cancelled_loses_nothing(standard_input: StandardInput) -> None:
-    """What came meanwhile is there for the next one."""
+    """What arrives meanwhile is returned by the next read."""
     reader = ThreadedReader(standard_input.reader)
     for number in range(20):
         reading = asyncio.create_task(reader.read())
@@ -207,7 +211,7 @@ async def test_read_after_another_reader_has_ended_begins_with_what_that_one_has
 async def test_run_after_a_failure_stores_what_was_read_ahead(
     tmp_path: Path, standard_input: StandardInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While one chunk waits for its channel the next one is in memory already."""
+    """While one chunk waits for its channel, the next one is already in memory."""
     registry = registry_with("lines")
     deliver, may_fail = ChannelWriter.deliver, asyncio.Event()
 
@@ -218,7 +222,7 @@ async def test_run_after_a_failure_stores_what_was_read_ahead(
         await deliver(self, *batch)
 
     monkeypatch.setattr(ChannelWriter, "deliver", fail_once)
-    async with at_work(config_of(batch_events_max=1), registry, tmp_path) as component:
+    async with running_source(config_of(batch_events_max=1), registry, tmp_path) as component:
         standard_input.write(b"one\n")
         await until(lambda: _waiting_bytes(standard_input) == 0)
         standard_input.write(b"two\n")
@@ -236,7 +240,7 @@ async def test_run_with_a_pattern_that_times_out_does_not_block_the_server(
     monkeypatch.setattr("millrace_server.agent.interceptors.regexes.MATCH_SECONDS_MAX", 0.5)
     registry = registry_with("lines")
     multiline = {"pattern": EVIL_PATTERN}
-    async with at_work(config_of(multiline=multiline), registry, tmp_path) as component:
+    async with running_source(config_of(multiline=multiline), registry, tmp_path) as component:
         await until(lambda: component.state is ComponentState.RUNNING)
         standard_input.write(b"one\n" + EVIL_LINE + b"\n")
         standard_input.end()

@@ -1,4 +1,4 @@
-"""Both consumers against a scripted server: loops, deliveries, ends."""
+"""Both consumers against a scripted server: loops, deliveries, closing."""
 
 import asyncio
 import contextlib
@@ -18,8 +18,8 @@ import millrace_client as millrace
 import millrace_client.aio
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import ConsumerConfig
-from tests.client_faces import Driven
-from tests.unit.client.consuming.parts import answer_of
+from tests.client_variants import SyncWrapper
+from tests.unit.client.consuming.fakes import answer_of
 from tests.unit.client.fake_server import FakeServer, RefusalError, unavailable
 
 WAIT_SECONDS = 10.0
@@ -27,13 +27,13 @@ QUICK: dict[str, Any] = {"reconnect_seconds": 0.01, "retry_seconds": 0.01, "clos
 
 
 class Deliverer:
-    """Serves Consume streams: what is not acknowledged is delivered again, as a channel does, in its order.
+    """Serves Consume streams; as in a channel, what is not acknowledged is delivered again in order.
 
     Attributes:
         acked: Bodies that were acknowledged, in order.
         nacked: Bodies that were returned.
-        stream_count: Streams so far.
-        ended_well: Streams that their client half-closed.
+        stream_count: The number of streams so far.
+        ended_well: The number of streams that the client half-closed.
     """
 
     def __init__(self, *bodies: bytes, breaks_after: int | None = None) -> None:
@@ -86,7 +86,7 @@ class Deliverer:
                 self.news.notify_all()
 
     def _settle(self, out: dict[int, bytes], request: pb.ConsumeRequest) -> None:
-        # Those that are out no more have come too late.
+        # Acks of lost deliveries have come too late.
         self.acked += [out.pop(each) for each in request.ack.delivery_ids if each in out]
         nacked = [out.pop(each) for each in request.nack.delivery_ids if each in out]
         self.nacked += nacked
@@ -94,20 +94,20 @@ class Deliverer:
         self.news.notify_all()
 
     def wait_for(self, condition: Any) -> None:
-        """Returns when it is so."""
+        """Waits until a condition holds."""
         with self.news:
             assert self.news.wait_for(lambda: condition(self), WAIT_SECONDS)
 
 
-class DrivenConsumer(Driven):
-    """Closing it tells what was left."""
+class SyncConsumer(SyncWrapper):
+    """An asyncio consumer that tests use without `await`; its `close` returns the report."""
 
     def close(self, *args: float) -> Any:
         return self._run(self._inner.close(*args))
 
 
-class Face:
-    """One of the two consumers, used without awaiting."""
+class Variant:
+    """One of the two consumers, used without `await`."""
 
     def __init__(self, name: str, address: str, runner: asyncio.Runner) -> None:
         self.name = name
@@ -121,12 +121,12 @@ class Face:
         if self.name == "sync":
             made: Any = millrace.Consumer(servers, channels, limits)
         else:
-            made = DrivenConsumer(self._runner, millrace_client.aio.AsyncConsumer(servers, channels, limits))
+            made = SyncConsumer(self._runner, millrace_client.aio.AsyncConsumer(servers, channels, limits))
         self._made.append(made)
         return made
 
     def handler(self, work: Any) -> Any:
-        """A function as a handler of this face; its delivery may be settled without awaiting."""
+        """A function as a handler of this variant; its delivery may be settled without awaiting."""
         if self.name == "sync":
             return work
 
@@ -141,54 +141,54 @@ class Face:
 
 
 @pytest.fixture(params=["sync", "aio"])
-def face(request: pytest.FixtureRequest, server: FakeServer) -> Iterator[Face]:
+def variant(request: pytest.FixtureRequest, server: FakeServer) -> Iterator[Variant]:
     with asyncio.Runner() as runner:
-        used = Face(request.param, server.address, runner)
+        used = Variant(request.param, server.address, runner)
         yield used
         used.close()
 
 
-def test_loop_acknowledges_what_its_body_was_done_with(face: Face, server: FakeServer) -> None:
-    """The next turn acknowledges the one before; the loop's end by `idle_seconds` the last."""
+def test_loop_acknowledges_what_its_body_was_done_with(variant: Variant, server: FakeServer) -> None:
+    """Each turn acknowledges the delivery before; the end of the loop by `idle_seconds` acknowledges the last."""
     deliverer = Deliverer(b"a", b"b", b"c")
     server.script("Consume", deliverer)
-    with face.consumer(idle_seconds=1.0) as consumer:
+    with variant.consumer(idle_seconds=0.3) as consumer:
         bodies = [body for delivery in consumer for body in delivery.bodies()]
     assert bodies == [b"a", b"b", b"c"]
     assert deliverer.acked == [b"a", b"b", b"c"]
     assert deliverer.ended_well == 1
 
 
-def test_loop_left_by_an_error_returns_the_delivery(face: Face, server: FakeServer) -> None:
-    """What was done before stays done; the rest comes again."""
+def test_loop_left_by_an_error_returns_the_delivery(variant: Variant, server: FakeServer) -> None:
+    """Earlier deliveries stay acknowledged; the current one is delivered again."""
     deliverer = Deliverer(b"a", b"b", b"c")
     server.script("Consume", deliverer)
-    with pytest.raises(ValueError, match="mine"), face.consumer() as consumer:  # noqa: PT012 - the loop is tested
+    with pytest.raises(ValueError, match="mine"), variant.consumer() as consumer:  # noqa: PT012 - the loop is tested
         for delivery in consumer:
             if delivery.bodies() == [b"b"]:
                 raise ValueError("mine")
     assert deliverer.acked == [b"a"]
 
 
-def test_loop_left_by_break_returns_the_delivery_unless_acknowledged(face: Face, server: FakeServer) -> None:
-    """Python does not tell a break from an error; who breaks after the work says so by `ack`."""
+def test_loop_left_by_break_returns_the_delivery_unless_acknowledged(variant: Variant, server: FakeServer) -> None:
+    """Python does not distinguish a break from an error, so a loop must call `ack` before `break`."""
     deliverer = Deliverer(b"a", b"b", b"c")
     server.script("Consume", deliverer)
-    with face.consumer() as consumer:
+    with variant.consumer() as consumer:
         for _ in consumer:
             break
         for delivery in consumer:
             assert delivery.ack()
             break
-    # After the return of the first the second loop may get either.
+    # After the first delivery is returned, the second loop may get either one.
     assert len(deliverer.acked) == 1
 
 
-def test_loop_without_automatic_acks_leaves_them_to_the_caller(face: Face, server: FakeServer) -> None:
-    """Nothing is settled that the caller did not settle."""
+def test_loop_without_automatic_acks_leaves_them_to_the_caller(variant: Variant, server: FakeServer) -> None:
+    """Nothing is settled except by the caller."""
     deliverer = Deliverer(b"a", b"b", b"c")
     server.script("Consume", deliverer)
-    with face.consumer(auto_ack=False, idle_seconds=1.0, close_seconds=0.5) as consumer:
+    with variant.consumer(auto_ack=False, idle_seconds=0.3, close_seconds=0.3) as consumer:
         kept = list(consumer)
         assert kept[1].ack()
         assert not kept[1].nack()
@@ -197,8 +197,8 @@ def test_loop_without_automatic_acks_leaves_them_to_the_caller(face: Face, serve
     assert not kept[0].ack()
 
 
-def test_events_come_one_by_one(face: Face, server: FakeServer) -> None:
-    """A delivery is acknowledged after the last of its events; one that is returned half way is left."""
+def test_events_come_one_by_one(variant: Variant, server: FakeServer) -> None:
+    """A delivery is acknowledged after its last event; one returned before that gives no more events."""
 
     def deliver(requests: Iterator[Any], _context: Any) -> Iterator[Any]:
         yield answer_of(1, b"a", b"b")
@@ -209,7 +209,7 @@ def test_events_come_one_by_one(face: Face, server: FakeServer) -> None:
     settled: list[Any] = []
     server.script("Consume", deliver)
     seen = []
-    with face.consumer() as consumer:
+    with variant.consumer() as consumer:
         for event in consumer.events():
             seen.append((event.sequence, event.body, event.delivery.channel))
             if event.body == b"c":
@@ -223,15 +223,15 @@ def test_events_come_one_by_one(face: Face, server: FakeServer) -> None:
     assert (acked, nacked) == ([1, 3], [2])
 
 
-def test_start_asks_for_its_share(face: Face, server: FakeServer) -> None:
-    """Each stream is told limits that keep all of them together within the bytes."""
+def test_start_asks_for_its_share(variant: Variant, server: FakeServer) -> None:
+    """Each stream requests limits that together stay within the consumer's bytes."""
     server.script("Consume", Deliverer(b"a"))
-    consumer = face.consumer(channels=("a", "b"), prefetch=4, prefetch_bytes_max=8_000, delivery_events_max=10)
+    consumer = variant.consumer(channels=("a", "b"), prefetch=4, prefetch_bytes_max=8_000, delivery_events_max=10)
     assert consumer.receive(WAIT_SECONDS).ack()
     starts: list[Any] = []
     while len(starts) < 2:
         consumer.receive(0.01)
-        # Its ack comes down a stream as well.
+        # The ack arrives on a stream as well.
         starts = [request.start for request in list(server.requests["Consume"]) if request.HasField("start")]
     assert {start.channel for start in starts} == {"a", "b"}
     assert {(start.max_events, start.max_bytes, start.prefetch, start.columns) for start in starts} == {
@@ -239,13 +239,13 @@ def test_start_asks_for_its_share(face: Face, server: FakeServer) -> None:
     }
 
 
-def test_stream_that_breaks_is_begun_anew_without_loss(face: Face, server: FakeServer) -> None:
-    """What was not acknowledged comes again; nobody but hooks and figures notices."""
+def test_stream_that_breaks_is_opened_again_without_loss(variant: Variant, server: FakeServer) -> None:
+    """What was not acknowledged is delivered again; only hooks and metrics show the reconnect."""
     bodies = [b"%d" % number for number in range(20)]
     deliverer = Deliverer(*bodies, breaks_after=5)
     server.script("Consume", deliverer)
     seen: list[bytes] = []
-    with face.consumer(prefetch=4) as consumer:
+    with variant.consumer(prefetch=4) as consumer:
         for delivery in consumer:
             seen.extend(delivery.bodies())
             if len(set(seen)) == len(bodies):
@@ -256,12 +256,12 @@ def test_stream_that_breaks_is_begun_anew_without_loss(face: Face, server: FakeS
     assert deliverer.stream_count == 2
 
 
-def test_refusal_that_passes_is_waited_out(face: Face, server: FakeServer) -> None:
-    """Draining, replaying, a claim: the loop waits, as long as it is asked to."""
+def test_refusal_that_passes_is_waited_out(variant: Variant, server: FakeServer) -> None:
+    """While the server drains, replays or has another claim, the loop waits as long as the server asks."""
     refusals = [
         RefusalError(grpc.StatusCode.UNAVAILABLE, "DRAINING"),
         RefusalError(grpc.StatusCode.UNAVAILABLE, "REPLAYING"),
-        RefusalError(grpc.StatusCode.FAILED_PRECONDITION, "CHANNEL_CLAIMED", retry_delay_seconds=0.3),
+        RefusalError(grpc.StatusCode.FAILED_PRECONDITION, "CHANNEL_CLAIMED", retry_delay_seconds=0.1),
     ]
 
     def refuse(refusal: RefusalError) -> Any:
@@ -274,34 +274,34 @@ def test_refusal_that_passes_is_waited_out(face: Face, server: FakeServer) -> No
 
     server.script("Consume", *map(refuse, refusals), Deliverer(b"a"))
     began_at = time.monotonic()
-    with face.consumer() as consumer:
+    with variant.consumer() as consumer:
         for delivery in consumer:
             assert delivery.bodies() == [b"a"]
             break
-    assert time.monotonic() - began_at >= 0.3
+    assert time.monotonic() - began_at >= 0.1
 
 
-def test_refusal_that_lasts_is_raised(face: Face, server: FakeServer) -> None:
-    """A missing channel is told, each time that nothing else is left."""
+def test_refusal_that_lasts_is_raised(variant: Variant, server: FakeServer) -> None:
+    """A missing channel raises on each call, as long as no other stream is left."""
 
     def refuse(_requests: Any, _context: Any) -> Iterator[Any]:
         raise RefusalError(grpc.StatusCode.NOT_FOUND, "CHANNEL_NOT_FOUND", "there is none called 'orders'")
         yield
 
     server.script("Consume", refuse)
-    consumer = face.consumer()
+    consumer = variant.consumer()
     for _ in range(2):
         with pytest.raises(millrace.ChannelNotFoundError, match="'orders'"):
             list(consumer)
     with pytest.raises(millrace.ChannelNotFoundError):
-        consumer.run(face.handler(lambda _: None), workers=2)
+        consumer.run(variant.handler(lambda _: None), workers=2)
 
 
-def test_unreachable_server_leaves_the_others(face: Face, server: FakeServer) -> None:
-    """A server that is away is tried again and again, while the others deliver."""
+def test_unreachable_server_leaves_the_others(variant: Variant, server: FakeServer) -> None:
+    """The consumer keeps trying to reach the server while the others deliver."""
     deliverer = Deliverer(b"a", b"b")
     server.script("Consume", deliverer)
-    with face.consumer(server.address, "127.0.0.1:1") as consumer:
+    with variant.consumer(server.address, "127.0.0.1:1") as consumer:
         for _ in range(2):
             delivery = consumer.receive(WAIT_SECONDS)
             assert delivery.endpoint == server.address
@@ -315,7 +315,7 @@ def test_unreachable_server_leaves_the_others(face: Face, server: FakeServer) ->
             ]
             return error
 
-        # That it is away may be found out after all has come from the other.
+        # The connection may fail only after everything has come from the other server.
         give_up = time.monotonic() + WAIT_SECONDS
         while away_error() is None and time.monotonic() < give_up:
             consumer.receive(0.05)
@@ -323,12 +323,12 @@ def test_unreachable_server_leaves_the_others(face: Face, server: FakeServer) ->
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_run_works_on_all_and_stops(face: Face, server: FakeServer, workers: int) -> None:
-    """Each delivery is acknowledged when its handler returned; one that raised comes again; a handler may stop it."""
+def test_run_works_on_all_and_stops(variant: Variant, server: FakeServer, workers: int) -> None:
+    """A delivery is acknowledged when its handler returns, and comes again if it raises; handlers may stop the run."""
     bodies = [b"%d" % number for number in range(30)]
     deliverer = Deliverer(*bodies)
     server.script("Consume", deliverer)
-    consumer = face.consumer()
+    consumer = variant.consumer()
     done: list[bytes] = []
     failures = iter([True])
 
@@ -339,7 +339,7 @@ def test_run_works_on_all_and_stops(face: Face, server: FakeServer, workers: int
         if len(done) == len(bodies):
             consumer.stop()
 
-    report = consumer.run(face.handler(work), workers=workers)
+    report = consumer.run(variant.handler(work), workers=workers)
     assert report.is_clean
     assert sorted(done, key=int) == bodies
     assert sorted(deliverer.acked, key=int) == bodies
@@ -347,11 +347,11 @@ def test_run_works_on_all_and_stops(face: Face, server: FakeServer, workers: int
     assert consumer.is_stopping
 
 
-def test_run_in_order_tries_again_before_anything_later(face: Face, server: FakeServer) -> None:
-    """The delivery stays in hand through its pauses, and its attempts count."""
+def test_run_in_order_tries_again_before_anything_later(variant: Variant, server: FakeServer) -> None:
+    """The delivery stays leased during its pauses, and its attempts are counted."""
     deliverer = Deliverer(b"a", b"b")
     server.script("Consume", deliverer)
-    consumer = face.consumer()
+    consumer = variant.consumer()
     seen: list[tuple[bytes, int]] = []
 
     def work(delivery: Any) -> None:
@@ -362,13 +362,13 @@ def test_run_in_order_tries_again_before_anything_later(face: Face, server: Fake
         if body == b"b":
             consumer.stop()
 
-    assert consumer.run(face.handler(work), ordered=True).is_clean
+    assert consumer.run(variant.handler(work), ordered=True).is_clean
     assert seen == [(b"a", 1), (b"a", 2), (b"a", 3), (b"b", 1)]
     assert (deliverer.acked, deliverer.nacked) == ([b"a", b"b"], [])
 
 
-def test_run_when_a_channel_is_given_up_finishes_and_raises(face: Face, server: FakeServer) -> None:
-    """What other workers have in hand is acknowledged before."""
+def test_run_when_a_channel_is_given_up_finishes_and_raises(variant: Variant, server: FakeServer) -> None:
+    """The deliveries of other workers are acknowledged before the error is raised."""
     deliverer = Deliverer(b"a")
     is_at_work = threading.Event()
 
@@ -386,12 +386,12 @@ def test_run_when_a_channel_is_given_up_finishes_and_raises(face: Face, server: 
         time.sleep(0.1)
 
     with pytest.raises(millrace.CorruptError, match="damaged"):
-        face.consumer(channels=("orders", "broken")).run(face.handler(work), workers=2)
+        variant.consumer(channels=("orders", "broken")).run(variant.handler(work), workers=2)
     assert deliverer.acked == [b"a"]
 
 
 def test_run_of_a_handler_that_ends_the_program_returns_the_delivery(server: FakeServer) -> None:
-    """SystemExit, and Ctrl-C, go through; what was not done comes again."""
+    """SystemExit and KeyboardInterrupt propagate; unfinished deliveries come again."""
     for workers in (1, 2):
         deliverer = Deliverer(b"a")
         server.script("Consume", deliverer)
@@ -404,11 +404,11 @@ def test_run_of_a_handler_that_ends_the_program_returns_the_delivery(server: Fak
         assert deliverer.acked == []
 
 
-def test_delivery_as_a_block_is_settled_by_it(face: Face, server: FakeServer) -> None:
-    """Acknowledged at its end; returned after a pause where it raised."""
+def test_delivery_as_a_block_is_settled_by_it(variant: Variant, server: FakeServer) -> None:
+    """The delivery is acknowledged at the end of the block, or returned after a pause if the block raises."""
     deliverer = Deliverer(b"a", b"b")
     server.script("Consume", deliverer)
-    with face.consumer() as consumer:
+    with variant.consumer() as consumer:
         with consumer.receive(WAIT_SECONDS):
             pass
         with pytest.raises(ValueError, match="mine"), consumer.receive(WAIT_SECONDS):
@@ -421,40 +421,40 @@ def test_delivery_as_a_block_is_settled_by_it(face: Face, server: FakeServer) ->
 
 @pytest.mark.parametrize(("workers", "ordered"), [(0, False), (1001, False), (2, True)])
 def test_run_with_a_wrong_number_of_workers_is_refused(
-    face: Face, server: FakeServer, workers: int, *, ordered: bool
+    variant: Variant, server: FakeServer, workers: int, *, ordered: bool
 ) -> None:
-    """Order needs one."""
+    """Ordered processing needs exactly one worker."""
     with pytest.raises(millrace.BadArgumentError, match=f"workers: is {workers}"):
-        face.consumer().run(face.handler(lambda _: None), workers=workers, ordered=ordered)
+        variant.consumer().run(variant.handler(lambda _: None), workers=workers, ordered=ordered)
 
 
 @pytest.mark.parametrize("delay", [-1.0, float("nan"), float("inf")])
-def test_nack_with_a_wrong_delay_is_refused(face: Face, server: FakeServer, delay: float) -> None:
-    """The delivery stays in hand."""
+def test_nack_with_a_wrong_delay_is_refused(variant: Variant, server: FakeServer, delay: float) -> None:
+    """The delivery stays unsettled."""
     server.script("Consume", Deliverer(b"a"))
-    delivery = face.consumer().receive(WAIT_SECONDS)
+    delivery = variant.consumer().receive(WAIT_SECONDS)
     with pytest.raises(millrace.BadArgumentError, match="delay_seconds"):
         delivery.nack(delay)
     assert delivery.ack()
 
 
-def test_nack_with_a_delay_returns_later(face: Face, server: FakeServer) -> None:
-    """The server hears of it after the delay."""
+def test_nack_with_a_delay_returns_later(variant: Variant, server: FakeServer) -> None:
+    """The nack is sent to the server after the delay."""
     deliverer = Deliverer(b"a")
     server.script("Consume", deliverer)
-    with face.consumer() as consumer:
+    with variant.consumer() as consumer:
         began_at = time.monotonic()
-        assert consumer.receive(WAIT_SECONDS).nack(delay_seconds=0.3)
+        assert consumer.receive(WAIT_SECONDS).nack(delay_seconds=0.1)
         again = consumer.receive(WAIT_SECONDS)
-        assert time.monotonic() - began_at >= 0.3
+        assert time.monotonic() - began_at >= 0.1
         assert again.bodies() == [b"a"]
         assert again.ack()
     assert (deliverer.acked, deliverer.nacked) == ([b"a"], [b"a"])
 
 
-def test_close_of_a_consumer_that_never_began_does_nothing(face: Face, server: FakeServer) -> None:
-    """No call is made, and closing may be repeated."""
-    consumer = face.consumer()
+def test_close_of_a_consumer_that_never_began_does_nothing(variant: Variant, server: FakeServer) -> None:
+    """Closing makes no call, and may be repeated."""
+    consumer = variant.consumer()
     assert consumer.close().is_clean
     assert consumer.close().is_clean
     assert list(consumer) == []
@@ -462,8 +462,8 @@ def test_close_of_a_consumer_that_never_began_does_nothing(face: Face, server: F
     assert not server.requests
 
 
-def test_close_that_the_server_does_not_answer_is_bounded(face: Face, server: FakeServer) -> None:
-    """It returns in time, and says that the stream did not end in order."""
+def test_close_that_the_server_does_not_answer_is_bounded(variant: Variant, server: FakeServer) -> None:
+    """The close returns in time and reports that the stream did not end in order."""
     over = threading.Event()
 
     def stubborn(_requests: Any, context: Any) -> Iterator[Any]:
@@ -472,17 +472,17 @@ def test_close_that_the_server_does_not_answer_is_bounded(face: Face, server: Fa
         over.wait()
 
     server.script("Consume", stubborn)
-    consumer = face.consumer()
+    consumer = variant.consumer()
     assert consumer.receive(WAIT_SECONDS).ack()
     began_at = time.monotonic()
-    report = consumer.close(1.0)
+    report = consumer.close(0.2)
     assert time.monotonic() - began_at < 5.0
     assert len(report.errors) == 1
     assert over.wait(WAIT_SECONDS)
 
 
 def test_consumer_that_is_dropped_ends(server: FakeServer) -> None:
-    """Nobody closed it: its stream ends in order all the same, and its threads with it."""
+    """A consumer that is garbage collected without being closed ends its stream and its threads in order."""
     deliverer = Deliverer(b"a", b"b")
     server.script("Consume", deliverer)
     for delivery in millrace.Consumer(server.address, "orders"):
@@ -494,7 +494,7 @@ def test_consumer_that_is_dropped_ends(server: FakeServer) -> None:
 
 
 def test_asyncio_consumer_that_is_dropped_ends(server: FakeServer) -> None:
-    """The same in an event loop that goes on."""
+    """The same in an event loop that continues to run."""
     deliverer = Deliverer(b"a", b"b")
     server.script("Consume", deliverer)
 
@@ -510,7 +510,7 @@ def test_asyncio_consumer_that_is_dropped_ends(server: FakeServer) -> None:
 
 
 def test_close_from_another_thread_ends_a_waiting_loop(server: FakeServer) -> None:
-    """The loop ends without an error; what its body is at may be acknowledged meanwhile."""
+    """The loop ends without an error; the delivery in its body may still be acknowledged."""
     deliverer = Deliverer(b"a", b"b")
     server.script("Consume", deliverer)
     consumer = millrace.Consumer(server.address, "orders", ConsumerConfig(prefetch=1))
@@ -538,7 +538,7 @@ def test_close_from_another_thread_ends_a_waiting_loop(server: FakeServer) -> No
 
 
 def test_stop_in_a_signal_handler_ends_the_loop(server: FakeServer) -> None:
-    """Whatever the main thread is at, waiting or counting, it never hangs."""
+    """The loop ends at every point at which a signal may interrupt the main thread."""
     server.script("Consume", Deliverer(b"a"))
     consumer = millrace.Consumer(server.address, "orders", ConsumerConfig(**QUICK))
     before = signal.signal(signal.SIGUSR1, lambda *_: consumer.stop())
@@ -552,18 +552,18 @@ def test_stop_in_a_signal_handler_ends_the_loop(server: FakeServer) -> None:
     assert consumer.close().is_clean
 
 
-def test_block_left_by_an_error_waits_for_no_receiver(face: Face, server: FakeServer) -> None:
-    """Who received and then failed will settle nothing; the error is not to be held up for that."""
+def test_block_left_by_an_error_waits_for_no_receiver(variant: Variant, server: FakeServer) -> None:
+    """After an error the caller settles nothing any more, so the close does not wait for its delivery."""
     server.script("Consume", Deliverer(b"a"))
     began_at = time.monotonic()
-    with pytest.raises(ValueError, match="mine"), face.consumer(close_seconds=30.0) as consumer:  # noqa: PT012 - the block is tested
+    with pytest.raises(ValueError, match="mine"), variant.consumer(close_seconds=30.0) as consumer:  # noqa: PT012 - the block is tested
         assert consumer.receive(WAIT_SECONDS) is not None
         raise ValueError("mine")
     assert time.monotonic() - began_at < 10.0
 
 
 def test_loop_left_by_an_error_wakes_another_that_waits(server: FakeServer) -> None:
-    """The delivery comes to the thread that is left, though nothing else happens."""
+    """The returned delivery goes to the thread that waits."""
     server.script("Consume", Deliverer(b"a"))
     consumer = millrace.Consumer(server.address, "orders", ConsumerConfig(**QUICK))
     has_waiter = threading.Event()
@@ -588,11 +588,11 @@ def test_loop_left_by_an_error_wakes_another_that_waits(server: FakeServer) -> N
 
 
 def test_threads_share_a_consumer(server: FakeServer) -> None:
-    """Each event goes to one of their loops."""
+    """Each event goes to one of the loops."""
     bodies = [b"%d" % number for number in range(100)]
     deliverer = Deliverer(*bodies)
     server.script("Consume", deliverer)
-    consumer = millrace.Consumer(server.address, "orders", ConsumerConfig(**QUICK, idle_seconds=1.0))
+    consumer = millrace.Consumer(server.address, "orders", ConsumerConfig(**QUICK, idle_seconds=0.3))
     seen: list[bytes] = []
 
     def work() -> None:

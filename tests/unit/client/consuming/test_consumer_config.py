@@ -22,7 +22,7 @@ from millrace_client.consuming.config import SUBSCRIPTIONS_MAX, subscriptions_of
     ],
 )
 def test_config_that_is_wrong_says_what_is_allowed(wrong: dict[str, Any], says: str) -> None:
-    """Each value is checked once, where the config is made."""
+    """Each value is checked when the configuration is created."""
     with pytest.raises(BadArgumentError, match=says):
         ConsumerConfig(**wrong)
 
@@ -38,13 +38,13 @@ def test_config_that_is_wrong_says_what_is_allowed(wrong: dict[str, Any], says: 
     ],
 )
 def test_limits_share_the_bytes_among_lanes(config: ConsumerConfig, lane_count: int, bytes_max: int) -> None:
-    """All that may be out at once stays within the bytes."""
+    """All deliveries that may be open at once stay within the bytes."""
     limits = config.limits(lane_count)
     assert (limits.prefetch, limits.max_bytes) == (8, bytes_max)
 
 
 def test_names_given_as_one_string_are_one() -> None:
-    """A string is not taken letter by letter, and what is given twice counts once."""
+    """A string is one name, and duplicate names count once."""
     assert subscriptions_of("a:1", "orders") == [("a:1", "orders")]
     assert subscriptions_of(["a:1", "b:1", "a:1"], ["x", "y"]) == [
         ("a:1", "x"),
@@ -63,6 +63,6 @@ def test_names_given_as_one_string_are_one() -> None:
     ],
 )
 def test_consumer_of_nothing_is_refused(endpoints: list[str], channels: list[str], says: str) -> None:
-    """There must be something to take from, and not too much of it."""
+    """A consumer needs a server and a channel, and not too many of them."""
     with pytest.raises(BadArgumentError, match=says):
         Consumer(endpoints, channels)

@@ -22,7 +22,7 @@ from millrace_client.errors import MillraceError
     ids=lambda error: error.reason,
 )
 def test_error_that_time_may_mend_passes(error: MillraceError) -> None:
-    """It is waited out, and so is what this client does not know."""
+    """Temporary errors and unknown ones are retried."""
     assert passes(error, waits_for_channels=False)
 
 
@@ -40,12 +40,12 @@ def test_error_that_time_may_mend_passes(error: MillraceError) -> None:
     ids=lambda error: error.reason,
 )
 def test_error_that_lasts_does_not_pass(error: MillraceError) -> None:
-    """It is told instead, even where channels are waited for."""
+    """The error is raised, even if the consumer waits for missing channels."""
     assert not passes(error, waits_for_channels=True)
 
 
 def test_channel_that_is_not_there_passes_by_choice() -> None:
-    """A missing channel is a mistake most often; who starts before it is made may wait."""
+    """A missing channel is usually a mistake; a consumer started before its creation may wait."""
     error = errors.ChannelNotFoundError("x", code=grpc.StatusCode.NOT_FOUND)
     assert not passes(error, waits_for_channels=False)
     assert passes(error, waits_for_channels=True)

@@ -1,12 +1,12 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
 from millrace_client.consuming.prometheus import ConsumerCollector
-from tests.unit.client.consuming.parts import World, answer_of
+from tests.unit.client.consuming.fakes import EngineHarness, answer_of
 
 
-async def test_figures_are_told_to_prometheus() -> None:
-    """Counters, gauges, the streams' states and how long work took, for each consumer by its name."""
-    worlds = [World("one two"), World()]
+async def test_figures_are_exported_to_prometheus() -> None:
+    """Counters, gauges, the streams' states and the work times are exported with the consumer's name."""
+    worlds = [EngineHarness("one two"), EngineHarness()]
     registry = CollectorRegistry()
     registry.register(ConsumerCollector({"first": worlds[0].engine, "second": worlds[1].engine}))
     assert await worlds[0].engine.take(0) is None
@@ -26,5 +26,5 @@ async def test_figures_are_told_to_prometheus() -> None:
         'millrace_consumer_work_seconds_count{consumer="first"} 1.0',
     ):
         assert line in text.splitlines(), text
-    for world in worlds:
-        await world.engine.close(0.0)
+    for harness in worlds:
+        await harness.engine.close(0.0)

@@ -1,4 +1,4 @@
-"""Channels without a server behind them: they store, refuse or break off as a test says."""
+"""Channels of a fake server: they store, refuse or break off as a test requires."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,20 +15,20 @@ from tests.unit.client.fake_server import FakeServer, RefusalError
 QUICK: dict[str, Any] = {"linger_seconds": 0.001, "backoff_seconds": 0.01, "backoff_seconds_max": 0.05}
 
 Outcome = RefusalError | str | None
-"""Of one request: None stores it, a refusal is answered, "break" ends the stream before the request is stored, "lose"
-after that, "hang" answers nothing."""
+"""The result of one request: None stores it; a refusal is returned; "break" ends the stream before the request is
+stored, "lose" after that; "hang" gives no answer."""
 
 Judge = Callable[[list[bytes]], Outcome]
 
 
 class FakeChannels:
-    """What a fake server does with appends.
+    """The appends of a fake server.
 
     Attributes:
-        stored: For each channel the bodies in their order.
-        outcomes: Of the next requests, one each; when there are none left, `judge` decides.
-        batches: The bodies of each request that came, refused ones too.
-        headers: For each stored event its headers.
+        stored: The bodies of each channel, in order.
+        outcomes: The results of the next requests; when none are left, `judge` decides.
+        batches: The bodies of each request received, refused ones included.
+        headers: The headers of each stored event.
     """
 
     def __init__(self, server: FakeServer) -> None:
@@ -91,7 +91,7 @@ def _unavailable() -> RefusalError:
 
 @pytest.fixture
 def channels(server: FakeServer) -> FakeChannels:
-    """Channels that store all that comes."""
+    """Channels that store all events."""
     return FakeChannels(server)
 
 
@@ -113,7 +113,7 @@ MakeProducer = Callable[..., Producer]
 
 @pytest.fixture
 def producer_of() -> Iterator[MakeProducer]:
-    """Makes producers that lose no time, and closes them in the end."""
+    """Creates producers with minimal delays, and closes them in the end."""
     producers = []
 
     def make(*channels: FakeChannels, **options: Any) -> Producer:

@@ -1,3 +1,4 @@
+import random
 import threading
 from typing import Any
 
@@ -24,7 +25,7 @@ EVENT = EVENT_BYTES + SIZE_BYTES
 
 
 class Bench:
-    """An accumulator with a clock that stands still, and a count of how often the engine was woken."""
+    """An accumulator with a clock that stands still; counts how often the engine is woken."""
 
     def __init__(self, **limits: Any) -> None:
         self.now = 100.0
@@ -52,7 +53,7 @@ class Bench:
         return [self.accumulator._hash(key) % len(self.buffer.buckets) for key in keys]
 
     def keys_of_buckets(self, count: int) -> list[str]:
-        """Keys that are all on buckets of their own."""
+        """Keys in different buckets."""
         found: dict[int, str] = {}
         number = 0
         while len(found) < count:
@@ -66,7 +67,7 @@ class Bench:
 
 
 def test_take_before_the_linger_gives_nothing() -> None:
-    """Events wait for others."""
+    """Events wait for others until the linger is over."""
     bench = Bench(linger_seconds=1.0)
     bench.put(b"a")
     assert bench.take() == []
@@ -74,7 +75,7 @@ def test_take_before_the_linger_gives_nothing() -> None:
 
 
 def test_take_after_the_linger_gives_what_gathered() -> None:
-    """The first event's age counts, however young the last one is."""
+    """The age of the first event counts, not that of the last."""
     bench = Bench(linger_seconds=1.0)
     bench.put(b"a")
     bench.now += 1.0
@@ -84,7 +85,7 @@ def test_take_after_the_linger_gives_what_gathered() -> None:
 
 
 def test_take_of_a_full_page_does_not_wait() -> None:
-    """Batches of so many events are due at once, and what is behind them is not."""
+    """A full batch is due at once; the events after it are not."""
     bench = Bench(linger_seconds=1.0, batch_events_max=2)
     for body in (b"a", b"b", b"c"):
         bench.put(body)
@@ -101,7 +102,7 @@ def test_take_of_a_page_full_by_bytes_does_not_wait() -> None:
 
 
 def test_take_merges_lanes_that_are_free() -> None:
-    """Where little is sent, one batch carries what all keys have gathered, oldest first, due or not."""
+    """At low rates one batch carries the events of all keys, oldest first, due or not."""
     bench = Bench(linger_seconds=1.0)
     first, second = bench.keys_of_buckets(2)
     bench.put(b"a", first)
@@ -113,7 +114,7 @@ def test_take_merges_lanes_that_are_free() -> None:
 
 
 def test_take_merges_no_more_than_fits() -> None:
-    """A merged batch keeps the limits."""
+    """A merged batch keeps to the limits."""
     bench = Bench(linger_seconds=0, batch_events_max=3)
     for key in bench.keys_of_buckets(3):
         for _ in range(2):
@@ -122,7 +123,7 @@ def test_take_merges_no_more_than_fits() -> None:
 
 
 def test_take_leaves_lanes_that_a_batch_holds() -> None:
-    """Nothing of a key goes while something of it is under way; other keys and events without one go on."""
+    """No event of a key is sent while another one is in progress; other keys and events without one continue."""
     bench = Bench(linger_seconds=0)
     first, second = bench.keys_of_buckets(2)
     bench.put(b"a", first)
@@ -137,7 +138,7 @@ def test_take_leaves_lanes_that_a_batch_holds() -> None:
 
 
 def test_take_of_events_without_a_key_holds_no_lane() -> None:
-    """They fill the pipe."""
+    """Events without a key fill the pipeline."""
     bench = Bench(linger_seconds=0)
     for body in (b"a", b"b"):
         bench.put(body)
@@ -146,7 +147,7 @@ def test_take_of_events_without_a_key_holds_no_lane() -> None:
 
 
 def test_take_takes_only_lanes_that_are_accepted() -> None:
-    """With by-key routing a batch holds buckets of one server."""
+    """With by-key routing a batch contains buckets of one server."""
     bench = Bench(linger_seconds=0)
     bench.put(b"a", "k")
     [index] = bench.buckets_of("k")
@@ -155,7 +156,7 @@ def test_take_takes_only_lanes_that_are_accepted() -> None:
 
 
 def test_close_pages_makes_all_due() -> None:
-    """A flush waits for no linger, and what comes after it does not join."""
+    """A flush does not wait for the linger, and later events do not join."""
     bench = Bench(linger_seconds=9.0)
     bench.put(b"a")
     assert len(bench.accumulator.close_pages()) == 1
@@ -164,7 +165,7 @@ def test_close_pages_makes_all_due() -> None:
 
 
 def test_key_has_the_same_lane_everywhere_with_by_key_routing() -> None:
-    """Processes agree about the servers of keys; Python's own hash differs in each."""
+    """Processes must agree on the servers of keys, but Python's own hash differs in each."""
     bench = Bench(routing=Routing.BY_KEY)
     assert bench.accumulator._hash("customer-1") == bench.accumulator._hash(b"customer-1") == 3_958_365_309
 
@@ -173,7 +174,7 @@ def test_key_has_the_same_lane_everywhere_with_by_key_routing() -> None:
 
 
 def test_put_wakes_once_for_many_events() -> None:
-    """One look does for all that gathers until then."""
+    """One wake-up is enough for all events until the engine looks."""
     bench = Bench(linger_seconds=1.0)
     for _ in range(10):
         bench.put()
@@ -185,7 +186,7 @@ def test_put_wakes_once_for_many_events() -> None:
 
 
 def test_put_that_fills_a_page_wakes_again() -> None:
-    """The timer would be too late."""
+    """The timer of the first wake-up would be too late."""
     bench = Bench(linger_seconds=1.0, batch_events_max=2)
     bench.put()
     bench.accumulator.rearm_wakeup()
@@ -198,7 +199,7 @@ def test_put_that_fills_a_page_wakes_again() -> None:
 
 
 def test_put_keeps_what_headers_were() -> None:
-    """A caller may use its dict again."""
+    """The caller may reuse its dict."""
     bench = Bench(linger_seconds=0)
     headers = {"n": "1"}
     bench.accumulator.put(bench.buffer, None, b"", headers, None, True)
@@ -221,7 +222,7 @@ def test_put_keeps_what_headers_were() -> None:
 def test_put_of_impossible_headers_leaves_no_trace(
     headers: dict[Any, Any], error: type[Exception], earlier_count: int
 ) -> None:
-    """The event fails alone, whether it would have been its page's first or not."""
+    """Only this event fails, whether it would have been the first of its page or not."""
     bench = Bench(linger_seconds=0)
     for _ in range(earlier_count):
         bench.put(b"good", good="1")
@@ -236,7 +237,7 @@ def test_put_of_impossible_headers_leaves_no_trace(
 
 
 def test_put_of_a_new_key_for_a_full_table_begins_a_new_page() -> None:
-    """A batch has at most 256 header keys, an event too."""
+    """A batch, as an event, has at most 256 header keys."""
     bench = Bench(linger_seconds=0)
     for part in range(3):
         bench.put(b"", None, **{f"h{part}-{index}": "x" for index in range(100)})
@@ -250,7 +251,7 @@ def test_put_of_a_new_key_for_a_full_table_begins_a_new_page() -> None:
 
 
 def test_put_of_too_large_an_event_is_refused_alone() -> None:
-    """The limit is a batch's, unless events may be larger."""
+    """The limit is that of a batch, unless events may be larger."""
     bench = Bench(batch_bytes_max=1000)
     with pytest.raises(EventTooLargeError, match="1000 bytes"):
         bench.put(bytes(1000))
@@ -282,7 +283,7 @@ def test_put_of_an_event_above_a_batch_goes_alone_where_it_may() -> None:
 
 
 def test_put_with_context_tells_producer_and_place() -> None:
-    """Places count a channel's events in the order of `send`, whatever buckets they take; an own header gives way."""
+    """Places count a channel's events in the order of `send`, over all buckets; a user's own header is replaced."""
     bench = Bench(context_headers=True, linger_seconds=0)
     first, second = bench.keys_of_buckets(2)
     for key in (first, second, first):
@@ -306,7 +307,7 @@ def test_put_into_a_full_buffer_raises_where_that_is_the_policy() -> None:
 
 
 def test_put_into_a_full_buffer_waits_for_room() -> None:
-    """Memory that is given back lets the next one in."""
+    """Released memory admits the next event."""
     bench = Bench(buffer_bytes_max=EVENT, max_block_seconds=30.0)
     bench.put(b"")
     thread = threading.Thread(target=bench.put)
@@ -318,15 +319,15 @@ def test_put_into_a_full_buffer_waits_for_room() -> None:
 
 
 def test_put_into_a_full_buffer_gives_up_in_time() -> None:
-    """Nobody waits for ever."""
+    """The put raises after its maximum time."""
     bench = Bench(buffer_bytes_max=EVENT, max_block_seconds=0.01)
     bench.put()
     with pytest.raises(BufferFullError):
         bench.put()
 
 
-def test_put_that_waits_is_told_of_the_close() -> None:
-    """Closing lets go whoever waits for room."""
+def test_put_that_waits_is_ended_by_the_close() -> None:
+    """Closing raises in callers that wait for room."""
     bench = Bench(buffer_bytes_max=EVENT, max_block_seconds=30.0)
     bench.put()
     errors: list[BaseException] = []
@@ -345,7 +346,7 @@ def test_put_that_waits_is_told_of_the_close() -> None:
 
 
 def test_put_that_drops_the_oldest_says_so() -> None:
-    """As few as make room, from the front, also across buckets; their futures tell, and they are counted."""
+    """As few events as needed are dropped, oldest first and across buckets; their futures fail, and are counted."""
     bench = Bench(buffer_bytes_max=3 * EVENT + 10, overflow=Overflow.DROP_OLDEST, linger_seconds=0)
     futures = []
     for index, key in enumerate(("a", None, "a", None, "b")):
@@ -361,7 +362,7 @@ def test_put_that_drops_the_oldest_says_so() -> None:
 
 
 def test_put_that_drops_keeps_the_headers_of_the_others() -> None:
-    """Columns are cut as bodies are."""
+    """The header columns are cut as the bodies are."""
     bench = Bench(buffer_bytes_max=3 * 300, overflow=Overflow.DROP_OLDEST, linger_seconds=0)
     for index in range(6):
         bench.put(b"%d" % index, **{"n": str(index)} if index % 2 else {})
@@ -373,8 +374,39 @@ def test_put_that_drops_keeps_the_headers_of_the_others() -> None:
     assert page.held_bytes == bench.accumulator.held_bytes
 
 
+@pytest.mark.parametrize("overflow", [Overflow.DROP_OLDEST, Overflow.RAISE])
+@pytest.mark.parametrize("context_headers", [False, True])
+@pytest.mark.parametrize("has_callbacks", [False, True])
+def test_put_never_passes_the_bound(overflow: Overflow, *, context_headers: bool, has_callbacks: bool) -> None:
+    """Headers, context headers and callbacks are counted before the event is added."""
+    chance = random.Random(1)
+    bench = Bench(buffer_bytes_max=20_000, overflow=overflow, context_headers=context_headers)
+    refused_count = 0
+    for _ in range(500):
+        headers = {name: chance.choice("xü") * chance.randrange(100) for name in chance.choice(["", "a", "ab", "b"])}
+        callback = (lambda _result: None) if has_callbacks else None
+        body = bytes(chance.randrange(300))
+        try:
+            bench.accumulator.put(bench.buffer, chance.choice([None, "k"]), body, headers, callback, True)
+        except BufferFullError:
+            refused_count += 1
+        assert bench.accumulator.held_bytes <= 20_000
+        assert bench.accumulator.held_bytes == sum(page.held_bytes for page in bench.accumulator.open_pages)
+    assert refused_count or bench.counters.events_dropped > 300
+
+
+def test_put_that_drops_counts_what_is_left() -> None:
+    """Dropping an event releases exactly the bytes that it took, including its headers."""
+    bench = Bench(buffer_bytes_max=20_000, overflow=Overflow.DROP_OLDEST, context_headers=True, linger_seconds=0)
+    for index in range(500):
+        bench.put(b"x" * (index % 100), note="ü" * (index % 70))
+    left = bench.accumulator.held_bytes
+    [page], _ = bench.take_pages()
+    assert left == sum(page.event_bytes(position) for position in range(len(page.bodies)))
+
+
 def test_put_with_all_in_batches_has_nothing_to_drop() -> None:
-    """What is on its way is not taken back."""
+    """Events that are being sent are not dropped."""
     bench = Bench(buffer_bytes_max=EVENT, overflow=Overflow.DROP_OLDEST, linger_seconds=0)
     bench.put()
     bench.take()
@@ -383,7 +415,7 @@ def test_put_with_all_in_batches_has_nothing_to_drop() -> None:
 
 
 def test_put_larger_than_the_buffer_is_refused_at_once() -> None:
-    """No wait could help it."""
+    """Waiting could not make room for it."""
     bench = Bench(buffer_bytes_max=1000, max_block_seconds=30.0)
     with pytest.raises(EventTooLargeError, match="the buffer holds at most 1000"):
         bench.put(bytes(1000))
@@ -393,7 +425,7 @@ def test_put_larger_than_the_buffer_is_refused_at_once() -> None:
 
 
 def test_settle_in_ranges_tells_each_event_its_own() -> None:
-    """A page may be settled in parts, such as where its batch was split."""
+    """A page may be settled in parts, for example if its batch was split."""
     bench = Bench(linger_seconds=0)
     futures = [bench.put() for _ in range(3)]
     [page], _ = bench.take_pages()
@@ -406,7 +438,7 @@ def test_settle_in_ranges_tells_each_event_its_own() -> None:
 
 
 def test_wait_settled_counts_what_is_left() -> None:
-    """Whoever flushes learns how much is open."""
+    """A flush that times out returns how many events are open."""
     bench = Bench()
     bench.put()
     bench.put()
@@ -414,7 +446,7 @@ def test_wait_settled_counts_what_is_left() -> None:
 
 
 def test_take_older_takes_all_of_a_time() -> None:
-    """What has been waiting for too long is found in all buckets, held ones too."""
+    """Events that have waited too long are found in all buckets, blocked ones too."""
     bench = Bench(linger_seconds=0)
     bench.put(b"a", "k")
     bench.take()

@@ -1,4 +1,4 @@
-"""The face for asyncio: the same engine on the caller's loop."""
+"""The producer for asyncio: the same engine on the caller's loop."""
 
 import asyncio
 from contextlib import suppress
@@ -30,7 +30,7 @@ def full() -> RefusalError:
 
 
 async def test_send_gives_the_sequence_of_each_event(channels: FakeChannels) -> None:
-    """Futures can be awaited one by one, together, and again."""
+    """Futures can be awaited one by one, together, and repeatedly."""
     async with producer_of(channels) as producer:
         futures = [await producer.send(Event(b"%d" % index, {"n": str(index)}), key="k") for index in range(10)]
         results = await asyncio.gather(*futures)
@@ -40,7 +40,7 @@ async def test_send_gives_the_sequence_of_each_event(channels: FakeChannels) -> 
 
 
 async def test_send_that_is_refused_for_good_raises_where_it_is_awaited(channels: FakeChannels) -> None:
-    """The error has the result."""
+    """The error contains the result."""
     channels.judge = lambda _bodies: RefusalError(grpc.StatusCode.NOT_FOUND, "CHANNEL_NOT_FOUND", "no such channel")
     async with producer_of(channels) as producer:
         with pytest.raises(SendFailedError, match="no such channel"):
@@ -48,7 +48,7 @@ async def test_send_that_is_refused_for_good_raises_where_it_is_awaited(channels
 
 
 async def test_send_survives_lost_replies(channels: FakeChannels) -> None:
-    """Exactly once holds here, too."""
+    """Each event is stored exactly once."""
     channels.outcomes.extend(["lose", full(), "break"])
     async with producer_of(channels) as producer:
         result = await (await producer.send(b"a"))
@@ -56,7 +56,7 @@ async def test_send_survives_lost_replies(channels: FakeChannels) -> None:
 
 
 async def test_send_into_a_full_buffer_waits_without_blocking_the_loop(channels: FakeChannels) -> None:
-    """Other tasks go on, among them the one that makes room."""
+    """Other tasks continue, including the one that makes room."""
     channels.outcomes.append(full())
     async with producer_of(channels, buffer_bytes_max=1000) as producer:
         futures = [await producer.send(bytes(300)) for _ in range(20)]
@@ -66,7 +66,7 @@ async def test_send_into_a_full_buffer_waits_without_blocking_the_loop(channels:
 
 
 async def test_send_into_a_full_buffer_keeps_the_policy(channels: FakeChannels) -> None:
-    """Waiting ends in time, and raising is at once."""
+    """Waiting ends in time; the policy RAISE raises at once."""
     channels.judge = lambda _bodies: full()
     for options in ({"max_block_seconds": 0.05}, {"overflow": Overflow.RAISE}):
         producer = producer_of(channels, buffer_bytes_max=1000, **options)
@@ -79,7 +79,7 @@ async def test_send_into_a_full_buffer_keeps_the_policy(channels: FakeChannels) 
 
 
 async def test_await_that_is_cancelled_leaves_the_event_alone(channels: FakeChannels) -> None:
-    """Nobody's patience is another's loss."""
+    """A caller that stops waiting does not cancel the send of the event."""
     channels.outcomes.append(full())
     async with producer_of(channels, backoff_seconds=0.1, backoff_seconds_max=0.2) as producer:
         future = await producer.send(b"a")
@@ -90,7 +90,7 @@ async def test_await_that_is_cancelled_leaves_the_event_alone(channels: FakeChan
 
 
 async def test_flush_waits_for_what_was_sent(channels: FakeChannels) -> None:
-    """It also sends what lingers, and tells what is left when its time is over."""
+    """A flush also sends lingering events, and returns how many are left at its timeout."""
     async with producer_of(channels, linger_seconds=60.0) as producer:
         future = await producer.send(b"a")
         assert await producer.flush(10) == 0
@@ -101,22 +101,22 @@ async def test_flush_waits_for_what_was_sent(channels: FakeChannels) -> None:
         channels.judge = lambda _bodies: None
 
 
-async def test_callbacks_run_on_the_loop_and_harm_nobody(channels: FakeChannels) -> None:
-    """What they raise is counted; each runs once."""
-    told: list[SendResult] = []
+async def test_callbacks_run_on_the_loop_and_cannot_break_it(channels: FakeChannels) -> None:
+    """Exceptions of callbacks are counted; each callback runs once."""
+    reported: list[SendResult] = []
 
     def fail(_result: SendResult) -> None:
         raise ValueError
 
     producer = producer_of(channels)
     _ = await producer.send(b"a", callback=fail)
-    _ = await producer.send(b"b", callback=told.append)
+    _ = await producer.send(b"b", callback=reported.append)
     assert (await producer.close(10)).is_complete
-    assert (len(told), producer.metrics().callback_errors) == (1, 1)
+    assert (len(reported), producer.metrics().callback_errors) == (1, 1)
 
 
 async def test_close_may_be_called_often_and_from_a_callback(channels: FakeChannels) -> None:
-    """All of the calls end, and nothing can be sent afterwards."""
+    """All calls of close return, and nothing can be sent afterwards."""
     producer = producer_of(channels, linger_seconds=60.0)
     closings: list[asyncio.Task[Any]] = []
     loop = asyncio.get_running_loop()

@@ -6,19 +6,19 @@ from millrace_client.producing.metrics import ProducerCounters
 
 
 def test_jobs_of_a_kind_run_in_order_on_one_thread() -> None:
-    """The two kinds do not wait for each other."""
+    """Each kind has a thread, so the two kinds do not wait for each other."""
     threads = CallbackThreads(ProducerCounters())
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     unblock = threading.Event()
     threads.submit(lambda: unblock.wait(10), is_success=False)
     for index in range(50):
-        threads.submit(lambda index=index: told.append((index, threading.get_ident())), is_success=True)  # type: ignore[misc] # a default argument
+        threads.submit(lambda index=index: reported.append((index, threading.get_ident())), is_success=True)  # type: ignore[misc] # a default argument
     give_up = time.monotonic() + 10
-    while len(told) < 50:
+    while len(reported) < 50:
         assert time.monotonic() < give_up
         time.sleep(0.001)
-    assert [index for index, _ in told] == list(range(50))
-    assert len({ident for _, ident in told}) == 1
+    assert [index for index, _ in reported] == list(range(50))
+    assert len({ident for _, ident in reported}) == 1
     assert threads.waiting_count == 1
     unblock.set()
     threads.end()
@@ -27,27 +27,27 @@ def test_jobs_of_a_kind_run_in_order_on_one_thread() -> None:
 
 
 def test_job_after_the_end_runs_all_the_same() -> None:
-    """Nothing that was handed over is forgotten, however late."""
+    """No job is forgotten, however late."""
     threads = CallbackThreads(ProducerCounters())
     threads.end()
-    told = threading.Event()
-    threads.submit(told.set, is_success=True)
-    assert told.wait(10)
+    reported = threading.Event()
+    threads.submit(reported.set, is_success=True)
+    assert reported.wait(10)
     threads.join(time.monotonic() + 10)
 
 
 def test_job_that_raises_is_counted() -> None:
-    """And the next one runs."""
+    """The exception is counted, and the next job runs."""
     counters = ProducerCounters()
     threads = CallbackThreads(counters)
-    told = threading.Event()
+    reported = threading.Event()
 
     def fail() -> None:
         raise SystemExit
 
     threads.submit(fail, is_success=True)
-    threads.submit(told.set, is_success=True)
-    assert told.wait(10)
+    threads.submit(reported.set, is_success=True)
+    assert reported.wait(10)
     assert counters.callback_errors == 1
     threads.end()
     threads.join(time.monotonic() + 10)

@@ -1,4 +1,4 @@
-"""The end of a producer: from everywhere, often, in time."""
+"""Closing a producer: from any thread, repeatedly, in time."""
 
 import gc
 import subprocess
@@ -26,19 +26,19 @@ def own_threads() -> list[str]:
 
 
 def test_close_settles_all_and_ends_the_threads(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """Once it returns in time, all is stored, all callbacks have run, and no thread is left."""
-    told: list[SendResult] = []
+    """Once the close returns in time, all events are stored, all callbacks have run, and no thread is left."""
+    reported: list[SendResult] = []
     producer = producer_of(channels, linger_seconds=60.0, batch_events_max=10)
-    futures = [producer.send(b"a", callback=told.append) for _ in range(25)]
+    futures = [producer.send(b"a", callback=reported.append) for _ in range(25)]
     report = producer.close(10)
     assert report.is_complete
     assert all(future.done() for future in futures)
-    assert len(told) == 25
+    assert len(reported) == 25
     assert own_threads() == []
 
 
 def test_close_again_says_the_same(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """It may be called often, also before anything was sent, and nothing can be sent afterwards."""
+    """Closing may be repeated, also before anything was sent, and nothing can be sent afterwards."""
     producer = producer_of(channels)
     producer.send(b"a")
     assert producer.close(10).is_complete
@@ -53,7 +53,7 @@ def test_close_again_says_the_same(channels: FakeChannels, producer_of: MakeProd
 
 
 def test_close_waits_for_attempts_that_are_to_come(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """A retry within the time is made, not given up."""
+    """Retries within the time of the close are still made."""
     channels.outcomes.extend([full(), full()])
     producer = producer_of(channels)
     future = producer.send(b"a")
@@ -62,11 +62,11 @@ def test_close_waits_for_attempts_that_are_to_come(channels: FakeChannels, produ
 
 
 def test_close_whose_time_runs_out_says_what_is_left(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """It returns in time; what is left fails then, so that nobody waits for ever, and the threads end."""
+    """The close returns in time; what is left fails, so that no caller waits without end, and the threads end."""
     channels.judge = lambda _bodies: full()
-    told: list[SendResult] = []
+    reported: list[SendResult] = []
     producer = producer_of(channels)
-    futures = [producer.send(b"a", key="k", callback=told.append) for _ in range(3)]
+    futures = [producer.send(b"a", key="k", callback=reported.append) for _ in range(3)]
     began = time.monotonic()
     report = producer.close(0.3)
     assert 0.25 < time.monotonic() - began < 2.0
@@ -79,11 +79,11 @@ def test_close_whose_time_runs_out_says_what_is_left(channels: FakeChannels, pro
     while own_threads() and time.monotonic() < give_up:
         time.sleep(0.01)
     assert own_threads() == []
-    assert len(told) == 3
+    assert len(reported) == 3
 
 
 def test_close_in_no_time_gives_up_what_is_under_way(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """What was sent and not answered is in doubt."""
+    """Events sent without an answer have an unknown outcome."""
     channels.outcomes.append("hang")
     producer = producer_of(channels)
     future = producer.send(b"a")
@@ -100,7 +100,7 @@ def test_close_in_no_time_gives_up_what_is_under_way(channels: FakeChannels, pro
 def test_close_from_a_callback_does_not_wait_for_itself(
     channels: FakeChannels, producer_of: MakeProducer, *, is_stored: bool
 ) -> None:
-    """It does all but end its own thread, which ends after it."""
+    """The callback's own thread ends after the callback returns."""
     if not is_stored:
         channels.judge = lambda _bodies: RefusalError(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT")
     producer = producer_of(channels)
@@ -119,7 +119,7 @@ def test_close_from_a_callback_does_not_wait_for_itself(
 
 
 def test_close_from_many_threads_returns_in_all(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """Threads that send meanwhile are refused cleanly; what was taken is stored."""
+    """Concurrent sends are refused or stored."""
     producer = producer_of(channels)
     taken, reports = [], []
     begin = threading.Barrier(12)
@@ -150,21 +150,21 @@ def test_close_from_many_threads_returns_in_all(channels: FakeChannels, producer
 def test_callback_that_raises_is_counted_and_the_next_one_runs(
     channels: FakeChannels, producer_of: MakeProducer
 ) -> None:
-    """Whatever it raises is its own affair."""
-    told: list[SendResult] = []
+    """The exception of a callback, whatever its type, affects nothing else."""
+    reported: list[SendResult] = []
     producer = producer_of(channels)
 
     def fail(_result: SendResult) -> None:
         raise KeyboardInterrupt
 
     producer.send(b"a", callback=fail)
-    producer.send(b"b", callback=told.append)
+    producer.send(b"b", callback=reported.append)
     assert producer.close(10).is_complete
-    assert (len(told), producer.metrics().callback_errors) == (1, 1)
+    assert (len(reported), producer.metrics().callback_errors) == (1, 1)
 
 
 def test_callback_that_blocks_harms_no_event(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """Events go on, failures are told, and closing says that a callback is left."""
+    """Events continue to be sent, failures are reported, and the close reports the callback that is left."""
     channels.judge = lambda bodies: (
         RefusalError(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT") if bodies[0] == b"bad" else None
     )
@@ -181,7 +181,7 @@ def test_callback_that_blocks_harms_no_event(channels: FakeChannels, producer_of
 
 
 def test_producer_that_is_dropped_still_sends(channels: FakeChannels) -> None:
-    """A program that forgets to close loses nothing of what it sent, nor keeps threads for ever."""
+    """A producer that is garbage collected without a close sends its events and ends its threads."""
     producer = Producer(channels.address, "orders")
     producer.send(b"a")
     gone = weakref.ref(producer)
@@ -195,7 +195,7 @@ def test_producer_that_is_dropped_still_sends(channels: FakeChannels) -> None:
 
 
 def test_program_that_ends_without_closing_sends_all(channels: FakeChannels) -> None:
-    """What was sent is stored before the interpreter ends."""
+    """Everything sent is stored before the interpreter exits."""
     code = f"""
 from millrace_client import Producer, ProducerConfig
 producer = Producer({channels.address!r}, "orders", config=ProducerConfig(linger_seconds=60))
@@ -207,7 +207,7 @@ for _ in range(5):
 
 
 def test_send_after_a_fork_is_refused() -> None:
-    """A child is told, whatever locks its parent's threads held, and may make a producer of its own before use."""
+    """A child gets ClientForkedError, whatever locks its parent's threads held."""
     code = """
 import os, sys
 from millrace_client import ClientForkedError, Producer, ProducerConfig
@@ -236,7 +236,7 @@ used.close(0)
 
 
 def test_producer_without_a_place_to_go_is_refused(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """Endpoints and channels must be named."""
+    """Endpoints and channels must be given."""
     with pytest.raises(BadArgumentError, match="endpoints"):
         Producer([])
     with pytest.raises(BadArgumentError, match="channel: is empty"):

@@ -7,7 +7,7 @@ from millrace_client.producing.config import EVENT_BYTES_MAX
 
 
 def test_config_by_default_is_what_the_docs_say() -> None:
-    """The defaults hold together."""
+    """The defaults are consistent."""
     config = ProducerConfig()
     assert (config.batch_bytes_max, config.batch_events_max, config.linger_seconds) == (2 << 20, 4000, 0.01)
     assert (config.overflow, config.routing) == (Overflow.BLOCK, Routing.ROUND_ROBIN)
@@ -15,7 +15,7 @@ def test_config_by_default_is_what_the_docs_say() -> None:
 
 
 def test_config_takes_words_for_policies() -> None:
-    """A configuration file has no enums."""
+    """Policies may be given as strings, as in configuration files."""
     config = ProducerConfig(overflow="drop_oldest", routing="by_key")  # type: ignore[arg-type] # what this is about
     assert (config.overflow, config.routing) == (Overflow.DROP_OLDEST, Routing.BY_KEY)
 
@@ -39,6 +39,6 @@ def test_config_takes_words_for_policies() -> None:
     ],
 )
 def test_config_with_impossible_limits_is_refused(limits: dict[str, Any], message: str) -> None:
-    """Each mistake is named, with what it was and what is allowed."""
+    """Each mistake is named with its value and what is allowed."""
     with pytest.raises(BadArgumentError, match=message):
         ProducerConfig(**limits)

@@ -1,4 +1,4 @@
-"""What pages become on the wire, against what protobuf makes of the same events."""
+"""The encoding of pages, compared with protobuf's of the same events."""
 
 import random
 import threading
@@ -48,14 +48,14 @@ def decoded(request: bytes) -> tuple[pb.AppendStreamRequest, list[Row]]:
     ],
 )
 def test_request_of_a_page_holds_its_events(rows: list[Row]) -> None:
-    """Channel, stamp, headers and bodies come out as they went in."""
+    """Channel, stamp, headers and bodies are decoded as they were."""
     message, events = decoded(request_of_pages("orders", STAMP, [page_of(rows)]))
     assert (message.channel, message.stamp.producer_id, message.stamp.last_sequence) == ("orders", "p", 5)
     assert events == rows
 
 
 def test_request_of_random_pages_holds_their_events_in_order() -> None:
-    """Whatever headers events have, several pages in one request are their events one after the other."""
+    """With any headers, several pages in one request contain their events in order."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # noqa: T201 - to run it again
     draw = random.Random(seed)
@@ -71,13 +71,13 @@ def _row(draw: random.Random) -> Row:
 
 
 def test_request_of_columns_can_be_taken_apart_again() -> None:
-    """What is split is encoded anew from the message."""
+    """What is split is encoded again from the message."""
     [columns] = columns_from_events([({"a": "1"}, b"x"), ({}, b"y")])
     assert columns_of_request(request_of_columns("orders", STAMP, columns)) == columns
 
 
 def test_page_lets_go_of_its_content() -> None:
-    """Once it is encoded, the events are in memory only once."""
+    """Once a page is encoded, its events are no longer held twice."""
     page = page_of([({"a": "1"}, b"x")])
     page.drop_content()
     assert (page.bodies, page.columns, page.open_count) == ([], {}, 1)

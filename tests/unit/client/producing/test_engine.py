@@ -1,4 +1,4 @@
-"""What becomes of batches that are stored, refused, lost or too large."""
+"""The outcomes of batches that are stored, refused, lost or too large."""
 
 import random
 import threading
@@ -22,7 +22,7 @@ def full(retry_delay_seconds: float | None = None) -> RefusalError:
 
 
 def test_send_gives_the_sequence_of_each_event(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """The channel's numbers, whatever batches the events went in."""
+    """The sequences are those of the channel, whatever the batches."""
     producer = producer_of(channels, batch_events_max=3)
     futures = [producer.send(b"%d" % index) for index in range(10)]
     assert [future.result(10).sequence for future in futures] == list(range(1, 11))
@@ -31,7 +31,7 @@ def test_send_gives_the_sequence_of_each_event(channels: FakeChannels, producer_
 
 
 def test_send_that_is_refused_for_now_goes_again(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """A full channel is tried again with the same stamp; the result tells of each attempt."""
+    """A batch refused by a full channel is sent again with the same stamp; the result lists each attempt."""
     channels.outcomes.extend([full(), full(), None])
     result = producer_of(channels).send(b"a").result(10)
     assert result.stored
@@ -42,18 +42,18 @@ def test_send_that_is_refused_for_now_goes_again(channels: FakeChannels, produce
 
 
 def test_send_waits_as_long_as_the_server_says(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """RetryInfo counts where it is more than the own pause."""
-    channels.outcomes.append(full(0.3))
+    """RetryInfo is used if it is longer than the producer's own pause."""
+    channels.outcomes.append(full(0.1))
     began = time.monotonic()
     producer_of(channels).send(b"a").result(10)
-    assert time.monotonic() - began >= 0.3
+    assert time.monotonic() - began >= 0.1
 
 
 @pytest.mark.parametrize("outcome", ["break", "lose"])
 def test_send_whose_stream_breaks_is_stored_once(
     channels: FakeChannels, producer_of: MakeProducer, outcome: str
 ) -> None:
-    """Whether the server had stored it or not, there is one copy in the end."""
+    """Whether or not the server had stored the batch, there is one copy in the end."""
     channels.outcomes.extend([outcome, outcome])
     result = producer_of(channels).send(b"a").result(10)
     assert channels.stored["orders"] == [b"a"]
@@ -62,14 +62,14 @@ def test_send_whose_stream_breaks_is_stored_once(
 
 
 def test_send_that_is_not_answered_goes_again(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """A server that says nothing is taken for dead after a while."""
+    """A server that does not answer is abandoned after a timeout."""
     channels.outcomes.append("hang")
     result = producer_of(channels, timeout_seconds=0.2).send(b"a").result(10)
     assert [attempt.reason for attempt in result.attempts] == ["DEADLINE", ""]
 
 
 def test_send_that_is_refused_for_good_fails(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """What time cannot help is tried once; others go on."""
+    """A permanent refusal is not retried; other events continue."""
     channels.outcomes.append(RefusalError(grpc.StatusCode.NOT_FOUND, "CHANNEL_NOT_FOUND", "no such channel"))
     producer = producer_of(channels)
     with pytest.raises(SendFailedError, match="no such channel") as caught:
@@ -82,7 +82,7 @@ def test_send_that_is_refused_for_good_fails(channels: FakeChannels, producer_of
 
 
 def test_send_gives_up_after_so_many_attempts(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """The last attempts are kept, all are counted."""
+    """The result keeps the last attempts and counts all."""
     channels.judge = lambda _bodies: full()
     with pytest.raises(SendFailedError) as caught:
         producer_of(channels, attempts_max=5, attempts_kept_max=2).send(b"a").result(10)
@@ -92,9 +92,9 @@ def test_send_gives_up_after_so_many_attempts(channels: FakeChannels, producer_o
 
 
 def test_send_gives_up_after_its_time(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """Also what waits behind a batch that is tried again fails in its own time."""
+    """Events that wait behind a retried batch also fail in their own time."""
     channels.judge = lambda _bodies: full()
-    producer = producer_of(channels, delivery_timeout_seconds=0.3)
+    producer = producer_of(channels, delivery_timeout_seconds=0.2)
     futures = [producer.send(b"a", key="k")]
     time.sleep(0.05)
     futures.append(producer.send(b"b", key="k"))
@@ -104,7 +104,7 @@ def test_send_gives_up_after_its_time(channels: FakeChannels, producer_of: MakeP
 
 
 def test_send_in_doubt_fails_as_such(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """A failure after a lost reply says that the event may be stored."""
+    """The error after a lost response says that the event may be stored."""
     channels.outcomes.append("lose")
     channels.judge = lambda _bodies: full()
     with pytest.raises(SendFailedError) as caught:
@@ -113,10 +113,10 @@ def test_send_in_doubt_fails_as_such(channels: FakeChannels, producer_of: MakePr
     assert not caught.value.result.is_outcome_known
 
 
-def test_send_to_nobody_fails_in_its_time(producer_of: MakeProducer, channels: FakeChannels) -> None:
-    """Where no server can be reached the events were never sent, and the error says what to look at."""
+def test_send_without_a_reachable_server_fails_in_its_time(producer_of: MakeProducer, channels: FakeChannels) -> None:
+    """If no server can be reached, the events were never sent, and the error says what to check."""
     channels.server.close()
-    producer = producer_of(channels, delivery_timeout_seconds=0.3)
+    producer = producer_of(channels, delivery_timeout_seconds=0.2)
     with pytest.raises(SendFailedError, match="is millraced running there") as caught:
         producer.send(b"a").result(10)
     assert caught.value.result is not None
@@ -127,7 +127,7 @@ def test_send_to_nobody_fails_in_its_time(producer_of: MakeProducer, channels: F
 
 
 def test_send_of_one_key_keeps_its_order_through_refusals(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """Whatever is refused or lost at random, each key's events are stored in the order of send."""
+    """With random refusals and losses, the events of each key are stored in the order of send."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # noqa: T201 - to run it again
     draw = random.Random(seed)
@@ -138,7 +138,8 @@ def test_send_of_one_key_keeps_its_order_through_refusals(channels: FakeChannels
             return draw.choice([full(), "break", "lose", None, None, None, None, None])
 
     channels.judge = judge
-    producer = producer_of(channels, batch_events_max=7, linger_seconds=0.0005, delivery_timeout_seconds=60)
+    hasty = {"backoff_seconds": 0.002, "backoff_seconds_max": 0.01}
+    producer = producer_of(channels, batch_events_max=7, linger_seconds=0.0005, delivery_timeout_seconds=60, **hasty)
     for index in range(600):
         producer.send(b"%d %d" % (index % 20, index), key=str(index % 20))
     assert producer.flush(60) == 0
@@ -154,7 +155,7 @@ def test_send_of_one_key_keeps_its_order_through_refusals(channels: FakeChannels
 def test_send_without_keys_keeps_its_order_when_all_goes_well(
     channels: FakeChannels, producer_of: MakeProducer
 ) -> None:
-    """One caller's events stand as they were sent, over many batches."""
+    """The events of one caller are stored in the order of send, over many batches."""
     producer = producer_of(channels, batch_events_max=5)
     for index in range(500):
         producer.send(b"%d" % index)
@@ -163,7 +164,7 @@ def test_send_without_keys_keeps_its_order_when_all_goes_well(
 
 
 def test_send_while_a_key_is_held_up_lets_others_go_on(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """One key's trouble is not another's."""
+    """The retries of one key do not delay others."""
     trouble = threading.Event()
 
     def judge(bodies: list[bytes]) -> RefusalError | None:
@@ -182,7 +183,7 @@ def test_send_while_a_key_is_held_up_lets_others_go_on(channels: FakeChannels, p
 def test_send_behind_what_a_full_channel_refuses_fails_for_the_same_reason(
     channels: FakeChannels, producer_of: MakeProducer
 ) -> None:
-    """Events that never went into a batch have the reason of those that did: the server is there."""
+    """Events that were never in a batch fail for the reason of the others, not as if the server were unreachable."""
     channels.judge = lambda _bodies: full()
     producer = producer_of(channels, batch_events_max=1, inflight_batches_max=1, delivery_timeout_seconds=0.3)
     results = producer.send_many([b"a", b"b", b"c"]).results(10)
@@ -193,14 +194,14 @@ def test_send_behind_what_a_full_channel_refuses_fails_for_the_same_reason(
 
 
 def refuse_large_messages(bodies: list[bytes]) -> RefusalError | None:
-    """As a server does that takes messages of 10,000 bytes."""
+    """Refuses requests as a server with a message limit of 10,000 bytes."""
     return RefusalError(EXHAUSTED, "MESSAGE_TOO_LARGE") if sum(map(len, bodies)) > 10_000 else None
 
 
 def test_send_of_more_than_the_channel_takes_at_once_is_split(
     channels: FakeChannels, producer_of: MakeProducer
 ) -> None:
-    """A smaller transaction capacity is found out, kept to, and costs no order."""
+    """The producer detects a smaller transaction capacity, adapts its batches, and keeps the order."""
     channels.judge = lambda bodies: RefusalError(INVALID, "TXN_CAPACITY") if len(bodies) > 10 else None
     producer = producer_of(channels, batch_events_max=100, linger_seconds=0.05)
     futures = [producer.send(b"%d" % index, key="k") for index in range(100)]
@@ -216,7 +217,7 @@ def test_send_of_more_than_the_channel_takes_at_once_is_split(
 def test_send_of_batches_larger_than_a_message_finds_out_what_the_server_takes(
     channels: FakeChannels, producer_of: MakeProducer
 ) -> None:
-    """In few steps, however alike events are; it is kept to, and costs no order."""
+    """The producer detects the limit in few steps, also with similar events, adapts, and keeps the order."""
     channels.judge = refuse_large_messages
     producer = producer_of(channels, batch_bytes_max=100_000, linger_seconds=0.05)
     bodies = [b"%0100d" % index for index in range(600)]
@@ -231,7 +232,7 @@ def test_send_of_batches_larger_than_a_message_finds_out_what_the_server_takes(
 def test_send_with_an_event_larger_than_a_message_fails_it_alone(
     channels: FakeChannels, producer_of: MakeProducer
 ) -> None:
-    """It is not looked for by halving where its size tells which one it is."""
+    """An event whose size exceeds the limit is found without halving the batch."""
     channels.judge = refuse_large_messages
     producer = producer_of(channels, batch_bytes_max=100_000, linger_seconds=0.05)
     bodies = [*[bytes(10)] * 100, bytes(20_000), *[bytes(20)] * 100]
@@ -243,7 +244,7 @@ def test_send_with_an_event_larger_than_a_message_fails_it_alone(
 def test_send_of_an_event_too_large_for_the_server_fails_alone(
     channels: FakeChannels, producer_of: MakeProducer
 ) -> None:
-    """Those that went with it are stored, in order."""
+    """The other events of its batch are stored, in order."""
 
     def judge(bodies: list[bytes]) -> RefusalError | None:
         too_large = any(len(body) > 100 for body in bodies)
@@ -268,7 +269,7 @@ def test_send_of_an_event_too_large_for_the_server_fails_alone(
 
 
 def test_send_with_context_lets_a_reader_restore_the_order(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """Each event tells its producer and its place among all that this sent to the channel."""
+    """Each event has headers with its producer and its place among all that the producer sent to the channel."""
     producer = producer_of(channels, context_headers=True)
     for index in range(50):
         producer.send(b"%d" % index, key=str(index % 7))
@@ -279,7 +280,7 @@ def test_send_with_context_lets_a_reader_restore_the_order(channels: FakeChannel
     assert {headers[PRODUCER_HEADER] for headers in channels.headers} == {producer.producer_id}
 
 
-class NotedHooks(ProducerHooks):
+class RecordingHooks(ProducerHooks):
     def __init__(self) -> None:
         self.stored: list[int] = []
         self.failed: list[tuple[str, int, bool]] = []
@@ -294,7 +295,7 @@ class NotedHooks(ProducerHooks):
 def test_metrics_and_hooks_tell_what_was_done(channels: FakeChannels, producer_of: MakeProducer) -> None:
     """Counters, gauges and hooks agree with what happened."""
     channels.outcomes.extend([full(), "lose", None])
-    hooks = NotedHooks()
+    hooks = RecordingHooks()
     producer = producer_of(channels, hooks=hooks)
     for _ in range(3):
         producer.send(b"a")
@@ -312,30 +313,30 @@ def test_metrics_and_hooks_tell_what_was_done(channels: FakeChannels, producer_o
 
 
 def test_callback_gets_the_result_once_for_each_event(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """Stored or not, each callback runs once, successes and failures on threads of their own."""
+    """Each callback runs once, stored or not, successes and failures on threads of their own."""
     channels.judge = lambda bodies: RefusalError(INVALID, "BAD_ARGUMENT") if bodies[0] == b"bad" else None
-    told: list[tuple[bool, str]] = []
+    reported: list[tuple[bool, str]] = []
 
     def callback(result: SendResult) -> None:
-        told.append((result.stored, threading.current_thread().name))
+        reported.append((result.stored, threading.current_thread().name))
 
     producer = producer_of(channels, batch_events_max=1)
     producer.send(b"good", callback=callback)
     producer.send(b"bad", callback=callback)
     assert producer.close(10).is_complete
-    assert sorted(told) == [(False, "millrace-producer-failures"), (True, "millrace-producer-successes")]
+    assert sorted(reported) == [(False, "millrace-producer-failures"), (True, "millrace-producer-successes")]
 
 
 def test_engine_that_waits_burns_no_processor(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """Neither idle nor with a server that is away does anything spin."""
+    """Neither an idle engine nor one with an unreachable server polls."""
     producer = producer_of(channels, delivery_timeout_seconds=60)
     producer.send(b"a").result(10)
     before = time.process_time()
-    time.sleep(0.5)
+    time.sleep(0.3)
     idle_seconds = time.process_time() - before
     channels.judge = lambda _bodies: full(5.0)
     producer.send(b"b")
     before = time.process_time()
-    time.sleep(0.5)
+    time.sleep(0.3)
     assert idle_seconds < 0.1
     assert time.process_time() - before < 0.2

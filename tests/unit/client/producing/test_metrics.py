@@ -19,7 +19,7 @@ def latencies(*seconds: float) -> Latencies:
 
 
 def test_percentiles_are_bounds_that_were_not_passed() -> None:
-    """As exact as the classes are."""
+    """The percentiles are as exact as the classes."""
     measured = latencies(*[0.0009] * 98, 0.7, 500.0)
     assert measured.percentile(50) == 0.001
     assert measured.percentile(99) == 0.75
@@ -28,7 +28,7 @@ def test_percentiles_are_bounds_that_were_not_passed() -> None:
 
 
 def test_rates_compare_two_looks(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """Events a second, since an earlier look."""
+    """Rates are events per second since the earlier sample."""
     producer = producer_of(channels)
     before = producer.metrics()
     for _ in range(10):
@@ -41,12 +41,12 @@ def test_rates_compare_two_looks(channels: FakeChannels, producer_of: MakeProduc
 
 
 def test_figures_cover_the_numbers_of_the_metrics() -> None:
-    """Nothing that is counted is kept from monitoring systems."""
+    """Every number of the metrics is exported to monitoring systems."""
     numbers = set(ProducerMetrics.__dataclass_fields__) - {"time", "latencies", "servers"}
     assert {metric.name for metric in METRICS} == numbers
 
 
-def test_collector_tells_prometheus_all_figures(channels: FakeChannels, producer_of: MakeProducer) -> None:
+def test_collector_gives_prometheus_all_figures(channels: FakeChannels, producer_of: MakeProducer) -> None:
     """Counters, gauges, the histogram and the servers, each with the producer's name."""
     producer = producer_of(channels)
     for _ in range(3):
@@ -64,8 +64,8 @@ def test_collector_tells_prometheus_all_figures(channels: FakeChannels, producer
     assert len(LATENCY_BOUNDS_SECONDS) == len(producer.metrics().latencies.counts) - 1
 
 
-def test_observe_tells_opentelemetry_all_figures(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """With OpenTelemetry's names, kinds, units and attributes; the latest figures each time that it asks."""
+def test_observe_gives_opentelemetry_all_figures(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """The figures have OpenTelemetry's names, kinds, units and attributes; each observation gives the latest values."""
     reader = InMemoryMetricReader()
     meter = MeterProvider(metric_readers=[reader]).get_meter("tests")
     producer = producer_of(channels)
@@ -73,8 +73,8 @@ def test_observe_tells_opentelemetry_all_figures(channels: FakeChannels, produce
     producer.send(b"a").result(10)
     assert observed(reader)["millrace.producer.events_stored"] == ("{events}", True, 1, {"producer": "main"})
     producer.send(b"b").result(10)
-    told = observed(reader)
-    assert len(told) == len(METRICS)
-    assert told["millrace.producer.events_stored"].value == 2
-    assert told["millrace.producer.buffer_bytes_max"] == ("By", False, 64 << 20, {"producer": "main"})
-    assert told["millrace.producer.blocked_seconds"][:2] == ("s", True)
+    reported = observed(reader)
+    assert len(reported) == len(METRICS)
+    assert reported["millrace.producer.events_stored"].value == 2
+    assert reported["millrace.producer.buffer_bytes_max"] == ("By", False, 64 << 20, {"producer": "main"})
+    assert reported["millrace.producer.blocked_seconds"][:2] == ("s", True)

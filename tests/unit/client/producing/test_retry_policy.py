@@ -3,6 +3,7 @@ import random
 import pytest
 
 from millrace_client import (
+    CancelledError,
     ChannelFullError,
     ChannelNotFoundError,
     DrainingError,
@@ -26,21 +27,21 @@ def policy() -> RetryPolicy:
 
 
 def test_pauses_double_up_to_the_maximum(policy: RetryPolicy) -> None:
-    """Each is drawn from the upper half, also after failures without number."""
+    """Each pause is drawn from the upper half of its range, also after many failures."""
     for failure_count, most in ((1, 1.0), (2, 2.0), (3, 4.0), (4, 8.0), (5, 10.0), (1000, 10.0)):
         drawn = [policy.batch_pause_seconds(failure_count, None) for _ in range(100)]
         assert most / 2 <= min(drawn) < max(drawn) <= most
 
 
 def test_pauses_are_never_shorter_than_the_server_asks(policy: RetryPolicy) -> None:
-    """RetryInfo is honoured, beyond the maximum too."""
+    """RetryInfo is honoured, also beyond the maximum."""
     error = ChannelFullError("full", retry_delay_seconds=60.0)
     assert policy.batch_pause_seconds(1, error) == 60.0
     assert policy.server_pause_seconds(1, error) == 60.0
 
 
 def test_server_rests_longer_than_what_failed_there(policy: RetryPolicy) -> None:
-    """So a batch that could go elsewhere does."""
+    """A batch that may go to another server therefore does."""
     error = DrainingError("draining")
     longest = max(policy.batch_pause_seconds(2, error) for _ in range(100))
     assert min(policy.server_pause_seconds(2, error) for _ in range(100)) >= longest - 0.05
@@ -53,6 +54,7 @@ def test_server_rests_longer_than_what_failed_there(policy: RetryPolicy) -> None
         (DrainingError("x"), True),
         (ReplayingError("x"), True),
         (LogFailedError("x"), True),
+        (CancelledError("x"), False),
         (ChannelNotFoundError("x"), False),
         (TxnCapacityError("x"), False),
         (MillraceError("x", reason="MOON_FULL"), False),
@@ -61,19 +63,20 @@ def test_server_rests_longer_than_what_failed_there(policy: RetryPolicy) -> None
 def test_refusals_are_retried_where_time_may_help(
     policy: RetryPolicy, error: MillraceError, *, is_retried: bool
 ) -> None:
-    """By their reason."""
+    """The reason of a refusal decides."""
     assert policy.retries_refused(error, 1) is is_retried
 
 
 def test_broken_streams_are_retried_unless_they_would_break_again(policy: RetryPolicy) -> None:
-    """The network breaks in many ways; a server that knows no such call does so in one."""
+    """Broken connections are retried; an unimplemented call is not."""
     assert policy.retries_unanswered(UnavailableError("x"), 1)
+    assert policy.retries_unanswered(CancelledError("x"), 1)
     assert policy.retries_unanswered(MillraceError("x", reason="INTERNAL"), 1)
     assert not policy.retries_unanswered(MillraceError("x", reason="UNIMPLEMENTED"), 1)
 
 
 def test_attempts_end_with_their_maximum(policy: RetryPolicy) -> None:
-    """Whatever the reason."""
+    """The maximum holds for all reasons."""
     assert policy.retries_refused(ChannelFullError("x"), 4)
     assert not policy.retries_refused(ChannelFullError("x"), 5)
     assert not policy.retries_unanswered(UnavailableError("x"), 5)

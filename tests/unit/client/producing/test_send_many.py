@@ -31,7 +31,7 @@ ALIKE = [Event(b"a", {"host": "web-1", "level": "info"}), Event(b"bc", {"level":
 
 
 class Bench:
-    """An accumulator, whose pages are asked for as soon as they are there."""
+    """An accumulator whose pages are requested as soon as they exist."""
 
     def __init__(self, **limits: Any) -> None:
         self.counters = ProducerCounters()
@@ -58,11 +58,11 @@ class Bench:
             taken += pages
 
     def fake_waiting(self, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None] = lambda: None) -> list[float]:
-        """Has the clock jump where somebody waits; returns a list that gets the seconds.
+        """Makes the clock jump at each wait; returns a list of the seconds waited.
 
         Args:
-            monkeypatch: For the test.
-            act: What happens meanwhile, with the lock held.
+            monkeypatch: The fixture of the test.
+            act: Called during each wait, with the lock held.
         """
         waits: list[float] = []
 
@@ -76,7 +76,7 @@ class Bench:
         return waits
 
     def stored(self) -> list[tuple[dict[str, str], bytes]]:
-        """The events as they would be stored."""
+        """The events as a server would store them."""
         rows: list[tuple[dict[str, str], bytes]] = []
         for page in self.take():
             columns = columns_of_request(request_of_pages("orders", Stamp("p", 1, len(page.bodies)), [page]))
@@ -85,7 +85,7 @@ class Bench:
 
 
 class _Lowering:
-    """A lock that is taken just after the engine has heard that a batch may have few events only, or few bytes."""
+    """A lock that is acquired just after the engine has lowered the limits of a batch."""
 
     def __init__(self, buffer: ChannelBuffer, **limits: int) -> None:
         self._buffer = buffer
@@ -106,12 +106,12 @@ class _Lowering:
 
 
 def wire_bytes(page: Page) -> int:
-    """What a page's events take in a request."""
+    """The bytes of a page's events in a request."""
     return columns_of_request(request_of_pages("orders", Stamp("p", 1, len(page.bodies)), [page])).ByteSize()
 
 
 def test_bulk_of_events_with_the_same_headers_has_their_columns() -> None:
-    """The order in which an event names its headers does not matter."""
+    """The order of an event's headers does not matter."""
     bulk = bulk_of(ALIKE)
     assert bulk is not None
     assert bulk.bodies == [b"a", b"bc"]
@@ -135,7 +135,7 @@ def test_bulk_of_events_with_the_same_headers_has_their_columns() -> None:
     ],
 )
 def test_bulk_of_anything_else_is_none(events: list[Any]) -> None:
-    """Whatever is not alike, or not plain, or wrong, goes the way of single events."""
+    """Events that differ, are not plain, or are invalid are put one by one."""
     assert bulk_of(events) is None
 
 
@@ -145,7 +145,7 @@ EVENTS = st.lists(st.builds(Event, st.binary(max_size=3), HEADERS), max_size=400
 
 @given(runs=st.lists(st.tuples(st.booleans(), EVENTS), max_size=3), events_max=st.sampled_from([1, 7, 100, 4_000]))
 def test_put_many_stores_what_single_puts_would(runs: list[tuple[bool, list[Event]]], events_max: int) -> None:
-    """However events are mixed, and wherever pages end: the same events in the same order."""
+    """Any mixture of events gives the same events in the same order, wherever pages end."""
     many, single = Bench(batch_events_max=events_max), Bench(batch_events_max=events_max)
     for is_many, events in runs:
         if is_many:
@@ -172,7 +172,7 @@ def test_put_many_stores_what_single_puts_would(runs: list[tuple[bool, list[Even
 def test_put_many_of_other_headers_than_those_before_stores_what_single_puts_would(
     runs: list[list[Any]], *, has_context: bool
 ) -> None:
-    """No event gets another one's headers, nor loses its own or those of its context."""
+    """Each event keeps its own headers and those of its context."""
     many, single = Bench(context_headers=has_context), Bench(context_headers=has_context)
     for events in runs:
         many.put_many(events)
@@ -184,7 +184,7 @@ def test_put_many_of_other_headers_than_those_before_stores_what_single_puts_wou
 @pytest.mark.parametrize("routing", [Routing.ROUND_ROBIN, Routing.BY_KEY])
 @pytest.mark.parametrize("key", ["a", "b", None])
 def test_put_many_with_a_key_goes_where_a_single_put_does(routing: Routing, key: str | None) -> None:
-    """A key's events stay in order, and go to the server that all producers agree about."""
+    """A key's events stay in order, and go to the server on which all producers agree."""
     bench = Bench(routing=routing)
     bench.put(Event(b"0"), key)
     bench.put_many([b"1"] * 2, key)
@@ -197,7 +197,7 @@ def test_put_many_with_a_key_goes_where_a_single_put_does(routing: Routing, key:
     ("events_max", "bytes_max"), [(300, 1_000_000), (100, 1_000_000), (4_000, 10_000), (4_000, 100_000)]
 )
 def test_put_many_keeps_each_page_within_its_limits(events_max: int, bytes_max: int) -> None:
-    """Neither more events nor more bytes than a batch may have, as they go over the wire."""
+    """Each page keeps to the batch's limits for events and for bytes on the wire."""
     bench = Bench(batch_events_max=events_max, batch_bytes_max=bytes_max)
     bench.put_many([bytes(40)] * 5_000)
     pages = bench.take()
@@ -207,7 +207,7 @@ def test_put_many_keeps_each_page_within_its_limits(events_max: int, bytes_max: 
 
 
 def test_put_many_with_long_names_of_headers_leaves_less_room_to_single_puts() -> None:
-    """Names count too, once a page."""
+    """Header names count too, once per page."""
     names = [f"{number:05000}" for number in range(10)]
     events = [Event(bytes(40), dict.fromkeys(names, str(number % 10))) for number in range(2_000)]
     bench = Bench(batch_bytes_max=100_000)
@@ -218,7 +218,7 @@ def test_put_many_with_long_names_of_headers_leaves_less_room_to_single_puts() -
 
 
 def test_put_many_wakes_the_engine() -> None:
-    """For the first event of a page, and for a page that is full, whose time has not come yet."""
+    """The engine is woken for the first event of a page and for a full page."""
     bench = Bench(batch_events_max=128, linger_seconds=60.0)
     woken: list[int] = []
     bench.accumulator.wake = lambda: woken.append(bench.accumulator.held_bytes)
@@ -232,7 +232,7 @@ def test_put_many_wakes_the_engine() -> None:
 
 
 def test_put_many_where_nothing_is_taken_any_more_fails_all() -> None:
-    """As a single send does, of which the reason is known."""
+    """As with single sends, the futures fail for the known reason."""
     bench = Bench()
     bench.accumulator.refuse(ProducerClosedError("the producer is closed"))
     errors = [future.settled(0).error for future in bench.put_many(ALIKE * 100)]
@@ -249,7 +249,7 @@ def test_put_many_with_too_many_headers_fails_each() -> None:
 
 @pytest.mark.parametrize("body_bytes", range(9_860, 9_940))
 def test_put_many_of_what_just_fits_a_batch_closes_no_empty_page(body_bytes: int) -> None:
-    """A batch of no events would be the end of the producer."""
+    """A batch without events would break the producer."""
     bench = Bench(batch_bytes_max=10_000)
     bench.put_many([bytes(body_bytes)])
     assert [len(page.bodies) for page in bench.take()] == [1]
@@ -259,7 +259,7 @@ def test_put_many_of_what_just_fits_a_batch_closes_no_empty_page(body_bytes: int
 def test_put_many_while_batches_become_smaller_closes_no_empty_page(
     limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine lowers what a batch may have whenever a server says so."""
+    """The engine lowers the limits of a batch whenever a server asks for it."""
     bench = Bench()
     monkeypatch.setattr(bench.accumulator, "lock", _Lowering(bench.buffer, **limits))
     bench.put_many([b"a"] * 100)
@@ -276,7 +276,7 @@ def test_put_many_of_events_above_their_own_limit_refuses_them(event: Any) -> No
 
 
 def test_put_many_counts_the_memory_that_single_puts_would() -> None:
-    """The buffer's limit holds for both, and both give back what they took."""
+    """The buffer's limit holds for both, and both release the same amount."""
     many, single = Bench(), Bench()
     many.put_many(ALIKE * 64)
     for event in ALIKE * 64:
@@ -287,7 +287,7 @@ def test_put_many_counts_the_memory_that_single_puts_would() -> None:
 
 @pytest.mark.parametrize("body_bytes", [10, 100, 500])
 def test_put_many_of_many_fills_its_pages(body_bytes: int) -> None:
-    """However large events are, little of a page's room is left unused for taking many of them together."""
+    """Pages are filled well, whatever the sizes of the events."""
     bench = Bench(batch_bytes_max=100_000)
     bench.put_many([bytes(body_bytes)] * 6_000)
     *full, _last = bench.take()
@@ -296,7 +296,7 @@ def test_put_many_of_many_fills_its_pages(body_bytes: int) -> None:
 
 
 def test_put_many_with_an_event_that_is_too_large_fails_it_alone() -> None:
-    """Its future tells why; those around it are on their way."""
+    """The future of that event has the reason; the others are sent."""
     bench = Bench(batch_bytes_max=1_000)
     futures = bench.put_many([b"before", bytes(2_000), b"behind"])
     assert [future.done() for future in futures] == [False, True, False]
@@ -307,7 +307,7 @@ def test_put_many_with_an_event_that_is_too_large_fails_it_alone() -> None:
 
 
 def test_put_many_beyond_the_buffer_fails_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the policy is to refuse, the first ones fit and the last ones have failed; nobody waits."""
+    """With the overflow policy RAISE the first events fit, the last ones fail, and no call waits."""
     bench = Bench(buffer_bytes_max=1_000_000, overflow=Overflow.RAISE)
     waits = bench.fake_waiting(monkeypatch)
     futures = bench.put_many([bytes(100)] * 10_000)
@@ -320,7 +320,7 @@ def test_put_many_beyond_the_buffer_fails_the_rest(monkeypatch: pytest.MonkeyPat
 
 
 def test_put_many_into_a_full_buffer_waits_for_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody wakes for each single event, and all of them go in columns."""
+    """The caller does not wake for each event, and all events are sent in columns."""
     bench = Bench(buffer_bytes_max=200_000, max_block_seconds=30.0)
     bench.put_many([bytes(100)] * 500)
     assert bench.accumulator.held_bytes > 100_000
@@ -338,7 +338,7 @@ def test_put_many_into_a_full_buffer_waits_for_many_at_once(monkeypatch: pytest.
 def test_put_many_into_a_buffer_that_stays_full_waits_no_longer_than_one_send(
     monkeypatch: pytest.MonkeyPatch, last: bytes | Event
 ) -> None:
-    """The time that a send may wait is not waited for each of them, whether they are alike or not."""
+    """The maximum time of a send holds for all events together, alike or not."""
     bench = Bench(buffer_bytes_max=1_000_000, max_block_seconds=30.0)
     waits = bench.fake_waiting(monkeypatch)
     futures = bench.put_many([bytes(100), last] * 5_000)
@@ -350,7 +350,7 @@ def test_put_many_into_a_buffer_that_stays_full_waits_no_longer_than_one_send(
 
 
 def test_put_many_with_an_event_that_is_wrong_waits_for_those_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only where there was no room in time is there no more waiting."""
+    """Later events wait again, unless the wait for room has timed out."""
     bench = Bench(buffer_bytes_max=100_000, max_block_seconds=30.0)
     bench.put(Event(bytes(99_000)))
     waits = bench.fake_waiting(monkeypatch)
@@ -361,7 +361,7 @@ def test_put_many_with_an_event_that_is_wrong_waits_for_those_behind(monkeypatch
 
 
 def test_put_many_that_never_fit_together_waits_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A buffer that is smaller than what is handed over at once takes it bit by bit."""
+    """Events that exceed the buffer together enter it one after the other."""
     bench = Bench(buffer_bytes_max=20_000, max_block_seconds=30.0)
 
     def give_back() -> None:
@@ -374,7 +374,7 @@ def test_put_many_that_never_fit_together_waits_for_each(monkeypatch: pytest.Mon
 
 
 def test_put_many_of_what_is_no_event_raises() -> None:
-    """A program's mistake is told at once; an event's own fails with it."""
+    """Other objects raise at once; an invalid event fails alone."""
     with pytest.raises(TypeError, match="event: is a int"):
         Bench().put_many([b"fine", 7])
     refused = Bench().put_many([Event(b"a", {"x": "\udc80"})])[0].settled(0).error
@@ -383,7 +383,7 @@ def test_put_many_of_what_is_no_event_raises() -> None:
 
 @pytest.mark.parametrize("batch_events_max", [100, 300, 4_000])
 def test_futures_of_many_tell_of_each_event(batch_events_max: int) -> None:
-    """They are found by index from either end, in slices, and in their order, however they lie in pages."""
+    """Futures are accessible by index from either end, by slice and by iteration, whatever their pages."""
     bench = Bench(batch_events_max=batch_events_max)
     futures = bench.put_many([b"%d" % number for number in range(1_000)])
     expected: list[int] = []
@@ -402,7 +402,7 @@ def test_futures_of_many_tell_of_each_event(batch_events_max: int) -> None:
 
 
 def test_futures_of_many_behind_events_that_were_dropped_tell_of_theirs() -> None:
-    """A page from which the oldest have gone counts on."""
+    """The indexes of a page continue after its oldest events were dropped."""
     bench = Bench(buffer_bytes_max=100_000, overflow=Overflow.DROP_OLDEST)
     bench.put(Event(bytes(60_000)))
     bench.put(Event(b"kept"))
@@ -415,6 +415,6 @@ def test_futures_of_many_behind_events_that_were_dropped_tell_of_theirs() -> Non
 
 
 def test_results_of_many_when_one_is_open_times_out() -> None:
-    """Nobody waits longer than they said."""
+    """The wait ends at its timeout."""
     with pytest.raises(TimeoutError, match="not settled"):
         Bench().put_many([b"a"]).results(0.01)

@@ -1,4 +1,4 @@
-"""Several servers: who gets what, and what becomes of it when one is sick."""
+"""Several servers: the distribution of events, and what happens when one fails."""
 
 import time
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def draining() -> RefusalError:
 def test_round_robin_gives_each_server_its_turn(
     channels: FakeChannels, more_channels: More, producer_of: MakeProducer
 ) -> None:
-    """Batches go to one after the other."""
+    """Batches go to the servers in turn."""
     other = more_channels()
     producer = producer_of(channels, other, batch_events_max=1)
     producer.send(b"first").result(10)
@@ -39,7 +39,7 @@ def test_round_robin_gives_each_server_its_turn(
 
 
 def test_random_uses_all_servers(channels: FakeChannels, more_channels: More, producer_of: MakeProducer) -> None:
-    """Any of them gets some."""
+    """Each server gets some events."""
     other = more_channels()
     producer = producer_of(channels, other, batch_events_max=1, routing=Routing.RANDOM)
     producer.send(b"first").result(10)
@@ -52,7 +52,7 @@ def test_random_uses_all_servers(channels: FakeChannels, more_channels: More, pr
 def test_round_robin_keeps_a_producers_numbers_whole_on_each_server(
     channels: FakeChannels, more_channels: More, producer_of: MakeProducer
 ) -> None:
-    """Each server sees numbers without gaps: so none has to remember one interval for each batch."""
+    """Each server sees numbers without gaps, so none has to remember one interval per batch."""
     other = more_channels()
     producer = producer_of(channels, other, batch_events_max=1)
     for _ in range(20):
@@ -65,7 +65,7 @@ def test_round_robin_keeps_a_producers_numbers_whole_on_each_server(
 def test_failover_uses_the_first_that_is_healthy_and_comes_back(
     channels: FakeChannels, more_channels: More, producer_of: MakeProducer
 ) -> None:
-    """The second serves while the first refuses, and only then."""
+    """The second server is used while the first refuses, and only then."""
     second = more_channels()
     producer = producer_of(channels, second, routing=Routing.FAILOVER)
     assert producer.send(b"1").result(10).attempts[-1].server == channels.address
@@ -73,7 +73,7 @@ def test_failover_uses_the_first_that_is_healthy_and_comes_back(
     channels.judge = lambda _bodies: draining()
     result = producer.send(b"2").result(10)
     *refused, stored = [attempt.server for attempt in result.attempts]
-    # On a busy machine the first has rested before the batch goes again.
+    # On a busy machine the first server may be available again before the batch is sent again.
     assert (set(refused), stored) == ({channels.address}, second.address)
     channels.judge = lambda _bodies: None
     give_up = time.monotonic() + 10
@@ -85,7 +85,7 @@ def test_failover_uses_the_first_that_is_healthy_and_comes_back(
 def test_failover_from_a_server_that_is_not_there(
     channels: FakeChannels, more_channels: More, producer_of: MakeProducer
 ) -> None:
-    """A connection that is refused counts as sick at once; nothing was sent, so nothing is in doubt."""
+    """A refused connection marks the server as failed at once; nothing was sent, so no outcome is unknown."""
     second = more_channels()
     channels.server.close()
     result = producer_of(channels, second, routing=Routing.FAILOVER).send(b"a").result(10)
@@ -95,7 +95,7 @@ def test_failover_from_a_server_that_is_not_there(
 def test_batch_in_doubt_stays_with_its_server(
     channels: FakeChannels, more_channels: More, producer_of: MakeProducer
 ) -> None:
-    """Only there a repeat is recognized; so it is stored once in all."""
+    """Only that server recognizes the repeat, so the batch is stored once."""
     second = more_channels()
     producer = producer_of(channels, second, routing=Routing.FAILOVER)
     producer.send(b"first").result(10)
@@ -109,7 +109,7 @@ def test_batch_in_doubt_stays_with_its_server(
 def test_batch_in_doubt_moves_after_its_patience(
     channels: FakeChannels, more_channels: More, producer_of: MakeProducer
 ) -> None:
-    """Whoever prefers an end to a doubt gets it, on two servers perhaps."""
+    """With `move_after_seconds`, a batch whose outcome is unknown moves to another server, perhaps as a duplicate."""
     second = more_channels()
     producer = producer_of(channels, second, routing=Routing.FAILOVER, move_after_seconds=0.2)
     producer.send(b"first").result(10)
@@ -122,7 +122,7 @@ def test_batch_in_doubt_moves_after_its_patience(
 
 
 def test_by_key_gives_a_key_one_server(channels: FakeChannels, more_channels: More, producer_of: MakeProducer) -> None:
-    """All events of a key go to its home, in order; keys spread over the servers."""
+    """All events of a key go to its home server, in order; keys are spread over the servers."""
     others = [more_channels(), more_channels()]
     producer = producer_of(channels, *others, routing=Routing.BY_KEY)
     producer.send(b"first").result(10)
@@ -146,9 +146,9 @@ def test_by_key_gives_a_key_one_server(channels: FakeChannels, more_channels: Mo
 def test_by_key_while_a_home_is_sick_uses_another(
     channels: FakeChannels, more_channels: More, producer_of: MakeProducer
 ) -> None:
-    """Keys come back when their home is well; a home that is merely full keeps them."""
+    """Keys return when their home recovers; a home that is merely full keeps them."""
     other = more_channels()
-    # Long enough that a busy machine does not sleep through the rest of a sick home.
+    # Long enough that a busy machine does not miss the time in which the home server is avoided.
     slow = {"backoff_seconds": 0.2, "backoff_seconds_max": 0.5}
     producer = producer_of(channels, other, routing=Routing.BY_KEY, **slow)
     producer.send(b"first").result(10)
@@ -165,7 +165,7 @@ def test_by_key_while_a_home_is_sick_uses_another(
 
 
 def test_ranked_moves_few_lanes_when_a_server_goes() -> None:
-    """Those of the others stay, and those of the one that goes spread over all others."""
+    """Keys of the remaining servers stay, and those of the lost one are spread over all others."""
     names = ["a:1", "b:1", "c:1", "d:1"]
     before = {bucket: ranked(bucket, names)[0] for bucket in range(1000)}
     after = {bucket: ranked(bucket, names[:3])[0] for bucket in range(1000)}
@@ -178,7 +178,7 @@ def test_ranked_moves_few_lanes_when_a_server_goes() -> None:
 def test_send_with_all_servers_sick_waits_and_fails_in_its_time(
     channels: FakeChannels, more_channels: More, producer_of: MakeProducer
 ) -> None:
-    """The result tells where it was tried."""
+    """The result lists the servers that were tried."""
     other = more_channels()
     for one in (channels, other):
         one.judge = lambda _bodies: draining()

@@ -16,7 +16,7 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 async def test_targets_of_a_name_are_all_its_addresses() -> None:
-    """Each is a server of its own, under the name that its certificate bears."""
+    """Each address is a server of its own, with the name for its certificate."""
     assert await targets_of("servers:7070", resolve) == [
         Target(address="10.0.0.1:7070", authority="servers:7070"),
         Target(address="10.0.0.2:7070", authority="servers:7070"),
@@ -25,18 +25,18 @@ async def test_targets_of_a_name_are_all_its_addresses() -> None:
 
 @pytest.mark.parametrize("endpoint", ["10.0.0.1:7070", "[::1]:7070", "unix:/run/millrace", "dns:///name:7070", "name"])
 async def test_targets_of_what_is_no_name_stay_as_they_are(endpoint: str) -> None:
-    """Addresses need no look-up, and gRPC's own schemes are gRPC's affair."""
+    """Addresses are not resolved, and gRPC's own schemes are left to gRPC."""
     assert await targets_of(endpoint, resolve) == [Target(address=endpoint, authority="")]
 
 
 async def test_targets_of_an_unknown_name_raise() -> None:
-    """Whoever asks decides what that means."""
+    """The caller decides what a failed resolution means."""
     with pytest.raises(OSError, match="not known"):
         await targets_of("nowhere:7070", resolve)
 
 
 def test_send_to_a_name_with_several_addresses_uses_the_one_that_answers(channels: FakeChannels) -> None:
-    """A name may resolve to addresses behind which there is nobody, such as localhost's other one."""
+    """A name may resolve to addresses at which no server listens, such as localhost's IPv6 address."""
     port = channels.address.rpartition(":")[2]
     config = ProducerConfig(linger_seconds=0.001, routing=Routing.FAILOVER)
     with Producer(f"localhost:{port}", "orders", config=config) as producer:
@@ -44,7 +44,7 @@ def test_send_to_a_name_with_several_addresses_uses_the_one_that_answers(channel
 
 
 def test_send_follows_a_name_that_moves(channels: FakeChannels, more_channels: Callable[[], FakeChannels]) -> None:
-    """New addresses are used once they are known, former ones are left; a look-up that fails changes nothing."""
+    """New addresses are used once they are known, and old ones are dropped; a failed resolution changes nothing."""
     other = more_channels()
     answers: list[Sequence[str] | OSError] = [[channels.address]]
 
@@ -70,8 +70,8 @@ def test_send_follows_a_name_that_moves(channels: FakeChannels, more_channels: C
             time.sleep(0.01)
 
 
-def test_send_to_a_name_that_nobody_knows_says_so() -> None:
-    """The error tells what could not be looked up."""
+def test_send_to_an_unknown_name_says_so() -> None:
+    """The error names what could not be resolved."""
     config = ProducerConfig(linger_seconds=0.001, delivery_timeout_seconds=0.3)
     with Producer("nowhere.invalid:7070", "orders", config=config) as producer:
         future = producer.send(b"a")

@@ -55,8 +55,8 @@ def test_letter_options_where_the_same_lines_are_bad_have_the_same_stamp() -> No
 def test_letter_options_follow_the_content_of_a_file_of_columns(tmp_path: Path) -> None:
     """The content of the file decides which lines are bad, not its name."""
     file = tmp_path / "columns.ddl"
-    told = set()
+    reported = set()
     for columns in ("id bigint", "id int", "id bigint"):
         file.write_text(columns, encoding="utf-8")
-        told.add(producer_id(parse={"type": "json", "columns_file": str(file)}))
-    assert len(told) == 2
+        reported.add(producer_id(parse={"type": "json", "columns_file": str(file)}))
+    assert len(reported) == 2

@@ -146,14 +146,18 @@ def test_config_with_what_is_needed_has_defaults_for_the_rest() -> None:
 )
 def test_config_with_a_mistake_is_refused_by_a_sentence(tables: Mapping[str, Any], problem: str) -> None:
     """The error names the setting, its value and the allowed values."""
-    [told] = problems(**tables)
-    assert problem in told
+    [reported] = problems(**tables)
+    assert problem in reported
 
 
 def test_config_with_many_mistakes_reports_all() -> None:
     """All errors are reported together."""
-    told = problems(source={"endpoints": ["x"]}, target={"format": "orc"}, run={"grace": 1})
-    assert [sentence.split(":")[0] for sentence in sorted(told)] == ["run.grace", "source.endpoints", "target.format"]
+    reported = problems(source={"endpoints": ["x"]}, target={"format": "orc"}, run={"grace": 1})
+    assert [sentence.split(":")[0] for sentence in sorted(reported)] == [
+        "run.grace",
+        "source.endpoints",
+        "target.format",
+    ]
 
 
 @pytest.mark.parametrize("time", ["landing", "headers.timestamp", "at"])

@@ -72,7 +72,7 @@ def test_create_leaves_a_file_alone_that_is_there(tmp_path: Path) -> None:
 
 
 def test_remove_takes_files_folders_and_nothing(tmp_path: Path) -> None:
-    """A repeated removal is no error, and the target of a link stays."""
+    """A repeated removal is not an error, and the target of a link stays."""
     storage = LocalStorage()
     storage.write(str(tmp_path / "kept" / "a"), "x")
     (tmp_path / "link").symlink_to(tmp_path / "kept")

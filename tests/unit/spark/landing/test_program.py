@@ -68,13 +68,13 @@ def test_check_tells_all_mistakes_with_their_paths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "reported"),
     [
         ("target.header_columns=['sequence']", "target: the column 'sequence' would be duplicated; set target"),
         ("target.format=delta", 'target.format: is "delta", which needs the package delta-spark'),
     ],
 )
-def test_check_of_what_land_would_refuse_refuses_it(tmp_path: Path, setting: str, told: str) -> None:
+def test_check_of_what_land_would_refuse_refuses_it(tmp_path: Path, setting: str, reported: str) -> None:
     """The error is the same as that of `land`."""
     file = tmp_path / "web.toml"
     file.write_text('[source]\nendpoints = ["a:1"]\nchannels = ["web"]\n[target]\npath = "y"\n')
@@ -82,11 +82,11 @@ def test_check_of_what_land_would_refuse_refuses_it(tmp_path: Path, setting: str
     checked, landed = (CliRunner().invoke(app, [command, str(file), "--set", setting]) for command in ("check", "land"))
     assert (checked.exit_code, checked.stderr) == (landed.exit_code, landed.stderr)
     assert checked.exit_code == ExitCode.USAGE
-    assert told in checked.stderr
+    assert reported in checked.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (["land"], "source: is missing"),
         (["land", "--conf", "x"], "it must be NAME=VALUE"),
@@ -94,11 +94,11 @@ def test_check_of_what_land_would_refuse_refuses_it(tmp_path: Path, setting: str
         (["compact", "/"], "FOLDER: is '/'; it must be a folder of its own"),
     ],
 )
-def test_commands_with_wrong_arguments_start_nothing(arguments: list[str], told: str) -> None:
+def test_commands_with_wrong_arguments_start_nothing(arguments: list[str], reported: str) -> None:
     """The error is one sentence with the usage exit code."""
     finished = CliRunner().invoke(app, arguments)
     assert finished.exit_code == ExitCode.USAGE
-    assert told in finished.stderr
+    assert reported in finished.stderr
 
 
 def test_compact_of_a_folder_without_its_records_is_refused(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_report_tells_what_was_landed() -> None:
     """The report for people and the one for scripts have the same counts."""
     written = StringIO()
     Console(file=written, width=120).print(report_table(landed(), config(), 4.0))
-    for told in (
+    for reported in (
         "/landed/web",
         "2,000 in 2 batches",
         "10 in /landed/web.bad",
@@ -288,7 +288,7 @@ def test_report_tells_what_was_landed() -> None:
         "500 events/s",
         "[bold]/x: no",
     ):
-        assert told in written.getvalue()
+        assert reported in written.getvalue()
     told_json = json.loads(json.dumps(report_json(landed(), config(), 4.0, "done")))
     assert (told_json["outcome"], told_json["events"], told_json["lag"]) == ("done", 2_000, 12)
 

@@ -12,7 +12,7 @@ from millrace_spark import MillraceSparkError
 from millrace_spark.reading.claim_keeper import ClaimKeeper, reclaim
 from millrace_spark.reading.options import ClaimOptions
 from millrace_spark.shards import Shard
-from tests.unit.spark.fake_mill import FakeMill
+from tests.unit.spark.fake_servers import FakeServers
 
 
 class OtherReader:
@@ -89,8 +89,8 @@ _OPTIONS = ClaimOptions(endpoints=("a:1",), channels=("orders",), reader_id="me"
 
 
 @pytest.fixture
-def mill(monkeypatch: pytest.MonkeyPatch) -> FakeMill:
-    fake = FakeMill()
+def fakes(monkeypatch: pytest.MonkeyPatch) -> FakeServers:
+    fake = FakeServers()
     monkeypatch.setattr(millrace, "connect", fake.connect)
     return fake
 
@@ -106,9 +106,9 @@ def is_kept() -> bool:
     return any(thread.name == f"millrace-claim-{_SHARD}" for thread in threading.enumerate())
 
 
-def test_held_claim_renews_and_removes_only_on_acknowledge(mill: FakeMill) -> None:
+def test_held_claim_renews_and_removes_only_on_acknowledge(fakes: FakeServers) -> None:
     """Only `acknowledge` removes events, exactly those of the range, and `release` ends the claim."""
-    state = mill.make("a:1", event_count=5)
+    state = fakes.make("a:1", event_count=5)
     claim = ClaimKeeper(_SHARD, _OPTIONS)
     wait_until(lambda: state.renewals > 3)
     assert state.acknowledged == []
@@ -119,9 +119,9 @@ def test_held_claim_renews_and_removes_only_on_acknowledge(mill: FakeMill) -> No
     assert not is_kept()
 
 
-def test_held_claim_that_has_ended_is_not_claimed_again(mill: FakeMill) -> None:
+def test_held_claim_that_has_ended_is_not_claimed_again(fakes: FakeServers) -> None:
     """A lost claim is not renewed, and acknowledging fails."""
-    state = mill.make("a:1", event_count=5)
+    state = fakes.make("a:1", event_count=5)
     claim = ClaimKeeper(_SHARD, _OPTIONS)
     state.reader_id = None
     wait_until(lambda: not is_kept())

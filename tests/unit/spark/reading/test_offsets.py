@@ -28,7 +28,7 @@ def test_offsets_that_are_equal_are_equal_as_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         {"orders": {"id": "x", "from": 1, "to": 2}},
         {"orders@a:1": 7},
@@ -37,18 +37,18 @@ def test_offsets_that_are_equal_are_equal_as_text() -> None:
         {"orders@a:1": {"id": "x", "from": "1", "to": 2}},
     ],
 )
-def test_offsets_of_another_source_are_refused(told: dict[str, dict[str, object]]) -> None:
+def test_offsets_of_another_source_are_refused(reported: dict[str, dict[str, object]]) -> None:
     """The checkpoint of another source is an error."""
     with pytest.raises(MillraceSparkError, match="which this source did not write; use another checkpointLoc"):
-        offsets_from_json(told)
+        offsets_from_json(reported)
 
 
 def test_progress_is_as_its_module_says() -> None:
     """The documented example is the actual output."""
     example = re.search(r'^    (\{.*"lag".*\})$', offsets.__doc__ or "", re.MULTILINE)
     assert example
-    told = asdict(ShardProgress(position=42, first=17, next=99, lag=57, rate=12.5, reachable=True))
-    assert json.loads(example[1]) == {"orders@127.0.0.1:7070": told}
+    reported = asdict(ShardProgress(position=42, first=17, next=99, lag=57, rate=12.5, reachable=True))
+    assert json.loads(example[1]) == {"orders@127.0.0.1:7070": reported}
 
 
 def test_rate_is_that_of_the_last_second_or_longer() -> None:

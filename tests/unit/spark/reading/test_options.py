@@ -160,6 +160,7 @@ def test_parse_batch_options_with_ranges_takes_what_was_claimed() -> None:
         (LEAST | {"leaseSeconds": "-1"}, "option leaseSeconds: is '-1'; it must be a"),
         (LEAST | {"leaseSeconds": "0"}, "option leaseSeconds: is '0'; it must be a"),
         (LEAST | {"leaseSeconds": "nan"}, "option leaseSeconds: is 'nan'; it must be a"),
+        (LEAST | {"leaseSeconds": "2h"}, "option leaseSeconds: is '2h'; it must be at most 3,600 seconds"),
         (LEAST | {"takeover": "yes"}, "is 'yes'; it must be true or false"),
         (LEAST | {"maxEventsPerPartition": "0"}, "is '0'; it must be a whole number"),
         (LEAST | {"maxEventsPerPartition": "1e3"}, "is '1e3'; it must be a whole number"),
@@ -212,10 +213,10 @@ def test_options_document_streams_and_batch_reads() -> None:
             try:
                 parse(LEAST | {name: "?"})
             except OptionError as error:
-                told = str(error)
+                reported = str(error)
             else:
-                told = ""
-            assert ("is for streams" in told or "is for batch reads" in told) == is_refused, name
+                reported = ""
+            assert ("is for streams" in reported or "is for batch reads" in reported) == is_refused, name
 
 
 def test_readme_documents_each_option() -> None:

@@ -38,7 +38,7 @@ def test_position_that_is_there_stays(sequence: int) -> None:
 def test_position_that_is_gone_is_reported(
     offset: ShardOffset, sentence: str, instead: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The query fails with advice, or goes on with one warning."""
+    """The query fails with advice, or continues with one warning."""
     with pytest.raises(
         DataLossError, match=f"^channel orders@a:1: .*{sentence}.*set the option failOnDataLoss to false"
     ):

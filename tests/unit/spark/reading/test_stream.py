@@ -9,11 +9,12 @@ import pytest
 import millrace_client as millrace
 from millrace_spark import MillraceSparkError
 from millrace_spark.errors import DataLossError, OptionError
-from millrace_spark.reading import stream_claims
+from millrace_spark.reading import shard_claim, stream_claims
+from millrace_spark.reading import stream as stream_module
 from millrace_spark.reading.offsets import OffsetJson
 from millrace_spark.reading.options import parse_stream_options
 from millrace_spark.reading.stream import Stream
-from tests.unit.spark.fake_mill import FakeMill
+from tests.unit.spark.fake_servers import FakeServers
 
 _WAIT_SECONDS_MAX = 20.0
 
@@ -22,14 +23,17 @@ MakeStream = Callable[..., Stream]
 
 
 @pytest.fixture
-def mill(monkeypatch: pytest.MonkeyPatch) -> FakeMill:
-    fake = FakeMill()
+def fakes(monkeypatch: pytest.MonkeyPatch) -> FakeServers:
+    fake = FakeServers()
     monkeypatch.setattr(millrace, "connect", fake.connect)
     return fake
 
 
 @pytest.fixture
-def make_stream(mill: FakeMill) -> Iterator[MakeStream]:
+def make_stream(fakes: FakeServers, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStream]:
+    monkeypatch.setattr(stream_module, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(shard_claim, "POLL_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(shard_claim, "_PAUSE_SECONDS_MAX", 0.1)
     made: list[Stream] = []
 
     def make(**options: str) -> Stream:
@@ -61,9 +65,9 @@ def wait_until(is_so: Callable[[], bool]) -> None:
         threading.Event().wait(0.005)
 
 
-def test_next_offset_acknowledges_what_spark_has_done(mill: FakeMill, make_stream: MakeStream) -> None:
+def test_next_offset_acknowledges_what_spark_has_done(fakes: FakeServers, make_stream: MakeStream) -> None:
     """Events before the start are removed on each server, but not those of the current batch."""
-    a, b = mill.make("a:1", event_count=5), mill.make("b:1", event_count=3)
+    a, b = fakes.make("a:1", event_count=5), fakes.make("b:1", event_count=3)
     stream = make_stream()
     first = next_batch(stream, stream.initial_offset())
     assert ranges(first) == {"orders@a:1": (1, 6), "orders@b:1": (1, 4)}
@@ -76,24 +80,25 @@ def test_next_offset_acknowledges_what_spark_has_done(mill: FakeMill, make_strea
     wait_until(lambda: (a.first, b.first) == (6, 9))
 
 
-def test_next_offset_without_events_waits_and_gives_the_start_itself(mill: FakeMill, make_stream: MakeStream) -> None:
+def test_next_offset_without_events_waits_and_gives_the_start_itself(
+    fakes: FakeServers, make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without events the call waits and returns the start; new events end the wait."""
-    a = mill.make("a:1")
-    mill.make("b:1")
+    a = fakes.make("a:1")
+    fakes.make("b:1")
     stream = make_stream()
     start = stream.initial_offset()
     began_at = time.monotonic()
     assert stream.next_offset(start, is_limited=True) is start
-    assert time.monotonic() - began_at > 0.5
+    assert time.monotonic() - began_at >= stream_module.WAIT_SECONDS
+    monkeypatch.setattr(stream_module, "WAIT_SECONDS", 100 * _WAIT_SECONDS_MAX)
     threading.Timer(0.05, lambda: setattr(a, "next", 2)).start()
-    began_at = time.monotonic()
-    assert ranges(next_batch(stream, start)) == {"orders@a:1": (1, 2), "orders@b:1": (1, 1)}
-    assert time.monotonic() - began_at < 0.9
+    assert ranges(stream.next_offset(start, is_limited=True)) == {"orders@a:1": (1, 2), "orders@b:1": (1, 1)}
 
 
-def test_initial_offset_is_where_the_options_say(mill: FakeMill, make_stream: MakeStream) -> None:
+def test_initial_offset_is_where_the_options_say(fakes: FakeServers, make_stream: MakeStream) -> None:
     """The start is the same on each call, and lies within the channel."""
-    a, b = mill.make("a:1", event_count=9), mill.make("b:1", event_count=9)
+    a, b = fakes.make("a:1", event_count=9), fakes.make("b:1", event_count=9)
     a.first = 3
     stream = make_stream(startingSequences='{"orders": 5, "orders@b:1": 10}')
     start = stream.initial_offset()
@@ -116,9 +121,9 @@ def test_initial_offset_is_where_the_options_say(mill: FakeMill, make_stream: Ma
         make_stream(startingSequences='{"orders@c:1": 2}').initial_offset()
 
 
-def test_start_at_latest_is_a_micro_batch_of_its_own(mill: FakeMill, make_stream: MakeStream) -> None:
+def test_start_at_latest_is_a_micro_batch_of_its_own(fakes: FakeServers, make_stream: MakeStream) -> None:
     """An empty first batch logs the start, so a restart reads the events since then."""
-    a = mill.make("a:1", event_count=9)
+    a = fakes.make("a:1", event_count=9)
     stream = make_stream(endpoints="a:1", startingSequences="latest")
     start = stream.initial_offset()
     assert start == {}
@@ -134,21 +139,21 @@ def test_start_at_latest_is_a_micro_batch_of_its_own(mill: FakeMill, make_stream
     # Skipped events are removed only once a batch is done.
     assert a.acknowledged == []
     assert restarted.next_offset(first, is_limited=True) is first
-    assert a.first == 110
+    wait_until(lambda: a.first == 110)
 
 
-def test_start_at_latest_in_part_reads_the_rest_at_once(mill: FakeMill, make_stream: MakeStream) -> None:
+def test_start_at_latest_in_part_reads_the_rest_at_once(fakes: FakeServers, make_stream: MakeStream) -> None:
     """The first batch holds the events of other shards, since the trigger `once` has no second batch."""
-    mill.make("a:1", event_count=9)
-    mill.make("b:1", event_count=9)
+    fakes.make("a:1", event_count=9)
+    fakes.make("b:1", event_count=9)
     stream = make_stream(startingSequences='{"orders@b:1": "latest"}')
     end = stream.next_offset(stream.initial_offset(), is_limited=False)
     assert ranges(end) == {"orders@a:1": (1, 10), "orders@b:1": (10, 10)}
 
 
-def test_batches_of_a_channel_with_holes_end_at_events(mill: FakeMill, make_stream: MakeStream) -> None:
+def test_batches_of_a_channel_with_holes_end_at_events(fakes: FakeServers, make_stream: MakeStream) -> None:
     """A gap at the end of a batch does not look like a loss to the next batch or a restart."""
-    a = mill.make("a:1", event_count=20)
+    a = fakes.make("a:1", event_count=20)
     a.holes = [range(10, 15)]
     stream = make_stream(endpoints="a:1", maxEventsPerTrigger="9")
     first = next_batch(stream, stream.initial_offset())
@@ -163,25 +168,25 @@ def test_batches_of_a_channel_with_holes_end_at_events(mill: FakeMill, make_stre
     assert restarted.next_offset(second, is_limited=True) is second
 
 
-def test_start_in_a_hole_is_at_the_event_behind_it(mill: FakeMill, make_stream: MakeStream) -> None:
+def test_start_in_a_hole_is_at_the_event_behind_it(fakes: FakeServers, make_stream: MakeStream) -> None:
     """A start in a gap does not look like a loss after another shard's first batch."""
-    a = mill.make("a:1", event_count=20)
+    a = fakes.make("a:1", event_count=20)
     a.holes = [range(10, 15)]
     start = make_stream(endpoints="a:1", startingSequences='{"orders": 12}').initial_offset()
     assert ranges(start) == {"orders@a:1": (15, 15)}
 
 
-def test_shard_that_does_not_tell_where_its_next_event_is_waits(mill: FakeMill, make_stream: MakeStream) -> None:
-    """Other shards go on, and a run with a fixed end waits for the answer."""
-    mill.make("a:1", event_count=20)
-    mill.make("b:1", event_count=2)
+def test_shard_that_does_not_tell_where_its_next_event_is_waits(fakes: FakeServers, make_stream: MakeStream) -> None:
+    """Other shards continue, and a run with a fixed end waits for the answer."""
+    fakes.make("a:1", event_count=20)
+    fakes.make("b:1", event_count=2)
     stream = make_stream(maxEventsPerTrigger="10")
     stream.fix_end()
     start = stream.initial_offset()
-    mill.silent.add("a:1")
+    fakes.silent.add("a:1")
     first = next_batch(stream, start)
     assert ranges(first) == {"orders@a:1": (1, 1), "orders@b:1": (1, 3)}
-    threading.Timer(0.1, mill.silent.clear).start()
+    threading.Timer(0.1, fakes.silent.clear).start()
     assert ranges(stream.next_offset(first, is_limited=True))["orders@a:1"] == (1, 11)
 
 
@@ -190,59 +195,61 @@ def test_shard_that_does_not_tell_where_its_next_event_is_waits(mill: FakeMill, 
     [(millrace.DeadlineError("no answer"), "0.2"), (millrace.CorruptError("a record is damaged"), "60")],
 )
 def test_shard_that_does_not_tell_for_too_long_ends_the_query(
-    mill: FakeMill, make_stream: MakeStream, refusal: millrace.MillraceError, retry_seconds: str
+    fakes: FakeServers, make_stream: MakeStream, refusal: millrace.MillraceError, retry_seconds: str
 ) -> None:
     """A shard that does not answer for too long, or has a permanent error, ends the query."""
-    mill.make("a:1", event_count=20)
+    fakes.make("a:1", event_count=20)
     stream = make_stream(endpoints="a:1", maxEventsPerTrigger="10", retrySeconds=retry_seconds)
     start = stream.initial_offset()
-    mill.silent.add("a:1")
-    mill.refusal = refusal
+    fakes.silent.add("a:1")
+    fakes.refusal = refusal
     with pytest.raises(MillraceSparkError, match=f"channel orders at a:1: {refusal}"):
         next_batch(stream, start)
 
 
 @pytest.mark.parametrize("is_limited", [True, False])
 def test_next_offset_respects_limits_unless_spark_knows_none(
-    mill: FakeMill, make_stream: MakeStream, *, is_limited: bool
+    fakes: FakeServers, make_stream: MakeStream, *, is_limited: bool
 ) -> None:
     """Trigger.Once reads everything."""
-    mill.make("a:1", event_count=50)
-    mill.make("b:1", event_count=2)
+    fakes.make("a:1", event_count=50)
+    fakes.make("b:1", event_count=2)
     stream = make_stream(maxEventsPerTrigger="10")
     end = next_batch(stream, stream.initial_offset(), is_limited=is_limited)
     expected = {"orders@a:1": (1, 9), "orders@b:1": (1, 3)}
     assert ranges(end) == (expected if is_limited else {"orders@a:1": (1, 51), "orders@b:1": (1, 3)})
 
 
-def test_next_offset_within_bytes_counts_the_mean_size(mill: FakeMill, make_stream: MakeStream) -> None:
+def test_next_offset_within_bytes_counts_the_mean_size(fakes: FakeServers, make_stream: MakeStream) -> None:
     """The mean size comes from the contents of the channel."""
-    mill.make("a:1", event_count=50).body_bytes = 5_000
+    fakes.make("a:1", event_count=50).body_bytes = 5_000
     stream = make_stream(endpoints="a:1", maxBytesPerTrigger="1000")
     assert ranges(next_batch(stream, stream.initial_offset())) == {"orders@a:1": (1, 11)}
 
 
-def test_next_offset_within_bytes_leaves_a_shard_of_unknown_size_out(mill: FakeMill, make_stream: MakeStream) -> None:
+def test_next_offset_within_bytes_leaves_a_shard_of_unknown_size_out(
+    fakes: FakeServers, make_stream: MakeStream
+) -> None:
     """A shard waits until its size is known, and the last known size is kept."""
-    mill.make("a:1", event_count=50).body_bytes = 5_000
-    mill.make("b:1", event_count=2).body_bytes = 20
+    fakes.make("a:1", event_count=50).body_bytes = 5_000
+    fakes.make("b:1", event_count=2).body_bytes = 20
     stream = make_stream(maxBytesPerTrigger="1000")
     start = stream.initial_offset()
-    mill.silent.add("a:1")
+    fakes.silent.add("a:1")
     first = next_batch(stream, start)
     assert ranges(first) == {"orders@a:1": (1, 1), "orders@b:1": (1, 3)}
-    mill.silent.clear()
+    fakes.silent.clear()
     second = next_batch(stream, first)
     assert ranges(second)["orders@a:1"] == (1, 11)
-    mill.silent.add("b:1")
-    mill.channels["b:1", "orders"].next = 4
+    fakes.silent.add("b:1")
+    fakes.channels["b:1", "orders"].next = 4
     wait_until(lambda: stream.progress()["orders@b:1"]["next"] == 4)
     assert ranges(next_batch(stream, second))["orders@b:1"] == (3, 4)
 
 
-def test_next_offset_holds_few_events_back(mill: FakeMill, make_stream: MakeStream) -> None:
+def test_next_offset_holds_few_events_back(fakes: FakeServers, make_stream: MakeStream) -> None:
     """Few events wait for others, or for the maximum delay."""
-    a = mill.make("a:1", event_count=3)
+    a = fakes.make("a:1", event_count=3)
     stream = make_stream(endpoints="a:1", minEventsPerTrigger="10", maxTriggerDelay="60s")
     start = stream.initial_offset()
     assert stream.next_offset(start, is_limited=True) is start
@@ -255,9 +262,9 @@ def test_next_offset_holds_few_events_back(mill: FakeMill, make_stream: MakeStre
     assert ranges(next_batch(impatient, first)) == {"orders@a:1": (11, 12)}
 
 
-def test_fixed_end_is_reached_and_acknowledged(mill: FakeMill, make_stream: MakeStream) -> None:
+def test_fixed_end_is_reached_and_acknowledged(fakes: FakeServers, make_stream: MakeStream) -> None:
     """Later events are left for another run, and the last call acknowledges the last batch."""
-    a = mill.make("a:1", event_count=5)
+    a = fakes.make("a:1", event_count=5)
     stream = make_stream(endpoints="a:1", minEventsPerTrigger="100")
     stream.fix_end()
     a.next = 9
@@ -268,14 +275,14 @@ def test_fixed_end_is_reached_and_acknowledged(mill: FakeMill, make_stream: Make
 
 
 def test_fixed_end_that_cannot_be_acknowledged_is_logged(
-    mill: FakeMill, make_stream: MakeStream, caplog: pytest.LogCaptureFixture
+    fakes: FakeServers, make_stream: MakeStream, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The run ends, and the log names the channel with events to remove."""
-    a, b = mill.make("a:1", event_count=5), mill.make("b:1", event_count=5)
+    a, b = fakes.make("a:1", event_count=5), fakes.make("b:1", event_count=5)
     stream = make_stream()
     stream.fix_end()
     end = next_batch(stream, stream.initial_offset())
-    mill.away.add("b:1")
+    fakes.away.add("b:1")
     with caplog.at_level(logging.WARNING, "millrace_spark"):
         assert stream.next_offset(end, is_limited=True) is end
     assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
@@ -284,34 +291,34 @@ def test_fixed_end_that_cannot_be_acknowledged_is_logged(
     assert (a.first, b.first) == (6, 1)
 
 
-def test_fixed_end_waits_for_a_server_that_is_away(mill: FakeMill, make_stream: MakeStream) -> None:
+def test_fixed_end_waits_for_a_server_that_is_away(fakes: FakeServers, make_stream: MakeStream) -> None:
     """The run does not end while an unreachable server has unread events."""
-    mill.make("a:1", event_count=5)
-    mill.make("b:1", event_count=5)
+    fakes.make("a:1", event_count=5)
+    fakes.make("b:1", event_count=5)
     stream = make_stream()
     stream.fix_end()
-    mill.away.add("b:1")
+    fakes.away.add("b:1")
     start = stream.initial_offset()
     wait_until(lambda: not stream.progress()["orders@b:1"]["reachable"])
     first = stream.next_offset(start, is_limited=True)
     assert ranges(first) == {"orders@a:1": (1, 6), "orders@b:1": (1, 1)}
-    threading.Timer(0.2, mill.away.clear).start()
+    threading.Timer(0.2, fakes.away.clear).start()
     assert ranges(stream.next_offset(first, is_limited=True)) == {"orders@a:1": (6, 6), "orders@b:1": (1, 6)}
 
 
-def test_server_that_is_away_too_long_ends_the_query(mill: FakeMill, make_stream: MakeStream) -> None:
+def test_server_that_is_away_too_long_ends_the_query(fakes: FakeServers, make_stream: MakeStream) -> None:
     """The error is that of the client."""
-    mill.make("a:1")
+    fakes.make("a:1")
     stream = make_stream(endpoints="a:1", retrySeconds="0.2")
     start = stream.initial_offset()
-    mill.away.add("a:1")
+    fakes.away.add("a:1")
     with pytest.raises(MillraceSparkError, match="channel orders at a:1: cannot reach a:1"):
         next_batch(stream, start)
 
 
-def test_claim_whose_lease_expired_is_claimed_again(mill: FakeMill, make_stream: MakeStream) -> None:
-    """If no other reader has claimed the channel, the query goes on under a new epoch."""
-    a = mill.make("a:1", event_count=5)
+def test_claim_whose_lease_expired_is_claimed_again(fakes: FakeServers, make_stream: MakeStream) -> None:
+    """If no other reader has claimed the channel, the query continues with a new epoch."""
+    a = fakes.make("a:1", event_count=5)
     stream = make_stream(endpoints="a:1")
     first = next_batch(stream, stream.initial_offset())
     [before] = stream.partitions(first)
@@ -324,12 +331,12 @@ def test_claim_whose_lease_expired_is_claimed_again(mill: FakeMill, make_stream:
 
 
 @pytest.mark.parametrize("reader_id", ["me", "another"])
-def test_claim_that_was_taken_over_ends_the_query(mill: FakeMill, make_stream: MakeStream, reader_id: str) -> None:
+def test_claim_that_was_taken_over_ends_the_query(fakes: FakeServers, make_stream: MakeStream, reader_id: str) -> None:
     """The error names the other reader, which may be another run of this query."""
-    a = mill.make("a:1")
+    a = fakes.make("a:1")
     stream = make_stream(endpoints="a:1")
     start = stream.initial_offset()
-    with mill.lock:
+    with fakes.lock:
         a.reader_id, a.epoch = reader_id, a.epoch + 1
     with pytest.raises(
         MillraceSparkError, match=rf"^channel orders@a:1: reader '{reader_id}' has taken over the claim"
@@ -337,39 +344,39 @@ def test_claim_that_was_taken_over_ends_the_query(mill: FakeMill, make_stream: M
         next_batch(stream, start)
 
 
-def test_fault_of_a_claims_thread_ends_the_query(mill: FakeMill, make_stream: MakeStream) -> None:
+def test_fault_of_a_claims_thread_ends_the_query(fakes: FakeServers, make_stream: MakeStream) -> None:
     """Otherwise the query would stay idle forever."""
-    mill.make("a:1", event_count=3)
+    fakes.make("a:1", event_count=3)
     stream = make_stream(endpoints="a:1")
     start = stream.initial_offset()
-    mill.fault = ValueError("cannot be decoded")
+    fakes.fault = ValueError("cannot be decoded")
     with pytest.raises(
         MillraceSparkError, match=r"orders@a:1: .*because of a bug in the connector \(ValueError: cannot be"
     ):
         next_batch(stream, next_batch(stream, start))
 
 
-def test_channel_that_is_created_again_under_the_query_is_reported(mill: FakeMill, make_stream: MakeStream) -> None:
-    """Its sequences start over, so going on would skip events."""
-    mill.make("a:1", event_count=5)
+def test_channel_that_is_created_again_under_the_query_is_reported(fakes: FakeServers, make_stream: MakeStream) -> None:
+    """The sequences of the new channel start over, so continuing would skip events."""
+    fakes.make("a:1", event_count=5)
     stream = make_stream(endpoints="a:1")
     first = next_batch(stream, stream.initial_offset())
-    mill.make("a:1", event_count=9)
+    fakes.make("a:1", event_count=9)
     with pytest.raises(DataLossError, match="was created again"):
         next_batch(stream, first)
     stream.close()
     lenient = make_stream(endpoints="a:1", failOnDataLoss="false")
-    created_again = mill.make("a:1", event_count=9)
+    created_again = fakes.make("a:1", event_count=9)
     assert ranges(next_batch(lenient, first)) == {"orders@a:1": (1, 10)}
     assert created_again.acknowledged == []
 
 
 @pytest.mark.parametrize(("ack_mode", "acknowledged"), [("commit", [5]), ("never", [])])
 def test_ack_modes_remove_when_they_say(
-    mill: FakeMill, make_stream: MakeStream, ack_mode: str, acknowledged: list[int]
+    fakes: FakeServers, make_stream: MakeStream, ack_mode: str, acknowledged: list[int]
 ) -> None:
     """With `commit`, Spark's commit removes events, and with `never`, nothing does."""
-    a = mill.make("a:1", event_count=5)
+    a = fakes.make("a:1", event_count=5)
     stream = make_stream(endpoints="a:1", ackMode=ack_mode)
     first = next_batch(stream, stream.initial_offset())
     a.next = 8
@@ -382,18 +389,18 @@ def test_ack_modes_remove_when_they_say(
 
 
 def test_channel_that_comes_joins_by_itself(
-    mill: FakeMill, make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+    fakes: FakeServers, make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new channel is read from its oldest event, and a claimed one does not end the query."""
     monkeypatch.setattr(stream_claims, "DISCOVERY_SECONDS", 0.01)
-    mill.make("a:1", "orders-1")
+    fakes.make("a:1", "orders-1")
     stream = make_stream(endpoints="a:1", channels="orders-*")
     start = stream.initial_offset()
-    with mill.lock:
-        mill.make("a:1", "other", event_count=2)
-        held = mill.make("a:1", "orders-2", event_count=2)
+    with fakes.lock:
+        fakes.make("a:1", "other", event_count=2)
+        held = fakes.make("a:1", "orders-2", event_count=2)
         held.reader_id = "another"
-        mill.make("a:1", "orders-3", event_count=2)
+        fakes.make("a:1", "orders-3", event_count=2)
     end = next_batch(stream, start)
     assert ranges(end) == {"orders-1@a:1": (1, 1), "orders-3@a:1": (1, 3)}
     held.reader_id = None
@@ -401,11 +408,11 @@ def test_channel_that_comes_joins_by_itself(
 
 
 def test_claim_that_is_granted_after_close_is_released(
-    mill: FakeMill, make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+    fakes: FakeServers, make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A claim that is granted during a close is released."""
     monkeypatch.setattr(stream_claims, "DISCOVERY_SECONDS", 0.01)
-    mill.make("a:1", "orders-1")
+    fakes.make("a:1", "orders-1")
     is_granted, is_closing = threading.Event(), threading.Event()
 
     def slow_claim(channel: Any, options: Any, *_args: Any, **_settings: Any) -> Any:
@@ -417,7 +424,7 @@ def test_claim_that_is_granted_after_close_is_released(
 
     monkeypatch.setattr(stream_claims, "reclaim", slow_claim)
     stream = make_stream(endpoints="a:1", channels="orders-*")
-    late = mill.make("a:1", "orders-2")
+    late = fakes.make("a:1", "orders-2")
     assert is_granted.wait(_WAIT_SECONDS_MAX)
     threading.Timer(0.1, is_closing.set).start()
     stream.close()
@@ -425,29 +432,29 @@ def test_claim_that_is_granted_after_close_is_released(
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("millrace-claim-orders-2@")]
 
 
-def test_shard_that_is_left_out_must_be_drained(mill: FakeMill, make_stream: MakeStream) -> None:
+def test_shard_that_is_left_out_must_be_drained(fakes: FakeServers, make_stream: MakeStream) -> None:
     """A removed shard stays in the checkpoint if it is empty; otherwise its unread events are reported."""
-    mill.make("a:1", event_count=1)
-    b = mill.make("b:1", event_count=5)
+    fakes.make("a:1", event_count=1)
+    b = fakes.make("b:1", event_count=5)
     stream = make_stream()
     end = next_batch(stream, stream.initial_offset())
     stream.close()
     b.next = 8
     with pytest.raises(DataLossError, match=r"orders@b:1: .*no longer name it, and its events 6 to 7 have not"):
         next_batch(make_stream(endpoints="a:1"), end)
-    mill.away.add("b:1")
+    fakes.away.add("b:1")
     with pytest.raises(DataLossError, match="it cannot be checked for unread events: cannot reach b:1"):
         next_batch(make_stream(endpoints="a:1"), end)
-    mill.away.clear()
+    fakes.away.clear()
     b.first = 8
-    mill.channels["a:1", "orders"].next = 3
+    fakes.channels["a:1", "orders"].next = 3
     again = next_batch(make_stream(endpoints="a:1"), end)
     assert ranges(again) == {"orders@a:1": (2, 3), "orders@b:1": (6, 6)}
 
 
-def test_partitions_read_what_the_end_says_under_the_held_claim(mill: FakeMill, make_stream: MakeStream) -> None:
+def test_partitions_read_what_the_end_says_under_the_held_claim(fakes: FakeServers, make_stream: MakeStream) -> None:
     """The start that Spark passes is ignored, and an unclaimed shard is an error."""
-    a = mill.make("a:1", event_count=9)
+    a = fakes.make("a:1", event_count=9)
     stream = make_stream(endpoints="a:1", maxEventsPerPartition="2")
     logged: OffsetJson = {"orders@a:1": {"from": 4, "id": a.channel_id, "to": 7}}
     parts = stream.partitions(logged)
@@ -458,18 +465,18 @@ def test_partitions_read_what_the_end_says_under_the_held_claim(mill: FakeMill, 
         stream.partitions({"orders@b:1": {"from": 1, "id": "x", "to": 2}})
 
 
-def test_progress_tells_how_far_each_shard_is(mill: FakeMill, make_stream: MakeStream) -> None:
+def test_progress_tells_how_far_each_shard_is(fakes: FakeServers, make_stream: MakeStream) -> None:
     """Progress has the position, the range, the lag and the state of the server."""
-    mill.make("a:1", event_count=9)
+    fakes.make("a:1", event_count=9)
     stream = make_stream(endpoints="a:1", maxEventsPerTrigger="4")
     next_batch(stream, stream.initial_offset())
-    told = {"position": 5, "first": 1, "next": 10, "lag": 5, "rate": 0.0, "reachable": True}
-    assert stream.progress() == {"orders@a:1": told}
+    reported = {"position": 5, "first": 1, "next": 10, "lag": 5, "rate": 0.0, "reachable": True}
+    assert stream.progress() == {"orders@a:1": reported}
 
 
-def test_close_frees_all_channels(mill: FakeMill, make_stream: MakeStream) -> None:
+def test_close_frees_all_channels(fakes: FakeServers, make_stream: MakeStream) -> None:
     """All claims are released, even on a second close or after a failed start."""
-    a, b = mill.make("a:1"), mill.make("b:1")
+    a, b = fakes.make("a:1"), fakes.make("b:1")
     stream = make_stream()
     assert (a.reader_id, b.reader_id) == ("me", "me")
     stream.close()
@@ -481,8 +488,8 @@ def test_close_frees_all_channels(mill: FakeMill, make_stream: MakeStream) -> No
     assert a.reader_id is None
 
 
-def test_idle_claims_are_renewed(mill: FakeMill, make_stream: MakeStream) -> None:
+def test_idle_claims_are_renewed(fakes: FakeServers, make_stream: MakeStream) -> None:
     """Claims are renewed during a long batch, even if events are waiting."""
-    a, b = mill.make("a:1", event_count=5), mill.make("b:1")
+    a, b = fakes.make("a:1", event_count=5), fakes.make("b:1")
     make_stream(leaseSeconds="0.1")
     wait_until(lambda: a.renewals > 3 and b.renewals > 3)

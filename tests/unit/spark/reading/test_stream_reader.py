@@ -10,7 +10,7 @@ from millrace_spark.reading.stream_reader import MillraceStreamReader
 from millrace_spark.source import EVENT_SCHEMA
 
 
-class NotedStream:
+class RecordingStream:
     """Records its calls."""
 
     def __init__(self, _options: StreamOptions, calls: list[str]) -> None:
@@ -36,7 +36,7 @@ class NotedStream:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Returns the calls of opened streams."""
     noted: list[str] = []
-    monkeypatch.setattr(stream, "Stream", lambda options: NotedStream(options, noted))
+    monkeypatch.setattr(stream, "Stream", lambda options: RecordingStream(options, noted))
     monkeypatch.setattr(MillraceStreamReader, "_release_on_sigterm", lambda _reader: None)
     return noted
 
@@ -64,7 +64,7 @@ logging.getLogger("millrace_spark").debug("a detail")
 """
 
 
-def told(before: str = "") -> str:
+def reported(before: str = "") -> str:
     """Returns the standard error of a process."""
     command = [sys.executable, "-c", _SCRIPT.format(before=before)]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stderr
@@ -72,10 +72,10 @@ def told(before: str = "") -> str:
 
 def test_show_log_lines_has_them_come_out_once() -> None:
     """Lines have a time, in a process without a logging configuration."""
-    [line] = told().splitlines()
+    [line] = reported().splitlines()
     assert line.endswith(" INFO millrace_spark: a line")
 
 
 def test_show_log_lines_leaves_logging_that_is_set_up() -> None:
     """An existing logging configuration is kept."""
-    assert told("logging.basicConfig(level=logging.ERROR)") == ""
+    assert reported("logging.basicConfig(level=logging.ERROR)") == ""

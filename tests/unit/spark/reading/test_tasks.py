@@ -14,7 +14,7 @@ from millrace_spark.reading.ranges import RangePartition
 SCHEMA = pa.schema([("sequence", pa.int64()), ("body", pa.binary())])
 
 
-class ShakyServer:
+class UnreliableServer:
     """Breaks off after each so many batches; its batches have three events each.
 
     Attributes:
@@ -51,7 +51,7 @@ class _Batch(SimpleNamespace):
         return count
 
 
-def rows(server: ShakyServer, monkeypatch: pytest.MonkeyPatch, retry_seconds: float = 60.0) -> list[int]:
+def rows(server: UnreliableServer, monkeypatch: pytest.MonkeyPatch, retry_seconds: float = 60.0) -> list[int]:
     claimed = ClaimedRange(
         endpoint="a:1",
         channel="orders",
@@ -74,21 +74,21 @@ def rows(server: ShakyServer, monkeypatch: pytest.MonkeyPatch, retry_seconds: fl
 
 def test_read_partition_goes_on_behind_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
     """After any number of disconnects, each event is read once, in order, under the same epoch."""
-    server = ShakyServer(2, millrace.UnavailableError("broken"))
+    server = UnreliableServer(2, millrace.UnavailableError("broken"))
     assert rows(server, monkeypatch) == list(range(2, 21))
     assert server.reads == [(2, 7), (8, 7), (14, 7), (20, 7)]
 
 
 def test_read_partition_from_a_server_that_stays_away_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The read fails with an error after the retry time."""
-    server = ShakyServer(0, millrace.UnavailableError("cannot reach a:1"))
+    server = UnreliableServer(0, millrace.UnavailableError("cannot reach a:1"))
     with pytest.raises(MillraceSparkError, match=r"^channel orders at a:1: cannot reach a:1$"):
         rows(server, monkeypatch, retry_seconds=0.01)
 
 
 def test_read_partition_that_is_refused_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """A permanent error is not retried."""
-    server = ShakyServer(1, millrace.StaleEpochError("a newer claim has begun"))
+    server = UnreliableServer(1, millrace.StaleEpochError("a newer claim has begun"))
     with pytest.raises(MillraceSparkError, match="a newer one has begun"):
         rows(server, monkeypatch)
     assert len(server.reads) == 1

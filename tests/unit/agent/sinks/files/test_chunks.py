@@ -1,4 +1,4 @@
-"""Events on their way into files."""
+"""Conversion of events into the chunks of files."""
 
 from collections.abc import Iterable, Iterator
 

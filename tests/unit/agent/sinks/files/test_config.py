@@ -64,8 +64,8 @@ def _problems(tmp_path: Path, *lines: str) -> list[str]:
 )
 def test_settings_that_are_wrong_are_reported_in_a_sentence(lines: list[str], problem: str, tmp_path: Path) -> None:
     """Each mistake is reported with its setting, its value, and what is allowed."""
-    [told] = _problems(tmp_path, *lines)
-    assert problem in told
+    [reported] = _problems(tmp_path, *lines)
+    assert problem in reported
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""From deliveries to finished files, without a sink around it."""
+"""The way from deliveries to finished files, without a sink."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -49,7 +49,7 @@ class Flow:
             self._store.delete_receipts_below(low)
 
     def forget_run(self) -> None:
-        """The process has gone: its lock is free, and it writes nothing any more."""
+        """Stands for the end of the process: its lock is free, and it writes nothing any more."""
         if self._store is not None:
             self._store._directory.close()
             for file in self._store._files:
@@ -57,7 +57,7 @@ class Flow:
             self._store = None
 
     def numbers(self) -> Sequence[int]:
-        """What is in finished files."""
+        """The numbers of the events in finished files."""
         return sorted(int(line) for line in lines_below(self.out))
 
 
@@ -85,7 +85,7 @@ def _run_with_crashes(root: Path, calls: int, chance: random.Random | None, patc
         is_killed = _crashed_at(calls, flow, crashing)
         if chance is not None:
             crashing.cut_power(chance)
-        # What was settled is in a file already, whatever was lost: that is the promise.
+        # The promise: settled events are in finished files, whatever was lost.
         assert flow.settled <= set(flow.numbers()), (calls, flow.numbers())
         if is_killed and chance is not None:
             _crashed_at(chance.randrange(40), flow, crashing)
@@ -118,7 +118,7 @@ def test_run_after_power_cuts_has_each_event_in_one_file(tmp_path: Path, monkeyp
 def test_run_after_many_power_cuts_has_each_event_in_one_file(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same with other losses."""
+    """The same with other random losses."""
     for calls in count():
         chance = random.Random(f"{seed}/{calls}")
         if not _run_with_crashes(tmp_path / str(calls), calls, chance, monkeypatch):

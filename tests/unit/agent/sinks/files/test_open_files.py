@@ -1,4 +1,4 @@
-"""When files are finished, and what they may hold meanwhile."""
+"""The limits of open files, and when they are finished."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from millrace_server.agent.sinks.files import open_files
 from millrace_server.agent.sinks.files.chunks import EventChunk, Rows, chunks_of
+from millrace_server.agent.sinks.files.local_target import LocalTarget
 from millrace_server.agent.sinks.files.open_files import OpenFiles, RollLimits, SequenceRanges
 from millrace_server.agent.sinks.files.writers import TextWriter
 from tests.files_sink import raw_of, rows_of
@@ -17,7 +18,7 @@ from tests.files_sink import raw_of, rows_of
 LIMITS = RollLimits(file_bytes=100, event_count=10, open_seconds=60.0, idle_seconds=20.0, open_files_max=2)
 
 
-class HoardingWriter(TextWriter):
+class BufferingWriter(TextWriter):
     """Buffers everything until `write_buffered`."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -26,7 +27,7 @@ class HoardingWriter(TextWriter):
 
     @property
     def buffered_bytes(self) -> int:  # type: ignore[override] # a text file's is always 0
-        """What is held."""
+        """The number of buffered bytes."""
         return sum(len(body) for chunk, _ in self.held for body in chunk.bodies)
 
     def write(self, chunk: EventChunk, rows: Rows) -> None:
@@ -36,6 +37,14 @@ class HoardingWriter(TextWriter):
         for chunk, rows in self.held:
             super().write(chunk, rows)
         self.held = []
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> LocalTarget:
+    """A directory, opened."""
+    made = LocalTarget(tmp_path)
+    made.open("sink-1")
+    return made
 
 
 @pytest.fixture
@@ -51,16 +60,16 @@ def _chunk(*bodies: bytes, first_sequence: int = 1) -> EventChunk:
     return chunk
 
 
-def test_get_for_a_directory_opens_one_file(files: OpenFiles, tmp_path: Path) -> None:
+def test_get_for_a_directory_opens_one_file(files: OpenFiles, target: LocalTarget) -> None:
     """All events of a directory go to the same file until that is finished."""
-    file = files.get("/data/a", tmp_path, 0.0)
-    assert files.get("/data/a", tmp_path, 1.0) is file
-    assert files.get("/data/b", tmp_path, 1.0).staged != file.staged
+    file = files.get("/data/a", target, 0.0)
+    assert files.get("/data/a", target, 1.0) is file
+    assert files.get("/data/b", target, 1.0).staged != file.staged
 
 
-def test_due_at_follows_the_first_event_and_the_last(files: OpenFiles, tmp_path: Path) -> None:
+def test_due_at_follows_the_first_event_and_the_last(files: OpenFiles, target: LocalTarget) -> None:
     """A file is due when it was open for long enough, or got nothing for long enough, whichever comes first."""
-    file = files.get("/data/a", tmp_path, 100.0)
+    file = files.get("/data/a", target, 100.0)
     assert files.due_at(file) == files.next_due_at() == 120.0
     file.write(1, _chunk(b"x"), range(1), 115.0)
     assert files.due_at(file) == 135.0
@@ -68,34 +77,34 @@ def test_due_at_follows_the_first_event_and_the_last(files: OpenFiles, tmp_path:
     assert files.due_at(file) == 160.0
 
 
-def test_is_full_at_either_limit(files: OpenFiles, tmp_path: Path) -> None:
+def test_is_full_at_either_limit(files: OpenFiles, target: LocalTarget) -> None:
     """A file is full at its event limit, or at about its size limit."""
-    file = files.get("/data/a", tmp_path, 0.0)
+    file = files.get("/data/a", target, 0.0)
     file.write(1, _chunk(*[b""] * 9), range(9), 0.0)
     assert not files.is_full(file)
     assert files.room_in(file) == 1
     file.write(1, _chunk(b"", first_sequence=10), range(1), 0.0)
     assert files.is_full(file)
-    other = files.get("/data/b", tmp_path, 0.0)
+    other = files.get("/data/b", target, 0.0)
     other.write(1, _chunk(b"x" * 100), range(1), 0.0)
     assert files.is_full(other)
 
 
-def test_to_evict_for_a_new_directory_is_the_least_recent(files: OpenFiles, tmp_path: Path) -> None:
+def test_to_evict_for_a_new_directory_is_the_least_recent(files: OpenFiles, target: LocalTarget) -> None:
     """At the maximum a new file replaces the least recently written one."""
-    first = files.get("/data/a", tmp_path, 0.0)
-    second = files.get("/data/b", tmp_path, 0.0)
+    first = files.get("/data/a", target, 0.0)
+    second = files.get("/data/b", target, 0.0)
     assert files.to_evict_for("/data/a") is None
     assert files.to_evict_for("/data/c") is first
-    files.get("/data/a", tmp_path, 1.0)
+    files.get("/data/a", target, 1.0)
     assert files.to_evict_for("/data/c") is second
 
 
-def test_bound_memory_writes_the_largest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bound_memory_writes_the_largest(target: LocalTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of all files is bounded; the largest buffer is written first."""
     monkeypatch.setattr(open_files, "BUFFERED_BYTES_MAX", 100)
-    files = OpenFiles(LIMITS, HoardingWriter)
-    small, large = files.get("/data/a", tmp_path, 0.0), files.get("/data/b", tmp_path, 0.0)
+    files = OpenFiles(LIMITS, BufferingWriter)
+    small, large = files.get("/data/a", target, 0.0), files.get("/data/b", target, 0.0)
     small.write(1, _chunk(b"x" * 40), range(1), 0.0)
     large.write(1, _chunk(b"x" * 60), range(1), 0.0)
     files.bound_memory()
@@ -107,12 +116,12 @@ def test_bound_memory_writes_the_largest(tmp_path: Path, monkeypatch: pytest.Mon
     files.discard()
 
 
-def test_discard_of_all_leaves_nothing(files: OpenFiles, tmp_path: Path) -> None:
+def test_discard_of_all_leaves_nothing(files: OpenFiles, target: LocalTarget) -> None:
     """Unfinished files are removed."""
     for name in "ab":
-        files.get(f"/data/{name}", tmp_path, 0.0).write(1, _chunk(b"x"), range(1), 0.0)
+        files.get(f"/data/{name}", target, 0.0).write(1, _chunk(b"x"), range(1), 0.0)
     files.discard()
-    assert list(tmp_path.iterdir()) == []
+    assert list(target.staging.iterdir()) == []
     assert list(files) == []
 
 

@@ -85,7 +85,7 @@ def test_read_time_beyond_the_calendar_is_none(text: str) -> None:
 @pytest.mark.parametrize("text", ["0001-01-02T00:00:00", "9999-12-30T23:59:59"])
 @pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "Pacific/Pago_Pago"])
 def test_format_of_any_time_that_is_read_has_a_date_in_every_zone(text: str, zone: str) -> None:
-    """Even if that is another day."""
+    """The date may be another day in some zones."""
     seconds = read_time(text)
     assert seconds is not None
     assert TimeRule(ZoneInfo(zone), 1).format(seconds, "%d")

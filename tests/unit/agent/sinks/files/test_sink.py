@@ -13,8 +13,9 @@ import pytest
 
 from millrace_server.agent.channel_reader import Delivery, UnsettledLimits
 from millrace_server.agent.sinks.files import sink
+from millrace_server.agent.sinks.files.local_target import LocalTarget
 from millrace_server.agent.sinks.files.sink import FileWorker, UnsettledDeliveries
-from millrace_server.agent.sinks.files.targets import LocalTarget
+from millrace_server.agent.sinks.sink import SinkContext
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.channels.deliveries import Deliveries
@@ -24,7 +25,7 @@ from tests.files_sink import SinkBench, config_of, files_below, lines_below, row
 
 LOOKS_INTO_THE_LOOP = True
 LONG_SECONDS = 3_600.0
-"""No test waits for it."""
+"""Longer than any test takes."""
 
 
 @pytest.fixture
@@ -146,8 +147,11 @@ async def test_run_holding_half_of_the_channel_finishes_files_early(tmp_path: Pa
     assert len(files_below(out)) <= 30
 
 
-async def test_run_holding_space_that_producers_wait_for_finishes_files(tmp_path: Path, out: Path) -> None:
+async def test_run_holding_space_that_producers_wait_for_finishes_files(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A commit that needs more than half of the channel does not wait for a file's deadline."""
+    monkeypatch.setattr(sink, "SPACE_CHECK_SECONDS", 0.05)
     channel = MemoryChannelConfig(type="memory", capacity=100, keep_alive_seconds=20.0)
     bench = _bench(tmp_path, channel=channel)
     async with bench.running():
@@ -214,16 +218,42 @@ async def test_run_without_the_directory_says_what_to_do(tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
 
 
+async def test_run_whose_directory_goes_away_writes_on_when_it_is_back(tmp_path: Path, out: Path) -> None:
+    """Each run fails while the directory is missing or another one has its name; then each event is written once."""
+    bench = _bench(tmp_path, "{header:host}", roll_seconds=0.1)
+    made = bench.config.make(SinkContext("archive", tmp_path / "state"))
+    run = asyncio.create_task(made.run(bench.reader))
+    await bench.put(rows_of(_lines(1), host="a"))
+    await bench.until_settled()
+    (tmp_path / "out").rename(tmp_path / "away")
+    await bench.put(rows_of(_lines(2), host="b"))
+    with pytest.raises(ComponentError, match="is no directory; create it"):
+        await run
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    bench.reader.nack_all()
+    with pytest.raises(ComponentError, match="is another directory than at first"):
+        await made.run(bench.reader)
+    assert list((tmp_path / "out").iterdir()) == []
+    (tmp_path / "out").rmdir()
+    (tmp_path / "away").rename(out)
+    run = asyncio.create_task(made.run(bench.reader))
+    await bench.until_settled()
+    bench.reader.close()
+    await run
+    assert sorted(lines_below(out)) == _lines(1, 2)
+
+
 async def test_run_without_permission_reports_it(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the directory that must not be written."""
 
-    def refuse(path: Path, mode: int = 0o777) -> None:
+    def refuse(path: Path, mode: int, *, dir_fd: int) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     bench = _bench(tmp_path)
     (tmp_path / "state").mkdir()
     monkeypatch.setattr(os, "mkdir", refuse)
-    with pytest.raises(ComponentError, match=r"cannot write files to .*/out: Permission denied \(.*/out/\.millrace\)"):
+    with pytest.raises(ComponentError, match=r"cannot write files to .*/out: Permission denied \(\.millrace\)"):
         await bench.drain()
 
 
@@ -254,7 +284,7 @@ async def test_run_on_a_disk_that_is_sometimes_full_writes_each_event_once(
     """If any call fails, the run reports it, and the next run resumes from there."""
     (tmp_path / "state").mkdir()
     bench = _bench(tmp_path, "{header:host}", roll_events=10)
-    told = []
+    reported = []
     for first in range(0, 200, 20):
         rows = [({"host": "ab"[number % 2]}, str(number).encode()) for number in range(first, first + 20)]
         await bench.put(rows)
@@ -262,11 +292,11 @@ async def test_run_on_a_disk_that_is_sometimes_full_writes_each_event_once(
         try:
             await bench.drain()
         except ComponentError as error:
-            told.append(str(error))
+            reported.append(str(error))
     while bench.unsettled:
         await bench.drain()
-    assert told
-    assert all("No space left on device" in reason for reason in told)
+    assert reported
+    assert all("No space left on device" in reason for reason in reported)
     assert sorted(map(int, lines_below(out))) == list(range(200))
 
 
@@ -347,7 +377,7 @@ async def test_run_with_nothing_to_do_waits_without_work(tmp_path: Path, out: Pa
         def timers() -> list[Any]:
             return [timer for timer in loop._scheduled if not timer.cancelled() and timer.when() < loop.time() + 1e6]
 
-        # Until it has begun, its thread may be slow.
+        # Until the run has started, its thread may set timers.
         await _until(lambda: not timers())
         await asyncio.sleep(0.05)
         assert timers() == []

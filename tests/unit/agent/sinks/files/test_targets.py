@@ -1,9 +1,9 @@
-"""Where finished files go."""
+"""The file systems for finished files."""
 
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ import fsspec
 import pytest
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from millrace_server.agent.sinks.files.targets import FileSystem, LocalTarget, RemoteTarget, open_file_system
+from millrace_server.agent.sinks.files.local_target import LocalTarget
+from millrace_server.agent.sinks.files.targets import FileSystem, RemoteTarget, open_file_system
 from tests.fake_s3 import FakeS3, fake_s3
 
 ROOT = "memory://bucket/logs"
@@ -20,14 +21,14 @@ ROOT = "memory://bucket/logs"
 @pytest.fixture
 def local(tmp_path: Path) -> LocalTarget:
     """A directory, opened."""
-    target = LocalTarget(tmp_path, "sink-1")
-    target.open()
+    target = LocalTarget(tmp_path)
+    target.open("sink-1")
     return target
 
 
 @pytest.fixture
 def memory() -> Iterator[Any]:
-    """A file system in memory, empty."""
+    """An empty file system in memory."""
     files = fsspec.filesystem("memory")
     files.store.clear()
     files.pseudo_dirs[:] = [""]
@@ -37,8 +38,8 @@ def memory() -> Iterator[Any]:
 
 
 def _remote(tmp_path: Path) -> RemoteTarget:
-    target = RemoteTarget(lambda: open_file_system(ROOT, {}), ROOT, "sink-1", tmp_path / "staging")
-    target.open()
+    target = RemoteTarget(lambda: open_file_system(ROOT, {}), ROOT, tmp_path / "staging")
+    target.open("sink-1")
     return target
 
 
@@ -92,7 +93,7 @@ def test_publish_local_without_hard_links_renames(
     assert not staged.exists()
 
 
-def _refuse_link(*_: object) -> None:
+def _refuse_link(*_: object, **__: object) -> None:
     raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
 
@@ -101,13 +102,98 @@ def test_publish_local_that_fails_leaves_no_file(
 ) -> None:
     """The error is reported, and there is no partial file."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "link", fail)
     with pytest.raises(OSError, match="Input/output error"):
         local.publish(_staged(local, b"x"), str(tmp_path / "file.txt"))
     assert not (tmp_path / "file.txt").exists()
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A base directory."""
+    made = tmp_path / "out"
+    made.mkdir()
+    return made
+
+
+def _target_at(base: Path) -> LocalTarget:
+    target = LocalTarget(base)
+    target.open("sink-1")
+    return target
+
+
+@pytest.mark.parametrize("is_there_another", [False, True])
+def test_calls_of_a_local_base_that_went_away_write_nowhere(base: Path, *, is_there_another: bool) -> None:
+    """It is not created again, and another directory of its name, such as a mount point, is not used."""
+    target = _target_at(base)
+    staged = _staged(target, b"x")
+    base.rename(base.with_name("away"))
+    if is_there_another:
+        base.mkdir()
+    calls: list[Callable[[], object]] = [
+        lambda: target.open("sink-1"),
+        lambda: target.create(staged),
+        lambda: target.publish(staged, str(base / "a" / "file.txt")),
+        lambda: target.size_of(str(base / "file.txt")),
+    ]
+    complaint = "another directory than at first" if is_there_another else "no directory; create it, or mount"
+    for call in calls:
+        with pytest.raises(NotADirectoryError, match=complaint):
+            call()
+    target.close()
+    if is_there_another:
+        assert list(base.iterdir()) == []
+        base.rmdir()
+    assert not base.exists()
+    base.with_name("away").rename(base)
+    target.publish(staged, str(base / "a" / "file.txt"))
+    assert (base / "a" / "file.txt").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("call", ["mkdir", "link", "fsync"])
+def test_publish_local_whose_base_goes_away_meanwhile_stays_in_it(
+    base: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is published in the directory that was checked, even if that was renamed since."""
+    target, away = _target_at(base), base.with_name("away")
+    staged = _staged(target, b"x")
+    real = getattr(os, call)
+
+    def move_before(*args: Any, **options: Any) -> Any:
+        if not away.exists():
+            base.rename(away)
+        return real(*args, **options)
+
+    monkeypatch.setattr(os, call, move_before)
+    target.publish(staged, str(base / "a" / "b" / "file.txt"))
+    assert (away / "a" / "b" / "file.txt").read_bytes() == b"x"
+    assert not base.exists()
+
+
+def test_create_local_whose_base_goes_away_meanwhile_stays_in_it(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unfinished file is created in the directory that was checked."""
+    target, away = _target_at(base), base.with_name("away")
+    real = os.fstat
+
+    def move_before(descriptor: int) -> os.stat_result:
+        if not away.exists():
+            base.rename(away)
+            (base / ".millrace" / "sink-1").mkdir(parents=True)
+        return real(descriptor)
+
+    monkeypatch.setattr(os, "fstat", move_before)
+    target.create(target.staging / "000001.part").close()
+    assert (away / ".millrace" / "sink-1" / "000001.part").exists()
+    assert not (target.staging / "000001.part").exists()
+
+
+def test_size_of_a_file_below_an_earlier_base_is_found(base: Path, tmp_path: Path) -> None:
+    """The path in the configuration may have changed since a crash."""
+    (tmp_path / "earlier.txt").write_bytes(b"12")
+    assert _target_at(base).size_of(str(tmp_path / "earlier.txt")) == 2
 
 
 def test_open_remote_removes_its_own_parts_only(tmp_path: Path, memory: Any) -> None:
@@ -158,9 +244,9 @@ def test_call_that_raises_anything_is_an_error_of_the_file_system(tmp_path: Path
     def make() -> FileSystem:
         raise StrangeError("no token")
 
-    target = RemoteTarget(make, ROOT, "sink-1", tmp_path / "staging")
+    target = RemoteTarget(make, ROOT, tmp_path / "staging")
     with pytest.raises(OSError, match="StrangeError: no token"):
-        target.open()
+        target.open("sink-1")
 
 
 def test_publish_to_hdfs_sends_and_renames_below_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,10 +261,10 @@ def test_publish_to_hdfs_sends_and_renames_below_its_directory(tmp_path: Path, m
 
     monkeypatch.setattr("pyarrow.fs.HadoopFileSystem", connect)
     root = "hdfs://name:8020/logs"
-    target = RemoteTarget(lambda: open_file_system(root, {}), root, "sink-1", tmp_path / "staging")
+    target = RemoteTarget(lambda: open_file_system(root, {}), root, tmp_path / "staging")
     (disks / "logs" / ".millrace" / "sink-1").mkdir(parents=True)
     (disks / "logs" / ".millrace" / "sink-1" / "000007.part").touch()
-    target.open()
+    target.open("sink-1")
     target.publish(_staged(target, b"content"), f"{root}/dt=1/file.txt")
     assert asked == [("name", 8020)]
     assert [path for path in disks.rglob("*") if path.is_file()] == [disks / "logs" / "dt=1" / "file.txt"]
@@ -199,8 +285,8 @@ def s3() -> Iterator[FakeS3]:
 
 def _s3_target(s3: FakeS3, tmp_path: Path) -> RemoteTarget:
     options = {"endpoint_override": s3.endpoint, "scheme": "http", "access_key": "a", "secret_key": "b"}
-    target = RemoteTarget(lambda: open_file_system(S3_ROOT, options), S3_ROOT, "sink-1", tmp_path / "staging")
-    target.open()
+    target = RemoteTarget(lambda: open_file_system(S3_ROOT, options), S3_ROOT, tmp_path / "staging")
+    target.open("sink-1")
     return target
 
 

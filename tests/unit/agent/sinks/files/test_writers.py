@@ -1,4 +1,4 @@
-"""Each format, read back by a reader that is not ours."""
+"""Each format, read back by an independent reader."""
 
 import gzip
 import io

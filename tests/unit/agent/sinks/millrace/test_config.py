@@ -46,5 +46,5 @@ def test_config_of_the_design_is_good(tmp_path: Path) -> None:
     ],
 )
 def test_config_that_cannot_work_says_which_setting_it_is(settings: dict[str, object], sentence: str) -> None:
-    """With what it was, and what is allowed."""
+    """The error shows the value, and what is allowed."""
     assert sentence in problems(**settings)

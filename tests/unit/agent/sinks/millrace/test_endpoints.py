@@ -27,7 +27,7 @@ def opened(directory: Path, clock: Clock, names: list[str] = NAMES) -> Endpoints
 
 
 async def test_current_of_a_new_sink_is_the_first(tmp_path: Path, clock: Clock) -> None:
-    """And stays so while all is well; nothing is written for it."""
+    """The first server stays current while it works, and no file is written."""
     endpoints = opened(tmp_path, clock)
     assert await endpoints.current() == "a:1"
     clock.now += 1e6
@@ -37,7 +37,7 @@ async def test_current_of_a_new_sink_is_the_first(tmp_path: Path, clock: Clock) 
 
 
 async def test_current_after_failures_is_the_same_until_the_time_has_passed(tmp_path: Path, clock: Clock) -> None:
-    """What it may have stored without saying so, only the same server knows."""
+    """Only that server recognizes events that it has stored without an answer."""
     endpoints = opened(tmp_path, clock)
     for _ in range(3):
         assert await endpoints.current() == "a:1"
@@ -53,7 +53,7 @@ async def test_current_after_failures_is_the_same_until_the_time_has_passed(tmp_
 
 
 async def test_current_after_a_success_between_failures_has_all_its_time_again(tmp_path: Path, clock: Clock) -> None:
-    """Only a server that takes nothing at all is left."""
+    """The sink leaves a server only after failures without any success."""
     endpoints = opened(tmp_path, clock)
     await endpoints.current()
     endpoints.note_failure()
@@ -65,7 +65,7 @@ async def test_current_after_a_success_between_failures_has_all_its_time_again(t
 
 
 async def test_current_behind_the_last_is_the_first_again(tmp_path: Path, clock: Clock) -> None:
-    """Each gets the same time."""
+    """Each server gets the same time."""
     endpoints = opened(tmp_path, clock)
     seen = []
     for _ in range(4):
@@ -95,7 +95,7 @@ async def test_current_of_a_file_that_says_nothing_is_the_first(tmp_path: Path, 
 
 
 async def test_current_of_a_single_server_is_that_one(tmp_path: Path, clock: Clock) -> None:
-    """There is nowhere to go, and nothing to remember."""
+    """There is no other server, so nothing is written."""
     endpoints = opened(tmp_path / "none", clock, ["a:1"])
     await endpoints.current()
     endpoints.note_failure()

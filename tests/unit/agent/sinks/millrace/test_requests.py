@@ -12,7 +12,7 @@ from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
-from tests.agent_parts import registry_with
+from tests.agent_components import registry_with
 from tests.channel_events import append, stored
 from tests.forward_targets import bodies_in, reader_of
 
@@ -59,8 +59,8 @@ async def take_away(channel: Channel, event_count: int) -> None:
     _ = channel.deliveries.settle(delivery)
 
 
-async def test_requests_for_a_batch_hold_the_very_bytes_that_came(channel: Channel, reader: ChannelReader) -> None:
-    """Under the channel's id and the events' own sequences: no event is touched on its way."""
+async def test_requests_for_a_batch_hold_the_original_bytes(channel: Channel, reader: ChannelReader) -> None:
+    """The stamp has the channel's id and the events' own sequences; the columns are not decoded."""
     sent = StoredColumns.of(columns_from_events([({"host": "web-1"}, b"a"), ({}, bytes(50_000))])[0])
     await channel.transactions.append([sent], None)
     encoder = RequestEncoder("there", 100, 100)
@@ -75,7 +75,7 @@ async def test_requests_for_a_batch_hold_the_very_bytes_that_came(channel: Chann
 
 
 async def test_requests_but_the_first_name_the_one_before_them(channel: Channel, reader: ChannelReader) -> None:
-    """So that none can overtake one that was refused, also over a gap."""
+    """This condition keeps a request from overtaking one that was refused, also over a gap."""
     encoder = RequestEncoder("orders", 100, 100)
     encoded = []
     for _ in range(3):
@@ -114,7 +114,7 @@ async def test_requests_over_gaps_promise_at_times_what_never_comes(
 
 
 async def test_requests_for_small_batches_are_joined(channel: Channel, reader: ChannelReader) -> None:
-    """A thousand events that came one by one go as one request, with all their headers."""
+    """A thousand events appended one by one become one request, with all their headers."""
     rows = [({"number": str(number), f"odd-{number % 3}": "yes"}, b"%d" % number) for number in range(300)]
     for row in rows:
         await channel.transactions.append([StoredColumns.of(columns_from_events([row])[0])], None)
@@ -126,7 +126,7 @@ async def test_requests_for_small_batches_are_joined(channel: Channel, reader: C
 
 
 async def test_requests_for_batches_apart_are_not_joined(channel: Channel, reader: ChannelReader) -> None:
-    """Each number of a stamp is one event: over a gap there are two stamps."""
+    """Each number of a stamp is one event, so a gap needs two stamps."""
     await append(channel, b"1", b"2")
     await append(channel, b"3")
     held = await channel.deliveries.deliver(TakeLimits(events_max=2))
@@ -141,7 +141,7 @@ async def test_requests_for_batches_apart_are_not_joined(channel: Channel, reade
 async def test_requests_for_large_batches_are_not_joined(
     channel: Channel, reader: ChannelReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There the copying would cost more than a request."""
+    """Copying them would cost more than another request."""
     monkeypatch.setattr(requests, "JOINED_BYTES_MAX", 10_000)
     for _ in range(3):
         await append(channel, bytes(6_000))
@@ -152,7 +152,7 @@ async def test_requests_for_large_batches_are_not_joined(
 async def test_requests_of_many_keys_are_joined_as_far_as_columns_can_hold_them(
     channel: Channel, reader: ChannelReader
 ) -> None:
-    """256 keys are the most of a batch; the next ones begin another."""
+    """A batch has at most 256 keys; further ones start another batch."""
     for number in range(300):
         await channel.transactions.append(
             [StoredColumns.of(columns_from_events([({f"key-{number}": "x"}, b"")])[0])], None
@@ -167,7 +167,7 @@ async def test_requests_of_many_keys_are_joined_as_far_as_columns_can_hold_them(
 async def test_requests_are_no_larger_than_the_target_takes(
     channel: Channel, reader: ChannelReader, capacity: int, events_max: int
 ) -> None:
-    """A batch is cut, and what is cut is not joined to more than that."""
+    """A larger batch is cut, and its parts are not joined beyond the limit."""
     await append(channel, *[b"%d" % number for number in range(7)])
     await append(channel, b"7", b"8")
     encoded = RequestEncoder("orders", capacity, events_max).requests(await taken(reader))
@@ -207,7 +207,7 @@ def test_build_of_any_batches_has_their_events_one_after_the_other(batches: list
 
 
 def test_build_keeps_a_value_that_all_events_have_single() -> None:
-    """A header of the host need not be written a thousand times."""
+    """A header of the host is not repeated a thousand times."""
     joiner = ColumnsJoiner()
     for count in (3, 1, 2):
         joiner.add(columns(*[({"host": "web-1"}, b"x")] * count))
@@ -216,7 +216,7 @@ def test_build_keeps_a_value_that_all_events_have_single() -> None:
 
 
 def test_add_of_more_keys_than_a_batch_may_have_refuses() -> None:
-    """What was refused is not in it."""
+    """Refused events are not in the request."""
     joiner = ColumnsJoiner()
     assert joiner.add(columns(({str(number): "x" for number in range(HEADER_KEYS_MAX)}, b"a")))
     assert joiner.add(columns(({"0": "y"}, b"b")))
@@ -225,7 +225,7 @@ def test_add_of_more_keys_than_a_batch_may_have_refuses() -> None:
 
 
 def test_add_of_values_that_would_be_copied_often_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One long value for all events is written for each once another batch has another value."""
+    """A long value of all events is repeated for each event once another batch has a different value."""
     monkeypatch.setattr(requests, "JOINED_BYTES_MAX", 10_000)
     joiner = ColumnsJoiner()
     assert joiner.add(columns(*[({"note": "x" * 90}, b"a")] * 100))
@@ -240,5 +240,5 @@ def test_add_of_sparse_headers_bounds_the_sizes_that_are_written(monkeypatch: py
 
 
 def test_add_of_the_first_takes_anything() -> None:
-    """An event of any size must be sent."""
+    """Every single event must be sent, whatever its size."""
     assert ColumnsJoiner().add(columns(({}, bytes(2 * requests.JOINED_BYTES_MAX))))

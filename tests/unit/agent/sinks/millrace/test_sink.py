@@ -20,7 +20,7 @@ from millrace_server.channels.channel import Channel
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import DiskFullError
-from tests.agent_parts import registry_with, until
+from tests.agent_components import registry_with, until
 from tests.channel_events import append, check_accounts, queued
 from tests.forward_targets import (
     STORED,
@@ -43,7 +43,7 @@ TOO_LARGE = refused("EVENT_TOO_LARGE", grpc.StatusCode.INVALID_ARGUMENT)
 
 @dataclass
 class Scene:
-    """A channel, and a server that its events are to go to."""
+    """A channel, and the server to which its events are forwarded."""
 
     registry: ChannelRegistry
     target: FakeTarget
@@ -102,7 +102,7 @@ async def running(sink: ForwardingSink, reader: ChannelReader) -> AsyncIterator[
 
 @dataclass
 class Held:
-    """Answers that wait until the test lets them go."""
+    """Answers that wait until the test releases them."""
 
     answer: Answer = field(default_factory=lambda: STORED)
     may_go: asyncio.Event = field(default_factory=asyncio.Event)
@@ -112,11 +112,11 @@ class Held:
         return self.answer
 
 
-# What is well.
+# Normal operation.
 
 
 async def test_run_forwards_all_events_in_order_and_removes_them(scene: Scene) -> None:
-    """Under the names that they have in their channel, each once."""
+    """Each event is sent once, under its id in its channel."""
     bodies = await fill(scene.channel, 200)
     async with running(scene.sink(), scene.reader):
         await empty(scene.channel)
@@ -132,7 +132,7 @@ async def test_run_forwards_all_events_in_order_and_removes_them(scene: Scene) -
 
 
 async def test_run_sends_ahead_of_the_answers_and_settles_none_without(scene: Scene) -> None:
-    """As many as it may; what is not answered stays in its channel."""
+    """The sink sends up to its limit; events without an answer stay in their channel."""
     held = scene.target.answer = Held()
     await fill(scene.channel, 200)
     async with running(scene.sink(), scene.reader):
@@ -144,7 +144,7 @@ async def test_run_sends_ahead_of_the_answers_and_settles_none_without(scene: Sc
 
 
 async def test_run_bounds_the_bytes_on_their_way(scene: Scene) -> None:
-    """However many batches it may send ahead; one that is larger goes alone."""
+    """The bytes are bounded in addition to the number of batches; a larger batch is sent alone."""
     held = scene.target.answer = Held()
     sink = scene.sink(inflight_bytes_max=5_000, batch_bytes_max=2_000)
     for size in (1_800, 1_800, 1_800, 9_000, 100):
@@ -157,7 +157,7 @@ async def test_run_bounds_the_bytes_on_their_way(scene: Scene) -> None:
 
 
 async def test_run_whose_reader_closes_waits_for_the_answers(scene: Scene) -> None:
-    """What was sent is settled; what was not stays."""
+    """Events that were sent are settled; the others stay."""
     held = scene.target.answer = Held()
     await fill(scene.channel, 200)
     work = asyncio.create_task(scene.sink().run(scene.reader))
@@ -170,7 +170,7 @@ async def test_run_whose_reader_closes_waits_for_the_answers(scene: Scene) -> No
 
 
 async def test_run_cancelled_leaves_what_was_not_answered(scene: Scene) -> None:
-    """The next run sends it again, in its place; the target drops by its stamp what it has stored."""
+    """The next run sends the events again in order; the target recognizes the stored ones by their stamps."""
     scene.target.answer = Held()
     bodies = await fill(scene.channel, 100)
     work = asyncio.create_task(scene.sink().run(scene.reader))
@@ -192,7 +192,7 @@ def _set() -> asyncio.Event:
     return event
 
 
-# What is refused.
+# Refusals.
 
 
 async def test_run_of_a_refused_append_sends_all_again_from_there(scene: Scene) -> None:
@@ -211,7 +211,7 @@ async def test_run_of_a_refused_append_sends_all_again_from_there(scene: Scene) 
 
 
 async def test_run_to_a_full_channel_keeps_the_order(scene: Scene) -> None:
-    """Of requests sent at once some find no room and later ones do; nothing overtakes what was refused."""
+    """When some of several requests are refused for lack of room, no later one is stored before them."""
     there = registry_with("orders", capacity=35, transaction_capacity=30, keep_alive_seconds=0.02)
     chance = random.Random(5)
     bodies = await fill(scene.channel, 600)
@@ -258,7 +258,7 @@ async def test_run_to_a_channel_for_smaller_commits_sends_smaller_ones(scene: Sc
 
 
 async def test_run_to_an_overloaded_server_sends_less_at_once(scene: Scene) -> None:
-    """It need not wait for others where it is alone that overloads it."""
+    """The sink does not wait for others if only its own requests overload the server."""
     stored: list[int] = []
     under_way = 0
 
@@ -280,13 +280,13 @@ async def test_run_to_an_overloaded_server_sends_less_at_once(scene: Scene) -> N
 
 
 async def test_run_whose_idle_stream_ends_reports_it(scene: Scene) -> None:
-    """It is not done: there may be events at any time."""
+    """The end of the stream is an error, since events may follow at any time."""
     scene.target.ends_streams = True
     await scene.give_up("has ended the stream$")
 
 
 async def test_run_sets_the_one_event_aside_that_is_too_large(scene: Scene) -> None:
-    """The others arrive in order; the one is in the dead-letter channel, with the words of the target."""
+    """The other events arrive in order; the large one goes to the dead-letter channel with the target's reason."""
     scene.reader = reader_of(scene.registry, dead_letter_channel="rejected", deliveries_max=1)
     bodies = await fill(scene.channel, 100)
 
@@ -313,7 +313,7 @@ async def test_run_sets_the_one_event_aside_that_is_too_large(scene: Scene) -> N
 
 
 async def test_run_of_a_lone_event_above_the_capacity_sets_it_aside(scene: Scene) -> None:
-    """What does not fit however small the commit is, will never fit."""
+    """An event that does not fit a commit of its own will never fit."""
     scene.reader = reader_of(scene.registry, dead_letter_channel="rejected", deliveries_max=1)
     await fill(scene.channel, 20)
 
@@ -377,7 +377,7 @@ async def test_run_to_the_channel_that_it_empties_fails(scene: Scene) -> None:
     assert (queued(scene.channel), scene.target.requests) == (bodies, [])
 
 
-# What is broken.
+# Failures.
 
 
 async def test_run_without_a_listening_receiver_takes_nothing(scene: Scene) -> None:
@@ -390,10 +390,10 @@ async def test_run_without_a_listening_receiver_takes_nothing(scene: Scene) -> N
 
 async def test_run_where_the_server_does_not_respond_gives_up_in_time(scene: Scene) -> None:
     """A sink does not wait without limit for a connection that is not served."""
-    # The kernel takes the connection, as it does for a process that is stopped.
+    # The kernel accepts the connection, as for a stopped process.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = "{}:{}".format(*silent.getsockname())
-        sink = ForwardingSink(config_of(address, connect_timeout_seconds=0.2), scene.scratch)
+        sink = ForwardingSink(config_of(address, connect_timeout_seconds=0.1), scene.scratch)
         await scene.give_up(f"{address} does not answer", sink)
 
 
@@ -426,10 +426,10 @@ async def test_run_to_an_unavailable_channel_takes_nothing(
 
 
 async def test_run_whose_answers_do_not_come_ends_after_a_while(scene: Scene) -> None:
-    """A server may take requests and never answer; its events return to their places."""
+    """A server may accept requests and never answer; their events return to their places."""
     bodies = await fill(scene.channel, 100)
     scene.target.answer = Held()
-    await scene.give_up(f"{scene.target.address} does not answer", scene.sink(timeout_seconds=0.2))
+    await scene.give_up(f"{scene.target.address} does not answer", scene.sink(timeout_seconds=0.1))
     assert queued(scene.channel) == bodies
     check_accounts(scene.channel)
 
@@ -453,7 +453,7 @@ async def test_run_whose_answers_are_late_reports_it_until_they_come(
 async def test_run_that_waits_for_events_waits_as_long_as_it_takes(scene: Scene) -> None:
     """As long as nothing was sent, no response is late."""
     async with running(scene.sink(timeout_seconds=0.05), scene.reader):
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.15)
         await fill(scene.channel, 10)
         await empty(scene.channel)
     assert len(scene.target.streams) == 1
@@ -469,12 +469,12 @@ async def test_run_that_waits_for_events_waits_as_long_as_it_takes(scene: Scene)
     ],
 )
 async def test_run_whose_stream_ends_returns_unanswered_events(scene: Scene, end: EndOfStreamError, words: str) -> None:
-    """For whatever reason; what was answered before is gone."""
+    """Whatever ends the stream; events answered before are removed."""
     bodies = await fill(scene.channel, 100)
 
     async def answer(request: Request) -> Answer:
         if request.stamp.first_sequence > 50:
-            # While a write is under way, gRPC may tell of that instead.
+            # During a write, gRPC may report the failure of that instead.
             await until(lambda: len(scene.target.requests) == 10)
             raise end
         return STORED
@@ -488,7 +488,7 @@ async def test_run_whose_stream_ends_returns_unanswered_events(scene: Scene, end
 async def test_run_whose_events_cannot_be_removed_reports_it_and_sends_them_again(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are stored there and still here; by their names they are not stored again."""
+    """The target has stored the events, and recognizes them when they are sent again."""
     bodies = await fill(scene.channel, 30)
     settle = scene.channel.deliveries.settle
 
@@ -508,7 +508,7 @@ async def test_run_whose_events_cannot_be_removed_reports_it_and_sends_them_agai
 
 
 async def test_run_that_ends_waits_until_all_is_removed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was answered is not left to come again; and where it cannot be removed, that is told."""
+    """The sink waits until the channel has removed what the target accepted, and raises if that fails."""
     await fill(scene.channel, 10)
     removal: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     monkeypatch.setattr(scene.channel.deliveries, "settle", lambda _delivery: removal)
@@ -534,7 +534,7 @@ async def test_run_of_a_server_that_answers_too_much_reports_it(scene: Scene) ->
 
 
 async def test_run_continues_with_the_next_server_once_one_has_failed_for_long(scene: Scene) -> None:
-    """And stays there over a restart."""
+    """The choice survives a restart."""
     config = config_of("127.0.0.1:1", scene.target.address, failover_seconds=0.0)
     sink = ForwardingSink(config, scene.scratch)
     bodies = await fill(scene.channel, 50)
@@ -553,7 +553,7 @@ async def test_run_continues_with_the_next_server_once_one_has_failed_for_long(s
 async def test_run_leaves_a_server_that_hangs_once_it_was_silent_for_long_enough(
     scene: Scene, *, is_found: bool
 ) -> None:
-    """The time in which it did not answer counts, whether to the first call or to what was sent."""
+    """The time without an answer counts, whether to the first call or to requests."""
     bodies = await fill(scene.channel, 50)
     scene.target.answer = Held()
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -570,7 +570,7 @@ async def test_run_leaves_a_server_that_hangs_once_it_was_silent_for_long_enough
 
 
 async def test_run_stays_with_a_server_that_has_failed_for_a_moment(scene: Scene) -> None:
-    """Only there it is known what was stored of that which was not answered."""
+    """Only that server recognizes events that it has stored without an answer."""
     async with fake_target() as other:
         sink = ForwardingSink(config_of(scene.target.address, other.address), scene.scratch)
         await fill(scene.channel, 50)
@@ -586,7 +586,7 @@ async def test_run_stays_with_a_server_that_has_failed_for_a_moment(scene: Scene
 async def test_run_stays_with_a_server_that_was_there_and_had_nothing_to_do(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That it failed long before that, and fails once now, is no reason to leave it."""
+    """A failure long ago and one now are no reason to leave the server."""
     monkeypatch.setattr(pipeline, "IDLE_SECONDS", 0.02)
     async with fake_target() as other:
         sink = ForwardingSink(config_of(scene.target.address, other.address, failover_seconds=0.25), scene.scratch)

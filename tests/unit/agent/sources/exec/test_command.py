@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from millrace_server.agent.sources.exec.command import Job, RunningCommand, StderrLog
 from millrace_server.agent.supervision import ComponentError
-from tests.agent_parts import until
+from tests.agent_components import until
 from tests.process_figures import is_running
 
 LONG_SECONDS = 60.0
@@ -65,12 +65,12 @@ async def until_gone(pids: list[int]) -> None:
     ("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", -9), ("kill -TERM $$", -15)]
 )
 async def test_wait_for_a_command_returns_its_exit_code(script: str, code: int) -> None:
-    """Negative for a signal, as everywhere in Python."""
+    """For a signal the exit code is negative, as in Python's subprocess."""
     assert await ended(await start(job(script))) == code
 
 
 async def test_output_of_a_command_is_what_it_writes(tmp_path: Path) -> None:
-    """In its directory and with its environment; its standard input is at its end."""
+    """The command runs in its directory and with its environment; its standard input is empty."""
     script = 'cat; pwd; printf "%s %s" "$WATER" "$PATH"'
     command = await start(job(script, directory=str(tmp_path), environment={"WATER": "clear"}))
     assert await rest_of(command) == f"{tmp_path}\nclear {os.environ['PATH']}".encode()
@@ -86,13 +86,13 @@ async def test_output_of_a_command_is_what_it_writes(tmp_path: Path) -> None:
     ],
 )
 async def test_start_of_what_cannot_run_says_why(changes: dict[str, Any], reason: str) -> None:
-    """Which file it was, and what is wrong with it."""
+    """The error names the file and the reason."""
     with pytest.raises(ComponentError, match=f"the command cannot be started: {reason}"):
         await start(job("true", **changes))
 
 
 async def test_terminate_ends_children_and_grandchildren() -> None:
-    """Those that have left the group, the session and their parents too."""
+    """This includes processes that have left the group, the session or their parents."""
     script = """
         sleep 1000 & echo $!
         setsid sh -c 'sleep 1000 & echo $!; sleep 1000 & echo $!; wait' &
@@ -117,7 +117,7 @@ async def test_terminate_lets_a_command_end_in_order() -> None:
 
 
 async def test_terminate_of_what_will_not_end_kills_it() -> None:
-    """After the grace time, with all its children."""
+    """The kill follows after the grace time, and includes all children."""
     command = await start(job("trap '' TERM; sleep 1000 & echo $!; wait; while :; do sleep 1; done", grace_seconds=0.1))
     pids = [command.pid, *await pids_from(command, 1)]
     command.terminate()
@@ -134,14 +134,14 @@ async def test_end_of_a_command_ends_what_it_left_behind() -> None:
 
 
 async def test_end_of_a_command_lets_what_it_left_behind_finish() -> None:
-    """The far end of a pipe may have something to write still."""
+    """The last program of a pipeline may still have something to write."""
     command = await start(job("(sleep 0.1; echo late) & exit 0"))
     assert await rest_of(command) == b"late\n"
     assert await command.wait() == 0
 
 
 async def test_wait_that_is_cancelled_may_follow_once_more() -> None:
-    """A source that is stopped finally waits for its command."""
+    """A source that is cancelled finally waits for its command."""
     command = await start(job("exec >&- 2>&-; exec sleep 1000"))
     assert await rest_of(command) == b""
     waiting = asyncio.create_task(command.wait())
@@ -168,7 +168,7 @@ async def test_kill_of_the_guard_ends_what_the_command_has_started() -> None:
     assert await next_line(command) == b"y\n"
     os.kill(command._guard.pid, signal.SIGKILL)
     async with asyncio.timeout(LONG_SECONDS):
-        # Not kept: where it does not end, there is no end of it.
+        # The output is not kept, since it might never end.
         while await command.read():
             pass
         assert await command.wait() is None
@@ -184,7 +184,7 @@ async def test_abandon_of_a_command_that_writes_on_and_on_ends_it() -> None:
 
 
 async def test_start_that_is_cancelled_leaves_nothing_behind(tmp_path: Path) -> None:
-    """At whichever point that happens."""
+    """This holds wherever the cancellation happens."""
     pid_file = tmp_path / "pid"
     for delay_seconds in (0.0, 0.005, 0.01, 0.02, 0.04, 0.06):
         starting = asyncio.create_task(start(job(f"echo $$ > {pid_file}; exec sleep 1000")))
@@ -198,7 +198,7 @@ async def test_start_that_is_cancelled_leaves_nothing_behind(tmp_path: Path) -> 
 
 
 async def test_end_of_a_command_leaves_no_file_open() -> None:
-    """One that is restarted for months would use up all that a process may have open."""
+    """A command that is restarted for months would otherwise use up the file descriptors."""
     counts = []
     # The loop itself opens a file with its first connection.
     for _ in range(3):
@@ -208,7 +208,7 @@ async def test_end_of_a_command_leaves_no_file_open() -> None:
 
 
 async def test_read_of_a_command_that_writes_on_and_on_leaves_the_loop_to_others() -> None:
-    """A flood in either of its outputs is not all that there is."""
+    """Neither of the two outputs may occupy the event loop."""
     command = await start(job("yes >&2 & yes", grace_seconds=0.1))
     async with asyncio.timeout(LONG_SECONDS):
         reading = asyncio.create_task(rest_of(command))
@@ -219,7 +219,7 @@ async def test_read_of_a_command_that_writes_on_and_on_leaves_the_loop_to_others
 
 
 async def test_errors_of_a_command_are_logged() -> None:
-    """Its standard error is no output."""
+    """Lines of its standard error do not become events."""
     with capture_logs() as log:
         command = await start(job("echo oops >&2; echo fine"))
         assert await rest_of(command) == b"fine\n"

@@ -13,7 +13,7 @@ def config_of(**settings: Any) -> ExecSourceConfig:
 
 
 def test_command_as_text_with_a_shell_is_given_to_it() -> None:
-    """Pipelines and variables are the shell's."""
+    """The shell interprets pipelines and variables."""
     config = config_of(command="a | b", shell=True)  # noqa: S604 - a setting of the source, nothing is run
     assert config.command == ["/bin/sh", "-c", "a | b"]
 

@@ -7,7 +7,7 @@ from millrace_server.agent.sources.exec.command import LINE_BYTES_MAX, LINES_BUR
 
 
 class LogLines:
-    """The logged lines, with a clock that only the test advances."""
+    """The logged lines, with a clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -27,7 +27,7 @@ def lines_of(log: list[Any]) -> list[str]:
 
 
 def test_add_of_lines_in_pieces_reports_each_once() -> None:
-    """However they come; empty ones are not worth a line."""
+    """The pieces do not matter; empty lines are not logged."""
     log = LogLines().log_of(b"one\r\ntw", b"o\n\n  \nthr", b"ee", is_end=True)
     assert lines_of(log) == ["one", "two", "three"]
     assert {entry["log_level"] for entry in log} == {"warning"}
@@ -35,25 +35,25 @@ def test_add_of_lines_in_pieces_reports_each_once() -> None:
 
 def test_add_of_a_flood_reports_some_and_counts_the_rest() -> None:
     """The count is logged with the next line, or at the end."""
-    told = LogLines()
-    log = told.log_of(b"flood\n" * 1_000)
+    reported = LogLines()
+    log = reported.log_of(b"flood\n" * 1_000)
     assert len(log) == LINES_BURST
-    told.now += SECONDS_PER_LINE
-    [entry] = told.log_of(b"later\n")
+    reported.now += SECONDS_PER_LINE
+    [entry] = reported.log_of(b"later\n")
     assert (entry["line"], entry["lines_not_told"]) == ("later", 1_000 - LINES_BURST)
-    [last] = told.log_of(b"untold\n" * 3, is_end=True)
+    [last] = reported.log_of(b"untold\n" * 3, is_end=True)
     assert (last["event"], last["lines_not_told"]) == ("the command said more", 3)
-    told.now += 1_000 * SECONDS_PER_LINE
-    assert len(told.log_of(b"flood\n" * 1_000)) == LINES_BURST
+    reported.now += 1_000 * SECONDS_PER_LINE
+    assert len(reported.log_of(b"flood\n" * 1_000)) == LINES_BURST
 
 
 def test_add_of_an_endless_line_keeps_and_reports_its_beginning() -> None:
-    """Memory holds no more of it than the log gets."""
-    told = LogLines()
+    """Memory holds no more of the line than the log shows."""
+    reported = LogLines()
     for _ in range(100):
-        assert told.log_of(b"x" * 100_000) == []
-        assert len(told.stderr_log._partial_line) <= LINE_BYTES_MAX + 1
-    assert lines_of(told.log_of(b"\nshort\n")) == ["x" * LINE_BYTES_MAX + "...", "short"]
+        assert reported.log_of(b"x" * 100_000) == []
+        assert len(reported.stderr_log._partial_line) <= LINE_BYTES_MAX + 1
+    assert lines_of(reported.log_of(b"\nshort\n")) == ["x" * LINE_BYTES_MAX + "...", "short"]
 
 
 def test_add_of_bytes_that_are_no_text_reports_them_nevertheless() -> None:

@@ -25,7 +25,7 @@ def pack(encoding: str, content: bytes) -> bytes:
 
 @pytest.mark.parametrize("encoding", ["gzip", "x-gzip", " GZIP ", "zstd"])
 def test_decode_of_what_was_packed_returns_it(encoding: str) -> None:
-    """Small and large, easy and hard to pack, and in several parts."""
+    """Bodies may be small or large, well or badly compressible, and in several parts."""
     packer = "zstd" if encoding == "zstd" else "gzip"
     for content in (b"", b"a", b"a" * MIB, random.Random(SEED).randbytes(MIB)):
         assert decode(encoding, pack(packer, content)) == content
@@ -34,13 +34,13 @@ def test_decode_of_what_was_packed_returns_it(encoding: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["", "identity", " Identity "])
 def test_find_packing_of_what_is_not_packed_is_none(encoding: str) -> None:
-    """Such a body is taken as it is."""
+    """Such a body is used unchanged."""
     assert find_content_coding(encoding) is None
 
 
 @pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, gzip", "\x00"])
 def test_find_packing_of_what_is_not_known_reports_it(encoding: str) -> None:
-    """What is allowed is named."""
+    """The error lists what is supported."""
     with pytest.raises(HttpRefusalError, match=r"it must be gzip, zstd or identity$") as raised:
         find_content_coding(encoding)
     assert raised.value.status == 415
@@ -48,7 +48,7 @@ def test_find_packing_of_what_is_not_known_reports_it(encoding: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 def test_decode_of_exactly_the_limit_is_allowed(encoding: str) -> None:
-    """The limit itself is no bomb; one byte more is."""
+    """The limit itself is accepted; one byte more is refused."""
     assert len(decode(encoding, pack(encoding, b"a" * 1_000_000), 1_000_000)) == 1_000_000
     with pytest.raises(HttpRefusalError, match="more than 1000000 bytes when it is decompressed"):
         decode(encoding, pack(encoding, b"a" * 1_000_001), 1_000_000)
@@ -56,7 +56,7 @@ def test_decode_of_exactly_the_limit_is_allowed(encoding: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 def test_decode_of_a_bomb_stops_soon_behind_the_limit(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred megabytes and more in some kilobytes costs neither memory nor time."""
+    """More than a hundred megabytes in some kilobytes cost neither memory nor time."""
     if encoding == "gzip":
         packer = zlib.compressobj(9, zlib.DEFLATED, 31)
         encoded = b"".join(packer.compress(bytes(MIB)) for _ in range(128)) + packer.flush()
@@ -85,7 +85,7 @@ def test_decode_of_a_bomb_stops_soon_behind_the_limit(encoding: str, monkeypatch
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 def test_decode_of_what_is_cut_anywhere_is_refused(encoding: str) -> None:
-    """Half a body is never taken for a whole one."""
+    """A part of a body is never accepted as a whole one."""
     encoded = pack(encoding, random.Random(SEED).randbytes(200))
     for end in range(1, len(encoded)):
         with pytest.raises(HttpRefusalError, match=r"ends in the middle|is not (gzip|zstd)"):
@@ -118,7 +118,7 @@ def test_decode_of_very_many_parts_is_refused_soon(encoding: str) -> None:
 
 
 def test_decode_of_zstd_with_a_huge_window_is_refused() -> None:
-    """A sender cannot have us reserve a gigabyte to look back on."""
+    """A sender cannot make the server reserve a gigabyte for the window."""
     parameters = zstandard.ZstdCompressionParameters(window_log=27, enable_ldm=True, write_content_size=0)
     packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     encoded = packer.compress(random.Random(SEED).randbytes(100)) + packer.flush()

@@ -19,7 +19,7 @@ def read(content_type: str, body: bytes, events_max: int = 1_000) -> list[Event]
 
 
 def test_read_events_of_flumes_array_returns_them() -> None:
-    """Flume's JSON handler takes the same: headers may be left out, and bodies of bytes have a field of their own."""
+    """Flume's JSON handler accepts the same: headers may be omitted, and binary bodies have a field of their own."""
     body = [
         {"headers": {"timestamp": "434324343", "host": "a\u00e4"}, "body": "text \u20ac"},
         {"body": ""},
@@ -56,19 +56,19 @@ def test_read_events_of_any_json_that_is_allowed_returns_them(content_type: str,
 
 @pytest.mark.parametrize("content_type", ["", "text/plain", "application/octet-stream", "nonsense", "a/b; c", "\xff"])
 def test_read_events_of_another_type_takes_the_body_unchanged(content_type: str) -> None:
-    """One event, whatever is in it."""
+    """The body becomes one event, whatever it contains."""
     for body in (b"", b"[1]\n\xff\x00"):
         assert read(content_type, body) == [({}, body)]
 
 
 @pytest.mark.parametrize(("content_type", "body"), [(JSON, b"[]"), (JSON, b" [ ] "), (LINES, b""), (LINES, b"\n \n")])
 def test_read_events_of_none_returns_none(content_type: str, body: bytes) -> None:
-    """Nothing is no error."""
+    """A request without events is not an error."""
     assert read(content_type, body) == []
 
 
 def test_read_events_of_one_object_is_like_an_array_of_one() -> None:
-    """For people with curl."""
+    """This is convenient with curl."""
     assert read(JSON, b'{"body":"a"}') == [({}, b"a")]
 
 
@@ -121,7 +121,7 @@ def test_read_events_of_one_object_is_like_an_array_of_one() -> None:
     ],
 )
 def test_read_events_of_what_is_wrong_says_what(content_type: str, body: bytes, sentence: str | None) -> None:
-    """A clear sentence: where, what it was, what is allowed."""
+    """The error is a clear sentence: the place, the value, and what is allowed."""
     with pytest.raises(HttpRefusalError) as raised:
         read(content_type, body)
     assert raised.value.status in {400, 415}
@@ -166,7 +166,7 @@ def test_read_events_of_damaged_json_never_fails_otherwise(content_type: str) ->
 
 
 def test_read_events_of_what_is_made_to_take_long_does_not() -> None:
-    """A body of a megabyte costs about what reading it costs."""
+    """A malicious body of a megabyte costs about as much as reading it."""
     for body in (
         b" " * 1_000_000,
         b"[" + b" " * 1_000_000,

@@ -32,6 +32,8 @@ from millrace_server.errors import (
 )
 from tests.unit.agent.sources.recording_writer import WAIT_SECONDS_MAX, RecordingWriter, running
 
+pytestmark = pytest.mark.usefixtures("prompt_http_stop")
+
 TABLE = {"type": "http", "channels": ["orders"], "listen": "127.0.0.1:0"}
 JSON = {"Content-Type": "application/json"}
 
@@ -106,7 +108,7 @@ async def test_post_of_each_kind_of_body_stores_its_events() -> None:
 
 
 async def test_post_of_several_requests_on_a_connection_keeps_their_order() -> None:
-    """A connection stays; requests may be sent before the answer to the former has come."""
+    """The connection stays open; requests may be sent before the answer to the previous one."""
     made, channel_writer = make_source(), RecordingWriter()
     async with running(made, channel_writer), connected(made) as (reader, writer):
         writer.write(b"".join(head(1, {}) + b"%d" % number for number in range(5)))
@@ -115,7 +117,7 @@ async def test_post_of_several_requests_on_a_connection_keeps_their_order() -> N
 
 
 async def test_post_of_a_chunked_and_a_packed_body_stores_it() -> None:
-    """How a body is sent makes no difference to what is stored."""
+    """The transfer of a body makes no difference to what is stored."""
     made, channel_writer = make_source(), RecordingWriter()
     async with running(made, channel_writer), connected(made) as (reader, writer):
         encoded = gzip.compress(b'[{"body":"encoded"}]')
@@ -135,7 +137,7 @@ async def test_post_with_configured_request_headers_copies_them_to_events() -> N
 
 
 async def test_post_of_many_events_stores_them_in_batches() -> None:
-    """No batch has more events than a transaction, nor very many bytes."""
+    """The batches keep to the limits of events and bytes."""
     made, channel_writer = make_source(batch_events_max=100), RecordingWriter()
     async with running(made, channel_writer):
         assert (await post(made, b'{"body":"a"}\n' * 250, {"Content-Type": "application/jsonl"})).status == 200
@@ -173,7 +175,7 @@ async def test_post_that_channels_refuse_learns_whether_to_retry(
 
 
 async def test_post_again_with_the_same_key_stores_each_event_once() -> None:
-    """After a refusal in the middle, after a lost answer, and by another making of the source."""
+    """This holds after a refusal in the middle, after a lost answer, and for another instance of the source."""
     made, channel_writer = make_source(batch_events_max=10), RecordingWriter()
     body = b"\n".join(b'{"body":"%d"}' % number for number in range(25))
     headers = {"Content-Type": "application/jsonl", "Idempotency-Key": "a key"}
@@ -241,7 +243,7 @@ async def test_fingerprint_of_events_distinguishes_them_but_not_the_order_of_hea
 
 @pytest.mark.parametrize("key", ["", "k" * 257])
 async def test_post_with_an_invalid_key_is_refused(key: str) -> None:
-    """What is allowed is named."""
+    """The error says what is allowed."""
     made, channel_writer = make_source(), RecordingWriter()
     async with running(made, channel_writer):
         answer = await post(made, b"event", {"Idempotency-Key": key})
@@ -295,7 +297,7 @@ async def test_post_that_expects_100_continue_gets_it() -> None:
 
 
 async def test_post_of_an_endless_body_is_refused_and_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is read and dropped for a moment, so that the sender sees the answer, and costs no memory."""
+    """The rest is read and dropped for a moment, so that the sender sees the answer."""
     monkeypatch.setattr(http_bodies, "_UNREAD_SECONDS_MAX", 0.2)
     made, channel_writer = make_source(body_bytes_max=1_024), RecordingWriter()
     async with running(made, channel_writer), connected(made) as (reader, writer):
@@ -315,7 +317,7 @@ async def test_post_that_comes_letter_by_letter_is_refused_in_time() -> None:
     made, channel_writer = make_source(request_seconds_max=0.1), RecordingWriter()
     async with running(made, channel_writer), connected(made) as (reader, writer):
         writer.write(head(1_000, {}))
-        # Letters that come once it is refused would have the connection reset, and the answer with it.
+        # Bytes that arrive after the refusal would reset the connection, and the answer would be lost.
         for _ in range(3):
             writer.write(b"x")
             await asyncio.sleep(0.01)
@@ -326,7 +328,7 @@ async def test_post_that_comes_letter_by_letter_is_refused_in_time() -> None:
 
 
 async def test_post_while_others_hold_all_memory_gets_retry_after() -> None:
-    """What requests reserve together is bounded; when they have gone there is room."""
+    """The memory of all requests together is bounded; their end makes room again."""
     made, channel_writer = make_source(body_bytes_max=1_024, inflight_bytes_max=2_048), RecordingWriter()
     async with running(made, channel_writer), connected(made) as (reader, writer), connected(made) as (_, second):
         for holder in (writer, second):
@@ -355,7 +357,7 @@ async def test_post_with_a_key_that_does_not_go_together_with_what_is_stored_is_
 
 
 async def test_post_that_is_cut_off_stores_nothing() -> None:
-    """Half a request is none."""
+    """An incomplete request is not stored."""
     made, channel_writer = make_source(), RecordingWriter()
     async with running(made, channel_writer):
         async with connected(made) as (_, writer):
@@ -367,7 +369,7 @@ async def test_post_that_is_cut_off_stores_nothing() -> None:
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/in", 405), ("PUT", "/in", 405), ("POST", "/", 404)])
 async def test_request_for_something_else_is_refused(method: str, path: str, status: int) -> None:
-    """Only POST to the one path stores anything."""
+    """Only POST to the one path stores events."""
     made, channel_writer = make_source(path="/in"), RecordingWriter()
     async with running(made, channel_writer):
         async with connected(made) as (reader, writer):
@@ -391,7 +393,7 @@ async def test_post_that_an_interceptor_fails_on_gets_a_response_and_is_logged_o
 
 
 async def test_run_that_is_cancelled_answers_requests_that_are_in_work() -> None:
-    """What has come as a whole is stored; what has not is message to come again; the port is closed."""
+    """Complete requests are stored; others get an answer with a retry; the port is closed."""
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.may_store.clear()
     async with (
@@ -414,7 +416,7 @@ async def test_run_that_is_cancelled_answers_requests_that_are_in_work() -> None
 
 async def test_run_that_is_cancelled_waits_for_channels_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a request cannot be stored in time, its outcome is reported as unknown."""
-    monkeypatch.setattr(source, "CLOSING_SECONDS_MAX", 1)
+    monkeypatch.setattr(source, "CLOSING_SECONDS_MAX", 0.1)
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.may_store.clear()
     async with running(made, channel_writer) as work, connected(made) as (reader, writer):
@@ -426,7 +428,7 @@ async def test_run_that_is_cancelled_waits_for_channels_for_a_limited_time(monke
 
 
 async def test_post_that_channels_do_not_take_in_time_gets_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A channel that waits for room for an hour does not keep its sender for an hour."""
+    """A channel that waits an hour for room does not make the sender wait as long."""
     monkeypatch.setattr(source, "STORING_SECONDS_MAX", 0.05)
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.may_store.clear()
@@ -476,7 +478,7 @@ async def test_run_with_a_port_in_use_reports_it_and_can_begin_again() -> None:
     ],
 )
 def test_config_that_is_invalid_is_reported_in_a_sentence(settings: Mapping[str, object], problem: str | None) -> None:
-    """Which setting, what it was, what is allowed."""
+    """The error shows the setting, its value, and what is allowed."""
     with pytest.raises(ValidationError) as raised:
         HttpSourceConfig.model_validate({**TABLE, **settings}, strict=True)
     [message] = describe_problems(raised.value, HttpSourceConfig)

@@ -13,7 +13,7 @@ def disposal_on(directory: Path, **settings: Any) -> FileArchiver:
 
 
 def test_finish_by_renaming_adds_the_suffix(tmp_path: Path) -> None:
-    """The file stays where it is, under a name that is not taken any more."""
+    """The file stays in its directory, under a new name."""
     path = put(tmp_path, "sub/a", b"x")
     disposal_on(tmp_path, done={"type": "rename", "suffix": ".done"}).complete(locate(path))
     assert names_in(tmp_path) == ["sub/a.done"]
@@ -21,7 +21,7 @@ def test_finish_by_renaming_adds_the_suffix(tmp_path: Path) -> None:
 
 
 def test_finish_by_deleting_leaves_nothing(tmp_path: Path) -> None:
-    """The channels have what was in it."""
+    """The channels have stored its content."""
     disposal_on(tmp_path, done={"type": "delete"}).complete(locate(put(tmp_path, "a")))
     assert names_in(tmp_path) == []
 
@@ -38,7 +38,7 @@ def test_finish_by_moving_keeps_the_directories(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("done", ["rename", "move"])
 def test_finish_of_repeated_names_overwrites_none(tmp_path: Path, done: str) -> None:
-    """A file may arrive every day under the same name; each of them is kept, and none is read again."""
+    """A file of the same name may arrive every day; each one is kept, and none is read again."""
     spool = tmp_path / "spool"
     target = tmp_path / "archive" if done == "move" else spool
     chosen = {"type": done, **({"directory": str(target)} if done == "move" else {})}
@@ -53,7 +53,7 @@ def test_finish_of_repeated_names_overwrites_none(tmp_path: Path, done: str) -> 
 
 @pytest.mark.parametrize("done", ["rename", "delete"])
 def test_finish_of_a_name_that_another_file_has_now_leaves_it(tmp_path: Path, done: str) -> None:
-    """A new file of the same name waits for its turn; a file that has gone needs nothing."""
+    """A new file of the same name waits for its turn; a missing file needs nothing."""
     path = put(tmp_path, "a", b"old")
     found = locate(path)
     kept = path.rename(tmp_path / "elsewhere")
@@ -68,7 +68,7 @@ def test_finish_of_a_name_that_another_file_has_now_leaves_it(tmp_path: Path, do
 
 
 def test_quarantine_of_a_bad_file_puts_the_reason_beside_it(tmp_path: Path) -> None:
-    """People find the file, whole, and why it is there."""
+    """The whole file is kept, with the reason in a file next to it."""
     path = put(tmp_path, "sub/a", b"x")
     moved = disposal_on(tmp_path).quarantine(locate(path), "it is bad\n")
     assert moved == tmp_path / "quarantine/sub/a"
@@ -77,7 +77,7 @@ def test_quarantine_of_a_bad_file_puts_the_reason_beside_it(tmp_path: Path) -> N
 
 
 def test_quarantine_of_repeated_names_overwrites_none(tmp_path: Path) -> None:
-    """Neither a file nor a reason, nor a file that is called like a reason."""
+    """Neither a file nor a reason is overwritten, nor a file with the name of a reason."""
     archiver = disposal_on(tmp_path, quarantine_directory=str(tmp_path / "bad"))
     for name in ("a.reason", "a", "a"):
         archiver.quarantine(locate(put(tmp_path, name, b"content")), f"{name} is bad")
@@ -86,7 +86,7 @@ def test_quarantine_of_repeated_names_overwrites_none(tmp_path: Path) -> None:
 
 
 def test_quarantine_that_cannot_be_written_to_renames_the_file_where_it_is(tmp_path: Path) -> None:
-    """A bad file is out of the way whatever happens."""
+    """A bad file is not read again in any case."""
     (tmp_path / "quarantine").write_text("a file is in the way of the directory")
     moved = disposal_on(tmp_path).quarantine(locate(put(tmp_path, "a", b"x")), "it is bad")
     assert moved == tmp_path / "a.QUARANTINED"
@@ -94,7 +94,7 @@ def test_quarantine_that_cannot_be_written_to_renames_the_file_where_it_is(tmp_p
 
 
 def test_rename_that_fails_leaves_no_name_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name that was taken for the file is given back."""
+    """The reserved name is removed."""
     path = put(tmp_path, "a", b"x")
 
     def refuse(self: Path, target: Path) -> Path:
@@ -127,7 +127,7 @@ def test_check_directories_where_there_is_no_directory_reports_it(tmp_path: Path
 def test_check_directories_where_nothing_may_be_written_names_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It touches no other file."""
+    """The check touches no other file."""
 
     def refuse(self: Path, **_how: object) -> None:
         raise OSError(30, "Read-only file system", str(self))
@@ -155,7 +155,7 @@ def test_check_directories_where_files_cannot_be_moved_reports_it(
 
 
 def test_finish_of_a_name_that_is_as_long_as_names_may_be_reports_the_error(tmp_path: Path) -> None:
-    """With its suffix it would be longer."""
+    """The suffix would make the name too long."""
     path = put(tmp_path, "a" * 250)
     with pytest.raises(OSError, match="File name too long"):
         disposal_on(tmp_path).complete(locate(path))

@@ -35,7 +35,7 @@ def container(records: list[Any], schema: dict[str, Any] = SCHEMA, **options: An
 def pieces_and_failure_of(
     path: Path, stored: list[list[tuple[int, int]]] | None = None, events_max: int = 100, **settings: Any
 ) -> tuple[list[Chunk], str | None]:
-    """All chunks of a file that channels have stored these ranges of, and why there are no more, if it is bad."""
+    """All chunks of a file of which channels have stored these ranges, and the failure if the file is bad."""
     file = opened(path)
     found: list[Chunk] = []
     try:
@@ -70,7 +70,7 @@ def test_chunks_of_a_container_are_its_records_as_json(tmp_path: Path, codec: st
 
 
 def test_chunks_in_avro_are_the_bytes_of_the_file(tmp_path: Path) -> None:
-    """A body is the record as it was, and the schema that it needs is in a header."""
+    """A body is the encoded record, and the schema that it needs is in a header."""
     found = chunks_of(put(tmp_path, "a.avro", container(RECORDS)), body="avro", schema_header="schema")
     schema = fastavro.parse_schema(json.loads(found[0].headers["schema"]))
     decoded = [fastavro.schemaless_reader(io.BytesIO(body), schema, None) for body in bodies_of(found)]
@@ -81,7 +81,7 @@ def test_chunks_in_avro_are_the_bytes_of_the_file(tmp_path: Path) -> None:
 
 
 def test_chunks_of_values_that_json_lacks_are_text(tmp_path: Path) -> None:
-    """Bytes, times, decimals and numbers that are none have a form all the same."""
+    """Bytes, times, decimals and NaN have a representation."""
     schema = {
         "type": "record",
         "name": "All",
@@ -112,7 +112,7 @@ def test_chunks_of_values_that_json_lacks_are_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("body", ["json", "avro"])
 def test_chunks_from_any_stored_record_on_are_the_rest(tmp_path: Path, body: str) -> None:
-    """In the middle of a block or between two."""
+    """This includes records in the middle of a block."""
     path = put(tmp_path, "a.avro", container(RECORDS))
     whole = bodies_of(chunks_of(path, body=body))
     for position in (1, 7, 16, 17, 500, 999, 1_000):
@@ -120,7 +120,7 @@ def test_chunks_from_any_stored_record_on_are_the_rest(tmp_path: Path, body: str
 
 
 def test_chunks_for_channels_that_differ_end_where_their_ranges_do(tmp_path: Path) -> None:
-    """What one channel has and another has not is a batch of its own."""
+    """Events that only one of the channels has stored are a batch of their own."""
     path = put(tmp_path, "a.avro", container(RECORDS))
     found = chunks_of(path, [[(0, 9)], [(0, 149)]])
     assert [(chunk.first, chunk.last) for chunk in found[:3]] == [(10, 109), (110, 149), (150, 249)]
@@ -139,7 +139,7 @@ def test_chunks_of_a_broken_container_report_which_record(tmp_path: Path) -> Non
         else:
             broken[position] ^= 1 << choice.randrange(8)
         found, failure = pieces_and_failure_of(put(tmp_path, f"{index}.avro", bytes(broken)))
-        # Cut between two blocks it is a whole container, and some bytes say nothing.
+        # Cut between two blocks, it is a valid container; a change of some bytes may be undetectable.
         outcomes["whole" if failure is None else "bad"] += 1
         assert failure is None or failure.startswith("record ")
         numbers = [json.loads(body).get("number") for body in bodies_of(found)]
@@ -151,7 +151,7 @@ def test_chunks_of_a_broken_container_report_which_record(tmp_path: Path) -> Non
 
 
 def test_chunks_of_something_else_call_it_bad(tmp_path: Path) -> None:
-    """A text file is no container."""
+    """A text file is not a container."""
     _, failure = pieces_and_failure_of(put(tmp_path, "a.avro", b"no container\n"))
     assert failure is not None
     assert failure.startswith("record 0 cannot be read: ValueError cannot read header")

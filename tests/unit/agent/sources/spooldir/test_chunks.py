@@ -26,7 +26,7 @@ def chunks_of(
     body_bytes_max: int = 1 << 30,
     **file_format: Any,
 ) -> list[Chunk]:
-    """All chunks of a file that channels have stored these ranges of."""
+    """All chunks of a file of which channels have stored these ranges."""
     file = opened(path)
     try:
         chosen = _FORMATS.validate_python({"type": "lines", **file_format}, strict=True)
@@ -42,14 +42,14 @@ def bodies_of(chunks: list[Chunk]) -> list[bytes]:
 
 
 def check_cover(chunks: list[Chunk], start: int, end: int) -> None:
-    """The chunks cover all numbers of a range, one after another."""
+    """Asserts that the chunks cover all numbers of a range without gaps."""
     assert [chunk.first for chunk in chunks[:1]] == [start]
     assert all(one.last + 1 == other.first for one, other in pairwise(chunks))
     assert chunks[-1].last + 1 == end
 
 
 def test_chunks_of_lines_cover_all_bytes(tmp_path: Path) -> None:
-    """The numbers are the bytes, line ends among them; the last line need not have one."""
+    """The numbers count bytes, including line ends; the last line need not have one."""
     text = b"one\r\n\ntwo\nthree"
     found = chunks_of(put(tmp_path, "a", text), events_max=2)
     assert bodies_of(found) == [b"one", b"", b"two", b"three"]
@@ -63,7 +63,7 @@ def test_chunks_of_an_empty_file_are_none(tmp_path: Path) -> None:
 
 
 def test_chunks_of_lines_keep_the_limits(tmp_path: Path) -> None:
-    """No chunk has too many events, nor too many bytes, but for one event alone."""
+    """No chunk exceeds the limits of events and bytes, except for a single large event."""
     choice = random.Random(11)
     lines = [b"x" * choice.choice([0, 1, 10, 100, 3_000]) for _ in range(5_000)]
     text = b"".join(line + b"\n" for line in lines)
@@ -75,7 +75,7 @@ def test_chunks_of_lines_keep_the_limits(tmp_path: Path) -> None:
 
 
 def test_chunks_of_lines_that_are_left_out_cover_them_too(tmp_path: Path) -> None:
-    """A file of nothing but lines that are too long is done all the same."""
+    """A file that has only too long lines is completed too."""
     text = (b"x" * 100 + b"\n") * 3
     found = chunks_of(put(tmp_path, "a", text), line_bytes_max=50, long_lines="drop")
     assert bodies_of(found) == []
@@ -104,7 +104,7 @@ def test_chunks_of_a_line_that_is_not_in_its_charset_report_where(tmp_path: Path
 def test_chunks_from_any_stored_position_on_are_the_rest(
     tmp_path: Path, suffix: str, charset: str, mark: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However far channels have come, the rest is what they do not have; the byte order is known all the same."""
+    """The rest is what the channels have not stored; the byte order mark is read in any case."""
     monkeypatch.setattr(chunks_module, "CHUNK_BYTES", 64)
     codec = {"utf-16": "utf-16-be", "utf-32": "utf-32-le"}.get(charset, "utf-8")
     lines = [f"zeile {number} \u20ac{'x' * (number % 40)}" for number in range(60)]
@@ -129,7 +129,7 @@ def test_chunks_from_any_stored_position_on_are_the_rest(
 def test_chunks_for_channels_that_differ_end_where_their_ranges_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a crash between the commits of two channels no batch is new in part for any of them.
+    """After a crash between the commits of two channels, no batch is partly new for any of them.
 
     Lines that are left out belong to the event before them, whose end thereby depends on what was read together.
     """
@@ -150,7 +150,7 @@ def test_chunks_for_channels_that_differ_end_where_their_ranges_do(
 
 
 def test_chunks_after_another_idea_of_a_line_call_the_file_bad(tmp_path: Path) -> None:
-    """What one channel has and another has not cannot be cut out any more; nothing is stored twice or left out."""
+    """The missing events can no longer be cut out of the file; nothing is stored twice or omitted."""
     path = put(tmp_path, "a", b"one\ntwo\nthree\n")
     multiline = {"pattern": "one", "role": "begins"}
     with pytest.raises(BadFileError, match="its first 8 bytes"):
@@ -158,7 +158,7 @@ def test_chunks_after_another_idea_of_a_line_call_the_file_bad(tmp_path: Path) -
 
 
 def test_chunks_of_a_blob_are_one_whole(tmp_path: Path) -> None:
-    """A file is an event, also an empty one, and is done once it is stored."""
+    """A file is one event, even if it is empty, and is completed once it is stored."""
     path = put(tmp_path, "a", b"one\ntwo\n")
     [chunk] = chunks_of(path, type="blob")
     assert chunk == Chunk([b"one\ntwo\n"], [0], 0, 0)
@@ -168,7 +168,7 @@ def test_chunks_of_a_blob_are_one_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a", "a.gz"])
 def test_chunks_of_a_blob_that_is_too_large_call_it_bad(tmp_path: Path, name: str) -> None:
-    """What counts is the size without compression."""
+    """The uncompressed size counts."""
     path = put(tmp_path, name, gzip.compress(bytes(1_001)) if name == "a.gz" else bytes(1_001))
     with pytest.raises(BadFileError, match="it has more than 1000 bytes"):
         chunks_of(path, type="blob", file_bytes_max=1_000)

@@ -41,7 +41,7 @@ def test_read_of_a_file_by_its_name_returns_its_content(tmp_path: Path, name: st
 @pytest.mark.parametrize("name", COMPRESSED)
 @pytest.mark.parametrize("position", [0, 2, 4, 5, 500_000, len(TEXT), len(TEXT) + 5])
 def test_skip_to_a_position_continues_there(tmp_path: Path, name: str, position: int) -> None:
-    """Compressed or not, within the first bytes, in the middle or at the end."""
+    """This works with and without compression, within the first bytes, in the middle and at the end."""
     file = opened(put(tmp_path, name, COMPRESSED[name]))
     content = Content(file)
     content.skip_to(position)
@@ -51,7 +51,7 @@ def test_skip_to_a_position_continues_there(tmp_path: Path, name: str, position:
 
 @pytest.mark.parametrize("name", ["a", "a.gz", "a.zst"])
 def test_read_of_an_empty_file_ends_at_once(tmp_path: Path, name: str) -> None:
-    """Nothing in it is no fault."""
+    """An empty file is not an error."""
     file = opened(put(tmp_path, name))
     assert Content(file).read(100) == b""
     file.close()
@@ -59,7 +59,7 @@ def test_read_of_an_empty_file_ends_at_once(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
 def test_read_of_several_members_returns_all_of_them(tmp_path: Path, compress: object) -> None:
-    """Compressed files can be joined; empty members are nothing, and no end."""
+    """Compressed files may be concatenated; empty members are skipped."""
     assert callable(compress)
     name = "a.gz" if compress is gzip.compress else "a.zst"
     file = opened(put(tmp_path, name, compress(b"one\n") + compress(b"") + compress(b"two\n")))
@@ -70,10 +70,10 @@ def test_read_of_several_members_returns_all_of_them(tmp_path: Path, compress: o
 @pytest.mark.parametrize("name", ["a.gz", "a.zst"])
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "garbage", "garbage behind"])
 def test_read_of_broken_compression_reports_it(tmp_path: Path, name: str, damage: str) -> None:
-    """A file that ends in the middle of its compression is not taken for a whole one."""
+    """A truncated compressed file is not taken for a complete one."""
     whole = COMPRESSED[name]
     if damage == "flipped":
-        # Random bytes do not compress, so that each byte is one of the content.
+        # Random bytes do not compress, so each compressed byte belongs to the content.
         whole = (gzip if name == "a.gz" else zstandard).compress(random.Random(3).randbytes(10_000))
     broken = {
         "truncated": whole[: len(whole) // 2],
@@ -92,7 +92,7 @@ def test_read_of_broken_compression_reports_it(tmp_path: Path, name: str, damage
 
 
 def test_read_of_a_bomb_keeps_little_in_memory(tmp_path: Path) -> None:
-    """A few bytes that stand for very many are unpacked as they are asked for."""
+    """A small file with a huge content is unpacked step by step."""
     bomb = zstandard.compress(bytes(100 << 20), level=1)
     assert len(bomb) < 20_000
     file = opened(put(tmp_path, "a.zst", bomb))
@@ -106,7 +106,7 @@ def test_read_of_a_bomb_keeps_little_in_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a", "a.gz"])
 def test_read_of_a_file_that_grows_reports_it(tmp_path: Path, name: str) -> None:
-    """Files in a spool directory are not to be changed any more."""
+    """Files in a spool directory must not change any more."""
     path = put(tmp_path, name, COMPRESSED[name])
     file = opened(path)
     content = Content(file)
@@ -119,7 +119,7 @@ def test_read_of_a_file_that_grows_reports_it(tmp_path: Path, name: str) -> None
 
 
 def test_read_of_a_file_that_is_written_to_in_place_reports_it(tmp_path: Path) -> None:
-    """Also where its size stays."""
+    """The change is detected even if the size stays."""
     path = put(tmp_path, "a", TEXT)
     file = opened(path)
     with path.open("r+b") as writer:
@@ -162,7 +162,7 @@ def _lengthen(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [_make_it_a_pipe, _make_it_a_link, _make_it_another, _remove, _lengthen])
 def test_open_of_what_is_not_as_it_was_found_refuses(tmp_path: Path, change: object) -> None:
-    """The file may change between the scan and the opening; what is there then has to settle first."""
+    """A file may change between the scan and the opening; the new content must settle first."""
     assert callable(change)
     found = locate(put(tmp_path, "a", b"x\n"))
     change(found.path)
@@ -172,7 +172,7 @@ def test_open_of_what_is_not_as_it_was_found_refuses(tmp_path: Path, change: obj
 
 
 def test_open_of_a_file_that_may_not_be_read_calls_it_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiting would not help it."""
+    """A retry would not help."""
     found = locate(put(tmp_path, "a", b"x\n"))
 
     def refuse(path: object, flags: int) -> int:
@@ -192,7 +192,7 @@ def _producer_id(path: Path, kind: str = "lines") -> str:
 
 
 def test_producer_id_of_one_file_stays_under_any_name(tmp_path: Path) -> None:
-    """Channels know a file again however often it is opened; renaming it is renaming it."""
+    """Channels recognize a file however often it is opened or renamed."""
     path = put(tmp_path, "a", b"x\n")
     before = _producer_id(path)
     assert _producer_id(path) == before
@@ -200,12 +200,12 @@ def test_producer_id_of_one_file_stays_under_any_name(tmp_path: Path) -> None:
 
 
 def test_producer_id_of_other_files_differs(tmp_path: Path) -> None:
-    """Content, name, time, format: whatever differs makes another producer, as does the same file put there again."""
+    """Any difference in content, name, time or format makes another producer, as does a second copy of the file."""
     first = put(tmp_path, "a", b"x\n", modified_seconds=1.0)
     ids = [_producer_id(first), _producer_id(first, "blob")]
     ids.append(_producer_id(put(tmp_path, "b", b"x\n", modified_seconds=1.0)))
     for content, seconds in [(b"y\n", 1.0), (b"x\n", 2.0), (b"x\n", 1.0)]:
-        # The inode is free now; a filesystem may well give it to the next file.
+        # The inode is free now; a filesystem may give it to the next file.
         first.unlink()
         first = put(tmp_path, "a", content, modified_seconds=seconds)
         ids.append(_producer_id(first))

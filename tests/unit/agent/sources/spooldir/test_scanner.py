@@ -44,7 +44,7 @@ def names(scanner: DirectoryScanner) -> list[str]:
 
 
 def age(directory: Path) -> None:
-    """Makes a directory scan as if nothing had come or gone for long."""
+    """Makes a directory seem unchanged for long."""
     os.utime(directory, (LONG_AGO, LONG_AGO))
 
 
@@ -52,21 +52,21 @@ def age(directory: Path) -> None:
     ("order", "expected"), [("oldest", ["b", "c", "a"]), ("youngest", ["a", "c", "b"]), ("name", ["a", "b", "c"])]
 )
 def test_scan_with_several_files_puts_them_in_order(tmp_path: Path, order: str, expected: list[str]) -> None:
-    """By the time of their last change, or by their paths."""
+    """The order is that of the modification times, or of the paths."""
     for name, seconds in [("a", 30.0), ("b", 10.0), ("c", 20.0)]:
         put(tmp_path, name, modified_seconds=LONG_AGO + seconds)
     assert names(lookout_on(tmp_path, order=order)) == expected
 
 
 def test_scan_with_files_of_one_time_goes_by_their_paths(tmp_path: Path) -> None:
-    """Several files in one tick of the clock have an order all the same."""
+    """Several files of the same time are sorted too."""
     for name in "cab":
         put(tmp_path, name, modified_seconds=LONG_AGO)
     assert names(lookout_on(tmp_path)) == ["a", "b", "c"]
 
 
 def test_scan_with_patterns_takes_what_is_included_and_not_excluded(tmp_path: Path) -> None:
-    """Patterns without a slash are for names, others for paths."""
+    """Patterns without a slash apply to names, others to paths."""
     for name in ("a.log", "b.log.tmp", "c.txt", "sub/d.log", "other/e.log", ".hidden.log"):
         put(tmp_path, name)
     assert names(lookout_on(tmp_path, include=["*.log"], recursive=True)) == ["a.log", "d.log", "e.log"]
@@ -76,7 +76,7 @@ def test_scan_with_patterns_takes_what_is_included_and_not_excluded(tmp_path: Pa
 
 
 def test_scan_at_what_the_source_has_named_leaves_it_out(tmp_path: Path) -> None:
-    """Done files, bad ones and the reasons beside them are never taken, wherever they are."""
+    """Completed and bad files, and the reasons of the latter, are ignored wherever they are."""
     moved = {"type": "move", "directory": str(tmp_path / "archive")}
     for name in ("a.COMPLETED", "b.QUARANTINED", "b.QUARANTINED.reason", "quarantine/c", "archive/d", "e.reason"):
         put(tmp_path, name)
@@ -85,7 +85,7 @@ def test_scan_at_what_the_source_has_named_leaves_it_out(tmp_path: Path) -> None
 
 
 def test_scan_at_other_things_than_files_leaves_them_out(tmp_path: Path) -> None:
-    """A symbolic link may lead to a file that only the daemon may read; a pipe has no end."""
+    """A symbolic link may lead to a file that only the daemon may read; a pipe may never end."""
     secret = put(tmp_path, "elsewhere/secret", b"secret\n")
     spool = tmp_path / "spool"
     put(spool, "good")
@@ -114,7 +114,7 @@ def test_scan_at_a_file_that_grows_waits_until_it_has_settled(tmp_path: Path) ->
 
 
 def test_scan_of_a_file_that_another_replaces_waits_again(tmp_path: Path) -> None:
-    """Another file under the name, with the same size and time, is not the one that had settled."""
+    """A new file under the name, even with the same size and time, must settle again."""
     clock = Clock()
     scanner = lookout_on(tmp_path, clock, settle_seconds=2.0)
     put(tmp_path, "a", b"1\n", modified_seconds=LONG_AGO)
@@ -127,7 +127,7 @@ def test_scan_of_a_file_that_another_replaces_waits_again(tmp_path: Path) -> Non
 
 
 def test_scan_while_nothing_happens_lists_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory with a hundred thousand done files costs one system call a scan."""
+    """A directory with a hundred thousand completed files costs one system call per scan."""
     put(tmp_path, "sub/a.COMPLETED")
     for directory in (tmp_path / "sub", tmp_path):
         age(directory)
@@ -141,7 +141,7 @@ def test_scan_while_nothing_happens_lists_nothing(tmp_path: Path, monkeypatch: p
 
 
 def test_scan_after_something_came_finds_it_wherever_it_is(tmp_path: Path) -> None:
-    """A new file changes its directory's time, and a new directory that of the one above."""
+    """A new file changes its directory's time, and a new directory that of its parent."""
     put(tmp_path, "sub/a.COMPLETED")
     for directory in (tmp_path / "sub", tmp_path):
         age(directory)
@@ -178,7 +178,7 @@ def test_scan_at_a_directory_whose_time_never_changes_lists_it_now_and_then(tmp_
 
 
 def test_scan_at_more_files_than_are_kept_finds_all_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory holds a bounded number of names; they are the first ones of the order."""
+    """A bounded number of names is kept in memory: the first ones of the order."""
     monkeypatch.setattr(looking, "FILES_MAX", 3)
     for name in "edcba":
         put(tmp_path, name, modified_seconds=LONG_AGO)
@@ -197,7 +197,7 @@ def test_scan_at_more_files_than_are_kept_finds_all_in_the_end(tmp_path: Path, m
 def test_scan_at_a_directory_below_that_cannot_be_read_reports_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others are looked into all the same."""
+    """The other directories are scanned all the same."""
     put(tmp_path, "a")
     put(tmp_path, "locked/b")
     scandir = os.scandir

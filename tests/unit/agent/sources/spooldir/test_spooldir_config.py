@@ -21,13 +21,13 @@ from tests.spool import spool_config
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], problem: str) -> None:
-    """What would fail at the first file is text by `millraced check`."""
+    """`millraced check` reports what would fail at the first file."""
     with pytest.raises(ValidationError, match=problem):
         spool_config(Path("/spool"), **settings)
 
 
 def test_format_avro_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is an extra, since few need it."""
+    """The library is an optional dependency, since few need it."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValidationError, match=r'install "millrace-server\[avro\]"'):
         spool_config(Path("/spool"), format={"type": "avro"})

@@ -15,8 +15,8 @@ from millrace_server.agent.sources.spooldir import source as source_module
 from millrace_server.agent.sources.spooldir.scanner import DirectoryScanner
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
-from tests.agent_parts import registry_with, until
-from tests.sources_at_work import at_work, bodies_in, rows_in, take
+from tests.agent_components import registry_with, until
+from tests.running_sources import bodies_in, rows_in, running_source, take
 from tests.spool import names_in, opened, put, spool_config
 
 LINES = [b"%d" % number for number in range(500)]
@@ -46,12 +46,12 @@ async def store(registry: ChannelRegistry, name: str, path: Path, first: int, la
 
 
 async def test_run_stores_files_and_takes_them_away(tmp_path: Path, spool: Path) -> None:
-    """One after another, in order, those that come later too."""
+    """Files are read one after another, in order, including later ones."""
     registry = registry_with("lines", capacity=10_000)
     put(spool, "b", b"3\n", modified_seconds=20.0)
     put(spool, "a", b"1\n2\n", modified_seconds=10.0)
     put(spool, "empty", b"", modified_seconds=15.0)
-    async with at_work(spool_config(spool), registry, tmp_path) as component:
+    async with running_source(spool_config(spool), registry, tmp_path) as component:
         await until(lambda: bodies_in(registry) == [b"1", b"2", b"3"])
         put(spool, "c.gz", gzip.compress(TEXT))
         await until(lambda: bodies_in(registry) == [b"1", b"2", b"3", *LINES])
@@ -61,11 +61,11 @@ async def test_run_stores_files_and_takes_them_away(tmp_path: Path, spool: Path)
 
 
 async def test_run_with_headers_asked_for_says_where_events_came_from(tmp_path: Path, spool: Path) -> None:
-    """The file, its name, and where the event begins."""
+    """The headers contain the path, the name, and the offset of the event."""
     registry = registry_with("lines")
     headers = {"file_header": "file", "basename_header": "name", "offset_header": "offset"}
     path = put(spool, "sub/a", b"one\ntwo\n")
-    async with at_work(spool_config(spool, recursive=True, **headers), registry, tmp_path):
+    async with running_source(spool_config(spool, recursive=True, **headers), registry, tmp_path):
         await until(lambda: len(bodies_in(registry)) == 2)
     assert rows_in(registry) == [
         ({"file": str(path), "name": "a", "offset": "0"}, b"one"),
@@ -74,11 +74,11 @@ async def test_run_with_headers_asked_for_says_where_events_came_from(tmp_path: 
 
 
 async def test_run_after_an_earlier_one_continues_where_channels_are(tmp_path: Path, spool: Path) -> None:
-    """What is stored is not stored again; the file's own name is all that is remembered beside the channels."""
+    """Stored events are not stored again; apart from the channels only the name of the file has state."""
     registry = registry_with("lines")
     path = put(spool, "a", b"one\ntwo\nthree\n")
     await store(registry, "lines", path, 0, 7)
-    async with at_work(spool_config(spool), registry, tmp_path):
+    async with running_source(spool_config(spool), registry, tmp_path):
         await until(lambda: names_in(spool) == ["a.COMPLETED"])
     assert bodies_in(registry) == [b"one", b"two", b"three"]
 
@@ -88,30 +88,30 @@ async def test_run_after_a_crash_before_the_renaming_stores_nothing_again(tmp_pa
     registry = registry_with("lines")
     path = put(spool, "a", b"one\ntwo\n")
     await store(registry, "lines", path, 0, 7)
-    async with at_work(spool_config(spool), registry, tmp_path):
+    async with running_source(spool_config(spool), registry, tmp_path):
         await until(lambda: names_in(spool) == ["a.COMPLETED"])
     assert bodies_in(registry) == [b"one", b"two"]
 
 
 async def test_run_with_one_channel_ahead_stores_in_each_what_it_lacks(tmp_path: Path, spool: Path) -> None:
-    """A crash may come between the commits of two channels."""
+    """A crash may happen between the commits of two channels."""
     registry = registry_with("lines", "copies", capacity=10_000, transaction_capacity=1_000)
     path = put(spool, "a", TEXT)
     await store(registry, "lines", path, 0, 19)
     await store(registry, "copies", path, 0, 9)
     await store(registry, "copies", path, 10, 689)
     config = spool_config(spool, channels=["lines", "copies"])
-    async with at_work(config, registry, tmp_path):
+    async with running_source(config, registry, tmp_path):
         await until(lambda: names_in(spool) == ["a.COMPLETED"])
     assert bodies_in(registry, "lines") == LINES
     assert bodies_in(registry, "copies") == LINES
 
 
 async def test_run_with_a_full_channel_waits_and_repeats_nothing(tmp_path: Path, spool: Path) -> None:
-    """The file stays as it is until all of it is stored."""
+    """The file stays unchanged until all of it is stored."""
     registry = registry_with("lines", capacity=20, keep_alive_seconds=0.01)
     put(spool, "a", TEXT)
-    async with at_work(spool_config(spool, batch_events_max=10), registry, tmp_path) as component:
+    async with running_source(spool_config(spool, batch_events_max=10), registry, tmp_path) as component:
         await until(lambda: component.state is ComponentState.BACKING_OFF)
         assert "CHANNEL_FULL" in component.reason
         assert names_in(spool) == ["a"]
@@ -125,14 +125,14 @@ async def test_run_with_a_full_channel_waits_and_repeats_nothing(tmp_path: Path,
 async def test_stop_in_the_middle_of_a_file_continues_there_later(
     tmp_path: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped while it waits for room, again and again, and started again: every line once."""
+    """Stopped and restarted repeatedly while it waits for room, the source stores every line once."""
     monkeypatch.setattr(chunks_module, "CHUNK_BYTES", 256)
     registry = registry_with("lines", capacity=50)
     put(spool, "a", TEXT)
     taken: list[bytes] = []
     stop_count = 0
     while (spool / "a").exists():
-        async with at_work(spool_config(spool, batch_events_max=7), registry, tmp_path):
+        async with running_source(spool_config(spool, batch_events_max=7), registry, tmp_path):
             await until(lambda: len(bodies_in(registry)) > 50 - 7 or not (spool / "a").exists())
         while bodies_in(registry):
             taken += await take(registry, 50)
@@ -144,7 +144,7 @@ async def test_stop_in_the_middle_of_a_file_continues_there_later(
 async def test_run_with_the_name_of_a_done_file_takes_the_new_one_too(tmp_path: Path, spool: Path) -> None:
     """No file overwrites another; Flume's source failed at the second file of a name."""
     registry = registry_with("lines")
-    async with at_work(spool_config(spool), registry, tmp_path) as component:
+    async with running_source(spool_config(spool), registry, tmp_path) as component:
         for number in range(3):
             put(spool, "a", b"%d\n" % number)
             await until(lambda: len(bodies_in(registry)) == number + 1)  # noqa: B023 - of this turn
@@ -160,7 +160,7 @@ async def test_run_with_the_very_same_file_once_more_stores_it_once_more(
 ) -> None:
     """A file that is put there again is read again, even with its old time and inode."""
     registry = registry_with("lines")
-    async with at_work(spool_config(spool, done={"type": done}), registry, tmp_path):
+    async with running_source(spool_config(spool, done={"type": done}), registry, tmp_path):
         for count in (1, 2, 3):
             put(spool, "a", b"line\n", modified_seconds=1_000.0)
             await until(lambda: len(bodies_in(registry)) == count)  # noqa: B023 - of this turn
@@ -185,7 +185,9 @@ async def test_run_with_a_bad_file_sets_it_aside_and_continues(
     file_format, content, reason = BAD_FILES[name]
     settings: dict[str, Any] = {"format": file_format} if file_format else {}
     put(spool, name, content)
-    async with at_work(spool_config(spool, **settings), registry_with("lines", capacity=10_000), tmp_path) as component:
+    async with running_source(
+        spool_config(spool, **settings), registry_with("lines", capacity=10_000), tmp_path
+    ) as component:
         await until(lambda: bool(told_of(log)))
         put(spool, "next", b"good\n")
         await until(lambda: not (spool / "next").exists())
@@ -208,7 +210,7 @@ async def test_run_with_a_file_that_is_bad_in_its_middle_stores_what_comes_befor
     monkeypatch.setattr(chunks_module, "CHUNK_BYTES", 256)
     registry = registry_with("lines", capacity=10_000)
     put(spool, "a.gz", gzip.compress(TEXT)[:-8])
-    async with at_work(spool_config(spool, batch_events_max=10), registry, tmp_path):
+    async with running_source(spool_config(spool, batch_events_max=10), registry, tmp_path):
         await until(lambda: bool(told_of(log)))
     stored = bodies_in(registry)
     assert 0 < len(stored) < len(LINES)
@@ -224,7 +226,7 @@ async def test_run_with_a_file_that_changes_while_it_is_read_sets_it_aside(
     monkeypatch.setattr(chunks_module, "CHUNK_BYTES", 256)
     registry = registry_with("lines", capacity=20, keep_alive_seconds=0.01)
     path = put(spool, "a", TEXT, modified_seconds=10.0)
-    async with at_work(spool_config(spool, batch_events_max=10), registry, tmp_path) as component:
+    async with running_source(spool_config(spool, batch_events_max=10), registry, tmp_path) as component:
         await until(lambda: component.state is ComponentState.BACKING_OFF)
         with path.open("ab") as file:
             file.write(b"more\n")
@@ -241,12 +243,12 @@ async def test_run_with_a_file_that_changes_while_it_is_read_sets_it_aside(
 async def test_run_with_a_file_that_may_not_be_read_sets_it_aside(
     tmp_path: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others are read all the same."""
+    """Other files are read all the same."""
     put(spool, "locked", b"x\n", modified_seconds=10.0)
     put(spool, "open", b"good\n", modified_seconds=20.0)
     refuse_to_open(monkeypatch, "locked", errno.EACCES)
     registry = registry_with("lines")
-    async with at_work(spool_config(spool), registry, tmp_path):
+    async with running_source(spool_config(spool), registry, tmp_path):
         await until(lambda: bodies_in(registry) == [b"good"])
     assert "it may not be read: Permission denied" in (spool / "quarantine/locked.reason").read_text()
 
@@ -255,7 +257,7 @@ def refuse_to_open(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> N
     really_open = os.open
 
     def refuse(path: Any, flags: int, mode: int = 0o777) -> int:
-        # Only the source's reading refuses to follow links.
+        # Only the source itself opens files without following links.
         if flags & os.O_NOFOLLOW and Path(path).name == name:
             raise OSError(number, os.strerror(number), str(path))
         return really_open(path, flags, mode)
@@ -272,7 +274,7 @@ async def test_run_with_a_file_that_cannot_be_read_now_tries_again_and_sets_it_a
     put(spool, "good", b"good\n", modified_seconds=20.0)
     refuse_to_open(monkeypatch, "broken", errno.EIO)
     registry = registry_with("lines")
-    async with at_work(spool_config(spool), registry, tmp_path) as component:
+    async with running_source(spool_config(spool), registry, tmp_path) as component:
         await until(lambda: component.state is ComponentState.BACKING_OFF)
         assert component.reason == f"{spool / 'broken'} cannot be read: Input/output error"
         await until(lambda: bodies_in(registry) == [b"good"])
@@ -283,13 +285,13 @@ async def test_run_with_a_file_that_cannot_be_read_now_tries_again_and_sets_it_a
 async def test_run_out_of_descriptors_blames_no_file(
     tmp_path: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits until there are some again."""
+    """The source waits until descriptors are available."""
     monkeypatch.setattr(source_module, "_ATTEMPTS_MAX", 1)
     put(spool, "a", b"x\n")
     with monkeypatch.context() as without:
         refuse_to_open(without, "a", errno.EMFILE)
         registry = registry_with("lines")
-        source = at_work(spool_config(spool), registry, tmp_path)
+        source = running_source(spool_config(spool), registry, tmp_path)
         component = await source.__aenter__()
         await until(lambda: component.state is ComponentState.BACKING_OFF)
     await until(lambda: names_in(spool) == ["a.COMPLETED"])
@@ -298,7 +300,7 @@ async def test_run_out_of_descriptors_blames_no_file(
 
 
 class FakeTime:
-    """Stands still unless a test moves it."""
+    """A clock that stands still unless a test moves it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -310,7 +312,7 @@ class FakeTime:
 async def test_run_with_a_file_that_cannot_be_taken_away_reports_it_and_continues(
     tmp_path: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is stored once; later it is tried again. The others do not wait for it."""
+    """The file is stored once, and taking it away is tried again later. Other files do not wait."""
     time = FakeTime()
     monkeypatch.setattr(source_module, "time", time)
     put(spool, "stuck", b"stuck\n", modified_seconds=10.0)
@@ -318,7 +320,7 @@ async def test_run_with_a_file_that_cannot_be_taken_away_reports_it_and_continue
     registry = registry_with("lines")
     with monkeypatch.context() as while_refused:
         refuse_to_rename(while_refused, "stuck")
-        source = at_work(spool_config(spool), registry, tmp_path)
+        source = running_source(spool_config(spool), registry, tmp_path)
         component = await source.__aenter__()
         await until(lambda: component.state is ComponentState.BACKING_OFF)
         assert component.reason == f"{spool / 'stuck'} cannot be moved or deleted: Operation not permitted"
@@ -344,7 +346,7 @@ async def test_run_without_its_directory_waits_for_it(tmp_path: Path) -> None:
     """The state says that the directory does not exist."""
     spool = tmp_path / "spool"
     registry = registry_with("lines")
-    async with at_work(spool_config(spool), registry, tmp_path) as component:
+    async with running_source(spool_config(spool), registry, tmp_path) as component:
         await until(lambda: component.state is ComponentState.BACKING_OFF)
         assert component.reason.startswith(f"there is no directory {spool}; create it")
         put(spool, "a", b"x\n")
@@ -354,12 +356,12 @@ async def test_run_without_its_directory_waits_for_it(tmp_path: Path) -> None:
 async def test_run_takes_what_comes_first_in_the_order_between_files(
     tmp_path: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has come since the last scan need not wait for all that was there then."""
+    """A newer file may come before files that were found earlier."""
     monkeypatch.setattr(DirectoryScanner, "pause_seconds", 0.0)
     registry = registry_with("lines", capacity=1, keep_alive_seconds=20.0)
     for number in range(1, 10):
         put(spool, f"{number:02}", b"%d\n" % number)
-    async with at_work(spool_config(spool, order="name"), registry, tmp_path):
+    async with running_source(spool_config(spool, order="name"), registry, tmp_path):
         taken = await take(registry, 1)
         put(spool, "00", b"urgent\n")
         while len(taken) < 10:
@@ -369,10 +371,10 @@ async def test_run_takes_what_comes_first_in_the_order_between_files(
 
 
 async def test_run_with_names_that_are_no_text_takes_them_too(tmp_path: Path, spool: Path) -> None:
-    """A name is bytes; what of it is no UTF-8 shows as question marks in headers."""
+    """Names are bytes; in headers, invalid UTF-8 is shown as question marks."""
     registry = registry_with("lines")
     put(spool, os.fsdecode(b"caf\xe9"), b"good\n")
     put(spool, os.fsdecode(b"caf\xe9.gz"), b"bad\n")
-    async with at_work(spool_config(spool, basename_header="name"), registry, tmp_path):
+    async with running_source(spool_config(spool, basename_header="name"), registry, tmp_path):
         await until(lambda: len(names_in(spool)) == 3)
     assert rows_in(registry) == [({"name": "caf?"}, b"good")]

@@ -13,14 +13,14 @@ def test_stored_ranges_of_an_unknown_producer_begin_at_the_start() -> None:
 
 
 def test_stored_ranges_of_one_channel_continue_behind_them() -> None:
-    """What one channel has needs no second scan."""
+    """The stored part needs no second scan."""
     stored = StoredRanges([[(0, 99)]])
     assert stored.position == 100
     assert stored.next_boundary(100) is None
 
 
 def test_stored_ranges_of_channels_that_differ_begin_with_the_one_behind() -> None:
-    """What the other channel has already is a batch of its own."""
+    """Events that the other channel has stored are a batch of their own."""
     stored = StoredRanges([[(0, 99)], [(0, 299)], [(0, 99), (200, 249)]])
     assert stored.position == 100
     boundaries = [stored.position]

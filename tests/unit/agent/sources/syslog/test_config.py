@@ -26,7 +26,7 @@ def problems(settings: Mapping[str, object]) -> list[str]:
     ],
 )
 def test_config_that_makes_sense_is_taken(settings: Mapping[str, object]) -> None:
-    """What a user may write."""
+    """Each of these configurations is valid."""
     SyslogSourceConfig.model_validate({**TABLE, **settings}, strict=True)
 
 
@@ -63,6 +63,6 @@ def test_config_that_makes_sense_is_taken(settings: Mapping[str, object]) -> Non
     ],
 )
 def test_config_that_is_invalid_is_reported_in_a_sentence(settings: Mapping[str, object], problem: str | None) -> None:
-    """Which setting, what it was, what is allowed."""
-    [told] = problems(settings)
-    assert problem is None or told == problem
+    """The error shows the setting, its value, and what is allowed."""
+    [reported] = problems(settings)
+    assert problem is None or reported == problem

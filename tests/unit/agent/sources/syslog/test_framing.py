@@ -18,7 +18,7 @@ def contents(frames: list[Frame]) -> list[bytes]:
 
 
 def test_feed_of_lines_returns_each_once_it_has_ended() -> None:
-    """A line is a message; line ends of Windows, NULs and empty lines are none."""
+    """A line is a message, without the line ends of Windows, NULs and empty lines."""
     cut = framer()
     assert contents(cut.feed(b"<1>a\n<2>b\r\n\n\r\n<3>c\0\n<4>")) == [b"<1>a", b"<2>b", b"<3>c"]
     assert cut.is_inside
@@ -28,7 +28,7 @@ def test_feed_of_lines_returns_each_once_it_has_ended() -> None:
 
 
 def test_feed_of_counted_messages_returns_them_with_their_line_breaks() -> None:
-    """RFC 6587's other way; a message may have lines, and the next may follow at once or on a new line."""
+    """Octet counting of RFC 6587: a message may have lines, and the next may follow at once or on a new line."""
     cut = framer()
     assert contents(cut.feed(b"7 <1>a\nb\n4 <2>c\n10 <3>")) == [b"<1>a\nb", b"<2>c"]
     assert contents(cut.feed(b"defghij")) == [b"<3>defghij"]
@@ -44,7 +44,7 @@ def test_feed_of_both_framings_mixed_distinguishes_them() -> None:
     "line", [b"2024 was a good year", b"12345678901 <1>a", b"0 <1>a", b"-5 <1>", b"5", b"12x<1>", b" 4 <1>"]
 )
 def test_feed_of_a_line_that_only_begins_like_a_count_takes_it_as_a_line(line: bytes) -> None:
-    """What is no count swallows nothing of what follows."""
+    """An invalid count does not hide what follows."""
     assert contents(framer().feed(line + b"\n<2>next\n")) == [line, b"<2>next"]
 
 
@@ -60,7 +60,7 @@ def test_feed_with_framing_octet_counting_needs_no_priority_behind_the_count() -
 
 @pytest.mark.parametrize("broken", [b"hello world, a long line\n", b"x", b"0 a", b"5x", b"123456789 a"])
 def test_feed_with_framing_octet_counting_of_none_is_lost(broken: bytes) -> None:
-    """The beginning is kept and marked; nothing is guessed from there on."""
+    """The beginning is kept and marked; nothing after it is interpreted."""
     cut = framer("octet_counting")
     frames = cut.feed(b"2 ab" + broken)
     assert frames == [Frame(b"ab", is_truncated=False), Frame(broken[:20].rstrip(b"\n"), is_truncated=True)]
@@ -82,7 +82,7 @@ def test_feed_with_framing_octet_counting_of_none_is_lost(broken: bytes) -> None
     ],
 )
 def test_feed_of_a_long_message_keeps_its_beginning_and_finds_the_next(sent: bytes, truncated: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """However it is cut by the network, the message is the same, and so is the next."""
+    """However the network splits it, the message and the next one are the same."""
     whole = framer().feed(sent)
     assert whole == [Frame(b"<1>" + b"x" * 17, truncated), Frame(b"<2>", is_truncated=False)]
     cut = framer()
@@ -94,7 +94,7 @@ def test_feed_of_a_long_message_keeps_its_beginning_and_finds_the_next(sent: byt
 
 @pytest.mark.parametrize("start", [b"<1>", b"99999999 <1>"])
 def test_feed_of_an_endless_message_holds_no_more_than_the_limit(start: bytes) -> None:
-    """A message that never ends takes no memory."""
+    """A message that never ends uses bounded memory."""
     cut = framer(message_bytes_max=1000)
     frames = cut.feed(start)
     for _ in range(100):
@@ -118,7 +118,7 @@ def test_feed_of_an_endless_message_holds_no_more_than_the_limit(start: bytes) -
     ],
 )
 def test_finish_returns_the_unfinished_message(sent: bytes, is_clean: bool, expected: list[Frame]) -> None:  # noqa: FBT001 - a parameter of the test
-    """A last line needs no line end where the sender has ended; what is incomplete is marked."""
+    """The last line needs no line end if the sender has ended; an incomplete message is marked."""
     cut = framer()
     assert cut.feed(sent) == []
     assert cut.finish(is_clean=is_clean) == expected
@@ -135,7 +135,7 @@ def _portions(sent: bytes, source: random.Random) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("round_number", range(20))
 def test_feed_of_random_messages_in_random_portions_returns_them_all(round_number: int) -> None:
-    """Neither the framing nor where the network cuts makes a difference to what arrives."""
+    """Neither the framing nor the portions make a difference."""
     source = random.Random(SEED + round_number)
     messages, sent = [], b""
     for _ in range(200):
@@ -173,5 +173,5 @@ def test_feed_of_noise_never_fails_nor_holds_much(framing: Framing, round_number
     ],
 )
 def test_frame_datagram_of_any_length_is_one_message(datagram: bytes, expected: Frame | None) -> None:
-    """A datagram is one message, or none where nothing is in it."""
+    """A datagram is one message, or none if it is empty."""
     assert frame_datagram(datagram, 20) == expected

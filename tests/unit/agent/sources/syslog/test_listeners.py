@@ -4,7 +4,7 @@ from millrace_server.agent.sources.syslog.listeners import Loss, LossCounter
 
 
 def test_note_of_a_flood_is_logged_at_once_and_then_at_intervals() -> None:
-    """The log has few lines, and they account for all."""
+    """The log has few lines, whose counts are complete."""
     now = 0.0
     losses = LossCounter("log", lambda: now)
     with structlog.testing.capture_logs() as logs:
@@ -16,6 +16,6 @@ def test_note_of_a_flood_is_logged_at_once_and_then_at_intervals() -> None:
         losses.count(Loss.DATAGRAMS)
         losses.log_remaining()
         losses.log_remaining()
-    told = [(entry["reason"].split()[0], entry["count"], entry["total"]) for entry in logs]
-    assert told == [("datagrams", 2, 2), ("TCP", 1, 1), ("datagrams", 199, 201), ("datagrams", 1, 202)]
+    reported = [(entry["reason"].split()[0], entry["count"], entry["total"]) for entry in logs]
+    assert reported == [("datagrams", 2, 2), ("TCP", 1, 1), ("datagrams", 199, 201), ("datagrams", 1, 202)]
     assert losses.counts == {Loss.DATAGRAMS: 202, Loss.CONNECTIONS: 1}

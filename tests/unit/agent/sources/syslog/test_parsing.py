@@ -17,7 +17,7 @@ def parse(content: bytes, *keep_fields: str, time_zone: str = "UTC") -> Parsed:
 
 
 def headers(content: bytes) -> dict[str, str]:
-    """What the parser has found, but for the body."""
+    """The parsed headers, without the body."""
     return {key: value for key, value in zip(HEADERS, parse(content)[1:], strict=True) if value is not None}
 
 
@@ -96,14 +96,14 @@ def test_parse_of_rfc_3164s_examples_finds_their_parts() -> None:
 def test_parse_of_rfc_3164_as_it_is_sent_finds_host_and_tag(
     rest: bytes, hostname: str | None, app_name: str | None, procid: str | None, body: bytes
 ) -> None:
-    """Programs leave out the host, the tag or the process; text that only looks a little like a tag is text."""
+    """Programs omit the host, the tag or the process; text that only resembles a tag is text."""
     parsed = parse(b"<13>Oct 11 22:14:15 " + rest)
     assert (parsed.hostname, parsed.app_name, parsed.procid, parsed.body) == (hostname, app_name, procid, body)
     assert parsed.syslog_malformed is None
 
 
 def test_parse_of_rfc_3164_with_a_precise_time_reads_it() -> None:
-    """Relays send times of RFC 3339 in messages that are else of RFC 3164."""
+    """Relays put RFC 3339 times into RFC 3164 messages."""
     parsed = parse(b"<13>2003-10-11T22:14:15.003+02:00 host app: text")
     assert parsed.timestamp == milliseconds("2003-10-11T22:14:15.003+02:00")
     assert (parsed.hostname, parsed.app_name, parsed.body) == ("host", "app", b"text")
@@ -133,7 +133,7 @@ def test_parse_of_rfc_3164_with_a_precise_time_reads_it() -> None:
     ],
 )
 def test_parse_of_what_is_malformed_keeps_it_whole_and_says_why(content: bytes, fault: str | None) -> None:
-    """Nothing is lost; facility and severity are set if they are known."""
+    """The whole message is kept; facility and severity are set if they are known."""
     parsed = parse(content)
     assert parsed.syslog_malformed == fault
     if fault is not None:

@@ -26,14 +26,14 @@ def milliseconds(text: str) -> str:
     ],
 )
 def test_read_bsd_without_a_year_takes_the_latest_that_is_not_ahead(now: str, text: str, expected: str) -> None:
-    """Around New Year, and for the day that most years do not have, too."""
+    """This includes the days around New Year and the 29th of February."""
     times = TimestampParser("UTC", lambda: datetime.fromisoformat(now).replace(tzinfo=UTC))
     assert times.parse_bsd(text) == milliseconds(expected)
     assert times.parse_bsd(text) == milliseconds(expected)
 
 
 def test_read_bsd_in_a_time_zone_is_of_that_zone() -> None:
-    """A timestamp without a zone has the configured one, with its summer time."""
+    """A timestamp without a zone is in the configured one, including its summer time."""
     times = TimestampParser("Europe/Berlin", lambda: datetime(2026, 6, 15, tzinfo=UTC))
     assert times.parse_bsd("Jun 14 12:00:00") == milliseconds("2026-06-14T12:00:00+02:00")
     assert times.parse_bsd("Jan 14 12:00:00") == milliseconds("2026-01-14T12:00:00+01:00")
@@ -60,5 +60,5 @@ def test_read_bsd_of_many_times_remembers_few() -> None:
 
 @pytest.mark.parametrize("text", ["", "now", "2026-13-01T00:00:00Z", "2026-01-01T24:30:00Z", "9999-99-99T99:99:99Z"])
 def test_read_iso_of_no_time_is_none(text: str) -> None:
-    """What is no time is none, whatever it looks like."""
+    """Any other text gives no time."""
     assert TimestampParser("UTC").parse_iso(text) is None

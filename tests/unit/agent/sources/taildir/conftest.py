@@ -13,5 +13,5 @@ def logs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def log(logs: Path) -> Path:
-    """A file in it that is not there yet."""
+    """The path of a log in that directory, which does not exist yet."""
     return logs / "app.log"

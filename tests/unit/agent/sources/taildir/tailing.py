@@ -1,4 +1,4 @@
-"""A taildir source without an event loop: with channels that remember, and a clock that the test moves."""
+"""A taildir source without an event loop, with channels that remember producers, and a clock that the test moves."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,7 +27,7 @@ class CutOffError(Exception):
 
 
 class StoredEvent(NamedTuple):
-    """An event as a channel has it."""
+    """An event as stored in a channel."""
 
     producer_id: str
     path: str
@@ -35,11 +35,11 @@ class StoredEvent(NamedTuple):
 
 
 class StoringChannel:
-    """A channel that stores what is new to it.
+    """A channel that stores events with new numbers.
 
     Attributes:
-        events: What it has stored.
-        stores_left: So many batches it stores before it refuses; None: all.
+        events: The stored events.
+        stores_left: The number of batches that it stores before it refuses; None: no limit.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class StoringChannel:
         self.stores_left: int | None = None
 
     def store(self, file: TailedFile, part: Lines) -> None:
-        """Stores a batch; raises BadArgumentError where its stamp overlaps in part what is stored."""
+        """Stores a batch; raises BadArgumentError if its stamp partly overlaps the stored ranges."""
         if self.stores_left == 0:
             raise CutOffError
         stamp = Stamp(file.producer_id, part.start, part.end - 1)
@@ -64,12 +64,12 @@ class StoringChannel:
 
 
 class Tailing:
-    """A source at work on one thread.
+    """A running source on one thread.
 
     Attributes:
-        now: What its clock shows.
+        now: The time of its clock.
         channels: Its channels.
-        chunks: What was read, in its order.
+        chunks: The chunks read, in order.
     """
 
     def __init__(self, directory: Path, config: TaildirSourceConfig, channel_count: int = 1, name: str = "app") -> None:
@@ -87,7 +87,7 @@ class Tailing:
 
     @property
     def bodies_by_file(self) -> list[list[bytes]]:
-        """The same for each file, as the first channel knows it, beginning with the one that came first."""
+        """The bodies of each file in the first channel, in the order of their first events."""
         files: dict[str, list[bytes]] = {}
         for event in self.channels[0].events:
             files.setdefault(event.producer_id, []).append(event.body)
@@ -100,7 +100,7 @@ class Tailing:
 
     @property
     def wait_seconds(self) -> float:
-        """How long the source waits now."""
+        """The time for which the source waits now."""
         return self._scheduler.wait_seconds
 
     @property
@@ -109,7 +109,7 @@ class Tailing:
         return self._place.directory / POSITIONS_FILE
 
     def start(self, config: TaildirSourceConfig | None = None) -> None:
-        """Starts a source that knows what is on the disk and in the channels."""
+        """Starts a source with the state on the disk and in the channels."""
         self._config = config or self._config
         self.register = FileRegister(self._config, self._place, self._stored_ranges)
         self.register.load()
@@ -119,7 +119,7 @@ class Tailing:
         return [list(channel.ledger.intervals_of(producer_id)) for channel in self.channels]
 
     def run(self, seconds: float = 0.0) -> None:
-        """Runs until nothing is left to read, and then for this much longer."""
+        """Runs until nothing is left to read, and then for this many seconds."""
         self._drain()
         end = self.now + seconds
         while self.now < end:
@@ -143,12 +143,12 @@ class Tailing:
             pass
 
     def crash(self) -> None:
-        """Ends as SIGKILL does: nothing is saved any more."""
+        """Ends the source as SIGKILL does, without saving anything."""
         for file in self.register.files.values():
             file.close()
 
     def stop(self) -> None:
-        """Ends in good order."""
+        """Ends the source in order."""
         self._scheduler.close()
 
 
@@ -159,5 +159,5 @@ def append(path: Path, *lines: str | bytes) -> None:
 
 
 def numbered(first: int, stop: int) -> list[bytes]:
-    """Lines with these numbers, all of one length."""
+    """Lines with these numbers, all of the same length."""
     return [b"line %06d of a log" % number for number in range(first, stop)]

@@ -27,11 +27,11 @@ def test_settings_that_are_wrong_are_reported(written: dict[str, Any], problem: 
     good = {"type": "taildir", "channels": ["orders"], "paths": ["/var/log/*.log"]}
     with pytest.raises(ValidationError) as refused:
         TaildirSourceConfig.model_validate({**good, **written}, strict=True)
-    [told] = describe_problems(refused.value, TaildirSourceConfig)
-    assert told.startswith(problem)
+    [reported] = describe_problems(refused.value, TaildirSourceConfig)
+    assert reported.startswith(problem)
 
 
 def test_settings_without_further_words_leave_compressed_files_out() -> None:
-    """A log that was compressed once it was rotated holds what was read already."""
+    """A compressed log contains only what was read before its rotation."""
     config = TaildirSourceConfig(type="taildir", channels=["orders"], paths=["/var/log/*"])
     assert "*.gz" in config.exclude

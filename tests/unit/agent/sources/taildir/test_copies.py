@@ -13,7 +13,7 @@ from tests.unit.agent.sources.taildir.tailing import append, numbered
 
 
 def origin_of(path: Path, *ends: int, head_bytes: int = HEAD_BYTES_MAX) -> CopyOrigin:
-    """A file that was read up to these places, one after the other."""
+    """A file that was read up to these positions, one after the other."""
     content = path.read_bytes()
     read_fingerprints = [Fingerprint.of(max(end - 64, 0), content[max(end - 64, 0) : end]) for end in ends]
     return CopyOrigin(str(path), Fingerprint.of(0, content[:head_bytes]), read_fingerprints, len(content))
@@ -29,7 +29,7 @@ def copied(log: Path, name: str, *, ctime_after: Path | None = None) -> Path:
 
 
 def test_find_copy_of_a_file_with_several_returns_the_newest(log: Path) -> None:
-    """Older copies hold no more than was read long ago."""
+    """Older copies contain only what was read long ago."""
     append(log, *numbered(0, 100))
     first = copied(log, "app.log.2")
     second = copied(log, "app.log.1", ctime_after=first)
@@ -66,14 +66,14 @@ def test_find_copy_of_a_file_of_which_little_is_known_returns_none(logs: Path, l
 
 
 def test_find_copy_in_a_directory_that_is_gone_returns_none(log: Path) -> None:
-    """Nothing is known, and nothing fails."""
+    """A missing directory is not an error."""
     append(log, *numbered(0, 100))
     origin = origin_of(log, 100)
     assert find_copy(origin._replace(place=str(log.parent / "gone" / "app.log")), set()) is None
 
 
 def test_holds_of_a_file_that_differs_where_the_other_was_read_is_false(logs: Path, log: Path) -> None:
-    """A long beginning in common is not enough: a file waits only where it is the same as far as both are known."""
+    """A long common beginning is not enough: a copy must equal the file as far as both were read."""
     append(log, *numbered(0, 200))
     other = logs / "other.log"
     append(other, *numbered(0, 100), *numbered(200, 300))
@@ -102,7 +102,7 @@ def test_forget_all_but_what_is_there_forgets_the_rest(log: Path) -> None:
 def test_find_copy_whose_name_is_shifted_meanwhile_finds_it_under_the_new_one(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rotation with numbers renames the older copies; taken for strangers, their lines would come twice."""
+    """Rotation with numbers renames older copies, whose lines would be repeated if they were taken for new files."""
     append(log, *numbered(0, 100))
     first = copied(log, "app.log.1")
     opened: list[str] = []

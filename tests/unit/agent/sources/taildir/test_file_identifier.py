@@ -10,8 +10,8 @@ from tests.unit.agent.sources.taildir.tailing import append, config_of, numbered
 LINE_BYTES = len(b"line 000000 of a log\n")
 
 
-class Sights:
-    """First sights of one file; `ledger` holds what one channel has stored."""
+class FirstReads:
+    """First reads of one file; `ledger` contains what one channel has stored."""
 
     def __init__(self, path: Path, **settings: object) -> None:
         self._path = path
@@ -32,18 +32,18 @@ class Sights:
 
 
 def test_identify_of_an_empty_file_waits(log: Path) -> None:
-    """A file without content cannot be identified; a hole is no content."""
+    """A file without content cannot be identified; a hole is not content."""
     log.touch()
-    sights = Sights(log)
+    sights = FirstReads(log)
     assert sights.look() is None
     os.truncate(log, 1 << 20)
     assert sights.look() is None
 
 
 def test_identify_of_a_file_reports_what_it_begins_with(log: Path) -> None:
-    """A file is known by the beginning that it has, and is read from it on."""
+    """A file is identified by its beginning, and is read from there."""
     append(log, *numbered(0, 100))
-    seen = Sights(log).look()
+    seen = FirstReads(log).look()
     assert seen is not None
     assert (seen.position, seen.head.size, seen.tail.size) == (0, 1024, 0)
     assert seen.head.matches(log.read_bytes()[:1024])
@@ -56,15 +56,15 @@ def test_identify_after_a_hole_begins_with_what_is_written(log: Path) -> None:
     with log.open("wb") as writer:
         writer.seek((1 << 20) + 10)
         writer.write(b"line\n")
-    seen = Sights(log).look()
+    seen = FirstReads(log).look()
     assert seen is not None
     assert seen.position == seen.head.start == (1 << 20) + 8
 
 
 def test_identify_of_files_that_begin_alike_assigns_each_an_identity(log: Path) -> None:
-    """Neither an identity that channels know nor one that is taken is given once more."""
+    """No identity is given twice, whether channels know it or another file has it."""
     append(log, *numbered(0, 10))
-    sights = Sights(log)
+    sights = FirstReads(log)
     first = sights.identity()
     assert sights.identity() == first, "nothing tells that it is another file"
     second = sights.identity(first)
@@ -74,9 +74,9 @@ def test_identify_of_files_that_begin_alike_assigns_each_an_identity(log: Path) 
 
 
 def test_identify_with_nothing_known_asks_the_channels(log: Path) -> None:
-    """A file that channels know is recognized even if it has grown; of several alike the last one counts."""
+    """A file known to the channels is recognized even after it has grown; of several alike the last one counts."""
     append(log, *numbered(0, 1))
-    sights = Sights(log)
+    sights = FirstReads(log)
     first = sights.identity()
     sights.ledger[first] = [(0, LINE_BYTES - 1)]
     second = sights.identity()
@@ -87,9 +87,9 @@ def test_identify_with_nothing_known_asks_the_channels(log: Path) -> None:
 
 
 def test_identify_with_nothing_known_takes_no_longer_files_identity(log: Path) -> None:
-    """Channels that have stored more than a file holds mean another file."""
+    """If channels have stored more than the file contains, they mean another file."""
     append(log, *numbered(0, 10))
-    sights = Sights(log)
+    sights = FirstReads(log)
     other = sights.identity()
     sights.ledger[other] = [(0, 10 * LINE_BYTES)]
     assert sights.identity(has_no_positions=True) != other
@@ -109,16 +109,16 @@ def test_identify_with_nothing_known_takes_no_longer_files_identity(log: Path) -
     ids=["whole lines", "unfinished", "no line", "no line near", "wide"],
 )
 def test_identify_with_skipping_begins_at_the_last_line(log: Path, content: bytes, charset: str, position: int) -> None:
-    """What is skipped ends where a line ends, so that no line is read in part."""
+    """The skipped part ends at a line end, so that no line is read in part."""
     log.write_bytes(content)
-    seen = Sights(log, skip_to_end=True, charset=charset).look(has_no_positions=True)
+    seen = FirstReads(log, skip_to_end=True, charset=charset).look(has_no_positions=True)
     assert seen is not None
     assert seen.position == position
     assert (seen.tail.end, seen.tail.matches(content[max(position - 256, 0) : position])) == (position, True)
 
 
 def test_identify_of_a_file_that_was_replaced_meanwhile_raises(log: Path) -> None:
-    """Nothing is taken for the file that was found but the file itself."""
+    """A file that replaced the one found is not taken for it."""
     append(log, b"one")
     found = FoundFile(str(log), log.stat(), "pattern")
     log.rename(log.with_name("old"))

@@ -25,7 +25,7 @@ def turns_of(register: Any) -> FileScheduler:
 
 
 def test_next_portion_after_a_long_look_comes_no_later_than_the_longest_pause() -> None:
-    """A slow disk has directories looked through less often, but still often enough; a quick look is soon repeated."""
+    """Slow scans of directories are repeated less often, up to a maximum pause; quick ones are repeated soon."""
     for scan_seconds, pause_seconds in ((0.001, SCAN_SECONDS), (0.05, 5.0), (2.0, POLL_SECONDS_MAX)):
         register = SlowRegister(scan_seconds)
         scheduler = turns_of(register)
@@ -40,7 +40,7 @@ def test_next_portion_after_a_long_look_comes_no_later_than_the_longest_pause() 
 
 
 def test_next_portion_after_a_long_look_saves_as_often_as_ever() -> None:
-    """How long one kind of look takes does not put off another one."""
+    """A slow scan does not delay the saving of positions."""
     register = SlowRegister(3.0)
     scheduler = turns_of(register)
     for _ in range(10):

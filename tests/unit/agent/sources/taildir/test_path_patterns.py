@@ -10,7 +10,7 @@ FILES = ("a.log", "b.log", "b.txt", ".hidden.log", "x/a.log", "x/y/a.log", "x/y/
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Some files in some directories, and links among them."""
+    """Some files in some directories, with links among them."""
     for name in FILES:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -22,7 +22,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def found(tree: Path, *patterns: str, exclude: tuple[str, ...] = ()) -> list[str]:
-    """What the patterns find, relative to the tree; fails where something is found twice or refused."""
+    """The files found, relative to the tree; fails if a file is found twice or refused."""
 
     def refuse(path: str, error: OSError) -> None:
         raise AssertionError(path) from error
@@ -53,12 +53,12 @@ def found(tree: Path, *patterns: str, exclude: tuple[str, ...] = ()) -> list[str
     ],
 )
 def test_find_by_a_pattern_returns_the_files_that_match(tree: Path, pattern: str, expected: list[str]) -> None:
-    """A pattern means what it means to a shell; `**` follows no links, and hidden names must be asked for."""
+    """A pattern works as in a shell; `**` follows no links, and hidden names must be matched explicitly."""
     assert found(tree, pattern) == expected
 
 
 def test_find_by_several_patterns_assigns_each_file_to_the_first(tree: Path) -> None:
-    """A file that two patterns match is found once, by the first of them."""
+    """A file that matches two patterns is found once, by the first of them."""
     patterns = PathPatterns([str(tree / "b.*"), str(tree / "*.log")], (), lambda *_: None)
     assert [(Path(each.path).name, Path(each.pattern).name) for each in patterns.find()] == [
         ("b.log", "b.*"),
@@ -84,11 +84,11 @@ def test_find_in_an_unreadable_directory_reports_it_and_continues(tree: Path, mo
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    told: list[str] = []
-    patterns = PathPatterns([str(tree / "**/*.log")], (), lambda path, _error: told.append(path))
+    reported: list[str] = []
+    patterns = PathPatterns([str(tree / "**/*.log")], (), lambda path, _error: reported.append(path))
     names = [os.path.relpath(each.path, tree) for each in patterns.find()]
     assert names == ["[1].log", "a.log", "b.log", "link.log", "x/a.log"]
-    assert set(told) == {str(tree / "x" / "y")}
+    assert set(reported) == {str(tree / "x" / "y")}
 
 
 def test_find_by_a_relative_pattern_begins_at_the_working_directory(

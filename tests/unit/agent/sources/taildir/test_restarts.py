@@ -1,4 +1,4 @@
-"""What the source knows of files after it, or the whole process, was restarted."""
+"""The state of files after a restart of the source or of the whole process."""
 
 import random
 from contextlib import suppress
@@ -58,7 +58,7 @@ def test_start_after_a_crash_between_commits_stores_in_each_channel_what_it_miss
 
 
 def test_start_of_an_event_that_was_sent_early_sends_the_same_to_all_channels(tmp_path: Path, log: Path) -> None:
-    """An event that went on after its timeout ends there for a channel that missed it too, whatever has come since."""
+    """An event that was sent after its timeout ends there too for a channel that missed it, whatever followed."""
     config = config_of(log, multiline={"pattern": "^begin", "timeout_seconds": 2.0})
     append(log, b"begin 1", b" a", b" b")
     tailing = Tailing(tmp_path, config, channel_count=2)
@@ -75,7 +75,7 @@ def test_start_of_an_event_that_was_sent_early_sends_the_same_to_all_channels(tm
 
 
 def test_start_with_channels_that_have_forgotten_continues_where_positions_say(tmp_path: Path, log: Path) -> None:
-    """A channel in memory knows nothing after a restart, and a channel may forget whom it has not heard for long."""
+    """A memory channel knows no producers after a restart, and channels forget idle ones."""
     append(log, *numbered(0, 100))
     tailing = Tailing(tmp_path, config_of(log), channel_count=2)
     tailing.run(5)
@@ -95,7 +95,7 @@ def test_start_with_channels_that_have_forgotten_continues_where_positions_say(t
 
 
 def test_start_in_good_order_repeats_nothing_for_channels_that_forget(tmp_path: Path, log: Path) -> None:
-    """Positions are saved at the end, however short ago they were saved."""
+    """Positions are saved at the end, even shortly after the last save."""
     tailing = Tailing(tmp_path, config_of(log))
     for number in range(10):
         append(log, *numbered(number, number + 1))
@@ -111,7 +111,7 @@ def test_start_in_good_order_repeats_nothing_for_channels_that_forget(tmp_path: 
 
 
 def test_run_for_a_while_saves_positions_by_itself(tmp_path: Path, log: Path) -> None:
-    """After a crash a channel in memory gets again at most what was read since the last save."""
+    """After a crash, a memory channel gets again at most what was read since the last save."""
     append(log, *numbered(0, 100))
     tailing = Tailing(tmp_path, config_of(log))
     tailing.run(SAVE_SECONDS + 1)
@@ -138,17 +138,17 @@ def test_start_with_damaged_positions_asks_the_channels(tmp_path: Path, log: Pat
         assert damaged[damage] != content
         path.write_bytes(damaged[damage])
     append(log, *numbered(100, 110))
-    with capture_logs() as told:
+    with capture_logs() as reported:
         tailing.start()
     tailing.run(5)
     assert tailing.bodies == numbered(0, 110)
-    events = [each["event"] for each in told]
+    events = [each["event"] for each in reported]
     assert ("the positions file is damaged, and a new one begins" in events) == (damage != "lost")
     assert path.with_name("positions.json.damaged").exists() == (damage != "lost")
 
 
 def test_start_with_lost_positions_knows_each_generation_of_a_file(tmp_path: Path, log: Path) -> None:
-    """The channels know which of several consecutive files in one place was the last."""
+    """The channels know which of several consecutive files with one path was the last."""
     head = b"the header of all generations, and not a short one"
     tailing = Tailing(tmp_path, config_of(log))
     for number in range(3):
@@ -164,7 +164,7 @@ def test_start_with_lost_positions_knows_each_generation_of_a_file(tmp_path: Pat
 
 
 def test_start_with_positions_of_another_version_changes_nothing(tmp_path: Path, log: Path) -> None:
-    """What a later version wrote is neither understood nor overwritten."""
+    """Positions of a later version are neither read nor overwritten."""
     append(log, b"line")
     tailing = Tailing(tmp_path, config_of(log))
     tailing.run(5)
@@ -178,7 +178,7 @@ def test_start_with_positions_of_another_version_changes_nothing(tmp_path: Path,
 
 
 def test_start_with_other_settings_continues_at_the_same_byte(tmp_path: Path, log: Path) -> None:
-    """What a line is may change between runs: what was stored stays as it is, what follows is read the new way."""
+    """If the format changes between runs, stored events stay, and the rest is read in the new format."""
     append(log, b"one", b" a", "größe".encode("iso-8859-1"), b"two", b" b")
     tailing = Tailing(tmp_path, config_of(log))
     tailing.channels[0].stores_left = 1
@@ -194,7 +194,7 @@ def test_start_with_other_settings_continues_at_the_same_byte(tmp_path: Path, lo
 def test_run_with_many_rotated_files_remembers_the_last_ones(
     tmp_path: Path, logs: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is remembered of files that are tailed no more is bounded."""
+    """The number of remembered files that are no longer tailed is bounded."""
     monkeypatch.setattr(register, "RESTING_MAX", 3)
     tailing = Tailing(tmp_path, config_of(log, idle_close_seconds=1.0))
     for number in range(8):
@@ -208,7 +208,7 @@ def test_run_with_many_rotated_files_remembers_the_last_ones(
 
 
 def test_start_with_another_channel_fills_it_from_there_on(tmp_path: Path, log: Path) -> None:
-    """A channel that is new to a source gets new events, not those that others stored long ago."""
+    """A channel added to a source gets new events, not those stored long ago in others."""
     append(log, *numbered(0, 10))
     tailing = Tailing(tmp_path, config_of(log))
     tailing.run(5)
@@ -221,7 +221,7 @@ def test_start_with_another_channel_fills_it_from_there_on(tmp_path: Path, log: 
 
 
 def test_start_of_two_sources_on_one_file_delivers_all_of_it_to_each(tmp_path: Path, log: Path) -> None:
-    """Another source is another producer, though the channel is the same."""
+    """Each source is a producer of its own, even with the same channel."""
     append(log, *numbered(0, 10))
     first = Tailing(tmp_path / "first", config_of(log), name="first")
     second = Tailing(tmp_path / "second", config_of(log), name="second")
@@ -232,7 +232,7 @@ def test_start_of_two_sources_on_one_file_delivers_all_of_it_to_each(tmp_path: P
 
 
 def test_start_with_a_device_of_another_number_knows_its_files(tmp_path: Path, log: Path) -> None:
-    """After a restart of the machine a disk may have another number; its files are the same."""
+    """After a restart of the machine a disk may have another device number; its files are recognized."""
     append(log, *numbered(0, 10))
     tailing = Tailing(tmp_path, config_of(log))
     tailing.run(5)
@@ -255,7 +255,7 @@ def test_run_where_positions_cannot_be_saved_reads_known_files_only(
     append(log, *numbered(0, 10))
     tailing = Tailing(tmp_path, config_of(logs / "*"))
     tailing.run(5)
-    with monkeypatch.context() as patches, capture_logs() as told:
+    with monkeypatch.context() as patches, capture_logs() as reported:
         patches.setattr(
             "millrace_server.agent.sources.taildir.positions.write_atomically",
             lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")),
@@ -264,6 +264,6 @@ def test_run_where_positions_cannot_be_saved_reads_known_files_only(
         append(log, *numbered(10, 20))
         tailing.run(5)
     assert tailing.bodies == numbered(0, 20)
-    assert [each["reason"] for each in told] == ["No space left on device"]
+    assert [each["reason"] for each in reported] == ["No space left on device"]
     tailing.run(5)
     assert tailing.bodies == [*numbered(0, 20), b"new"]

@@ -27,7 +27,7 @@ def open_below(directory: Path) -> list[str]:
         try:
             target = str(link.readlink())
         except FileNotFoundError:
-            # What listed them.
+            # The descriptor that listed the others.
             continue
         if target.startswith(f"{directory}/"):
             found.append(target)
@@ -67,7 +67,7 @@ def test_run_on_a_renamed_file_reads_its_rest_and_nothing_again(
     append(log, *numbered(30, 40))
     append(rotated, *numbered(20, 25))
     tailing.run(5)
-    # Its writer has not noticed yet.
+    # The writer has not noticed the rename yet.
     append(rotated, *numbered(25, 30))
     tailing.run(LONG_SECONDS)
     assert tailing.bodies_by_file == [numbered(0, 30), numbered(30, 40)]
@@ -90,7 +90,7 @@ def test_start_after_files_were_renamed_reads_their_rests_and_nothing_again(
     append(log, *numbered(30, 40))
     tailing.start()
     tailing.run(5)
-    # The file between them never had a name that matches.
+    # The file between them never had a matching name.
     lost = [] if pattern == "app.log*" else numbered(20, 30)
     assert sorted(tailing.bodies) == [body for body in numbered(0, 40) if body not in lost]
     assert tailing.bodies_by_file[0] == numbered(0, 20)
@@ -99,7 +99,7 @@ def test_start_after_files_were_renamed_reads_their_rests_and_nothing_again(
 def test_run_on_a_file_renamed_long_after_its_last_line_reads_what_comes_late(
     tmp_path: Path, logs: Path, log: Path
 ) -> None:
-    """A file that was closed since it was silent is opened again when it is renamed: its writer may not know yet."""
+    """A file that was closed because it was idle is opened again after a rename, since its writer may not know yet."""
     append(log, *numbered(0, 10))
     tailing = Tailing(tmp_path, config_of(log))
     tailing.run(LONG_SECONDS)
@@ -114,7 +114,7 @@ def test_run_on_a_file_renamed_long_after_its_last_line_reads_what_comes_late(
 def test_run_on_a_file_that_grows_while_it_is_closed_reads_what_was_added(
     tmp_path: Path, logs: Path, log: Path
 ) -> None:
-    """Closing a silent file loses nothing (3083)."""
+    """Closing an idle file loses nothing (3083)."""
     append(log, *numbered(0, 10))
     tailing = Tailing(tmp_path, config_of(log))
     tailing.run(LONG_SECONDS)
@@ -125,7 +125,7 @@ def test_run_on_a_file_that_grows_while_it_is_closed_reads_what_was_added(
 
 
 def test_run_on_a_file_moved_away_and_back_reads_nothing_again(tmp_path: Path, logs: Path, log: Path) -> None:
-    """A file is known again after a long time elsewhere (3216)."""
+    """A file is recognized after a long time elsewhere (3216)."""
     append(log, *numbered(0, 10))
     tailing = Tailing(tmp_path, config_of(log))
     tailing.run(5)
@@ -158,7 +158,7 @@ def test_run_on_many_rotated_files_leaves_none_open_nor_tailed(tmp_path: Path, l
 
 
 def test_run_on_a_deleted_file_reads_it_to_its_end_and_closes_it(tmp_path: Path, logs: Path, log: Path) -> None:
-    """What was not read yet of a file that was deleted is read, the last line too; then its disk space is free."""
+    """The unread rest of a deleted file is read, including its last line; then its disk space is freed."""
     append(log, *numbered(0, 10))
     tailing = Tailing(tmp_path, config_of(logs / "*.log"))
     tailing.run(1)
@@ -174,14 +174,14 @@ def test_run_on_a_deleted_file_reads_it_to_its_end_and_closes_it(tmp_path: Path,
 
 
 def test_run_on_a_new_file_with_an_old_files_inode_reads_all_of_it(tmp_path: Path, logs: Path, log: Path) -> None:
-    """An inode that is used again is another file, even where it begins as the old one did and is longer."""
+    """A reused inode is another file, even if that has the same beginning and is longer."""
     head = b"#Fields: date time request status"
     append(log, head, *numbered(0, 10))
     tailing = Tailing(tmp_path, config_of(log))
     tailing.run(1)
     tailing.stop()
-    with log.open("wb") as anew:
-        anew.write(head + b"\n" + b"".join(body + b"\n" for body in numbered(50, 90)))
+    with log.open("wb") as new_file:
+        new_file.write(head + b"\n" + b"".join(body + b"\n" for body in numbered(50, 90)))
     tailing.start()
     tailing.run(5)
     assert tailing.bodies_by_file == [[head, *numbered(0, 10)], [head, *numbered(50, 90)]]
@@ -192,7 +192,7 @@ def test_run_on_a_new_file_with_an_old_files_inode_reads_all_of_it(tmp_path: Pat
 def test_run_on_a_file_cut_short_reads_what_is_new_once(
     tmp_path: Path, log: Path, count: int, *, is_running: bool
 ) -> None:
-    """A file that was cut short is noticed, even where it has grown past its old size meanwhile (3320)."""
+    """A truncated file is noticed, even if it has grown beyond its old size meanwhile (3320)."""
     append(log, *numbered(0, 10))
     tailing = Tailing(tmp_path, config_of(log))
     tailing.run(5)
@@ -209,7 +209,7 @@ def test_run_on_a_file_cut_short_reads_what_is_new_once(
 
 
 def test_run_on_a_file_cut_short_many_times_to_the_same_beginning_reads_each(tmp_path: Path, log: Path) -> None:
-    """Generations of a file that begin alike are different files, for channels that remember them and for others."""
+    """Generations of a file with one beginning are different files, whether channels remember them or not."""
     header = b"the same header each time, and not a short one"
     tailing = Tailing(tmp_path, config_of(log), channel_count=2)
     expected = []
@@ -231,7 +231,7 @@ def test_run_on_a_file_cut_short_many_times_to_the_same_beginning_reads_each(tmp
 def test_run_on_a_file_copied_and_cut_short_reads_the_rest_in_the_copy(
     tmp_path: Path, logs: Path, log: Path, pattern: str, *, is_running: bool
 ) -> None:
-    """What was written before the cut and not read is in the copy; nothing that was read is read there again."""
+    """What was written before the truncation and not read is in the copy; nothing is read twice."""
     append(log, *numbered(0, 100))
     tailing = Tailing(tmp_path, config_of(logs / pattern))
     tailing.run(5)
@@ -249,7 +249,7 @@ def test_run_on_a_file_copied_and_cut_short_reads_the_rest_in_the_copy(
 
 
 def test_run_between_copying_and_cutting_reads_nothing_twice(tmp_path: Path, logs: Path, log: Path) -> None:
-    """A copy that matches the patterns is seen before its original is cut short; it waits until it is clear."""
+    """A copy that matches the patterns is found before its original is truncated; it waits until that is decided."""
     append(log, *numbered(0, 1000))
     tailing = Tailing(tmp_path, config_of(logs / "*"))
     tailing.run(5)
@@ -272,7 +272,7 @@ def test_run_between_copying_and_cutting_reads_nothing_twice(tmp_path: Path, log
 def test_run_on_lines_written_between_copying_and_cutting_reads_them_and_nothing_twice(
     tmp_path: Path, logs: Path, monkeypatch: pytest.MonkeyPatch, steps: int, *, is_seen: bool
 ) -> None:
-    """A copy that holds less than was read of its original is no news, whether it was seen before the cut or after."""
+    """A copy that contains less than was read of its original is ignored, found before the truncation or after."""
     log = logs / "app.log"
     monkeypatch.setattr(scheduler, "SCAN_SECONDS", 0.5 if is_seen else 10_000.0)
     append(log, *numbered(0, 100))
@@ -312,7 +312,7 @@ def test_run_on_a_new_file_and_its_copy_reads_the_one_that_continues(
 
 
 def test_run_on_a_file_like_one_that_is_deleted_reads_it(tmp_path: Path, logs: Path, log: Path) -> None:
-    """A file that is deleted and created with the same content is a new file: duplicates are better than a loss."""
+    """A file that is deleted and created again with the same content is new: duplicates are better than a loss."""
     append(log, *numbered(0, 100))
     tailing = Tailing(tmp_path, config_of(logs / "*"))
     tailing.run(5)
@@ -324,7 +324,7 @@ def test_run_on_a_file_like_one_that_is_deleted_reads_it(tmp_path: Path, logs: P
 
 
 def test_run_on_a_copy_whose_original_stays_reads_it_after_a_while(tmp_path: Path, logs: Path, log: Path) -> None:
-    """A file that begins like another one is a file of its own, unless that one is rotated: nothing of it is lost."""
+    """A file with the beginning of another one is a file of its own, unless that one is rotated: nothing is lost."""
     append(log, *numbered(0, 100))
     tailing = Tailing(tmp_path, config_of(logs / "*"))
     tailing.run(5)
@@ -336,7 +336,7 @@ def test_run_on_a_copy_whose_original_stays_reads_it_after_a_while(tmp_path: Pat
 
 
 def test_run_on_a_file_that_outgrows_another_reads_it_after_a_while(tmp_path: Path, logs: Path, log: Path) -> None:
-    """A file that begins like another one and grows beyond it is no copy, and waits no longer than a copy."""
+    """A file with the beginning of another one that grows beyond it is not a copy, and waits no longer than a copy."""
     append(log, b"# a header that all files have")
     tailing = Tailing(tmp_path, config_of(logs / "*"))
     tailing.run(5)
@@ -352,7 +352,7 @@ def test_run_on_a_file_that_outgrows_another_reads_it_after_a_while(tmp_path: Pa
 def test_run_on_a_file_copied_and_cut_short_often_reads_each_line_once(
     tmp_path: Path, logs: Path, log: Path, seconds: float, copy_name: str
 ) -> None:
-    """However fast copies follow one another, and whatever their names, each line is stored once and in order."""
+    """However fast copies follow each other, and whatever their names, each line is stored once and in order."""
     tailing = Tailing(tmp_path, config_of(logs / "*"))
     tailing.run(5)
     for number in range(0, 400, 40):
@@ -372,9 +372,9 @@ def test_run_on_a_file_copied_and_cut_short_often_reads_each_line_once(
 def test_run_on_a_file_rotated_while_it_is_seen_first_keeps_the_order_of_its_lines(
     tmp_path: Path, logs: Path, log: Path, monkeypatch: pytest.MonkeyPatch, rotate: Callable[[Path, str], Path]
 ) -> None:
-    """What was written before the rotation comes first, also where its file came up behind the look at its directory.
+    """What was written before the rotation comes first, even if the file appeared after the scan of its directory.
 
-    So it is where the process stands still for a while in between.
+    This holds also if the process is paused in between.
     """
     tailing = Tailing(tmp_path, config_of(logs / "*"))
     tailing.run(5)
@@ -428,7 +428,7 @@ def test_run_on_files_renamed_between_finding_and_reading_keeps_the_order_of_wri
 def test_run_on_files_renamed_between_finding_and_knowing_keeps_the_order_of_writing(
     tmp_path: Path, logs: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same where it has another name before it was looked into for the first time."""
+    """The same for a file that is renamed before it is read for the first time."""
     tailing = Tailing(tmp_path, config_of(logs / "*"))
     tailing.run(5)
     older = write_older_and_newer(log)
@@ -445,7 +445,7 @@ def test_run_on_files_renamed_between_finding_and_knowing_keeps_the_order_of_wri
 
 
 def test_run_on_a_file_that_begins_differently_waits_for_nothing(tmp_path: Path, logs: Path, log: Path) -> None:
-    """Only files that look like copies wait; a common header alone makes none."""
+    """Only files that look like copies wait; a common header line alone does not suffice."""
     append(log, b"# a header that all files have", *numbered(0, 100))
     tailing = Tailing(tmp_path, config_of(logs / "*"))
     tailing.run(5)
@@ -455,7 +455,7 @@ def test_run_on_a_file_that_begins_differently_waits_for_nothing(tmp_path: Path,
 
 
 def test_run_on_a_file_whose_writer_kept_its_place_skips_the_hole(tmp_path: Path, log: Path) -> None:
-    """A writer without O_APPEND leaves a hole when the file is truncated; the hole is no line."""
+    """A writer without O_APPEND leaves a hole when the file is truncated; the hole is not a line."""
     with log.open("wb", buffering=0) as writer:
         writer.write(b"".join(body + b"\n" for body in numbered(0, 5_000)))
         tailing = Tailing(tmp_path, config_of(log))
@@ -479,7 +479,7 @@ def test_run_on_a_file_truncated_in_the_middle_reads_it_again(tmp_path: Path, lo
 
 
 def test_run_on_a_file_cut_short_sends_its_unfinished_line(tmp_path: Path, log: Path) -> None:
-    """What was read of a last line is an event once no more can come of it."""
+    """The unfinished last line is an event once it cannot grow any more."""
     append(log, *numbered(0, 3))
     with log.open("ab") as writer:
         writer.write(b"half")

@@ -11,7 +11,7 @@ from millrace_server.agent.settings import AgentConfig
 from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
 from millrace_server.agent.sources.taildir.positions import POSITIONS_FILE
 from millrace_server.channels.registry import ChannelRegistry
-from tests.agent_parts import WAIT_SECONDS_MAX, agent_on, registry_with, until, until_state
+from tests.agent_components import WAIT_SECONDS_MAX, agent_on, registry_with, until, until_state
 from tests.channel_events import numbered as numbered_events
 from tests.unit.agent.sources.taildir.tailing import append, config_of, numbered
 
@@ -32,7 +32,7 @@ def start(agent: Agent, config: TaildirSourceConfig) -> None:
 
 
 def rows(registry: ChannelRegistry) -> list[tuple[Mapping[str, str], bytes]]:
-    """What the channel holds, in its order."""
+    """The events in the channel, in order."""
     queue = registry.get("orders")._contents.queue
     return [row for batch in queue for row in batch.window.rows()]
 
@@ -78,7 +78,7 @@ async def test_run_without_further_settings_adds_no_headers(agent: Agent, regist
 
 
 async def test_run_keeps_the_channels_limits(agent: Agent, registry: ChannelRegistry, log: Path) -> None:
-    """A batch is no larger than a channel takes, nor than the source may make it."""
+    """A batch exceeds neither the channel's limits nor the source's."""
     append(log, *numbered(0, 1_000))
     start(agent, config_of(log, batch_events_max=400))
     await until(holds(registry, numbered(0, 1_000)))
@@ -113,7 +113,7 @@ async def test_stop_saves_positions_and_ends_its_thread(
         size += sum(len(line) + 1 for line in numbered(number * 10, number * 10 + 10))
         start(agent, config_of(log))
         await until(holds(registry, numbered(0, number * 10 + 10)))
-        # Where its file system hangs, the thread keeps no program from ending.
+        # The thread must not keep the program from ending while its file system hangs.
         assert [thread.daemon for thread in threading.enumerate() if thread.name.startswith("taildir")] == [True]
         await agent.stop_sources(WAIT_SECONDS_MAX)
         await until(lambda: not any(thread.name.startswith("taildir") for thread in threading.enumerate()))
@@ -135,7 +135,7 @@ async def test_run_on_a_channel_that_forgot_nothing_repeats_nothing_without_posi
 
 
 async def test_run_where_positions_are_of_another_version_fails(agent: Agent, tmp_path: Path, log: Path) -> None:
-    """It is of no use to try that again by itself."""
+    """A retry would not help, so the source fails."""
     directory = tmp_path / "sources" / "app"
     directory.mkdir(parents=True)
     (directory / POSITIONS_FILE).write_text('{"format": "millrace taildir positions", "version": 7}')
@@ -146,7 +146,7 @@ async def test_run_where_positions_are_of_another_version_fails(agent: Agent, tm
 async def test_run_on_a_name_that_is_not_text_shows_it_with_escapes(
     agent: Agent, registry: ChannelRegistry, logs: Path
 ) -> None:
-    """A header is text, and a name need not be."""
+    """A header is text, but a file name need not be."""
     (logs / b"caf\xe9.log".decode(errors="surrogateescape")).write_bytes(b"one\n")
     start(agent, config_of(logs / "*", basename_header="name"))
     await until(lambda: rows(registry) == [({"name": "caf\\xe9.log"}, b"one")])

@@ -27,7 +27,7 @@ from tests.unit.agent.sources.taildir.tailing import config_of
 def test_start_of_what_channels_have_stored_is_where_the_first_of_them_misses_something(
     stored_ranges: list[list[tuple[int, int]]], saved: int, start: StartPosition
 ) -> None:
-    """A channel that knows the file counts for itself, the saved position for the others; each end is a border."""
+    """Channels that know the file have their own positions, others the saved one; each is a border."""
     assert StartPosition.of(stored_ranges, saved) == start
 
 
@@ -49,7 +49,7 @@ def tailed(path: Path, start: StartPosition, tail: Fingerprint) -> TailedFile:
 
 
 def test_open_of_a_file_shorter_than_what_was_stored_raises(log: Path) -> None:
-    """Positions are saved now and then; a file that ends between them and what channels have stored was cut short."""
+    """A file that ends between the saved position and what channels have stored was truncated."""
     log.write_bytes(b"0123456\n" * 100)
     file = tailed(log, StartPosition(500), Fingerprint.of(0, log.read_bytes()[:100]))
     file.open()
@@ -61,7 +61,7 @@ def test_open_of_a_file_shorter_than_what_was_stored_raises(log: Path) -> None:
 
 
 def test_read_up_to_a_border_ends_an_event_there(log: Path) -> None:
-    """Bytes across a border are never in one part, even where the border lies within a line."""
+    """Bytes across a border are never in one part, even if the border is within a line."""
     log.write_bytes(b"one two\nthree\n")
     file = tailed(log, StartPosition(0, (3, 8)), Fingerprint.of(0, b""))
     file.open()

@@ -12,28 +12,28 @@ import millrace_client.aio
 _AIO_MODULES = ("millrace_client.aio", "millrace_client.consuming.task")
 
 Connect = Callable[..., Any]
-"""`connect(endpoint, **options)` of one of the faces."""
+"""`connect(endpoint, **options)` of one of the variants."""
 
 
-class Driven:
-    """An object of the asyncio face that may be used without awaiting: whatever is awaitable is run at once."""
+class SyncWrapper:
+    """An object of the asyncio client that tests use without `await`: each awaitable is run at once."""
 
     def __init__(self, runner: asyncio.Runner, inner: Any) -> None:
         self._runner = runner
         self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        return self._driven(getattr(self._inner, name))
+        return self._wrapped(getattr(self._inner, name))
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        return self._driven(self._inner(*args, **options))
+        return self._wrapped(self._inner(*args, **options))
 
     def __len__(self) -> int:
         return len(self._inner)
 
     def __enter__(self) -> Any:
         entered = self._run(self._inner.__aenter__())
-        return self if entered is self._inner else self._driven(entered)
+        return self if entered is self._inner else self._wrapped(entered)
 
     def __exit__(self, *error: object) -> None:
         self._run(self._inner.__aexit__(*error))
@@ -48,17 +48,17 @@ class Driven:
                 item = self._run(anext(iterator))
             except StopAsyncIteration:
                 return
-            yield self._driven(item)
+            yield self._wrapped(item)
 
     def close(self) -> None:
-        """`close`, or `aclose` as asynchronous iterators have it."""
+        """Calls `close`, or `aclose` for asynchronous iterators."""
         self._run(self._inner.aclose() if hasattr(self._inner, "aclose") else self._inner.close())
 
-    def _driven(self, value: Any) -> Any:
+    def _wrapped(self, value: Any) -> Any:
         if inspect.isawaitable(value):
-            return self._driven(self._run(value))
+            return self._wrapped(self._run(value))
         if callable(value) or inspect.isasyncgen(value) or type(value).__module__.startswith(_AIO_MODULES):
-            return Driven(self._runner, value)
+            return SyncWrapper(self._runner, value)
         return value
 
     def _run(self, awaitable: Any) -> Any:
@@ -69,15 +69,15 @@ class Driven:
 
 
 @contextmanager
-def face(name: str) -> Iterator[Connect]:
+def client_variant(name: str) -> Iterator[Connect]:
     """The client with this name, `sync` or `aio`; closes the clients that were created."""
     if name == "sync":
         yield from _closing(millrace_client.connect)
         return
     with asyncio.Runner() as runner:
 
-        def connect(endpoint: str, **options: Any) -> Driven:
-            return Driven(runner, millrace_client.aio.connect(endpoint, **options))
+        def connect(endpoint: str, **options: Any) -> SyncWrapper:
+            return SyncWrapper(runner, millrace_client.aio.connect(endpoint, **options))
 
         yield from _closing(connect)
 

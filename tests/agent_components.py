@@ -32,7 +32,7 @@ class TestSourceConfig(SourceConfig):
     __test__ = False
     type: Literal["test"] = "test"
     note: str = ""
-    """Two that differ in it are different."""
+    """Sources with different notes are different configurations."""
 
     def make(self, context: SourceContext) -> Source:
         made_sources.append(TestSource(context))
@@ -70,9 +70,9 @@ class TestSinkConfig(SinkConfig):
     __test__ = False
     type: Literal["test"] = "test"
     note: str = ""
-    """Two that differ in it are different."""
+    """Sinks with different notes are different configurations."""
     is_shut: bool = False
-    """Whether it waits for `may_write` before it takes anything for written."""
+    """Whether it waits for `may_write` before it writes."""
 
     def make(self, context: SinkContext) -> Sink:
         made_sinks.append(TestSink(context, is_shut=self.is_shut))

@@ -1,4 +1,4 @@
-"""What the tests of consumers share: deliveries, a clock, streams that do what they are told."""
+"""Helpers of the tests of consumers: deliveries, randomness without jitter, scripted streams."""
 
 import asyncio
 import random
@@ -13,21 +13,21 @@ from millrace_client.consuming.subscription import Subscription, TrackedDelivery
 
 
 def answer_of(delivery_id: int, *bodies: bytes, first_sequence: int | None = None) -> pb.ConsumeResponse:
-    """A delivery on the wire; its sequences begin at ten times its id unless told."""
+    """A delivery on the wire; its sequences begin at ten times its id unless given."""
     [columns] = columns_from_events([({}, body) for body in bodies or (b"x",)])
     first = delivery_id * 10 if first_sequence is None else first_sequence
     return pb.ConsumeResponse(delivery_id=delivery_id, batches=[{"first_sequence": first, "columns": columns}])
 
 
-class Certain(random.Random):
-    """Chance that shortens nothing, so that pauses are known."""
+class NoJitter(random.Random):
+    """Randomness that shortens no pause, so that pauses are known."""
 
     def uniform(self, a: float, b: float) -> float:
         return b
 
 
-class Told(ConsumerHooks):
-    """Hooks that keep what they are told."""
+class RecordingHooks(ConsumerHooks):
+    """Hooks that record their calls."""
 
     def __init__(self) -> None:
         self.all: list[tuple[Any, ...]] = []
@@ -51,12 +51,12 @@ class Told(ConsumerHooks):
         self.all.append(("failed", endpoint, channel, str(error)))
 
     def of(self, kind: str) -> list[tuple[Any, ...]]:
-        """What one hook was told."""
-        return [told[1:] for told in self.all if told[0] == kind]
+        """The calls of one hook."""
+        return [call[1:] for call in self.all if call[0] == kind]
 
 
 class ScriptedStream:
-    """A stream for tasks: the test delivers and ends, and sees what was settled.
+    """A stream for tasks, whose deliveries and end come from the test; records what was settled.
 
     Attributes:
         opened_at: When it was opened, on the loop's clock.
@@ -75,12 +75,12 @@ class ScriptedStream:
         self._is_over = False
 
     def deliver(self, *answers: pb.ConsumeResponse) -> None:
-        """Has deliveries come."""
+        """Makes deliveries available to the reader."""
         for answer in answers:
             self._answers.put_nowait(answer)
 
     def break_off(self, error: MillraceError | None) -> None:
-        """Ends it from the server's side."""
+        """Ends the stream from the server's side."""
         self._is_over = True
         self._answers.put_nowait(error)
 
@@ -104,24 +104,24 @@ class ScriptedStream:
         self.break_off(None)
 
 
-class World:
-    """An engine on scripted streams, the virtual clock, and chance that is certain.
+class EngineHarness:
+    """An engine with scripted streams and without jitter, on the virtual clock.
 
     Attributes:
-        streams: All that were opened, in order.
+        streams: All streams opened, in order.
         refusals: What opening a stream raises, next first.
     """
 
     def __init__(self, endpoints: str = "one", channels: str = "orders", **config: Any) -> None:
-        self.told = Told()
+        self.hooks = RecordingHooks()
         self.streams: list[ScriptedStream] = []
         self.refusals: list[Exception] = []
         self.engine = TaskEngine(
             endpoints.split(),
             channels.split(),
-            ConsumerConfig(hooks=self.told, **config),
+            ConsumerConfig(hooks=self.hooks, **config),
             open_stream=self._open,
-            chance=Certain(),
+            chance=NoJitter(),
         )
 
     async def _open(self, subscription: Subscription[ConsumerDelivery]) -> ScriptedStream:
@@ -131,12 +131,12 @@ class World:
         return self.streams[-1]
 
     async def take(self, seconds: float | None = None) -> ConsumerDelivery:
-        """The next delivery, which must come."""
+        """The next delivery; fails the test if there is none."""
         delivery = await self.engine.take(seconds)
         assert delivery is not None
         return delivery
 
 
 def ids(*deliveries: TrackedDelivery | None) -> list[int | None]:
-    """Their ids."""
+    """The ids of deliveries."""
     return [None if delivery is None else delivery.delivery_id for delivery in deliveries]

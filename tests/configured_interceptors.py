@@ -18,7 +18,7 @@ def interceptor(**table: Any) -> Interceptor:
 
 
 def intercepted(table: EventTable, **config: Any) -> list[tuple[dict[str, str], bytes]]:
-    """The events that come through an interceptor."""
+    """The events that an interceptor returns."""
     return list(interceptor(**config).intercept(table).rows())
 
 

@@ -35,7 +35,7 @@ class FakeChannelState:
         return min(sequence, self.next)
 
 
-class FakeMill:
+class FakeServers:
     """All servers. Use `connect` in place of the client's.
 
     Attributes:
@@ -80,8 +80,8 @@ class FakeMill:
 class FakeClient:
     """A connection to a server, including its admin calls."""
 
-    def __init__(self, mill: FakeMill, endpoint: str) -> None:
-        self.mill = mill
+    def __init__(self, fakes: FakeServers, endpoint: str) -> None:
+        self.fakes = fakes
         self.endpoint = endpoint
         self.admin = self
 
@@ -98,20 +98,20 @@ class FakeClient:
         return FakeChannel(self, name)
 
     def list_channels(self) -> list[Any]:
-        with self.mill.lock:
-            if self.endpoint in self.mill.away:
+        with self.fakes.lock:
+            if self.endpoint in self.fakes.away:
                 raise millrace.UnavailableError(f"cannot reach {self.endpoint}")
             return [
-                self.get_channel(name) for endpoint, name in sorted(self.mill.channels) if endpoint == self.endpoint
+                self.get_channel(name) for endpoint, name in sorted(self.fakes.channels) if endpoint == self.endpoint
             ]
 
     def refuse_if_silent(self) -> None:
-        if self.endpoint in self.mill.silent:
-            raise self.mill.refusal
+        if self.endpoint in self.fakes.silent:
+            raise self.fakes.refusal
 
     def get_channel(self, name: str) -> Any:
         self.refuse_if_silent()
-        with self.mill.reached(self.endpoint, name) as state:
+        with self.fakes.reached(self.endpoint, name) as state:
             gauges = SimpleNamespace(
                 first_sequence=state.first,
                 next_sequence=state.next,
@@ -131,7 +131,7 @@ class FakeChannel:
         self.name = name
 
     def claim(self, reader_id: str, lease_seconds: float | None = None, *, takeover: bool = False) -> "FakeClaim":
-        with self.client.mill.reached(self.client.endpoint, self.name) as state:
+        with self.client.fakes.reached(self.client.endpoint, self.name) as state:
             if state.reader_id not in {None, reader_id} and not takeover:
                 raise millrace.ChannelClaimedError(f"reader {state.reader_id!r} has claimed the channel")
             if state.reader_id is None or takeover:
@@ -142,7 +142,7 @@ class FakeChannel:
     def peek(self, from_sequence: int, max_events: int) -> Iterator[Any]:
         assert max_events == 1
         self.client.refuse_if_silent()
-        with self.client.mill.reached(self.client.endpoint, self.name) as state:
+        with self.client.fakes.reached(self.client.endpoint, self.name) as state:
             sequence = state.next_event(max(from_sequence, state.first))
             if sequence < state.next:
                 yield SimpleNamespace(first_sequence=sequence)
@@ -163,15 +163,15 @@ class FakeClaim:
     @contextmanager
     def _held(self) -> Iterator[FakeChannelState]:
         client = self._channel.client
-        with client.mill.reached(client.endpoint, self._channel.name) as state:
+        with client.fakes.reached(client.endpoint, self._channel.name) as state:
             if (state.reader_id, state.epoch, state.channel_id) != (self.reader_id, self.epoch, self.channel_id):
                 raise millrace.LeaseExpiredError("the claim has ended")
             yield state
 
     def renew(self, wait_seconds: float = 0.0) -> float:
         while True:
-            if self._channel.client.mill.fault is not None:
-                raise self._channel.client.mill.fault
+            if self._channel.client.fakes.fault is not None:
+                raise self._channel.client.fakes.fault
             with self._held() as state:
                 has_news = state.next > self.next_sequence
                 self.first_sequence, self.next_sequence = state.first, state.next

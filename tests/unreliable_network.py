@@ -11,7 +11,7 @@ _PIECE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tears:
+class FaultRates:
     """The probability of each fault, for each chunk of bytes."""
 
     cut_upwards: float = 0.002
@@ -22,34 +22,34 @@ class Tears:
     delay_seconds_max: float = 0.05
 
 
-class TornNetwork:
-    """Passes bytes on between clients and one server, on a thread of its own.
+class UnreliableNetwork:
+    """Passes bytes between clients and one server, on a thread of its own.
 
     Attributes:
-        address: Where to connect, `host:port`.
-        target: Where the server is; may change while it runs.
+        address: The address for clients, `host:port`.
+        target: The address of the server, which may change.
         cut_count: Connections cut so far.
-        is_calm: Whether all passes as it should.
+        is_calm: Whether no faults happen.
     """
 
-    def __init__(self, target: str, seed: int, tears: Tears) -> None:
+    def __init__(self, target: str, seed: int, faults: FaultRates) -> None:
         self.target = target
         self.address = ""
         self.cut_count = 0
         self.is_calm = False
         self._random = random.Random(seed)
-        self._tears = tears
+        self._faults = faults
         self._loop = asyncio.new_event_loop()
         self._listening = threading.Event()
         self._thread = threading.Thread(target=self._run, name="torn-network", daemon=True)
 
     def start(self) -> None:
-        """Begins to listen."""
+        """Starts to listen."""
         self._thread.start()
         assert self._listening.wait(10)
 
     def stop(self) -> None:
-        """Cuts all connections and ends."""
+        """Cuts all connections and stops."""
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(10)
 
@@ -88,8 +88,8 @@ class TornNetwork:
                 server_reads, server_writes = await asyncio.open_connection(host, int(port))
                 try:
                     async with asyncio.TaskGroup() as passing:
-                        passing.create_task(self._pass_bytes(client_reads, server_writes, self._tears.cut_upwards))
-                        passing.create_task(self._pass_bytes(server_reads, client_writes, self._tears.cut_downwards))
+                        passing.create_task(self._pass_bytes(client_reads, server_writes, self._faults.cut_upwards))
+                        passing.create_task(self._pass_bytes(server_reads, client_writes, self._faults.cut_downwards))
                 except* OSError:
                     pass
                 finally:
@@ -103,17 +103,17 @@ class TornNetwork:
                 if self._random.random() < cut:
                     self.cut_count += 1
                     break
-                if self._random.random() < self._tears.delay:
-                    await asyncio.sleep(self._random.random() * self._tears.delay_seconds_max)
+                if self._random.random() < self._faults.delay:
+                    await asyncio.sleep(self._random.random() * self._faults.delay_seconds_max)
             target.write(piece)
             await target.drain()
         raise ConnectionResetError
 
 
 @contextmanager
-def torn_network(target: str, seed: int, tears: Tears | None = None) -> Iterator[TornNetwork]:
-    """A torn network before a server's address."""
-    network = TornNetwork(target, seed, tears or Tears())
+def unreliable_network(target: str, seed: int, faults: FaultRates | None = None) -> Iterator[UnreliableNetwork]:
+    """An unreliable network in front of a server."""
+    network = UnreliableNetwork(target, seed, faults or FaultRates())
     network.start()
     try:
         yield network

@@ -10,16 +10,16 @@ from millrace_server.agent.settings import AgentConfig
 from millrace_server.agent.sources.source import SourceConfig
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
-from tests.agent_parts import WAIT_SECONDS_MAX
+from tests.agent_components import WAIT_SECONDS_MAX
 
 
 @asynccontextmanager
-async def at_work(
+async def running_source(
     config: SourceConfig, registry: ChannelRegistry, data_dir: Path, name: str = "in"
 ) -> AsyncIterator[Component]:
-    """A source that runs until the end of the block; yields its component."""
+    """Runs a source until the end of the block; yields its component."""
     agent = Agent(registry, data_dir)
-    # Only the union of all types is named there, and this is one of them.
+    # The annotation is the union of all types, to which every configuration belongs.
     agent.start(AgentConfig({name: config}, {}))  # type: ignore[dict-item]  # see above
     component = agent.components.find(ComponentKind.SOURCE, name)
     assert component is not None
@@ -37,7 +37,7 @@ def rows_in(registry: ChannelRegistry, name: str = "lines") -> list[tuple[Mappin
 
 
 def bodies_in(registry: ChannelRegistry, name: str = "lines") -> list[bytes]:
-    """Their bodies."""
+    """The bodies of a channel's events, in order."""
     return [body for _, body in rows_in(registry, name)]
 
 

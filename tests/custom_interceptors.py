@@ -8,8 +8,8 @@ from millrace_server.agent.events import EventTable
 from millrace_server.agent.supervision import ComponentError
 
 
-class Shout:
-    """Changes bodies to capitals in place, which is not allowed; records its threads."""
+class Uppercase:
+    """Changes bodies to upper case in place, which is not allowed; records its threads."""
 
     def __init__(self, mark: bytes = b"!") -> None:
         self._mark = mark
@@ -39,7 +39,7 @@ class FailingOn:
         return table
 
 
-class Sleepy:
+class Blocking:
     """Blocks for a while."""
 
     def __init__(self, seconds: float) -> None:
@@ -50,8 +50,8 @@ class Sleepy:
         return table
 
 
-class Returns:
-    """Returns a fixed value."""
+class FixedResult:
+    """An interceptor that returns a fixed value."""
 
     def __init__(self, result: object) -> None:
         self._result = result
@@ -76,7 +76,7 @@ class FirstLetter:
         return {name: [letter == name for letter in letters] for name in self._channels}
 
 
-class Answers:
+class FixedSelection:
     """A selector that returns a fixed value."""
 
     def __init__(self, channels: Sequence[str], answer: object = None) -> None:

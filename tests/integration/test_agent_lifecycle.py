@@ -1,4 +1,4 @@
-"""How the parts of a daemon's agent begin, are told of, change and end."""
+"""How the components of a daemon's agent start, are shown, are reloaded and stop."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from tests.process_figures import cpu_seconds
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_SECONDS_MAX = 20.0
 SOON_SECONDS = 8.0
-"""Far less than any grace time here, far more than a stop needs."""
+"""Much shorter than the grace times used here, and much longer than a stop takes."""
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -33,7 +33,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 @pytest.fixture(autouse=True)
 def _known_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Daemons find `tests.life_parts`."""
+    """Makes `tests.daemon_components` importable for daemons."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
@@ -69,7 +69,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 def flow(tmp_path: Path, *, count: int, sink: str = "", server: str = "") -> str:
-    """A memory channel between a source of so many events and a sink that writes `written`."""
+    """A memory channel between a source with this number of events and a sink that writes the file `written`."""
     return f"""
         [server]
         {server}
@@ -78,12 +78,12 @@ def flow(tmp_path: Path, *, count: int, sink: str = "", server: str = "") -> str
         capacity = 1000
         [sources.app]
         type = "custom"
-        factory = "tests.life_parts:CountingSource"
+        factory = "tests.daemon_components:CountingSource"
         options = {{ count = {count}, ended = "{tmp_path / "ended"}" }}
         channels = ["orders"]
         [sinks.out]
         type = "custom"
-        factory = "tests.life_parts:SlowSink"
+        factory = "tests.daemon_components:SlowSink"
         channel = "orders"
         batch_events_max = 1
         options = {{ path = "{tmp_path / "written"}" {sink} }}
@@ -96,7 +96,7 @@ def config_of(server: Millraced) -> Path:
 
 
 def reload(server: Millraced, toml: str) -> dict[str, Any]:
-    """Puts a configuration in the file's place, asks for a reload, and returns what the log says of it in the end."""
+    """Replaces the configuration file, requests a reload, and returns the log entry of its end."""
     config_of(server).write_text(toml)
     return reload_again(server)
 
@@ -109,8 +109,8 @@ def reload_again(server: Millraced) -> dict[str, Any]:
     return [entry for entry in server.log if entry["event"] in ends][-1]
 
 
-def test_components_of_a_daemon_are_told_everywhere(start_millraced: StartMillraced, tmp_path: Path) -> None:
-    """By RPC, by health, over HTTP, to Prometheus, and on the command line; with why, where something does not work."""
+def test_components_of_a_daemon_are_shown_everywhere(start_millraced: StartMillraced, tmp_path: Path) -> None:
+    """RPC, health service, HTTP, Prometheus and command line show them, with the reason of a failure."""
     broken = (
         '[sinks.broken]\ntype = "millrace"\nchannel = "orders"\nendpoints = ["127.0.0.1:9"]\ntarget_channel = "x"\n'
     )
@@ -120,9 +120,9 @@ def test_components_of_a_daemon_are_told_everywhere(start_millraced: StartMillra
         client.channel("other").append([b"a"])
     until(lambda: components_of(server)["sinks/broken"].state is ComponentState.BACKING_OFF)
     until(lambda: components_of(server)["sinks/out"].counters.event_count == 3)
-    told = components_of(server)
-    assert list(told) == ["sinks/broken", "sinks/out", "sources/app"]
-    app, broken_sink = told["sources/app"], told["sinks/broken"]
+    reported = components_of(server)
+    assert list(reported) == ["sinks/broken", "sinks/out", "sources/app"]
+    app, broken_sink = reported["sources/app"], reported["sinks/broken"]
     assert (app.kind, app.type, app.state, app.reason) == (ComponentKind.SOURCE, "custom", ComponentState.RUNNING, "")
     assert app.counters.event_count == 3
     assert app.progress_age_seconds is not None
@@ -141,7 +141,7 @@ def test_components_of_a_daemon_are_told_everywhere(start_millraced: StartMillra
     state = 'millrace_component_state{component="broken",kind="sink",state="backing_off",type="millrace"} 1.0'
     assert state in page_of(server, "/metrics")
     shown = run_millrace(server.grpc, "components").stdout.decode()
-    assert asyncio.run(_components_by_asyncio(server)) == list(told)
+    assert asyncio.run(_components_by_asyncio(server)) == list(reported)
     assert [line.split()[:3] for line in shown.splitlines()[1:]] == [
         ["sinks/broken", "millrace", "backing_off"],
         ["sinks/out", "custom", "running"],
@@ -160,7 +160,7 @@ async def _components_by_asyncio(server: Millraced) -> list[str]:
 
 
 def test_watch_components_follows_their_states(start_millraced: StartMillraced, tmp_path: Path) -> None:
-    """The stream goes on telling; a reload shows in it."""
+    """The stream continues during a reload, and shows its effect."""
     server = start_millraced(flow(tmp_path, count=0))
     with millrace_client.connect(server.grpc) as client:
         watched = client.admin.watch_components(0.1)
@@ -170,7 +170,7 @@ def test_watch_components_follows_their_states(start_millraced: StartMillraced, 
 
 
 def test_log_of_an_unreachable_target_has_one_line_and_one_when_it_is_back(start_millraced: StartMillraced) -> None:
-    """However often it is tried: said once, and said again only when it works."""
+    """The failure is logged once, however often the sink retries, and its end is logged."""
     collector = start_millraced('[channels.in]\ntype = "file"\n')
     address = collector.grpc
     collector.kill()
@@ -196,7 +196,7 @@ def test_log_of_an_unreachable_target_has_one_line_and_one_when_it_is_back(start
 
 
 def test_sighup_changes_only_what_changed(start_millraced: StartMillraced, tmp_path: Path) -> None:
-    """The unchanged sink counts on; the changed source is made anew; limits change in place; events are kept."""
+    """The unchanged sink keeps running; the changed source is restarted; limits change in place; events stay."""
     server = start_millraced(flow(tmp_path, count=5))
     until(lambda: components_of(server)["sinks/out"].counters.event_count == 5)
     out = components_of(server)["sinks/out"]
@@ -216,7 +216,7 @@ def test_sighup_changes_only_what_changed(start_millraced: StartMillraced, tmp_p
 
 
 def test_sighup_with_a_bad_file_changes_nothing(start_millraced: StartMillraced, tmp_path: Path) -> None:
-    """All that is wrong is listed, the server goes on as before, and a good file counts afterwards."""
+    """All problems are listed, the server continues unchanged, and a valid file can be loaded afterwards."""
     server = start_millraced(flow(tmp_path, count=1))
     until(lambda: {one.state for one in components_of(server).values()} == {ComponentState.RUNNING})
     before = components_of(server)
@@ -232,7 +232,7 @@ def test_sighup_with_a_bad_file_changes_nothing(start_millraced: StartMillraced,
 def test_sighup_again_and_again_while_one_is_under_way_reloads_once_more(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """A reload waits for a slow sink; what is asked meanwhile is one more reload, of the newest file."""
+    """A reload waits for a slow sink; requests in the meantime are one more reload, of the newest file."""
     gate = tmp_path / "gate"
     server = start_millraced(flow(tmp_path, count=1, sink=f', gate = "{gate}"'))
     until(lambda: components_of(server)["sources/app"].counters.event_count == 1)
@@ -254,7 +254,7 @@ def test_sighup_again_and_again_while_one_is_under_way_reloads_once_more(
 
 
 def test_sigterm_during_a_reload_stops(start_millraced: StartMillraced, tmp_path: Path) -> None:
-    """A stop does not wait for a reload, nor is it lost; SIGHUP meanwhile does not kill."""
+    """A stop does not wait for a reload; SIGHUP during the stop does not end the process."""
     gate = tmp_path / "gate"
     server = start_millraced(
         flow(tmp_path, count=1, sink=f', gate = "{gate}"', server="shutdown_grace_seconds = 600.0")
@@ -275,7 +275,7 @@ def test_sigterm_during_a_reload_stops(start_millraced: StartMillraced, tmp_path
 def test_sigterm_with_a_slow_sink_loses_nothing_of_a_memory_channel(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """The source ends first, the sink goes on until the channel is empty, and then the server ends."""
+    """The source ends first, the sink empties the channel, and then the server ends."""
     server = start_millraced(flow(tmp_path, count=60, sink=", seconds = 0.03"))
     until(lambda: components_of(server)["sources/app"].counters.event_count == 60)
     assert len(lines_of(tmp_path / "written")) < 60
@@ -288,7 +288,7 @@ def test_sigterm_with_a_slow_sink_loses_nothing_of_a_memory_channel(
 
 
 def test_second_sigterm_with_a_slow_sink_stops_at_once(start_millraced: StartMillraced, tmp_path: Path) -> None:
-    """Whoever asks twice is told what it costs; not even a thread that never ends keeps the process."""
+    """The log says what the second signal costs; not even a thread that never ends keeps the process."""
     toml = flow(tmp_path, count=5, sink=f', gate = "{tmp_path / "never"}"', server="shutdown_grace_seconds = 600.0")
     server = start_millraced(toml)
     until(lambda: components_of(server)["sources/app"].counters.event_count == 5)
@@ -308,7 +308,7 @@ def test_second_sigterm_with_a_slow_sink_stops_at_once(start_millraced: StartMil
 
 @pytest.mark.torture
 def test_agent_with_nothing_to_do_needs_next_to_no_processor(start_millraced: StartMillraced, tmp_path: Path) -> None:
-    """Whoever waits, waits for events."""
+    """Components wait for events without polling."""
     server = start_millraced(flow(tmp_path, count=1))
     until(lambda: components_of(server)["sinks/out"].counters.event_count == 1)
     time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""Events and sources of real daemons, as clients see them."""
+"""Queries of the events and sources of real daemons."""
 
 import json
 import time
@@ -14,7 +14,7 @@ _EVENTS_MAX = 1_000_000
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Waits until something holds, for as long as a busy machine may need."""
+    """Waits until a condition holds, for as long as a busy machine may need."""
     give_up = time.monotonic() + WAIT_SECONDS_MAX
     while not condition():
         assert time.monotonic() < give_up
@@ -34,7 +34,7 @@ def stored_count(server: Millraced, channel: str = "lines") -> int:
 
 
 def component_of(server: Millraced, name: str) -> dict[str, Any]:
-    """A source, as the HTTP service describes it."""
+    """The state of a source in the HTTP service's answer."""
     with urllib.request.urlopen(f"http://{server.http}/components", timeout=20.0) as answer:
         components: dict[str, dict[str, Any]] = json.load(answer)
     return components[f"SOURCE.{name}"]

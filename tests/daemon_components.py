@@ -1,4 +1,4 @@
-"""Components of agents for tests of real daemons, configured as `tests.life_parts:...`."""
+"""Components of agents for tests of real daemons, configured as `tests.daemon_components:...`."""
 
 import asyncio
 import time
