@@ -66,7 +66,7 @@ def _install(source: Path, target: Path) -> None:
 
 
 def _stale_files() -> list[Path]:
-    """Files that generating anew would change, add or drop."""
+    """Files that generating again would change, add or drop."""
     with tempfile.TemporaryDirectory() as scratch:
         fresh = Path(scratch)
         generate(fresh)

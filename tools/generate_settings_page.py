@@ -173,7 +173,7 @@ def _written(value: object) -> str:
 
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """What is said of each field, in one line; of a field that a class declares anew, what that class says."""
+    """The description of each field, in one line; for a field that a subclass redeclares, that of the subclass."""
     told: dict[str, str] = {}
     for declaring in reversed(model.__mro__):
         if issubclass(declaring, BaseModel) and declaring is not BaseModel:

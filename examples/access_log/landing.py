@@ -17,8 +17,12 @@ from examples.access_log.agents import CHANNEL, LINE_BYTES_MAX
 # Spark's settings of other programs must not apply here.
 _REMOVED_VARIABLES = {"SPARK_HOME", "SPARK_CONF_DIR", "SPARK_REMOTE", "PYSPARK_SUBMIT_ARGS"}
 
-# The second compiler and several garbage collector threads take half of the CPU time of a short run.
-_SHORT_RUN_CONF = '"spark.driver.extraJavaOptions" = "-Xss16m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"'
+# The second compiler, several garbage collector threads and the verification of Spark's classes take half of the CPU
+# time of a short run.
+_SHORT_RUN_JAVA_OPTIONS = (
+    "-Xss16m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+_SHORT_RUN_CONF = f'"spark.driver.extraJavaOptions" = "{_SHORT_RUN_JAVA_OPTIONS}"'
 
 
 class LandingError(Exception):

@@ -216,6 +216,13 @@ class ColumnsCutter:
         headers = sum(header.rows_bytes_bound(start, stop) for header in self._header_cutters())
         return _MESSAGE_BYTES + (stop - start) * _ROW_BYTES + self.body_bytes(start, stop) + headers
 
+    def key_count(self, start: int, stop: int) -> int:
+        """Returns the number of header keys in a range; of the whole batch if that is allowed."""
+        headers = self._header_cutters()
+        if len(headers) <= HEADER_KEYS_MAX:
+            return len(headers)
+        return sum(header.is_in(start, stop) for header in headers)
+
     def cut(self, start: int, stop: int) -> event_pb2.EventColumns:
         """Returns the range as columns."""
         if start == 0 and stop == self.count:
@@ -257,6 +264,9 @@ class _HeaderCutter:
         self._ends = (
             [0] if self._is_constant else list(accumulate((max(size - 1, 0) for size in self._sizes), initial=0))
         )
+
+    def is_in(self, start: int, stop: int) -> bool:
+        return self._is_constant or any(self._sizes[start:stop])
 
     def columns_bytes_bound(self, start: int, stop: int) -> int:
         own = _MESSAGE_BYTES + self._key_bytes

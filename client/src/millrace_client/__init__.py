@@ -14,77 +14,77 @@
 of them `MillraceError`s.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from millrace_client.channel import Channel
-from millrace_client.channel_info import (
-    ChannelConfig,
-    ChannelCounters,
-    ChannelGauges,
-    ChannelInfo,
-    ChannelLimits,
-    ChannelState,
-    ChannelType,
-    ChannelUpdate,
-    ClaimStatus,
-    Compression,
-    FsyncPolicy,
-)
-from millrace_client.claim import Claim
-from millrace_client.client import Admin, Client, connect
-from millrace_client.component_info import ComponentCounters, ComponentInfo, ComponentKind, ComponentState
-from millrace_client.consume import Deliveries, Delivery
-from millrace_client.consumer import ConsumedEvent, Consumer
-from millrace_client.consuming.config import ConsumerConfig, ConsumerHooks
-from millrace_client.consuming.core import ConsumerCloseReport
-from millrace_client.consuming.metrics import ConsumerMetrics, ConsumerRates
-from millrace_client.consuming.threads import ConsumerDelivery
-from millrace_client.errors import (
-    BadArgumentError,
-    BadNameError,
-    BufferFullError,
-    BytesFullError,
-    CancelledError,
-    ChannelClaimedError,
-    ChannelExistsError,
-    ChannelFullError,
-    ChannelNotEmptyError,
-    ChannelNotFoundError,
-    ClientClosedError,
-    ClientForkedError,
-    CorruptError,
-    DeadlineError,
-    DiskFullError,
-    DrainingError,
-    EventDroppedError,
-    EventTooLargeError,
-    InternalError,
-    LeaseExpiredError,
-    LogFailedError,
-    MessageTooLargeError,
-    MillraceError,
-    NotClaimedError,
-    OffsetGapError,
-    OverloadedError,
-    ProducerClosedError,
-    RefusedError,
-    ReplayingError,
-    RetryAdvice,
-    SendFailedError,
-    SequenceGoneError,
-    StaleEpochError,
-    StreamEndedError,
-    TooManyTxnsError,
-    TxnCapacityError,
-    TxnNotFoundError,
-    TxnsOpenError,
-    TxnStateError,
-    UnavailableError,
-)
-from millrace_client.events import Batch, Event, Receipt, Stamp
-from millrace_client.transaction import Transaction
-
 if TYPE_CHECKING:
+    from millrace_client.channel import Channel
+    from millrace_client.channel_info import (
+        ChannelConfig,
+        ChannelCounters,
+        ChannelGauges,
+        ChannelInfo,
+        ChannelLimits,
+        ChannelState,
+        ChannelType,
+        ChannelUpdate,
+        ClaimStatus,
+        Compression,
+        FsyncPolicy,
+    )
+    from millrace_client.claim import Claim
+    from millrace_client.client import Admin, Client, connect
+    from millrace_client.component_info import ComponentCounters, ComponentInfo, ComponentKind, ComponentState
+    from millrace_client.consume import Deliveries, Delivery
+    from millrace_client.consumer import ConsumedEvent, Consumer
+    from millrace_client.consuming.config import ConsumerConfig, ConsumerHooks
+    from millrace_client.consuming.core import ConsumerCloseReport
+    from millrace_client.consuming.metrics import ConsumerMetrics, ConsumerRates
+    from millrace_client.consuming.threads import ConsumerDelivery
+    from millrace_client.errors import (
+        BadArgumentError,
+        BadNameError,
+        BufferFullError,
+        BytesFullError,
+        CancelledError,
+        ChannelClaimedError,
+        ChannelConfiguredError,
+        ChannelExistsError,
+        ChannelFullError,
+        ChannelNotEmptyError,
+        ChannelNotFoundError,
+        ClientClosedError,
+        ClientForkedError,
+        CorruptError,
+        DeadlineError,
+        DiskFullError,
+        DrainingError,
+        EventDroppedError,
+        EventTooLargeError,
+        InternalError,
+        LeaseExpiredError,
+        LogFailedError,
+        MessageTooLargeError,
+        MillraceError,
+        NotClaimedError,
+        OffsetGapError,
+        OverloadedError,
+        ProducerClosedError,
+        RefusedError,
+        ReplayingError,
+        RetryAdvice,
+        SendFailedError,
+        SequenceGoneError,
+        StaleEpochError,
+        StreamEndedError,
+        TooManyTxnsError,
+        TxnCapacityError,
+        TxnNotFoundError,
+        TxnsOpenError,
+        TxnStateError,
+        UnavailableError,
+    )
+    from millrace_client.events import Batch, Event, Receipt, Stamp
     from millrace_client.producer import (
         Overflow,
         Producer,
@@ -100,6 +100,7 @@ if TYPE_CHECKING:
         SendResult,
         SendSummary,
     )
+    from millrace_client.transaction import Transaction
 
 __all__ = [
     "Admin",
@@ -112,6 +113,7 @@ __all__ = [
     "Channel",
     "ChannelClaimedError",
     "ChannelConfig",
+    "ChannelConfiguredError",
     "ChannelCounters",
     "ChannelExistsError",
     "ChannelFullError",
@@ -192,14 +194,23 @@ __all__ = [
     "connect",
 ]
 
+_HOMES = (  # noqa: SIM905 - a list would take a line for each
+    "errors channel_info component_info events channel claim consume transaction client consumer consuming.config "
+    "consuming.metrics producer"
+).split()
+"""The modules of the names above, in the order of what they import."""
+
 
 def __getattr__(name: str) -> Any:
-    """Imports the producer's module on demand: it needs asyncio and takes half as long as everything else."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from millrace_client import producer
-
-    return getattr(producer, name)
+    """Imports a name on its first use: gRPC, asyncio and the producer take longer than many a program that uses few."""
+    if name in _HOMES:
+        return import_module(f"{__name__}.{name}")
+    if name in __all__:
+        for home in _HOMES:
+            module = import_module(f"{__name__}.{home}")
+            if name in vars(module):
+                return globals().setdefault(name, vars(module)[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

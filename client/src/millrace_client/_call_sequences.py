@@ -4,6 +4,7 @@ A call sequence is a generator: it yields calls, receives their results or error
 Each API drives it in its own way, by waiting or by awaiting.
 """
 
+import logging
 from collections.abc import Generator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -27,6 +28,8 @@ from millrace_client.errors import (
 from millrace_client.events import Batch, Receipt, Stamp
 
 T = TypeVar("T")
+_LOG = logging.getLogger("millrace_client")
+
 CallSequence: TypeAlias = Generator[Call[Any], Any, T]
 
 REQUEST_HEAD_BYTES_MAX = 4096
@@ -112,7 +115,9 @@ class TxnCalls:
         self._is_take_in_doubt = False
 
     def begin(self) -> CallSequence[None]:
-        self.lease_seconds = yield _calls.begin_txn(self.channel, self.txn_id, self.lease_seconds)
+        granted = yield _calls.begin_txn(self.channel, self.txn_id, self.lease_seconds)
+        _warn_of_shorter_lease(f"transaction {self.txn_id} on {self.channel}", self.lease_seconds, granted)
+        self.lease_seconds = granted
 
     def put(self, parts: Sequence[bytes]) -> CallSequence[int]:
         """Puts encoded columns; returns the number of events put so far."""
@@ -207,6 +212,7 @@ class ClaimCalls:
         self.grant = grant
         self._lease_seconds = lease_seconds
         self._is_released = False
+        _warn_of_shorter_lease(f"claim of {reader_id} on {channel}", lease_seconds, grant.lease_seconds)
 
     def renew(self, wait_seconds: float) -> CallSequence[float]:
         try:
@@ -233,6 +239,13 @@ class ClaimCalls:
             if error is None:
                 raise
             error.add_note(f"releasing the claim of reader {self.reader_id} failed too: {release_error}")
+
+
+def _warn_of_shorter_lease(what: str, asked_seconds: float | None, granted_seconds: float) -> None:
+    if asked_seconds is not None and granted_seconds < asked_seconds - 1e-6:
+        _LOG.warning(
+            "%s: the server grants a lease of %.15g s, not of %.15g s as asked", what, granted_seconds, asked_seconds
+        )
 
 
 def _is_refusal(error: BaseException) -> bool:

@@ -141,6 +141,8 @@ def channel_info(channel: admin_pb.Channel) -> ChannelInfo:
         state=CHANNEL_STATES.get(channel.state, ChannelState.UNKNOWN),
         fault=channel.fault,
         replayed_fraction=channel.replayed_fraction,
+        is_configured=channel.is_configured,
+        is_overridden=channel.is_overridden,
     )
 
 

@@ -5,6 +5,9 @@ import threading
 import time
 from collections.abc import Callable
 
+TIMEOUT_SECONDS = 20.0
+"""How long an answer may take by default."""
+
 _IDLE_SECONDS = 60.0
 
 

@@ -192,6 +192,10 @@ class ChannelInfo:
     """The fault and what to do about it, in a sentence; empty if there is none."""
     replayed_fraction: float
     """How much of its log it has replayed, 0 to 1."""
+    is_configured: bool = False
+    """Whether the server's configuration file names it."""
+    is_overridden: bool = False
+    """Whether an update has changed it from what the file says, until the next start or reload of the file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,6 @@
 """A claim, for threads."""
 
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from millrace_client import _calls
@@ -97,7 +96,5 @@ class Claim(GrantedClaim):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         self._connection.drive(self._sequences.leave(error))

@@ -1,7 +1,6 @@
 """The synchronous client, and administration."""
 
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Self
 
 import grpc
@@ -9,12 +8,10 @@ import grpc
 from millrace_client import _calls
 from millrace_client._connection import Connection
 from millrace_client._settings import ConnectionSettings
+from millrace_client._watchdog import TIMEOUT_SECONDS
 from millrace_client.channel import Channel
 from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelUpdate
 from millrace_client.component_info import ComponentInfo
-
-TIMEOUT_SECONDS = 20.0
-"""How long an answer may take by default."""
 
 
 def connect(
@@ -90,6 +87,7 @@ class Admin:
 
         Raises:
             ChannelNotEmptyError: It is not empty, and `force` is false.
+            ChannelConfiguredError: The server's configuration file names it.
         """
         self._connection.run(_calls.delete_channel(name, force=force))
 
@@ -164,9 +162,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -6,7 +6,6 @@ import os
 import queue
 import sys
 import threading
-from types import TracebackType
 from typing import Self
 
 import grpc
@@ -86,9 +85,7 @@ class Deliveries:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         try:
             self.close()
         except MillraceError as close_error:

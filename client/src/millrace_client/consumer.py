@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from millrace_client._settings import check_endpoints
@@ -168,9 +167,7 @@ class Consumer(BaseConsumer[ThreadedEngine]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         self._finalizer.detach()
         self._engine.close(self.config.close_seconds, after_error=error is not None)
 

@@ -26,7 +26,7 @@ class RetryAdvice(enum.Enum):
     RESTART = "restart"
     """The server must be restarted. Repeat the request after that."""
     LOST = "lost"
-    """The transaction, claim or stream has ended or belongs to another client. Begin a new one."""
+    """The transaction, claim, call or stream has ended or belongs to another client. Begin a new one."""
     UNKNOWN = "unknown"
     """The reason is new to this client, or the server has a bug. A repeat may help or not."""
 
@@ -170,6 +170,10 @@ class ChannelNotEmptyError(RefusedError, reason="CHANNEL_NOT_EMPTY", advice=Retr
     """Raised when a channel to be deleted still holds events or transactions."""
 
 
+class ChannelConfiguredError(RefusedError, reason="CHANNEL_CONFIGURED", advice=RetryAdvice.NEVER):
+    """Raised when a channel to be deleted is defined in the server's configuration file."""
+
+
 class LeaseExpiredError(RefusedError, reason="LEASE_EXPIRED", advice=RetryAdvice.LOST):
     """Raised when the transaction was rolled back because its lease expired."""
 
@@ -242,7 +246,7 @@ class DeadlineError(MillraceError, reason="DEADLINE", advice=RetryAdvice.UNREACH
     """Raised when no answer came in time. The server may have done what it was asked."""
 
 
-class CancelledError(MillraceError, reason="CANCELLED", advice=RetryAdvice.UNREACHABLE):
+class CancelledError(MillraceError, reason="CANCELLED", advice=RetryAdvice.LOST):
     """Raised when the client cancelled a call, for example because another thread closed the client."""
 
 

@@ -1,7 +1,6 @@
 """A transaction, for threads."""
 
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Self
 
 from millrace.v1 import event_pb2
@@ -116,7 +115,5 @@ class Transaction(TransactionState):
     def __enter__(self) -> Self:
         return self.begin()
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         self._connection.drive(self._sequences.leave(error))

@@ -19,6 +19,9 @@ _ADVICE = {
 }
 """Advice about options that Spark sets for calls that channels do not support."""
 
+LEASE_SECONDS_MAX = 3_600.0
+"""The longest lease that servers grant."""
+
 _IS_RESERVED = re.compile(r"tls.*|token.*", re.IGNORECASE)
 
 
@@ -80,6 +83,14 @@ def parse_seconds(text: str) -> float:
     seconds = float(match[1]) * _SECONDS_OF_UNIT[match[2]] if match else math.nan
     if not 0 < seconds < math.inf:
         raise ValueError("a number of seconds above 0, or a time such as 500ms, 90s, 15m, 2h")
+    return seconds
+
+
+def parse_lease(text: str) -> float:
+    """Parses a lease in the same form."""
+    seconds = parse_seconds(text)
+    if seconds > LEASE_SECONDS_MAX:
+        raise ValueError(f"at most {LEASE_SECONDS_MAX:,.0f} seconds, the longest lease that servers grant")
     return seconds
 
 

@@ -185,7 +185,7 @@ class ClaimStatus(_message.Message):
     def __init__(self, reader_id: _Optional[str] = ..., epoch: _Optional[int] = ..., remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Channel(_message.Message):
-    __slots__ = ("name", "channel_id", "config", "gauges", "counters", "claim", "start_time", "state", "fault", "replayed_fraction")
+    __slots__ = ("name", "channel_id", "config", "gauges", "counters", "claim", "start_time", "state", "fault", "replayed_fraction", "is_configured", "is_overridden")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_ID_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +196,8 @@ class Channel(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
     REPLAYED_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    IS_CONFIGURED_FIELD_NUMBER: _ClassVar[int]
+    IS_OVERRIDDEN_FIELD_NUMBER: _ClassVar[int]
     name: str
     channel_id: str
     config: ChannelConfig
@@ -206,7 +208,9 @@ class Channel(_message.Message):
     state: ChannelState
     fault: str
     replayed_fraction: float
-    def __init__(self, name: _Optional[str] = ..., channel_id: _Optional[str] = ..., config: _Optional[_Union[ChannelConfig, _Mapping]] = ..., gauges: _Optional[_Union[ChannelGauges, _Mapping]] = ..., counters: _Optional[_Union[ChannelCounters, _Mapping]] = ..., claim: _Optional[_Union[ClaimStatus, _Mapping]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., state: _Optional[_Union[ChannelState, str]] = ..., fault: _Optional[str] = ..., replayed_fraction: _Optional[float] = ...) -> None: ...
+    is_configured: bool
+    is_overridden: bool
+    def __init__(self, name: _Optional[str] = ..., channel_id: _Optional[str] = ..., config: _Optional[_Union[ChannelConfig, _Mapping]] = ..., gauges: _Optional[_Union[ChannelGauges, _Mapping]] = ..., counters: _Optional[_Union[ChannelCounters, _Mapping]] = ..., claim: _Optional[_Union[ClaimStatus, _Mapping]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., state: _Optional[_Union[ChannelState, str]] = ..., fault: _Optional[str] = ..., replayed_fraction: _Optional[float] = ..., is_configured: bool = ..., is_overridden: bool = ...) -> None: ...
 
 class CreateChannelRequest(_message.Message):
     __slots__ = ("name", "config")

@@ -99,14 +99,16 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateChannel(self, request, context):
-        """Changes limits of a channel, even while it is in use. All changes are applied or none.
+        """Changes limits of a channel, even while it is in use. All changes are applied or none. If the server's configuration
+        file names the channel, they last until its next start or reload of the file.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteChannel(self, request, context):
-        """Deletes a channel. Refused with CHANNEL_NOT_EMPTY while it holds events or open transactions, unless forced.
+        """Deletes a channel. Refused with CHANNEL_NOT_EMPTY while it holds events or open transactions, unless forced, and with
+        CHANNEL_CONFIGURED if the server's configuration file names it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

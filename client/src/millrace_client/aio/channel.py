@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from types import TracebackType
 from typing import Self
 
 from millrace.v1 import event_pb2
@@ -60,9 +59,7 @@ class Transaction(TransactionState):
     async def __aenter__(self) -> Self:
         return await self.begin()
 
-    async def __aexit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         # A task that is cancelled here must not leave the transaction, and its events, to the lease.
         await asyncio.shield(self._connection.run_in_background(self._connection.drive(self._sequences.leave(error))))
 
@@ -94,9 +91,7 @@ class Claim(GrantedClaim):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         await self._connection.drive(self._sequences.leave(error))
 
 

@@ -1,17 +1,16 @@
 """The client for asyncio."""
 
 from collections.abc import AsyncGenerator, Sequence
-from types import TracebackType
 from typing import Self
 
 import grpc
 
 from millrace_client import _calls
 from millrace_client._settings import ConnectionSettings
+from millrace_client._watchdog import TIMEOUT_SECONDS
 from millrace_client.aio._connection import Connection
 from millrace_client.aio.channel import Channel
 from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelUpdate
-from millrace_client.client import TIMEOUT_SECONDS
 from millrace_client.component_info import ComponentInfo
 
 
@@ -99,9 +98,7 @@ class Client:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     def __repr__(self) -> str:

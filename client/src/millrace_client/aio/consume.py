@@ -3,7 +3,6 @@
 import asyncio
 import os
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 import grpc
@@ -69,9 +68,7 @@ class Deliveries:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         try:
             await self.aclose()
         except MillraceError as close_error:

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from millrace_client._settings import check_endpoints
@@ -104,9 +103,7 @@ class AsyncConsumer(BaseConsumer[TaskEngine]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         self._finalizer.detach()
         await self._engine.close(self.config.close_seconds, after_error=error is not None)
 

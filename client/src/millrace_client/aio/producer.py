@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from millrace_client._forks import FORKS, forked_error
@@ -157,9 +156,7 @@ class AsyncProducer(BaseProducer):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
 

@@ -1,6 +1,7 @@
 """`millrace channels`, `millrace components` and `millrace channel create|show|update|delete|purge`."""
 
 import json
+import math
 import sys
 from typing import Annotated, Any
 
@@ -10,13 +11,8 @@ from millrace_client import ChannelConfig, ChannelInfo, ChannelType, Client, Com
 from millrace_client.cli.exit_status import CommandError, ExitCode
 from millrace_client.cli.formatting import counted, parse_byte_size
 from millrace_client.cli.session import ChannelArgument, JsonOption, checked, seconds_option, with_client, with_options
-from millrace_client.cli.terminal import note_to_terminal, show
-from millrace_client.cli.views import (
-    channel_page,
-    channels_table,
-    components_table,
-    document_of,
-)
+from millrace_client.cli.terminal import note, note_to_terminal
+from millrace_client.cli.views import channel_page, channels_table, components_table, document_of, show
 
 channel_app = typer.Typer(no_args_is_help=True, help="Create, show, change, delete and purge channels.")
 
@@ -47,7 +43,7 @@ _LIMITS: dict[str, Any] = {
         max=99,
     ),
     "keep_alive_seconds": _seconds("--keep-alive", "How long a commit waits for room, and a take for events."),
-    "lease_seconds": _seconds("--lease", "How long a transaction or claim lives without a call."),
+    "lease_seconds": _seconds("--lease", "How long a transaction or claim lives without a call; at most an hour."),
     "open_transactions_max": _count("--open-transactions-max", "COUNT", "Maximum of open transactions.", min=1),
     "backup_checkpoint": Annotated[
         bool | None,
@@ -116,7 +112,7 @@ def create(
     Directories and keys are set in the server's configuration file.
     """
     config = ChannelConfig(type=channel_type, **limits)
-    _write(client.admin.create_channel(name, config), as_json=as_json)
+    _write(client.admin.create_channel(name, config), limits, as_json=as_json)
 
 
 @channel_app.command()
@@ -136,7 +132,9 @@ def update(client: Client, name: ChannelArgument, *, as_json: JsonOption = False
         raise CommandError(
             ExitCode.LATER, f"nothing was changed: {outcome.message.rstrip('.')}; take events out, then try again"
         )
-    _write(outcome.channel, as_json=as_json)
+    if outcome.channel.is_overridden:
+        note(f"{name}: the server's configuration file has other limits, which its next start or reload restores")
+    _write(outcome.channel, limits, as_json=as_json)
 
 
 @channel_app.command()
@@ -176,7 +174,11 @@ def purge(
     typer.echo(json.dumps({"purged_count": purged_count}) if as_json else f"{counted(purged_count, 'event')} removed")
 
 
-def _write(channel: ChannelInfo, *, as_json: bool) -> None:
+def _write(channel: ChannelInfo, limits: dict[str, Any] | None = None, *, as_json: bool) -> None:
+    """Writes a channel, and which of the durations that were asked for the server has shortened."""
+    for field, asked in (limits or {}).items():
+        if field.endswith("_seconds") and (granted := getattr(channel.config, field) or math.inf) < (asked or 0):
+            note(f"{channel.name}: {field} is {granted:,.15g}, not {asked:,.15g}: the server allows no more")
     if as_json:
         typer.echo(json.dumps(document_of(channel), indent=2))
     else:

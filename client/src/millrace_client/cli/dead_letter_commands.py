@@ -16,7 +16,8 @@ from millrace_client.cli.line_events import body_document
 from millrace_client.cli.progress import shown_progress
 from millrace_client.cli.put_command import PATIENCE_SECONDS, PatienceOption
 from millrace_client.cli.session import ChannelArgument, JsonOption, check_sendable, with_client
-from millrace_client.cli.terminal import note, note_to_terminal, plain_table, show
+from millrace_client.cli.terminal import note, note_to_terminal
+from millrace_client.cli.views import plain_table, show
 from millrace_client.dead_letters import DeadLetter, LetterSelection, selected_letters
 from millrace_client.dead_letters.replay import Replay, ReplayError, ReplayPlan, ReplayReport
 from millrace_client.dead_letters.targets import RetryPolicy

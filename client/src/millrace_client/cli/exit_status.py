@@ -7,7 +7,7 @@ from enum import IntEnum
 from types import FrameType
 from typing import NoReturn
 
-from millrace_client import MillraceError, RetryAdvice
+import millrace_client
 from millrace_client.cli.formatting import printable
 
 
@@ -84,10 +84,10 @@ ADVICE = {
 }
 """What to do, by the error's reason. For other reasons the server's message says it all."""
 
-_EXIT_CODES = {
-    RetryAdvice.CORRECT: ExitCode.USAGE,
-    RetryAdvice.FULL: ExitCode.LATER,
-    RetryAdvice.LATER: ExitCode.LATER,
+_EXIT_CODES_BY_ADVICE = {
+    "CORRECT": ExitCode.USAGE,
+    "FULL": ExitCode.LATER,
+    "LATER": ExitCode.LATER,
 }
 _EXIT_CODES_BY_REASON = {
     "CHANNEL_CLAIMED": ExitCode.LATER,
@@ -101,13 +101,13 @@ _EXIT_CODES_BY_REASON = {
 """For reasons whose advice does not decide: a lost claim can be waited for, but not every lost transaction."""
 
 
-def exit_code_of(error: MillraceError) -> ExitCode:
+def exit_code_of(error: "millrace_client.MillraceError") -> ExitCode:
     """Returns the exit code of a command that failed with this error."""
-    by_advice = _EXIT_CODES.get(error.advice, ExitCode.REFUSED)
+    by_advice = _EXIT_CODES_BY_ADVICE.get(error.advice.name, ExitCode.REFUSED)
     return _EXIT_CODES_BY_REASON.get(error.reason, by_advice)
 
 
-def sentence_of(error: MillraceError, server: str) -> str:
+def sentence_of(error: "millrace_client.MillraceError", server: str) -> str:
     """Returns one sentence: what happened, and what to do."""
     message = printable(error.message.strip()).rstrip(".") or error.reason
     if error.reason not in ADVICE:

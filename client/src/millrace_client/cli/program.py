@@ -1,23 +1,16 @@
 """The program: its commands, and how their errors become a sentence and an exit code."""
 
+import gc
 import logging
 import os
 import sys
-from importlib import metadata
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from millrace_client import MillraceError
-from millrace_client.cli import (
-    admin_commands,
-    bench_command,
-    dead_letter_commands,
-    put_command,
-    read_commands,
-    top_command,
-)
+import millrace_client
+from millrace_client.cli.commands import add_commands, loaded_command, unconverted
 from millrace_client.cli.exit_status import (
     MEANINGS,
     CommandError,
@@ -37,11 +30,23 @@ _EPILOG = "\b\nExit codes:\n" + "\n".join(f"{code.value:5}  {meaning}" for code,
 class ProgramGroup(TyperGroup):
     """Runs a command and turns its exceptions into exit codes, in the program and under typer's test runner."""
 
+    def get_params(self, ctx: Any) -> Any:
+        return unconverted(super().get_params(ctx))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        command = loaded_command(str(name))
+        # `main` has disabled it.
+        if not gc.isenabled():
+            gc.freeze()
+            gc.enable()
+        return name, command, rest
+
     def invoke(self, ctx: Any) -> Any:
         try:
             with unwrapped_interrupts():
                 return super().invoke(ctx)
-        except MillraceError as error:
+        except millrace_client.MillraceError as error:
             raise _exit(error, exit_code_of(error), sentence_of(error, current_session(ctx).address)) from error
         except CommandError as error:
             raise _exit(error, error.exit_code, str(error)) from error
@@ -84,20 +89,13 @@ app = typer.Typer(
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(admin_commands.channels)
-app.add_typer(admin_commands.channel_app, name="channel")
-app.command()(admin_commands.components)
-app.command()(put_command.put)
-app.command()(read_commands.take)
-app.command()(read_commands.peek)
-app.command()(read_commands.tail)
-app.add_typer(dead_letter_commands.dead_letter_app, name="dead-letter")
-app.command()(top_command.top)
-app.add_typer(bench_command.bench_app, name="bench")
+add_commands(app)
 
 
 def _show_version(*, is_wanted: bool) -> None:
     if is_wanted:
+        from importlib import metadata
+
         typer.echo(f"millrace {metadata.version('millrace-client')}")
         raise typer.Exit
 

@@ -168,12 +168,14 @@ def put(
     options = [f"--header={header}" for header in headers or []]
     options += ["--json-lines"] * json_lines + [f"--also={address}" for address in also or []]
     options += [f"--key={key}"] * bool(key) + [f"--batch-size={batch_size}"] * (batch_size is not None)
+    session = current_session(context)
+    options += [f"--patience={patience:.15g}"] * (patience != PATIENCE_SECONDS) + ["--json"] * as_json
     options += [f"--server={client.endpoint}"] * (client.endpoint != Session().address)
+    options += [f"--timeout={session.timeout_seconds:.15g}"] if session.timeout_seconds else []
     account = PutAccount(
         channel, producer_id or f"put-{uuid.uuid4().hex}", skip_lines, server_count=1 + len(also or [])
     )
     with _opened(file) as lines_file, ExitStack() as opened:
-        session = current_session(context)
         others = [opened.enter_context(session.with_options(address, None).open()) for address in also or []]
         clients = [client, *others]
         limits = _limits([each.admin.get_channel(channel) for each in clients], batch_size)

@@ -11,10 +11,9 @@ from typing import Annotated, Any
 import typer
 
 import millrace_client
-from millrace_client import Client
+from millrace_client._watchdog import TIMEOUT_SECONDS
 from millrace_client.cli.exit_status import CommandError, ExitCode
 from millrace_client.cli.formatting import is_utf8
-from millrace_client.client import TIMEOUT_SECONDS
 
 SERVER_VARIABLE = "MILLRACE_SERVER"
 DEFAULT_SERVER = "127.0.0.1:7070"
@@ -108,7 +107,7 @@ class Session:
 
     server: str | None = None
     timeout_seconds: float | None = None
-    connect: Callable[[str, float], Client] = lambda server, timeout_seconds: millrace_client.connect(
+    connect: Callable[[str, float], "millrace_client.Client"] = lambda server, timeout_seconds: millrace_client.connect(
         server, timeout_seconds=timeout_seconds
     )
     """Creates the client; tests substitute a fake."""
@@ -127,7 +126,7 @@ class Session:
         except ValueError as error:
             raise CommandError(ExitCode.USAGE, f"{SERVER_VARIABLE}: {error}") from error
 
-    def open(self) -> Client:
+    def open(self) -> "millrace_client.Client":
         """Creates the client; nothing is sent yet."""
         return self.connect(self.address, self.timeout_seconds or TIMEOUT_SECONDS)
 

@@ -14,8 +14,8 @@ from rich.text import Text
 from millrace_client import ChannelInfo, Client, ComponentInfo, MillraceError
 from millrace_client.cli.exit_status import CommandError, ExitCode, sentence_of, unwrapped_interrupts
 from millrace_client.cli.session import JsonOption, seconds_option, with_client
-from millrace_client.cli.terminal import is_on_terminal, keyboard_input, show
-from millrace_client.cli.views import component_path, components_table, document_of, top_table
+from millrace_client.cli.terminal import is_on_terminal, keyboard_input
+from millrace_client.cli.views import component_path, components_table, document_of, show, top_table
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 

@@ -1,19 +1,53 @@
-"""Channels and components as tables for people and as JSON for programs."""
+"""Tables on standard output; channels and components as tables for people and as JSON for programs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from typing import TypeVar
 
+import typer
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from millrace_client import ChannelInfo, ChannelState, ComponentInfo, ComponentState
 from millrace_client.cli.formatting import format_byte_size
-from millrace_client.cli.terminal import plain_table
+from millrace_client.cli.terminal import is_on_terminal
+
+RowT = TypeVar("RowT")
+
+_PLAIN_WIDTH = 10_000
+"""Columns without a terminal: scripts need whole names."""
 
 _BUSY_FILL = 0.8
 _FULL_FILL = 0.95
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
+
+
+def show(renderable: RenderableType) -> None:
+    """Writes a table or text to standard output."""
+    is_terminal = is_on_terminal()
+    console = Console(emoji=False) if is_terminal else Console(width=_PLAIN_WIDTH, color_system=None, emoji=False)
+    # Rich would exit the process on a closed pipe; so it only renders, and `echo` raises the error.
+    with console.capture() as captured:
+        console.print(renderable)
+    drawn = captured.get()
+    typer.echo(drawn if is_terminal else "\n".join(line.rstrip() for line in drawn.splitlines()), nl=not is_terminal)
+
+
+def plain_table(rows: Iterable[RowT], columns: Mapping[str, Callable[[RowT], str | Text]]) -> Table:
+    """Returns a table without borders.
+
+    `columns` has a function for the cells by each heading. A heading that ends with `>` is of a column of numbers,
+    aligned right.
+    """
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in columns:
+        name = heading.removesuffix(">")
+        table.add_column(name, justify="right" if name != heading else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(cell(row) for cell in columns.values()))
+    return table
 
 
 def document_of(info: ChannelInfo | ComponentInfo) -> dict[str, object]:

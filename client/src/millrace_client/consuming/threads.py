@@ -24,6 +24,8 @@ from millrace_client.errors import StreamEndedError
 _LATE_SECONDS = 1.0
 """How long a stream may take to end that was opened while the consumer was closing."""
 
+_CANCEL_SECONDS_MAX = 1.0
+
 
 class Stream(Protocol):
     """A Consume stream as the engine needs it; see `ConsumeStream`."""
@@ -287,14 +289,19 @@ class ThreadedEngine(ConsumerEngine[ConsumerDelivery]):
                 )
             for stream in self._last_streams():
                 stream.end_sending(max(deadline - time.monotonic(), 0.0))
-            for thread in self._threads:
-                if thread is not me:
-                    thread.join(max(deadline - time.monotonic(), 0.0))
+            self._join_threads(deadline)
         finally:
             for connection in self._connections.values():
                 # Cancels the streams that did not end in time.
                 connection.close()
+            # A canceled stream ends at once, and the report says that it did not end by itself.
+            self._join_threads(time.monotonic() + _CANCEL_SECONDS_MAX)
             self._closed.set()
+
+    def _join_threads(self, deadline: float) -> None:
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(deadline - time.monotonic(), 0.0))
 
     def _last_streams(self) -> list[Stream]:
         """Returns the streams to be ended. A thread that is just opening one checks `_ends_streams` itself."""

@@ -31,6 +31,7 @@ CALLBACK_BYTES = 200
 """Bytes of the buffer that a callback takes until it has run, beside its event."""
 
 _CONTEXT_HEADERS = 2
+_HELD_HEADER_BYTES = HEADER_BYTES + SIZE_BYTES
 
 _LOCK_ATTEMPTS_MAX = 100
 
@@ -52,6 +53,9 @@ class Accumulator(BufferMemory):
         self._keys_max = max(1, min(HEADER_KEYS_MAX - _CONTEXT_HEADERS, HEADER_CELLS_MAX // config.batch_events_max))
         # A larger event goes alone, or is refused.
         self._joining_bytes_max = min(config.batch_bytes_max, config.event_bytes_limit)
+        self._roomy_bytes = self.bytes_max - config.event_bytes_limit - EVENT_BYTES - CALLBACK_BYTES
+        self._roomy_bytes -= HEADER_BYTES * HEADER_KEYS_MAX
+        """At most so many bytes held leave room for any event that is accepted."""
         self._has_context = config.context_headers
         self._places: dict[str, int] = {}
         self._is_woken = False
@@ -96,9 +100,11 @@ class Accumulator(BufferMemory):
         if not self.lock.acquire(False):
             self._acquire_lock()
         try:
-            # Header values are not counted here, which would need another pass: one event may exceed the limit by them.
-            if self.held_bytes + size + EVENT_BYTES > self.bytes_max or self.refusal is not None:
-                self._make_room(size + EVENT_BYTES, may_wait=may_wait)
+            if self._has_context:
+                headers = self._with_context(buffer, headers)
+            # To count the header values takes another pass, which is needed only where the buffer is almost full.
+            if self.held_bytes > self._roomy_bytes or self.refusal is not None:
+                self._make_room(size, headers, has_callback=callback is not None, may_wait=may_wait)
             page = bucket.page or self._open_page(buffer, bucket)
             bodies = page.bodies
             position = len(bodies)
@@ -117,7 +123,7 @@ class Accumulator(BufferMemory):
                 bodies = page.bodies
                 position = len(bodies)
             if self._has_context:
-                self._add_context(buffer, page)
+                self._places[buffer.channel] = int(headers[PLACE_HEADER])
             bodies.append(body)
             index = position + page.dropped_count
             held = size + EVENT_BYTES + HEADER_BYTES * len(headers)
@@ -283,23 +289,21 @@ class Accumulator(BufferMemory):
             page.columns[name].append(value)
         return page, size + SIZE_BYTES
 
-    def _add_context(self, buffer: ChannelBuffer, page: Page) -> None:
+    def _with_context(self, buffer: ChannelBuffer, headers: Mapping[str, str]) -> Mapping[str, str]:
         place = self._places.get(buffer.channel, self._config.first_number) + 1
-        for name, value in ((PRODUCER_HEADER, self._producer_id), (PLACE_HEADER, str(place))):
-            column = page.columns.get(name)
-            if column is None:
-                column = page.columns[name] = []
-                page.encoded_bytes += len(name) + HEAD_BYTES
-            pad(column, len(page.bodies))
-            column.append(value)
-        self._places[buffer.channel] = place
+        return {**headers, PRODUCER_HEADER: self._producer_id, PLACE_HEADER: str(place)}
 
     # Room.
 
-    def _make_room(self, held: int, *, may_wait: bool) -> None:
+    def _make_room(self, size: int, headers: Mapping[str, str], *, has_callback: bool, may_wait: bool) -> None:
+        """Makes room for an event whose body takes `size` bytes."""
         if self.refusal is not None:
             raise self.refusal
         bytes_max = self._config.buffer_bytes_max
+        values_bytes = sum(header_value_bytes(name, value) + _HELD_HEADER_BYTES for name, value in headers.items())
+        held = size + EVENT_BYTES + values_bytes + CALLBACK_BYTES * has_callback
+        if self.held_bytes + held <= bytes_max:
+            return
         if held > bytes_max:
             raise EventTooLargeError(f"event: takes {held} bytes of memory; the buffer holds at most {bytes_max}")
         match self._config.overflow:

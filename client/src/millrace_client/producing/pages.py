@@ -125,7 +125,7 @@ class Page:
         byte_count = EVENT_BYTES + SIZE_BYTES + len(self.bodies[position])
         for column in self.columns.values():
             if position < len(column) and (value := column[position]) is not None:
-                byte_count += HEADER_BYTES + len(value)
+                byte_count += HEADER_BYTES + SIZE_BYTES + len(value.encode())
         return byte_count
 
     def add_alike(self, bodies: list[bytes], columns: Mapping[str, list[str]]) -> bool:

@@ -39,7 +39,7 @@ class LoadBalancer(ABC):
         """Returns one of the candidates, of which there is at least one, in the order of the configuration."""
 
 
-class SelectorConfig(BaseModel, ABC, frozen=True, extra="forbid"):
+class SelectorConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True):
     """Settings of selectors of every type."""
 
     @property

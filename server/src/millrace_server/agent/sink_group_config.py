@@ -18,7 +18,7 @@ def _check_unique(names: list[str]) -> list[str]:
     return names
 
 
-class SinkGroupConfig(BaseModel, frozen=True, extra="forbid"):
+class SinkGroupConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """Several sinks that empty one channel together."""
 
     sinks: Annotated[list[ChannelName], Field(min_length=2), AfterValidator(_check_unique)]

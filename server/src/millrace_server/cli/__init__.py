@@ -1,6 +1,10 @@
 """The command `millraced`."""
 
+import gc
+import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from importlib.metadata import version
@@ -69,18 +73,17 @@ def serve(
     """Serve until SIGTERM or Ctrl-C; a second one stops at once. SIGHUP reloads the file."""
     options = {"listen": listen, "http_listen": http_listen, "data_dir": data_dir}
     overrides = {field: value for field, value in options.items() if value is not None}
-    settings = load_or_exit(config, overrides)
+    with _quick_imports():
+        settings = load_or_exit(config, overrides)
 
-    import sys
+        import structlog
+        import uvloop
 
-    import structlog
-    import uvloop
-
-    from millrace_server.configuration.settings import load_settings
-    from millrace_server.errors import StartError
-    from millrace_server.logs import configure_logging
-    from millrace_server.process.daemon import ensure_exit
-    from millrace_server.process.daemon import serve as serve_until_stopped
+        from millrace_server.configuration.settings import load_settings
+        from millrace_server.errors import StartError
+        from millrace_server.logs import configure_logging
+        from millrace_server.process.daemon import ensure_exit
+        from millrace_server.process.daemon import serve as serve_until_stopped
 
     configure_logging(sys.stderr)
     load_again = None if config is None else partial(load_settings, config, overrides)
@@ -98,6 +101,24 @@ def serve(
     except Exception:  # noqa: BLE001 - a bug belongs in the log like everything else
         structlog.stdlib.get_logger(__name__).exception("the server failed")
         raise typer.Exit(EXIT_CANNOT_START) from None
+
+
+@contextmanager
+def _quick_imports() -> Iterator[None]:
+    """Imports without what only takes time: searches for garbage, and rich, which the log does without."""
+    gc.disable()
+    # structlog imports rich where it can, for tracebacks in colour; that takes as long as gRPC.
+    sys.modules.setdefault("rich", None)  # type: ignore[arg-type] # so Python marks what is not to be found
+    try:
+        import structlog  # noqa: F401 - the others find it imported
+
+        if sys.modules["rich"] is None:
+            del sys.modules["rich"]
+        yield
+    finally:
+        # What was imported stays.
+        gc.freeze()
+        gc.enable()
 
 
 class GraphFormat(StrEnum):

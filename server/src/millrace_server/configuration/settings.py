@@ -42,7 +42,7 @@ class SettingsError(Exception):
         self.problems = problems
 
 
-class ServerSettings(BaseModel, frozen=True, extra="forbid"):
+class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """The server's addresses, data directory and limits."""
 
     # Checks between fields are validators of the later field, so that one invalid field hides no other.
@@ -136,7 +136,7 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid"):
         return bytes_max
 
 
-class Settings(BaseModel, frozen=True, extra="forbid"):
+class Settings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """The whole configuration."""
 
     server: ServerSettings = Field(default_factory=ServerSettings)

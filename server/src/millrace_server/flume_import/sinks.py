@@ -11,8 +11,8 @@ _HDFS_REASONS = {
     "hdfs.kerberosPrincipal": "log in with kinit; libhdfs uses the ticket",
     "hdfs.kerberosKeytab": "log in with kinit; libhdfs uses the ticket",
     "hdfs.proxyUser": "set user in the sink's table options",
-    "hdfs.inUsePrefix": "unfinished files lie where nobody looks for data, and are removed after a crash",
-    "hdfs.inUseSuffix": "unfinished files lie where nobody looks for data, and are removed after a crash",
+    "hdfs.inUsePrefix": "unfinished files have names that readers of the data ignore, and are removed after a crash",
+    "hdfs.inUseSuffix": "unfinished files have names that readers of the data ignore, and are removed after a crash",
     "hdfs.writeFormat": "there are no sequence files: use Avro or Parquet",
     "hdfs.threadsPoolSize": "one thread writes",
     "hdfs.rollTimerPoolSize": "one thread writes",
@@ -88,7 +88,7 @@ def _millrace(options: Options, channel: str) -> Table:
             "compression-type": "batches travel as they are",
             "compression-level": "batches travel as they are",
             "maxIoWorkers": "there is one event loop",
-            "reset-connection-interval": "a name that resolves anew is found when the connection breaks",
+            "reset-connection-interval": "the name is resolved again when the connection breaks",
         }
     )
     return table

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from millrace.setting_problems import describe_problems, shown_value
 from millrace.v1 import admin_service_pb2 as pb
@@ -28,7 +28,7 @@ NUMBERS: Mapping[str, Mapping[str, Any]] = {
 """The enum numbers of the configuration file's words, by field."""
 
 _ENUMS: Mapping[str, Any] = {"type": pb.ChannelType, "fsync": pb.FsyncPolicy, "compression": pb.Compression}
-_CONFIG: TypeAdapter[AnyChannelConfig] = TypeAdapter(AnyChannelConfig)
+_CONFIG: TypeAdapter[AnyChannelConfig] = TypeAdapter(AnyChannelConfig, config=ConfigDict(defer_build=True))
 _DURATIONS = {field: f"{field}_seconds" for field in ("keep_alive", "lease", "checkpoint_interval", "fsync_interval")}
 _WIRE_NAMES = {limit: field for field, limit in _DURATIONS.items()}
 
@@ -42,6 +42,8 @@ def channel_message(handle: ChannelHandle) -> pb.Channel:
         state=f"CHANNEL_STATE_{handle.state.name}",
         fault=handle.trouble,
         replayed_fraction=handle.replayed_fraction,
+        is_configured=handle.configured is not None,
+        is_overridden=handle.is_overridden,
     )
     if channel is not None:
         message.channel_id = channel.channel_id

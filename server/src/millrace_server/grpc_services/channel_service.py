@@ -139,7 +139,7 @@ class ChannelService:
         return pb.AcknowledgeResponse(first_sequence=first_sequence)
 
     async def _release(self, request: pb.ReleaseRequest) -> pb.ReleaseResponse:
-        self._registry.get(request.channel).claims.release(request.reader_id, _epoch_of(request))
+        await self._registry.get(request.channel).claims.release(request.reader_id, _epoch_of(request))
         return pb.ReleaseResponse()
 
     def _find(self, txn_id: str) -> Transactions:

@@ -28,6 +28,9 @@ STREAMS_MAX = 4096
 CONNECTIONS_MAX = 10_000
 """Concurrent connections, or fewer if the process may not open as many files; excess connections are closed."""
 
+HANDSHAKE_SECONDS = 10.0
+"""How long a new connection may take to begin HTTP/2; then it is closed."""
+
 _FILES_FOR_OTHERS = 64
 _PENDING_CALLS_MAX = 65_536
 _METADATA_BYTES_MAX = 16 * 1024
@@ -148,7 +151,7 @@ def _options(settings: ServerSettings) -> list[tuple[str, int]]:
         # With SO_REUSEPORT a second server on the same port would receive half of the calls.
         ("grpc.so_reuseport", 0),
         ("grpc.max_allowed_incoming_connections", _connections_max()),
-        ("grpc.server_handshake_timeout_ms", 10 * _SECOND),
+        ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_SECONDS * _SECOND)),
         ("grpc.http2.min_ping_interval_without_data_ms", 10 * _SECOND),
         # A consumer whose machine has failed closes nothing: only an unanswered ping returns its events to the queue.
         ("grpc.keepalive_time_ms", 60 * _SECOND),

@@ -33,6 +33,7 @@ _CODES: dict[type[errors.MillraceError], grpc.StatusCode] = {
     errors.ChannelClaimedError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotClaimedError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ChannelNotEmptyError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ChannelConfiguredError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.LeaseExpiredError: grpc.StatusCode.ABORTED,
     errors.StaleEpochError: grpc.StatusCode.ABORTED,
     errors.SequenceGoneError: grpc.StatusCode.OUT_OF_RANGE,

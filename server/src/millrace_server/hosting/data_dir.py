@@ -67,7 +67,7 @@ class CatalogError(StartError):
     """Raised when the catalog cannot be read or is damaged; the file is unchanged."""
 
 
-class _Channels(BaseModel, frozen=True, extra="forbid"):
+class _Channels(BaseModel, frozen=True, extra="forbid", defer_build=True):
     channels: dict[ChannelName, AnyChannelConfig]
 
 

@@ -32,7 +32,7 @@ def open_channels(settings: Settings, catalog: Catalog) -> ChannelRegistry:
     catalogued = catalog.load()
     registry.finish_deletions({*settings.channels, *catalogued})
     for name, config in settings.channels.items():
-        registry.create(name, config)
+        registry.create(name, config).configured = config
     for name, config in catalogued.items():
         if name in settings.channels:
             _log.warning("the configuration's channel is used, not the one that CreateChannel created", channel=name)

@@ -24,8 +24,9 @@ class HttpLimits(NamedTuple):
     """Limits on the clients of an HTTP server."""
 
     connections_max: int
-    """Further requests get 503, and beyond twice this number connections are closed at once."""
-    idle_seconds_max: float = 60.0
+    """Each further connection closes the one that has waited longest for a request. While so many requests are in
+    progress, further ones get 503, and this happens from twice this number of connections on."""
+    idle_seconds_max: float = 15.0
     """A connection is closed if a complete request head takes longer than this to arrive."""
     closing_seconds_max: int = 1
     """Grace period of requests in progress when the server stops."""
@@ -62,6 +63,8 @@ class EmbeddedHttp:
 class _UvicornConfig(uvicorn.Config):
     def __init__(self, app: Starlette, limits: HttpLimits) -> None:
         self.limits = limits
+        self.waiting: dict[_UvicornProtocol, None] = {}
+        """The connections that wait for a request head, the longest first."""
         super().__init__(
             app,
             http=_UvicornProtocol,
@@ -71,7 +74,8 @@ class _UvicornConfig(uvicorn.Config):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=limits.connections_max,
+            # uvicorn counts the connection itself.
+            limit_concurrency=limits.connections_max + 1,
             h11_max_incomplete_event_size=_HEADER_BYTES_MAX,
             # The protocol below closes idle connections; this timeout, in whole seconds, is never earlier.
             timeout_keep_alive=math.ceil(limits.idle_seconds_max),
@@ -106,7 +110,7 @@ class _UvicornServer(uvicorn.Server):
 
 
 class _UvicornProtocol(H11Protocol):
-    """A connection that is closed if no request arrives in time."""
+    """A connection that is closed if no request arrives in time, or if others need its place meanwhile."""
 
     config: _UvicornConfig
     _idle: asyncio.TimerHandle
@@ -114,22 +118,35 @@ class _UvicornProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
         super().connection_made(transport)
         self.logger = _log
+        limits, waiting = self.config.limits, self.config.waiting
+        busy_count = len(self.connections) - len(waiting) - 1
+        limit = limits.connections_max * (1 if busy_count < limits.connections_max else 2)
+        if len(self.connections) > limit and waiting:
+            next(iter(waiting)).abort()
         self._await_request()
-        if len(self.connections) > 2 * self.config.limits.connections_max:
-            transport.abort()
 
     def handle_events(self) -> None:
         super().handle_events()
         if self.cycle and not self.cycle.response_complete:  # type: ignore[truthy-bool] # None before the first request
-            self._idle.cancel()
+            self._end_wait()
 
     def on_response_complete(self) -> None:
         self._await_request()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._idle.cancel()
+        self._end_wait()
         super().connection_lost(exc)
 
+    def abort(self) -> None:
+        self._end_wait()
+        self.connections.discard(self)
+        self.transport.abort()
+
     def _await_request(self) -> None:
+        self.config.waiting[self] = None
         self._idle = self.loop.call_later(self.config.limits.idle_seconds_max, self.shutdown)
+
+    def _end_wait(self) -> None:
+        self._idle.cancel()
+        self.config.waiting.pop(self, None)

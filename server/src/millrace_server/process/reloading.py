@@ -107,7 +107,7 @@ class Reloader:
                 # It failed to open: try again with the current configuration.
                 self._registry.forget(name)
             if name not in self._registry:
-                self._registry.create(name, config)
+                self._registry.create(name, config).configured = config
                 self._channels[name] = config
                 report.created.append(name)
 
@@ -116,12 +116,16 @@ class Reloader:
         return handle.opened.is_set() and handle.channel_if_open is None
 
     async def _update_channels(self, settings: Settings, report: _Report) -> None:
-        changed = {name: config for name, config in settings.channels.items() if self._channels.get(name) != config}
-        updates = (self._update_channel(name, config, report) for name, config in changed.items())
+        updates = [
+            self._update_channel(name, config, report)
+            for name, config in settings.channels.items()
+            if self._channels.get(name) != config or self._registry.find(name).is_overridden
+        ]
         await _wait_for_all(*map(asyncio.ensure_future, updates))
 
     async def _update_channel(self, name: str, config: AnyChannelConfig, report: _Report) -> None:
-        channel = self._registry.find(name).channel_if_open
+        handle = self._registry.find(name)
+        channel = handle.channel_if_open
         if channel is None:
             report.pending[f"channels.{name}"] = "is not open yet; reload again when it is"
             return
@@ -138,12 +142,15 @@ class Reloader:
                     report.pending[f"channels.{name}"] = f"{why}; take some out, then reload again"
                     return
                 report.updated.append(name)
+            handle.configured = wanted
             if not fixed:
                 self._channels[name] = config
 
     async def _remove_channels(self, settings: Settings, used: set[str], report: _Report) -> None:
         catalogued = await asyncio.to_thread(self._catalog.load)
         for name in [name for name in self._channels if name not in settings.channels]:
+            if name in self._registry:
+                self._registry.find(name).configured = None
             if name in self._registry and name not in catalogued:
                 if why := self._obstacle_to_removal(name, used):
                     report.pending[f"channels.{name}"] = f"was not removed with its table: {why}"

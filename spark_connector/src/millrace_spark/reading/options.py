@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 from millrace_spark.errors import OptionError
 from millrace_spark.option_values import (
+    LEASE_SECONDS_MAX,
     OptionValues,
     parse_choice,
     parse_count,
     parse_flag,
+    parse_lease,
     parse_seconds,
 )
 from millrace_spark.reading.bounds import Bounds, parse_bounds
@@ -74,7 +76,7 @@ OPTIONS: Mapping[str, str] = {
     "readerId": "the reader that claims the channels; default: a name with user, machine and process",
     "leaseSeconds": (
         f"how long a claim outlives its reader; default: {BATCH_LEASE_SECONDS:.0f}, "
-        f"in streams {STREAM_LEASE_SECONDS:.0f}"
+        f"in streams {STREAM_LEASE_SECONDS:.0f}; at most {LEASE_SECONDS_MAX:,.0f}"
     ),
     "takeover": "true: end another reader's claim on the channels; default: false",
     "retrySeconds": (
@@ -236,7 +238,7 @@ def _claim_options(values: OptionValues, default_reader_id: str, lease_seconds: 
         endpoints=parse_endpoints(values.text("endpoints")),
         channels=parse_channels(values.text("channels")),
         reader_id=values.text("readerId") or default_reader_id,
-        lease_seconds=values.value("leaseSeconds", parse_seconds, lease_seconds),
+        lease_seconds=values.value("leaseSeconds", parse_lease, lease_seconds),
         takeover=values.value("takeover", parse_flag, default=False),
         retry_seconds=values.value("retrySeconds", parse_seconds, RETRY_SECONDS),
     )

@@ -6,15 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from millrace_spark.errors import OptionError
-from millrace_spark.option_values import OptionValues, parse_choice, parse_flag, parse_seconds
+from millrace_spark.option_values import (
+    LEASE_SECONDS_MAX,
+    OptionValues,
+    parse_choice,
+    parse_flag,
+    parse_lease,
+    parse_seconds,
+)
 from millrace_spark.reading.options import OPTIONS, RETRY_SECONDS
 from millrace_spark.shards import parse_endpoints
 
 LEASE_SECONDS = 600.0
 """Covers the time from a task's last put to the driver's commit, which waits for the slowest task."""
-
-LEASE_SECONDS_MAX = 3_600.0
-"""The longest lease that servers grant."""
 
 WRITE_OPTIONS: Mapping[str, str] = {
     "endpoints": "servers that hold the channels: host:port, comma-separated",
@@ -92,7 +96,7 @@ def parse_write_options(options: Mapping[str, str], *, is_streaming: bool) -> Wr
         batch_number=values.value("batchNumber", _parse_number, 0),
         batch_numbers_increase=values.value("batchNumbersRise", parse_flag, default=is_streaming),
         routing=values.value("routing", _parse_routing, None),
-        lease_seconds=values.value("leaseSeconds", _parse_lease, LEASE_SECONDS),
+        lease_seconds=values.value("leaseSeconds", parse_lease, LEASE_SECONDS),
         retry_seconds=values.value("retrySeconds", parse_seconds, RETRY_SECONDS),
     )
 
@@ -134,13 +138,6 @@ def _parse_producer_id(text: str) -> str:
     if not _PRODUCER_ID.fullmatch(text):
         raise ValueError("1 to 100 printable ASCII characters without spaces")
     return text
-
-
-def _parse_lease(text: str) -> float:
-    seconds = parse_seconds(text)
-    if seconds > LEASE_SECONDS_MAX:
-        raise ValueError(f"at most {LEASE_SECONDS_MAX:,.0f} seconds, the longest lease that servers grant")
-    return seconds
 
 
 def _parse_number(text: str) -> int:

@@ -51,7 +51,7 @@ class QuickInterceptor(ABC):
     def intercept(self, table: EventTable) -> EventTable: ...
 
 
-class InterceptorConfig(BaseModel, ABC, frozen=True, extra="forbid"):
+class InterceptorConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True):
     """Base of all interceptors' settings."""
 
     @abstractmethod

@@ -1,14 +1,16 @@
 """Regular expressions with a time limit, and the interceptors `regex_filter` and `search_replace`."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-import regex
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors.interceptor import EventsRefusedError, Interceptor, InterceptorConfig
+
+if TYPE_CHECKING:
+    import regex
 
 PATTERN_LENGTH_MAX = 10_000
 
@@ -27,6 +29,9 @@ DefaultT = TypeVar("DefaultT")
 
 def compile_pattern(pattern: str) -> "regex.Pattern[str]":
     """Returns the compiled pattern; raises ValueError with a sentence for the configuration's problems."""
+    # Most configurations have no pattern, and the library takes long to import.
+    import regex
+
     try:
         return regex.compile(pattern)
     except (regex.error, OverflowError, RecursionError) as error:
@@ -155,9 +160,11 @@ class SearchReplaceConfig(RegexConfig):
     @classmethod
     def _check_groups(cls, replacement: str, info: ValidationInfo) -> str:
         if "pattern" in info.data:
+            from regex import error as regex_error
+
             try:
                 _pattern_with_groups_of(compile_pattern(info.data["pattern"])).sub(replacement, "")
-            except (regex.error, IndexError) as error:
+            except (regex_error, IndexError) as error:
                 raise ValueError(f"is {shown_value(replacement)}, which does not fit the pattern: {error}") from None
         return replacement
 

@@ -31,7 +31,7 @@ def _check_charset(name: str) -> str:
     raise ValueError(f'is {shown_value(name)}; it must be the name of a charset, such as "utf-8" or "iso-8859-1"')
 
 
-class MultilineConfig(BaseModel, frozen=True, extra="forbid"):
+class MultilineConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """Which lines belong to one event; they are joined with line feeds."""
 
     pattern: RegexPattern
@@ -54,7 +54,7 @@ class MultilineConfig(BaseModel, frozen=True, extra="forbid"):
     """An event is complete when no further line has arrived for this long."""
 
 
-class CharsetConfig(BaseModel, frozen=True, extra="forbid"):
+class CharsetConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """Settings of sources of text. Bodies are UTF-8; UTF-8 input is passed on unchanged."""
 
     charset: Annotated[str, AfterValidator(_check_charset)] = "utf-8"
@@ -65,7 +65,7 @@ class CharsetConfig(BaseModel, frozen=True, extra="forbid"):
     """What to do with a line that is not valid in this charset: "fail", "replace", "ignore", or "keep" its bytes."""
 
 
-class LinesConfig(CharsetConfig, frozen=True, extra="forbid"):
+class LinesConfig(CharsetConfig, frozen=True, extra="forbid", defer_build=True):
     """Settings of sources of lines. A line ends with LF or CR LF, which is not part of it."""
 
     line_bytes_max: int = Field(1 * MIB, ge=16, le=64 * MIB)

@@ -50,7 +50,7 @@ def sink_class(type_name: str) -> Callable[..., Sink]:
     return found
 
 
-class SinkConfig(BaseModel, ABC, frozen=True, extra="forbid"):
+class SinkConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True):
     """Settings of sinks of every type."""
 
     channel: KnownChannelName

@@ -80,7 +80,7 @@ def source_class(type_name: str) -> Callable[..., Source]:
     return found
 
 
-class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid"):
+class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True):
     """Settings of every source."""
 
     channels: Annotated[list[KnownChannelName], Field(min_length=1)]

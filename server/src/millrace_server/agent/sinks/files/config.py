@@ -11,11 +11,12 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from millrace.setting_problems import shown_value
 from millrace_server.agent.setting_types import TimeZoneName, time_zone_of
 from millrace_server.agent.sinks.files.event_files import EventFiles, FileNames
+from millrace_server.agent.sinks.files.local_target import LocalTarget
 from millrace_server.agent.sinks.files.open_files import OpenFiles, RollLimits
 from millrace_server.agent.sinks.files.paths import Partitioner, PathRules, PathTemplate, TimeRule
 from millrace_server.agent.sinks.files.sink import FilesSink, FilesSinkSettings
 from millrace_server.agent.sinks.files.sink_directory import SinkDirectory
-from millrace_server.agent.sinks.files.targets import FileTarget, LocalTarget, RemoteTarget, open_file_system
+from millrace_server.agent.sinks.files.targets import FileTarget, RemoteTarget, open_file_system
 from millrace_server.agent.sinks.files.writers import Compression, EventWriter, JsonWriter, TextWriter
 from millrace_server.agent.sinks.sink import NonRejectingSinkConfig, Sink, SinkContext
 
@@ -48,7 +49,8 @@ class FilesSinkConfig(NonRejectingSinkConfig):
     path: str
     """The directory: `/data/{header:host}/dt={time:%Y-%m-%d}`, or such a path after `s3://`, `hdfs://` and so on.
 
-    On this machine the directory before the first brace must exist; those below it are created.
+    On this machine the directory before the first brace must exist; those below it are created. While it is unmounted,
+    renamed or replaced by another one, nothing is written.
     """
 
     options: dict[str, Option] = Field(default_factory=dict)
@@ -135,10 +137,16 @@ class FilesSinkConfig(NonRejectingSinkConfig):
     def make(self, context: SinkContext) -> Sink:
         template = PathTemplate.parse(self.path)
         traits = FilesSinkSettings(context.name, template.root, self.batch_events_max, self.stall_seconds)
-        return FilesSink(traits, partial(self._make_files, context, template, self._writer()))
+        # One for all runs of the sink: none of them may write into another directory than the first.
+        target = self._target(template, context.directory / "staging")
+        return FilesSink(traits, partial(self._make_files, context, template, target, self._writer()))
 
     def _make_files(
-        self, context: SinkContext, template: PathTemplate, make_writer: Callable[[BinaryIO], EventWriter]
+        self,
+        context: SinkContext,
+        template: PathTemplate,
+        target: FileTarget,
+        make_writer: Callable[[BinaryIO], EventWriter],
     ) -> EventFiles:
         limits = RollLimits(
             self.roll_bytes, self.roll_events, self.roll_seconds, self.idle_seconds, self.open_files_max
@@ -147,17 +155,17 @@ class FilesSinkConfig(NonRejectingSinkConfig):
         rules = PathRules(template, times, self.time_header, self.missing_word, self.time_missing == "clock")
         return EventFiles(
             SinkDirectory(context.directory, context.name),
-            lambda owner: self._target(template, owner, context.directory / "staging"),
+            target,
             Partitioner(rules),
             OpenFiles(limits, make_writer),
             FileNames(f"{self.prefix}{context.name}-", self._suffix()),
         )
 
-    def _target(self, template: PathTemplate, owner: str, staging: Path) -> FileTarget:
+    def _target(self, template: PathTemplate, staging: Path) -> FileTarget:
         if not template.scheme:
-            return LocalTarget(Path(template.root), owner)
+            return LocalTarget(Path(template.root))
         make = partial(open_file_system, template.root, self.options)
-        return RemoteTarget(make, template.root, owner, staging)
+        return RemoteTarget(make, template.root, staging)
 
     def _suffix(self) -> str:
         if self.suffix is not None:

@@ -1,7 +1,7 @@
 """Event files: deliveries become finished files; the sink calls this on its thread."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
@@ -50,18 +50,18 @@ class EventFiles:
     def __init__(
         self,
         directory: SinkDirectory,
-        make_target: Callable[[str], FileTarget],
+        target: FileTarget,
         partitioner: Partitioner,
         files: OpenFiles,
         names: FileNames,
     ) -> None:
         self._directory = directory
-        self._make_target = make_target
+        self._target = target
         self._partitioner = partitioner
         self._files = files
         self._names = names
         self._receipts = ReceiptStore(directory.path / "receipts")
-        self._target: FileTarget | None = None
+        self._is_open = False
         self._channel_id = ""
         self._found: list[tuple[Path, FileReceipt]] = []
         self._confirmed: dict[Path, int] = {}
@@ -73,8 +73,8 @@ class EventFiles:
     def open(self) -> None:
         """Removes what an earlier run left unfinished, and reads what it finished."""
         owner = self._directory.open()
-        self._target = self._make_target(owner)
-        self._target.open()
+        self._is_open = True
+        self._target.open(owner)
         for path, receipt, is_confirmed in self._receipts.open():
             if is_confirmed:
                 self._found.append((path, receipt))
@@ -123,7 +123,7 @@ class EventFiles:
         """Removes unfinished files, and releases the directory for a later run."""
         try:
             self._files.discard()
-            if self._target is not None:
+            if self._is_open:
                 self._target.close()
         finally:
             self._directory.close()
@@ -152,11 +152,10 @@ class EventFiles:
                 yield from chunk.parts(gaps)
 
     def _write_rows(self, delivery: int, chunk: EventChunk, directory: str, rows: Rows, now: float) -> None:
-        assert self._target is not None, "it is open"
         while rows:
             if (evicted := self._files.to_evict_for(directory)) is not None:
                 self._finish([evicted])
-            file = self._files.get(directory, self._target.staging, now)
+            file = self._files.get(directory, self._target, now)
             room = self._files.room_in(file)
             self._unfinished_counts[delivery] += delivery not in file.deliveries
             file.write(delivery, chunk, rows[:room], now)
@@ -174,7 +173,6 @@ class EventFiles:
             self._touched |= file.deliveries
 
     def _publish(self, file: OpenFile, file_bytes: int) -> None:
-        assert self._target is not None, "it is open"
         ranges = list(file.ranges)
         for path in self._names.of(self._channel_id, file):
             if self._target.size_of(path) is not None:

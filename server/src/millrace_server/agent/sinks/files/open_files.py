@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from millrace_server.agent.sinks.files.chunks import EventChunk, Rows
+from millrace_server.agent.sinks.files.targets import FileTarget
 from millrace_server.agent.sinks.files.writers import EventWriter
 
 
@@ -74,7 +75,7 @@ class OpenFile:
     """A file that is being written."""
 
     def __init__(
-        self, directory: str, staged: Path, make_writer: Callable[[BinaryIO], EventWriter], now: float
+        self, directory: str, staged: Path, file: BinaryIO, make_writer: Callable[[BinaryIO], EventWriter], now: float
     ) -> None:
         self.directory = directory
         self.staged = staged
@@ -83,9 +84,7 @@ class OpenFile:
         self.deliveries: set[int] = set()
         self.opened_at = now
         self.written_at = now
-        # The mode is meant for the files' readers; the process's umask applies.
-        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        self._file = os.fdopen(descriptor, "wb")
+        self._file = file
         try:
             self._writer = make_writer(self._file)
         except BaseException:
@@ -152,13 +151,13 @@ class OpenFiles:
             return None
         return next(iter(self._files.values()))
 
-    def get(self, directory: str, staging: Path, now: float) -> OpenFile:
+    def get(self, directory: str, target: FileTarget, now: float) -> OpenFile:
         """Returns the open file of a directory; opens one if there is none."""
         file = self._files.get(directory)
         if file is None:
-            staged = staging / f"{self._next_number:06d}.part"
+            staged = target.staging / f"{self._next_number:06d}.part"
             self._next_number += 1
-            file = self._files[directory] = OpenFile(directory, staged, self._make_writer, now)
+            file = self._files[directory] = OpenFile(directory, staged, target.create(staged), self._make_writer, now)
         self._files.move_to_end(directory)
         return file
 

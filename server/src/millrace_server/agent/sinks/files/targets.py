@@ -1,14 +1,13 @@
 """Targets: where finished files go, on this machine or in another file system."""
 
 import errno
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
-from millrace_server.files import make_directories, sync_directory
+from millrace_server.files import make_directories
 
 STAGING_DIRECTORY = ".millrace"
 """The directory of unfinished files, below the common directory of a sink's files; readers ignore hidden names."""
@@ -20,8 +19,11 @@ class FileTarget(Protocol):
     staging: Path
     """The directory on this machine in which files are written."""
 
-    def open(self) -> None:
-        """Prepares the target, and removes what an earlier run of the same sink left unfinished."""
+    def open(self, owner: str) -> None:
+        """Prepares the target, and removes what an earlier run of the same sink, the owner, left unfinished."""
+
+    def create(self, staged: Path) -> BinaryIO:
+        """Creates a file in `staging`, and opens it for writing."""
 
     def publish(self, staged: Path, path: str) -> None:
         """Gives a synced file in `staging` its final name, durably. No reader sees a partial file under that name.
@@ -34,67 +36,6 @@ class FileTarget(Protocol):
 
     def close(self) -> None:
         """Removes its directory of unfinished files if it is empty."""
-
-
-_DIRECTORY_MODE = 0o777
-"""The files are meant for other readers; the process's umask applies."""
-
-_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
-
-
-class LocalTarget:
-    """Publishes files on this machine by a rename on the same file system.
-
-    Args:
-        root: The common directory of all files. It must exist: if a disk is not mounted, nothing must be written into
-            its mount point.
-    """
-
-    def __init__(self, root: Path, owner: str) -> None:
-        self._root = root
-        self.staging = root / STAGING_DIRECTORY / owner
-
-    def open(self) -> None:
-        if not self._root.is_dir():
-            raise NotADirectoryError(
-                errno.ENOTDIR, "is no directory; create it, or mount its file system", str(self._root)
-            )
-        make_directories(self.staging, mode=_DIRECTORY_MODE)
-        for left in self.staging.iterdir():
-            left.unlink()
-
-    def publish(self, staged: Path, path: str) -> None:
-        final = Path(path)
-        make_directories(final.parent, mode=_DIRECTORY_MODE)
-        _rename_to_new(staged, final)
-        sync_directory(final.parent)
-
-    def size_of(self, path: str) -> int | None:
-        try:
-            return Path(path).stat().st_size
-        except FileNotFoundError:
-            return None
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self.staging.rmdir()
-            self.staging.parent.rmdir()
-
-
-def _rename_to_new(staged: Path, final: Path) -> None:
-    """Renames a file, but never replaces another one."""
-    try:
-        # Unlike a rename, a link fails if the name exists, even if it was created just now.
-        os.link(staged, final)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-    else:
-        staged.unlink()
-        return
-    if final.exists():
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(final))
-    staged.rename(final)
 
 
 _COPY_BYTES = 8 << 20
@@ -134,16 +75,16 @@ class RemoteTarget:
     it uses the final name directly. Elsewhere it uses a hidden name, which is renamed.
     """
 
-    def __init__(self, make: Callable[[], FileSystem], root: str, owner: str, staging: Path) -> None:
+    def __init__(self, make: Callable[[], FileSystem], root: str, staging: Path) -> None:
         self._make = make
         self._files: Any = None
         self._path_of: Callable[[str], str] = str
         self._is_put_atomic = root.startswith(_S3)
         self._root = root
-        self._parts = f"{root}/{STAGING_DIRECTORY}/{owner}"
         self.staging = staging
 
-    def open(self) -> None:
+    def open(self, owner: str) -> None:
+        self._parts = f"{self._root}/{STAGING_DIRECTORY}/{owner}"
         if self.staging.is_dir():
             shutil.rmtree(self.staging)
         make_directories(self.staging)
@@ -159,6 +100,9 @@ class RemoteTarget:
         self._files.makedirs(parts, exist_ok=True)
         for left in self._files.ls(parts, detail=False):
             self._files.rm_file(left)
+
+    def create(self, staged: Path) -> BinaryIO:
+        return staged.open("xb")
 
     def publish(self, staged: Path, path: str) -> None:
         self._call(lambda: self._put(staged, path) if self._is_put_atomic else self._put_and_rename(staged, path))

@@ -60,8 +60,8 @@ class HttpSourceConfig(ListeningSourceConfig):
     """A request that is not complete after this time is refused."""
 
     connections_max: int = Field(256, ge=1, le=100_000)
-    """Requests on further connections are refused; twice this number of connections is the limit at which new ones are
-    closed at once."""
+    """Each further connection closes the one that has waited longest for a request; while so many requests are in
+    progress, further ones get 503."""
 
     inflight_bytes_max: int = Field(
         default_factory=lambda fields: _INFLIGHT_BODIES * fields["body_bytes_max"], ge=1024, le=1024 * 1024 * _MIB

@@ -30,14 +30,14 @@ HeaderName = Annotated[str, Field(min_length=1)]
 Pattern = Annotated[str, Field(min_length=1)]
 
 
-class LinesFormat(LinesConfig, frozen=True, extra="forbid"):
+class LinesFormat(LinesConfig, frozen=True, extra="forbid", defer_build=True):
     """Each event is a line, or several lines."""
 
     type: Literal["lines"]
     """Each event is a line, or several lines."""
 
 
-class BlobFormat(BaseModel, frozen=True, extra="forbid"):
+class BlobFormat(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """Each file is one event."""
 
     type: Literal["blob"]
@@ -47,7 +47,7 @@ class BlobFormat(BaseModel, frozen=True, extra="forbid"):
     """A larger file, measured after decompression, is bad."""
 
 
-class AvroFormat(BaseModel, frozen=True, extra="forbid"):
+class AvroFormat(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """Each record of an Avro container file is an event."""
 
     type: Literal["avro"]
@@ -71,7 +71,7 @@ AnyFormat = Annotated[LinesFormat | BlobFormat | AvroFormat, Field(discriminator
 """The format of files; `type` selects it."""
 
 
-class RenameDone(BaseModel, frozen=True, extra="forbid"):
+class RenameDone(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """Completed files are renamed."""
 
     type: Literal["rename"]
@@ -81,14 +81,14 @@ class RenameDone(BaseModel, frozen=True, extra="forbid"):
     """Appended to the name. Files whose names have this suffix are not read."""
 
 
-class DeleteDone(BaseModel, frozen=True, extra="forbid"):
+class DeleteDone(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """Completed files are deleted."""
 
     type: Literal["delete"]
     """Completed files are deleted."""
 
 
-class MoveDone(BaseModel, frozen=True, extra="forbid"):
+class MoveDone(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """Completed files are moved to another directory."""
 
     type: Literal["move"]

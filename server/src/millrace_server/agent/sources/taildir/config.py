@@ -20,7 +20,7 @@ def _check_pattern(pattern: str) -> str:
 PathPattern = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_check_pattern)]
 
 
-class TaildirSourceConfig(LinesConfig, SourceConfig, frozen=True, extra="forbid"):
+class TaildirSourceConfig(LinesConfig, SourceConfig, frozen=True, extra="forbid", defer_build=True):
     """A source of the lines of growing files.
 
     A file is identified by its device, its inode and its first bytes, whatever its name. After it is renamed it is read

@@ -111,7 +111,7 @@ _log = structlog.stdlib.get_logger(__name__)
 _Number = Annotated[int, Field(ge=0)]
 
 
-class FilePosition(BaseModel, frozen=True, extra="forbid"):
+class FilePosition(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """The stored state of one file."""
 
     producer_id: str
