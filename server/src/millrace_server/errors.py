@@ -111,6 +111,12 @@ class ChannelNotEmptyError(MillraceError):
     reason = "CHANNEL_NOT_EMPTY"
 
 
+class ChannelConfiguredError(MillraceError):
+    """Raised when a channel to be deleted is defined in the server's configuration file."""
+
+    reason = "CHANNEL_CONFIGURED"
+
+
 class LeaseExpiredError(MillraceError):
     """Raised when the transaction was rolled back because its lease ran out."""
 

@@ -42,11 +42,11 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def make_directories(path: Path, *, mode: int = 0o700) -> None:
+def make_directories(path: Path) -> None:
     """Creates a directory and its missing parents durably."""
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
     for directory in reversed(missing):
-        directory.mkdir(mode=mode, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
         sync_directory(directory.parent)
 
 

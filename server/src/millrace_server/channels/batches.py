@@ -35,12 +35,23 @@ class ColumnsSource(Protocol):
 
 
 class StoredColumns:
-    """The checked columns of one request: in memory, in the log, or in both.
+    """The checked columns of one request: in memory, in the log, or in both. Or a run: those of several small requests.
 
-    `location` is None while they are in memory only.
+    `location` is None while they are in memory only. That of a run begins with the first of its `record_count` PUT
+    records and ends with the last; see `EventQueue`.
     """
 
-    __slots__ = ("_cutter", "_raw", "_source", "body_bytes", "count", "location", "raw_bytes")
+    __slots__ = (
+        "_cutter",
+        "_raw",
+        "_source",
+        "body_bytes",
+        "count",
+        "is_batch",
+        "location",
+        "raw_bytes",
+        "record_count",
+    )
 
     def __init__(self, raw: Buffer, count: int, body_bytes: int) -> None:
         self._raw: Buffer | None = raw
@@ -50,14 +61,27 @@ class StoredColumns:
         self.location: Location | None = None
         self._source: ColumnsSource | None = None
         self._cutter: ColumnsCutter | None = None
+        self.record_count = 1
+        # Whether an answer may have all as one batch. A run may have too many header keys, which is known once it was
+        # read.
+        self.is_batch = True
 
     @classmethod
-    def in_log(
-        cls, location: Location, source: ColumnsSource, count: int, body_bytes: int, raw_bytes: int
+    def in_log(  # noqa: PLR0913 - what a checkpoint states of each
+        cls,
+        location: Location,
+        source: ColumnsSource,
+        count: int,
+        body_bytes: int,
+        raw_bytes: int,
+        *,
+        record_count: int = 1,
     ) -> "StoredColumns":
         """Returns columns that are in a log, and are read into memory on demand."""
         stored = cls(b"", count, body_bytes)
         stored.raw_bytes = raw_bytes
+        stored.record_count = record_count
+        stored.is_batch = record_count == 1
         stored.locate(location, source)
         stored.forget()
         return stored
@@ -106,6 +130,23 @@ class StoredColumns:
 
     def remember(self, raw: Buffer) -> None:
         self._raw = raw
+
+    def as_run(self) -> "StoredColumns":
+        """Returns a run of these columns alone, which can grow. They must be in a log."""
+        assert self.location is not None, "a run is in a log"
+        assert self._source is not None, "what is in a log can be read back"
+        return StoredColumns.in_log(self.location, self._source, self.count, self.body_bytes, self.raw_bytes)
+
+    def grow(self, following: "StoredColumns", payload_length: int) -> None:
+        """Adds the columns after a run that has not been read so far."""
+        assert self.location is not None, "a run is in a log"
+        assert self._raw is None, "a run that was read does not grow"
+        self.location = self.location._replace(payload_length=payload_length)
+        self.count += following.count
+        self.body_bytes += following.body_bytes
+        self.raw_bytes += following.raw_bytes
+        self.record_count += 1
+        self.is_batch = False
 
     def forget(self) -> None:
         """Drops the columns from memory; the log has them."""
@@ -175,17 +216,22 @@ class Window:
 
     def fit(self, body_bytes_max: int, answer_bytes_max: int, form: Form) -> "Fit":
         """Returns how many of the first events stay within both limits."""
-        if form is Form.COLUMNS and self.is_whole and self.body_bytes <= body_bytes_max:
+        is_batch = self.is_whole and self.stored.is_batch
+        if form is Form.COLUMNS and is_batch and self.body_bytes <= body_bytes_max:
             answer_bytes = self.stored.raw_bytes + _BATCH_BYTES
             if answer_bytes <= answer_bytes_max:
                 return Fit(self.count, self.body_bytes, answer_bytes)
         cutter = self.stored.cutter()
         bound = cutter.columns_bytes_bound if form is Form.COLUMNS else cutter.rows_bytes_bound
-        # The bound grows with the range, so the furthest stop that fits is found by halving.
+        # Both bounds grow with the range, so the furthest stop that fits is found by halving. A run may have more keys
+        # than a batch may.
         low, high = self.start, min(cutter.stop_within(self.start, body_bytes_max), self.stop)
         while low < high:
             middle = (low + high + 1) // 2
-            if bound(self.start, middle) <= answer_bytes_max:
+            if (
+                bound(self.start, middle) <= answer_bytes_max
+                and cutter.key_count(self.start, middle) <= HEADER_KEYS_MAX
+            ):
                 low = middle
             else:
                 high = middle - 1

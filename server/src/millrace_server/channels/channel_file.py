@@ -98,7 +98,7 @@ class ChannelFile:
 class _Channel(BaseModel):
     """The types of `channel`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     name: Annotated[str, Field(pattern=f"^{CHANNEL_NAME_PATTERN}$")]
     channel_id: Annotated[str, Field(pattern=f"^[0-9a-f]{{{2 * _ID_BYTES}}}$")]

@@ -13,6 +13,7 @@ from millrace_server.channels.file_store import FileStore
 from millrace_server.channels.recovery import ReplayProgress
 from millrace_server.errors import ChannelCorruptError, ChannelLogFailedError, MillraceError, ReplayingError
 from millrace_server.wal.format import UnknownVersionError
+from millrace_server.wal.payload_codec import KeyMissingError
 from millrace_server.wal.segments import LogCorruptError
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -43,7 +44,10 @@ class ChannelState(enum.Enum):
 
 
 class ChannelHandle:
-    """A channel's name and state, and the channel once it is open; `store` is None without open files."""
+    """A channel's name and state, and the channel once it is open; `store` is None without open files.
+
+    `configured` is its configuration as the server's file has put it in force; None if the file does not name it.
+    """
 
     def __init__(self, name: str, config: ChannelConfig, on_change: Callable[[str], None]) -> None:
         self.name = name
@@ -52,12 +56,17 @@ class ChannelHandle:
         self._channel: Channel | None = None
         self._fault: MillraceError | None = None
         self.store: FileStore | None = None
+        self.configured: ChannelConfig | None = None
         self.progress = ReplayProgress()
         self.opened = asyncio.Event()  # Set once the channel is open, or cannot be opened.
 
     @property
     def config(self) -> ChannelConfig:
         return self._channel.config if self._channel else self._config
+
+    @property
+    def is_overridden(self) -> bool:
+        return self.configured is not None and self.config != self.configured
 
     @property
     def state(self) -> ChannelState:
@@ -85,9 +94,7 @@ class ChannelHandle:
             return self._fault
         if fault := self._channel.fault:
             return fault
-        if self.store is not None and self.store.damage:
-            return ChannelCorruptError("stored events cannot be read back as they were written")
-        return None
+        return None if self.store is None else self.store.fault
 
     @property
     def trouble(self) -> str:
@@ -133,8 +140,9 @@ class ChannelHandle:
                 channel=self.name,
             )
         else:
+            why = ": an encryption key is missing, or another was given for it" * isinstance(error, KeyMissingError)
             self._fault = ChannelLogFailedError(
-                f"channel {self.name!r} cannot be opened; see the server's log", channel=self.name
+                f"channel {self.name!r} cannot be opened{why}; see the server's log", channel=self.name
             )
         self.opened.set()
         self._on_change(self.name)

@@ -102,12 +102,15 @@ class ClaimRegistry:
         self._contents.takers.wake_all()
         return self.claim
 
-    def end(self) -> None:
-        """Ends the live claim, if any; events that are not acknowledged can be taken again."""
-        if self.claim is not None:
-            claim = self.claim
-            self._drop()
-            self._committer.record_claim(ClaimRecord(claim.reader_id, claim.epoch, claim.lease.seconds, has_ended=True))
+    def end(self) -> "asyncio.Future[None] | None":
+        """Ends the live claim, if any; events that are not acknowledged can be taken again. See `record_claim`."""
+        if self.claim is None:
+            return None
+        claim = self.claim
+        self._drop()
+        return self._committer.record_claim(
+            ClaimRecord(claim.reader_id, claim.epoch, claim.lease.seconds, has_ended=True)
+        )
 
     def forget(self) -> None:
         self._drop()
@@ -119,9 +122,20 @@ class ClaimRegistry:
             self._contents.readers.wake_all()
             self._contents.wake_taker()
 
-    def release(self, reader_id: str, epoch: int | None) -> None:
+    async def release(self, reader_id: str, epoch: int | None) -> None:
+        """Ends a reader's claim, and returns once that is durable.
+
+        Raises:
+            DiskFullError, ChannelLogFailedError: The claim has ended, but its end could not be written.
+        """
         self._require(reader_id, epoch)
-        self.end()
+        if (durable := self.end()) is not None:
+            try:
+                await asyncio.shield(durable)
+            except MillraceError as error:
+                raise type(error)(
+                    "the claim has ended, but the channel's log could not store that; a restart may bring it back"
+                ) from error
 
     def refuse_if_claimed(self) -> None:
         if self.claim is not None:

@@ -53,7 +53,7 @@ class Committer(Protocol):
         """Stores a rollback, without waiting for it."""
 
     def record_claim(self, claim: ClaimRecord) -> "asyncio.Future[None] | None":
-        """Stores a claim; returns a future that ends once the claim is durable, or None if it is already."""
+        """Stores that a claim began or ended; returns a future that ends once it is durable, None if it is already."""
 
 
 class MemoryCommitter:

@@ -65,7 +65,7 @@ KeyId = Annotated[str, Field(pattern=rf"^(?:{KEY_ID_PATTERN})$")]
 NamedPath = Annotated[Path, BeforeValidator(_make_path)]
 
 
-class ChannelConfig(BaseModel, frozen=True, extra="forbid"):
+class ChannelConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """The settings of all channel types; each type has its own defaults."""
 
     type: Literal["memory", "file", "spillable"]
@@ -147,7 +147,7 @@ class MemoryChannelConfig(ChannelConfig):
     """Bytes for bodies and headers together."""
 
 
-class EncryptionConfig(BaseModel, frozen=True, extra="forbid"):
+class EncryptionConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """The keys that encrypt a channel's files. To rotate: add a key, make it the active one, keep the old one."""
 
     keys: dict[KeyId, NamedPath]

@@ -22,6 +22,7 @@ from millrace_server.channels.keys import load_keys
 from millrace_server.channels.log_columns import LogColumns, RecentMemory
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
 from millrace_server.channels.spillable import SpillableCommitter, TieredContext
+from millrace_server.errors import MillraceError
 from millrace_server.wal.checkpoints import CheckpointFiles
 from millrace_server.wal.disk import Disk
 from millrace_server.wal.log import WriteAheadLog
@@ -71,9 +72,9 @@ class FileStore:
         return self._files.log.segment_count
 
     @property
-    def damage(self) -> str:
-        """The first damage that reading has found since the opening; empty without any."""
-        return self._files.columns.damage
+    def fault(self) -> MillraceError | None:
+        """Why stored events could not be read since the opening; None if all could be."""
+        return self._files.columns.fault
 
     async def close(self, timeout_seconds: float | None = None) -> None:
         """Writes a last checkpoint, so that the next opening reads hardly anything, and closes the files.
@@ -248,6 +249,8 @@ class FileStores:
         contents = Contents(name, capacity, recovered.next_sequence, files.columns)
         contents.restore(recovered.queue, recovered.ledger)
         disk_space = DiskSpace(self._disk, files.directories.data_dirs, time.monotonic)
+        # Events that move from memory to the log would have their PUT records between those of a run.
+        contents.queue.has_runs = config.spillable is None
         log_side = contents, files.columns, recovered.ended, recovered.claim
         if (spillable := config.spillable) is None:
             journal = Journal(LogContext(*log_side), files.log, disk_space, config)

@@ -96,7 +96,6 @@ class ClaimEntry(JournalEntry):
 
     def __init__(self, context: LogContext, claim: ClaimRecord, future: "asyncio.Future[None]") -> None:
         self.records: Sequence[Record] = [claim_record(claim)]
-        self.needs_sync = not claim.has_ended
         self._context = context
         self._claim = claim
         self._claim_before: ClaimRecord | None = None
@@ -240,11 +239,12 @@ class Journal:
         if not self._fault:
             self.enqueue(RollbackEntry(txn_id, has_expired=has_expired))
 
-    def record_claim(self, claim: ClaimRecord) -> "asyncio.Future[None] | None":
-        if claim.has_ended and self._fault:
-            return None
-        self.refuse_after_fault()
+    def record_claim(self, claim: ClaimRecord) -> "asyncio.Future[None]":
         future: asyncio.Future[None] = self._loop.create_future()
+        if claim.has_ended and self._fault:
+            fail_future(future, ChannelLogFailedError(self._fault))
+            return future
+        self.refuse_after_fault()
         self.enqueue(ClaimEntry(self.context, claim, future))
         return future
 

@@ -12,7 +12,7 @@ class Lease:
     It runs on the event loop's monotonic clock: the time of day may jump.
     """
 
-    def __init__(self, seconds: float, on_expired: Callable[[], None]) -> None:
+    def __init__(self, seconds: float, on_expired: Callable[[], object]) -> None:
         self._loop = asyncio.get_running_loop()
         self.seconds = seconds
         self._on_expired = on_expired

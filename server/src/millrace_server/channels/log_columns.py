@@ -6,9 +6,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from millrace.columns import HEADER_KEYS_MAX
 from millrace.wire_format import Buffer
 from millrace_server.channels.batches import StoredBatch, StoredColumns
-from millrace_server.errors import ChannelCorruptError, MillraceError, SequenceGoneError
+from millrace_server.channels.queue import RUN_EVENTS_MAX
+from millrace_server.channels.runs import merged
+from millrace_server.errors import ChannelCorruptError, ChannelLogFailedError, MillraceError, SequenceGoneError
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.payload_codec import KeyMissingError
 from millrace_server.wal.records import Location
@@ -20,6 +23,45 @@ processor's, and writing was a sixth slower. What is a little older is read back
 
 READ_BYTES_MAX = 32 << 20
 """Bytes of columns that were read back: what is read ahead for several readers at once is there when they want it."""
+
+_RECORDS_AT_ONCE_MAX = 2 * RUN_EVENTS_MAX
+"""Records that the event loop reads itself where none waits for the disk: merging more takes too long."""
+
+
+def read_columns(log: WriteAheadLog, wanted: Sequence[StoredColumns], *, cached_only: bool = False) -> list[Buffer]:
+    """Reads the serialized columns back, neighbours together; fewer than wanted if `cached_only` and the disk has them.
+
+    Raises:
+        KeyMissingError: Some are encrypted with a key that was not given.
+        LogCorruptError: Some are damaged, or their segment was removed.
+    """
+    single = [stored.location for stored in wanted if stored.record_count == 1 and stored.location is not None]
+    payloads = log.read_run(single, cached_only=cached_only)
+    if payloads is None:
+        return []
+    if len(single) == len(wanted):
+        return payloads
+    raws: list[Buffer] = []
+    others = iter(payloads)
+    for stored in wanted:
+        if stored.record_count == 1:
+            raws.append(next(others))
+            continue
+        assert stored.location is not None, "a run is in a log"
+        puts = log.read_puts(stored.location, cached_only=cached_only)
+        if puts is None:
+            return []
+        if len(puts) != stored.record_count:
+            raise LogCorruptError(
+                f"segment {stored.location.segment_id}: behind byte {stored.location.position} there are {len(puts)} "
+                f"PUT records of {stored.record_count}"
+            )
+        raw, key_count = merged(puts)
+        # Until now the sum of its records. First: another thread may ask how large the batch is.
+        stored.raw_bytes = len(raw)
+        stored.is_batch = key_count <= HEADER_KEYS_MAX
+        raws.append(raw)
+    return raws
 
 
 class RecentColumns:
@@ -50,18 +92,25 @@ class RecentMemory:
     read: RecentColumns = field(default_factory=lambda: RecentColumns(READ_BYTES_MAX))
 
 
+_LOCKED = "stored events cannot be decrypted: a key is missing, or another was given for it; see the server's log"
+_DAMAGED = (
+    "stored events cannot be read back as they were written; the server's log tells where, and `millraced log verify` "
+    "how much is concerned"
+)
+
+
 class LogColumns:
     """Reads columns from one log, and caches them.
 
     Attributes:
-        damage: The first damage that reading has found, in a sentence for the server's log, also passed to `on_damage`.
+        fault: Why the first events could not be read that cannot be; `on_damage` gets the cause, for the server's log.
         first_segment_id: The oldest segment when the channel was opened.
     """
 
     def __init__(self, log: WriteAheadLog, recent: RecentMemory) -> None:
         self._log = log
         self._recent = recent
-        self.damage = ""
+        self.fault: MillraceError | None = None
         self.on_damage: Callable[[str], None] = lambda _: None
         self.first_segment_id = 0
 
@@ -72,7 +121,7 @@ class LogColumns:
         """Returns the serialized columns; blocks on the disk."""
         assert stored.location is not None
         try:
-            raw = self._log.read(stored.location)
+            [raw] = read_columns(self._log, [stored])
         except (LogCorruptError, KeyMissingError, OSError) as error:
             raise self._failed(error, [stored.location]) from error
         self._keep(stored, raw)
@@ -83,6 +132,7 @@ class LogColumns:
 
         Raises:
             ChannelCorruptError: One of them differs from what was written.
+            ChannelLogFailedError: One of them is encrypted with a key that was not given.
             SequenceGoneError: The log has dropped one of them since it was consumed.
         """
         wanted = {id(batch.window.stored): batch.window.stored for batch in batches}
@@ -91,13 +141,13 @@ class LogColumns:
             return
         locations = [stored.location for stored in missing if stored.location is not None]
         try:
-            payloads = self._log.read_run(locations, cached_only=True)
-            if payloads is None:
-                payloads = await asyncio.to_thread(self._log.read_run, locations)
+            is_little = sum([stored.record_count for stored in missing]) <= _RECORDS_AT_ONCE_MAX
+            raws = read_columns(self._log, missing, cached_only=True) if is_little else []
+            if len(raws) < len(missing):
+                raws = await asyncio.to_thread(read_columns, self._log, missing)
         except (LogCorruptError, KeyMissingError, OSError) as error:
             raise self._failed(error, locations) from error
-        assert payloads is not None, "only what is cached may be missing"
-        for stored, raw in zip(missing, payloads, strict=True):
+        for stored, raw in zip(missing, raws, strict=True):
             self._keep(stored, raw)
 
     def _keep(self, stored: StoredColumns, raw: Buffer) -> None:
@@ -109,10 +159,8 @@ class LogColumns:
         if self.first_segment_id <= oldest < self._log.first_segment_id:
             # PeekEvents holds no segments back: they are removed even while it still reads their events.
             return SequenceGoneError("the events were consumed meanwhile, and their segment was removed")
-        if not self.damage:
-            self.damage = str(error)
-            self.on_damage(self.damage)
-        return ChannelCorruptError(
-            "stored events cannot be read back as they were written; the server's log tells where, and "
-            "`millraced log verify` how much is concerned"
-        )
+        fault = ChannelLogFailedError(_LOCKED) if isinstance(error, KeyMissingError) else ChannelCorruptError(_DAMAGED)
+        if self.fault is None:
+            self.fault = fault
+            self.on_damage(str(error))
+        return fault

@@ -37,7 +37,7 @@ def _checked_count(rest: bytes, body_bytes: int) -> int:
     """Returns the number of events in valid columns; `rest` is the columns without their bodies."""
     columns = pb.PackedColumns.FromString(rest)
     columns.DiscardUnknownFields()
-    event_count, _, size_sum = _count_sizes(columns.body_sizes)
+    event_count, _, size_sum = count_sizes(columns.body_sizes)
     if columns.ByteSize() != len(rest) or event_count != columns.count or size_sum != body_bytes:
         raise _NotPlainError
     headers = columns.headers
@@ -53,14 +53,14 @@ def _check_header(header: pb.PackedHeader, event_count: int) -> None:
     if not values.isascii():
         check_header(0, _parsed_header(header.SerializeToString()), event_count)
         return
-    size_count, zero_count, size_sum = _count_sizes(header.sizes)
+    size_count, zero_count, size_sum = count_sizes(header.sizes)
     holds_for_all = size_count == 1 and not zero_count
     # The size of a value that is there is one more than its bytes.
     if not (holds_for_all or size_count == event_count) or size_sum - (size_count - zero_count) != len(values):
         raise _NotPlainError
 
 
-def _count_sizes(packed: bytes) -> tuple[int, int, int]:
+def count_sizes(packed: bytes) -> tuple[int, int, int]:
     """Returns how many sizes a packed field holds, how many of them are 0, and their sum."""
     if (repeated := repeated_number(packed)) is not None:
         number, count = repeated

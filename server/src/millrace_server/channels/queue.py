@@ -5,10 +5,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from millrace_server.channels.batches import Form, StoredBatch
-from millrace_server.errors import ChannelCorruptError
+from millrace.columns import HEADER_CELLS_MAX
+from millrace_server.channels.batches import Form, StoredBatch, Window
+from millrace_server.errors import MillraceError
 
 _READ_AHEAD = 4_096
+
+RUN_EVENTS_MAX = 1_000
+"""Events of a run: a take of some of them reads all. Many takes are of so many, and get a whole run."""
+
+RUN_BYTES_MAX = 512 << 10
+"""Bytes of a run in its segment, with what lies between its records."""
+
+# Merging repeats a value that holds for all events of its request, so such requests have few events.
+_REQUEST_EVENTS_MAX = 32
+_REQUEST_BYTES_MAX = 4 << 10
+
+_HEADER_BYTES_MIN = 9
+"""Bytes of a header whose key has two characters, and whose value is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,34 +49,58 @@ class EventQueue:
 
     There are gaps where events were taken: a rollback puts them back into their place, so that the order of events is
     always the order of their commits.
+
+    Small batches that lie one behind the other in the log are one run: an entry for each of a million single events
+    would cost more memory than the events take on the disk, and reading them back a million reads. Only the last run
+    grows, until something reads it: a holder of a batch of the queue relies on it to stay as it is.
     """
 
     def __init__(self) -> None:
         self._batches: deque[StoredBatch] = deque()
+        self._growing: StoredBatch | None = None
         self.event_count = 0
+        self.has_runs = True
 
     @property
     def first_sequence(self) -> int | None:
         return self._batches[0].first_sequence if self._batches else None
 
     def append(self, batch: StoredBatch) -> None:
-        self._batches.append(batch)
         self.event_count += batch.count
+        is_growing = self.has_runs and _is_small(batch)
+        run = _run_of(self._growing, batch) if is_growing and self._growing is not None else None
+        if run is not None:
+            self._batches[-1] = self._growing = run
+            return
+        self._batches.append(batch)
+        self._growing = batch if is_growing else None
+
+    def end_run(self) -> None:
+        """Begins a new run with the next batch: between both, the log has or may get PUT records of no batch."""
+        self._growing = None
+
+    def _end_run_in(self, batch: StoredBatch) -> None:
+        if batch is self._growing:
+            self._growing = None
 
     def take(self, limits: AnswerLimits) -> list[StoredBatch]:
-        """Removes and returns the oldest events within the limits; after a ChannelCorruptError all are still queued."""
+        """Removes and returns the oldest events within the limits; after an error all are still queued."""
         taken: list[StoredBatch] = []
         meter = AnswerBudget(limits)
         try:
-            while self._batches and (count := meter.admit(self._batches[0])):
+            while self._batches:
+                self._end_run_in(self._batches[0])
+                if not (count := meter.admit(self._batches[0])):
+                    break
                 taken.append(self._take_first(count))
-        except ChannelCorruptError:
+        except MillraceError:
             self.put_back(taken)
             raise
         return taken
 
     def _take_first(self, count: int) -> StoredBatch:
         batch = self._batches[0]
+        self._end_run_in(batch)
         # Splitting a batch may read it from the disk, and fail: so that comes first.
         rest = batch.part(count, batch.count) if count < batch.count else None
         first = batch.part(0, count)
@@ -73,6 +111,7 @@ class EventQueue:
         return first
 
     def put_back(self, batches: Sequence[StoredBatch]) -> None:
+        self._growing = None
         for batch in batches:
             index = self._index_after(batch.first_sequence)
             following = self._batches[index] if index < len(self._batches) else None
@@ -94,29 +133,42 @@ class EventQueue:
         try:
             while self._batches and (first := self._batches[0].first_sequence) <= sequence:
                 removed.append(self._take_first(min(self._batches[0].end_sequence, sequence + 1) - first))
-        except ChannelCorruptError:
+        except MillraceError:
             self.put_back(removed)
             raise
         return removed
 
     def remove_range(self, first_sequence: int, count: int, body_bytes: int) -> int:
-        """Removes `count` events of one batch that a replayed commit took; returns 0 where they were removed before.
+        """Removes `count` events that a replayed commit took; returns 0 where they were removed before.
 
-        The `body_bytes` of the range are given, so that nothing need be read.
+        The `body_bytes` of the range are given, so that in most cases nothing need be read. The runs may not be those
+        that the events were taken from, since replay does not know what ended them.
         """
         index = self._index_of(first_sequence)
         if index == len(self._batches) or self._batches[index].first_sequence > first_sequence:
             return 0
+        end_sequence = first_sequence + count
+        while (batch := self._batches[index]).end_sequence < end_sequence:
+            # The range goes on in the next batch.
+            tail = batch.between(first_sequence, batch.end_sequence)
+            self._remove_from(index, tail.first_sequence, tail.count, tail.window.body_bytes)
+            index += tail.first_sequence > batch.first_sequence
+            first_sequence, body_bytes = tail.end_sequence, body_bytes - tail.window.body_bytes
+        self._remove_from(index, first_sequence, end_sequence - first_sequence, body_bytes)
+        return count
+
+    def _remove_from(self, index: int, first_sequence: int, count: int, body_bytes: int) -> None:
         batch = self._batches[index]
+        self._end_run_in(batch)
         del self._batches[index]
         for part in reversed(batch.without(first_sequence - batch.first_sequence, count, body_bytes)):
             self._batches.insert(index, part)
         self.event_count -= count
-        return count
 
     def clear(self) -> list[StoredBatch]:
         removed = list(self._batches)
         self._batches.clear()
+        self._growing = None
         self.event_count = 0
         return removed
 
@@ -124,6 +176,7 @@ class EventQueue:
         """Returns up to some thousand batches from one sequence to another (excluded), without removing them."""
         if from_sequence >= to_sequence:
             return []
+        self._growing = None
         index = self._index_of(from_sequence)
         return [
             batch.between(from_sequence, to_sequence)
@@ -150,7 +203,9 @@ class EventQueue:
         return low
 
     def __iter__(self) -> Iterator[StoredBatch]:
-        return iter(self._batches)
+        for batch in self._batches:
+            self._end_run_in(batch)
+            yield batch
 
 
 class AnswerBudget:
@@ -188,3 +243,46 @@ class AnswerBudget:
         self._body_bytes_left -= fit.body_bytes
         self._answer_bytes_left -= fit.answer_bytes
         return count
+
+
+def _is_small(batch: StoredBatch) -> bool:
+    """Whether a batch may become part of a run."""
+    window = batch.window
+    stored = window.stored
+    return (
+        stored.location is not None
+        and stored.record_count == 1
+        and stored.raw_bytes <= _REQUEST_BYTES_MAX
+        and stored.count <= _REQUEST_EVENTS_MAX
+        and window.is_whole
+    )
+
+
+def _run_of(last: StoredBatch, batch: StoredBatch) -> StoredBatch | None:
+    """Returns a small batch or a run with a small batch behind it, or None if they do not fit together.
+
+    The run grows in place; a batch that is no run yet is left as it is.
+    """
+    mine, theirs = last.window.stored, batch.window.stored
+    start, end = mine.location, theirs.location
+    assert start is not None, "small batches are in a log"
+    assert end is not None, "small batches are in a log"
+    payload_length = end.position + end.payload_length - start.position
+    count = mine.count + theirs.count
+    # Merged, each key has a size for each event: should all keys differ, reading the run would take seconds.
+    keys_max = (mine.raw_bytes - mine.body_bytes + theirs.raw_bytes - theirs.body_bytes) // _HEADER_BYTES_MIN
+    if (
+        last.end_sequence != batch.first_sequence
+        or start.segment_id != end.segment_id
+        or payload_length > RUN_BYTES_MAX
+        or count > RUN_EVENTS_MAX
+        or keys_max * count > HEADER_CELLS_MAX
+    ):
+        return None
+    if mine.record_count == 1:
+        # Others hold the batch: a subscriber, or the cache of what was just written.
+        last = StoredBatch(last.first_sequence, Window.whole(mine.as_run()))
+    window = last.window
+    window.stored.grow(theirs, payload_length)
+    window.stop, window.body_bytes = window.stored.count, window.stored.body_bytes
+    return last

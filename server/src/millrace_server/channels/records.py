@@ -218,6 +218,7 @@ def batches_message(batches: Sequence[StoredBatch]) -> pb.Batches:
         record_counts=[columns.count for columns in stored],
         record_body_bytes=[columns.body_bytes for columns in stored],
         record_raw_bytes=[columns.raw_bytes for columns in stored],
+        put_counts=[columns.record_count for columns in stored],
     )
 
 
@@ -233,20 +234,23 @@ def _located(batch: StoredBatch) -> Location:
 
 
 def restore_batches(message: pb.Batches, source: ColumnsSource) -> Iterator[StoredBatch]:
-    """Yields the batches of a checkpoint in order, and joins neighbours in one PUT record.
+    """Yields the batches of a checkpoint in order, and joins neighbours in one PUT record or run.
 
     They may be separate because a transaction had taken some of them. If it rolled back, the log behind the checkpoint
     may take them as one range.
     """
     stored_at: dict[Location, StoredColumns] = {}
     places = map(Location, message.segment_ids, message.positions, message.payload_lengths)
+    # A checkpoint of an earlier version has none: each place is one PUT record.
+    put_counts = message.put_counts or [1] * len(message.positions)
     sizes = zip(message.record_counts, message.record_body_bytes, message.record_raw_bytes, strict=True)
     windows = zip(message.first_sequences, message.starts, message.stops, message.body_bytes, strict=True)
     before: StoredBatch | None = None
-    for location, size, (first_sequence, start, stop, body_bytes) in zip(places, sizes, windows, strict=True):
+    each = zip(places, sizes, put_counts, windows, strict=True)
+    for location, size, put_count, (first_sequence, start, stop, body_bytes) in each:
         stored = stored_at.get(location)
         if stored is None:
-            stored = stored_at[location] = StoredColumns.in_log(location, source, *size)
+            stored = stored_at[location] = StoredColumns.in_log(location, source, *size, record_count=put_count)
         batch = StoredBatch(first_sequence, Window(stored, start, stop, body_bytes))
         joined = before.joined(batch) if before else None
         if before and not joined:

@@ -19,6 +19,7 @@ from millrace_server.channels.records import (
 from millrace_server.channels.replay import ContradictionError, Replay
 from millrace_server.channels.stamps import StampLedger
 from millrace_server.channels.transaction import EndedTxns, Outcome, TxnState
+from millrace_server.errors import MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import Checkpoint, CheckpointFiles
 from millrace_server.wal.format import RECORD_HEAD_BYTES
@@ -90,13 +91,17 @@ def _replay(recovery: "_Recovery", log: WriteAheadLog, progress: ReplayProgress,
     for record in log.replay(start, first_needed=recovered.first_needed_segment, read_only=read_only):
         try:
             recovery.apply(record)
-        except ContradictionError as error:
+        except (ContradictionError, MillraceError) as error:
+            # To remove some events of a batch, the bodies of the others may have to be measured, and so to be read.
+            what = error if isinstance(error, ContradictionError) else f"takes events that cannot be read: {error}"
             place = f"segment {record.location.segment_id}: the record at byte {record.location.position}"
-            raise LogCorruptError(f"{place} {error}") from None
+            raise LogCorruptError(f"{place} {what}") from None
         recovered.replayed_records += 1
         recovered.replayed_bytes += RECORD_HEAD_BYTES + record.location.payload_length
         progress.bytes_total = progress.bytes_total or log.byte_count_behind(start)
         progress.bytes_done = recovered.replayed_bytes
+    # Behind it there may be PUT records without a commit, which the next commit does not overwrite.
+    recovered.queue.end_run()
     # Which of the reserved sequences a crashed process gave to events in memory, no record says, so all are skipped.
     recovered.next_sequence = max(recovery.next_sequence, recovery.reserved_sequence)
     return recovered
@@ -123,6 +128,8 @@ class _Recovery(Replay[Location]):
         recovered.first_needed_segment = first_needed_segment(message, checkpoint.position)
         for batch in restore_batches(message.batches, self._source):
             recovered.queue.append(batch)
+            # PUT records without a commit may lie between two batches; the checkpoint does not say.
+            recovered.queue.end_run()
 
     def _restore_state(self, state: pb.State) -> None:
         recovered = self.recovered
@@ -130,6 +137,9 @@ class _Recovery(Replay[Location]):
         recovered.ended = EndedTxns()
         restore_ended(state.ended_txns, recovered.ended)
         recovered.claim = restore_claim(state.claim) if state.HasField("claim") else None
+
+    def on_lost_puts(self) -> None:
+        self.recovered.queue.end_run()
 
     def on_put(self, record: LogRecord) -> Location:
         # Its payload is neither read nor decoded here: most events are consumed before they are needed.
@@ -141,6 +151,8 @@ class _Recovery(Replay[Location]):
             self._restore_state(state)
 
     def on_memory_state(self, message: pb.MemoryState, puts: Sequence[Location], problem: str) -> None:
+        # Its PUT records are no part of the run that the last commit may have begun.
+        self.recovered.queue.end_run()
         if not problem:
             # Unlike a later STATE it has news: stamps and transactions of commits that were in memory only.
             self._restore_state(message.state)

@@ -14,7 +14,13 @@ from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.config import ChannelConfig, LogChannelConfig, check_channel_name, shown
 from millrace_server.channels.file_store import ClosedStore, FileStore, FileStores
 from millrace_server.channels.transactions import TxnDirectory
-from millrace_server.errors import ChannelExistsError, ChannelLogFailedError, ChannelNotEmptyError, ChannelNotFoundError
+from millrace_server.errors import (
+    ChannelConfiguredError,
+    ChannelExistsError,
+    ChannelLogFailedError,
+    ChannelNotEmptyError,
+    ChannelNotFoundError,
+)
 from millrace_server.wal.disk import Disk, OsDisk
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -117,9 +123,15 @@ class ChannelRegistry:
     def refuse_undeletable(self, name: str, *, force: bool) -> None:
         """Raises ChannelNotEmptyError where a channel holds events or open transactions, unless forced.
 
-        A channel that failed to open may hold events. One that is still opening raises ReplayingError, forced or not.
+        A channel that failed to open may hold events. One that is still opening raises ReplayingError, forced or not,
+        and one that the configuration names ChannelConfiguredError: it would be back at the next start.
         """
         handle = self.find(name)
+        if handle.configured is not None:
+            raise ChannelConfiguredError(
+                f"channel {name!r} is defined in the server's configuration file; remove it there, then reload that",
+                channel=name,
+            )
         if force and handle.state is not ChannelState.REPLAYING:
             return
         channel = handle.channel

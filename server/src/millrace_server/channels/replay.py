@@ -123,6 +123,8 @@ class Replay(ABC, Generic[PutT]):
     def _own_records(self, put_count: int, take_count: int = 0) -> tuple[list[PutT], list[pb.Take]]:
         """Returns the PUT and TAKE records that a record gives effect to: those right before it."""
         # Not all since the last one: a crash may leave the beginning of a commit whose COMMIT was never written.
+        if len(self._puts) > put_count:
+            self.on_lost_puts()
         puts = self._puts[max(0, len(self._puts) - put_count) :]
         takes = self._takes[max(0, len(self._takes) - take_count) :]
         self._puts, self._takes = [], []
@@ -151,6 +153,9 @@ class Replay(ABC, Generic[PutT]):
         """Returns how the PUT records before a record differ from what it says of them, or an empty string."""
         count = len(message.put_counts)
         return "" if len(puts) == count else f"says that it has {count} puts; before it lie {len(puts)}"
+
+    def on_lost_puts(self) -> None:
+        """Notes PUT records without effect, whose commit a crash has cut off; the next commit's own records follow."""
 
     @abstractmethod
     def on_put(self, record: LogRecord) -> PutT:

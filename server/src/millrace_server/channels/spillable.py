@@ -233,7 +233,7 @@ class SpillableCommitter:
         # It is in the next checkpoint: with a record for each, memory would wait for the disk.
         self._journal.change_count += 1
 
-    def record_claim(self, claim: ClaimRecord) -> "asyncio.Future[None] | None":
+    def record_claim(self, claim: ClaimRecord) -> "asyncio.Future[None]":
         return self._journal.record_claim(claim)
 
     def _spill(self, batches: Sequence[StoredBatch]) -> "asyncio.Future[None]":

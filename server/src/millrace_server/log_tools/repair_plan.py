@@ -61,7 +61,7 @@ def make_plan(view: LogView, report: Report, codec: PayloadCodec) -> Plan:
     """Plans the repair of what a report says is wrong with a channel.
 
     Raises DamagedError if it cannot be repaired, or not without a decision, and UnavailableError if a payload cannot be
-    decoded, which another key may change.
+    decoded.
     """
     scan = report.scan
     _refuse_unclear(scan.damages)
@@ -92,8 +92,7 @@ def _refuse_unclear(damages: Sequence[Damage]) -> None:
     for damage in damages:
         if damage.kind is DamageKind.UNDECODABLE:
             raise UnavailableError(
-                f"{damage.sentence}; its checksum matches, so the key that was given is most likely the wrong one: "
-                "nothing is given up for that"
+                f"{damage.sentence}; its checksum matches, so somebody has changed it: nothing is given up for that"
             )
         if damage.kind is DamageKind.FOREIGN:
             raise DamagedError(f"{damage.sentence}; move away what does not belong here, then start again")

@@ -41,7 +41,7 @@ class DamageKind(enum.Enum):
     CONTENT = "content"
     """A record whose checksums match contradicts itself or those before it."""
     UNDECODABLE = "sealed"
-    """A payload whose checksum matches cannot be decoded: the key is another one, or somebody has changed it."""
+    """A payload whose checksum matches cannot be decoded, although its key decrypts others: somebody has changed it."""
     MISSING = "missing"
     """A segment does not exist."""
     FOREIGN = "foreign"

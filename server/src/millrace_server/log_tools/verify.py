@@ -8,6 +8,7 @@ from pathlib import Path
 
 from millrace.wire_format import Buffer
 from millrace_server.channels.batches import StoredColumns
+from millrace_server.channels.log_columns import read_columns
 from millrace_server.channels.records import first_needed_segment
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
 from millrace_server.channels.stamps import PRODUCERS_MAX
@@ -77,8 +78,8 @@ class LogSource:
         self._log = log
 
     def read(self, stored: StoredColumns) -> Buffer:
-        assert stored.location is not None
-        return self._log.read(stored.location)
+        [raw] = read_columns(self._log, [stored])
+        return raw
 
 
 def verify(view: LogView, codec: PayloadCodec, progress: ToolProgress, *, decodes: bool = True) -> Report:
@@ -199,13 +200,21 @@ def differences(one: Recovered, other: Recovered) -> list[str]:
     return found
 
 
-def batches_of(recovered: Recovered) -> Sequence[tuple[int, object, int, int, int]]:
-    """Returns each batch of a queue: its first sequence, its location, and which part of the record there it is."""
-    return [
-        (batch.first_sequence, window.stored.location, window.start, window.stop, window.body_bytes)
-        for batch in recovered.queue
-        for window in [batch.window]
-    ]
+def batches_of(recovered: Recovered) -> Sequence[tuple[int, int, int, int]]:
+    """Returns a queue as ranges without a gap: the first and the end sequence, the segment, the bytes of the bodies.
+
+    Not its batches: which small ones are one run depends on where the recovery began.
+    """
+    ranges: list[tuple[int, int, int, int]] = []
+    for batch in recovered.queue:
+        location = batch.window.stored.location
+        assert location is not None, "what is recovered is in the log"
+        first, segment_id, body_bytes = batch.first_sequence, location.segment_id, batch.window.body_bytes
+        if ranges and ranges[-1][1:3] == (first, segment_id):
+            first, _, _, body_bytes_before = ranges.pop()
+            body_bytes += body_bytes_before
+        ranges.append((first, batch.end_sequence, segment_id, body_bytes))
+    return ranges
 
 
 def _ledgers_differ(one: Recovered, other: Recovered) -> bool:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from millrace_server.wal.disk import Disk, Piece
 from millrace_server.wal.format import PAYLOAD_BYTES_MAX, Flags, UnknownVersionError, payload_checksum
-from millrace_server.wal.payload_codec import PayloadCodec
+from millrace_server.wal.payload_codec import KeyMismatchError, PayloadCodec
 from millrace_server.wal.records import LogPosition
 from millrace_server.wal.segments import LogCorruptError
 
@@ -33,7 +33,9 @@ NEWEST = "checkpoint"
 PREVIOUS = "checkpoint.previous"
 
 _MAGIC = b"MILLCHKP"
-_VERSION = 1
+_VERSION = 2
+# Version 1 has no runs, and what it has means the same.
+_VERSIONS_READ = (1, 2)
 _HEAD = struct.Struct("<8sHB5x16sQQQI")
 _CONTEXT = struct.Struct("<16sQQQ")
 _CHECKSUM = struct.Struct("<I")
@@ -160,10 +162,8 @@ class CheckpointFiles:
         # version is not taken for a later one. A later version is refused, since it may have removed segments.
         if checksum != payload_checksum([encoded[: _HEAD.size], state]) or len(state) != length:
             return None
-        if version != _VERSION:
-            raise UnknownVersionError(
-                f"{path.name}: its format version is {version}; this program knows {_VERSION} only"
-            )
+        if version not in _VERSIONS_READ:
+            raise UnknownVersionError(f"{path.name}: its format version is {version}; this program knows 1 and 2")
         # A copied file is no checkpoint of this channel, whatever its checksum says.
         if (magic, channel_id) != (_MAGIC, self._channel_id):
             return None
@@ -176,9 +176,9 @@ class CheckpointFiles:
             raise UnknownVersionError(f"{path.name}: its flags {flags} are not known") from None
         try:
             state = self._codec.decode(_STATE_KIND, known_flags, encoded, self._context(position))
-        except LogCorruptError:
-            # Its checksum matches, so somebody changed it or the key's content. A missing key, in contrast, is raised:
-            # the operator can supply it.
+        except (LogCorruptError, KeyMismatchError):
+            # Its checksum matches, so somebody changed it or the key's content; the log tells which. A missing key, in
+            # contrast, is raised: the operator can supply it.
             return None
         return Checkpoint(position, bytes(state), is_previous=path.name == PREVIOUS)
 

@@ -27,7 +27,7 @@ Record: a head of 32 bytes, then the payload.
 import enum
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zlib_ng.zlib_ng import crc32
@@ -44,8 +44,12 @@ PAYLOAD_BYTES_MAX = (1 << 31) - 1024
 # "<": little-endian, no padding; "x": bytes that are written as zeros and not interpreted.
 _SEGMENT_HEADER = struct.Struct("<8sH6x16sQQQ4x")
 _RECORD_HEAD = struct.Struct("<IIBB2xQQ")
+RECORD_START = struct.Struct("<IIIBB")
+"""Both checksums, the payload's length, kind and flags: the start of a record's head."""
 _CHECKSUM = struct.Struct("<I")
 _CONTEXT = struct.Struct("<16sQQ")
+_POSITION = struct.Struct("<Q")
+CHECKSUM_BYTES = _CHECKSUM.size
 
 
 class FormatError(ValueError):
@@ -145,6 +149,13 @@ class SegmentHeader:
     def seed(self, position: int) -> int:
         """Returns the initial value of a record's checksum."""
         return crc32(self.context(position))
+
+    def seeder(self) -> Callable[[int], int]:
+        """Returns `seed` with a part of the work done, for many records."""
+        # A checksum continues, so what all positions share is summed once.
+        shared = crc32(self.context(0)[: -_POSITION.size])
+        pack = _POSITION.pack
+        return lambda position: crc32(pack(position), shared)
 
 
 # Payload and head have separate checksums: the head must be trusted before the payload's length is used to read it, and

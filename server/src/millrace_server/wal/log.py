@@ -254,24 +254,30 @@ class WriteAheadLog:
         # Never decremented or reset: the writer compares it with the last refused generation.
         self._generation += 1
 
-    def read(self, location: Location) -> Payload:
-        """Reads a record's payload with one system call. Any thread may call it, also while segments are removed.
-
-        Raises:
-            KeyMissingError: It is encrypted with a key that was not given.
-            LogCorruptError: It is damaged, or its segment was removed.
-        """
-        return self._reader.read(location)
-
     def read_run(self, locations: Sequence[Location], *, cached_only: bool = False) -> list[Payload] | None:
-        """Reads many records' payloads, neighbours with one system call; otherwise like `read`.
+        """Reads records' payloads, neighbours with one system call.
+
+        Any thread may call it, also while segments are removed.
 
         Args:
             locations: Preferably in the order in which they lie in the log.
             cached_only: Whether to return None rather than wait for the disk, as far as the system can tell. The event
                 loop may call it then.
+
+        Raises:
+            KeyMissingError: One is encrypted with a key that was not given.
+            LogCorruptError: One is damaged, or its segment was removed.
         """
         return self._reader.read_run(locations, cached_only=cached_only)
+
+    def read_puts(self, location: Location, *, cached_only: bool = False) -> list[Payload] | None:
+        """Reads the payloads of all PUT records in a place with one system call; otherwise like `read_run`.
+
+        Args:
+            location: The place: from the first of these records to the last, as if it were one record.
+            cached_only: Whether to return None rather than wait for the disk.
+        """
+        return self._reader.read_puts(location, cached_only=cached_only)
 
     def remove_before(self, segment_id: int) -> int:
         """Removes the segments before one and returns their number.

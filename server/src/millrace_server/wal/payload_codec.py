@@ -55,9 +55,17 @@ class KeyMissingError(Exception):
         key_id: The key's id.
     """
 
+    _what = "was not given"
+
     def __init__(self, key_id: str) -> None:
-        super().__init__(f"the encryption key {key_id!r} is needed, and was not given")
+        super().__init__(f"the encryption key {key_id!r} is needed, and {self._what}")
         self.key_id = key_id
+
+
+class KeyMismatchError(KeyMissingError):
+    """Raised when an intact payload cannot be decrypted, nor was any other with this key: it is most likely another."""
+
+    _what = "the one given is most likely another: it does not decrypt a record whose checksum matches"
 
 
 class _ThreadState(threading.local):
@@ -83,6 +91,8 @@ class PayloadCodec:
     """Keys of 32 bytes by their ASCII ids: the active one and those of older payloads."""
     is_active: bool = field(init=False, repr=False, compare=False)
     """Whether encoding changes payloads at all."""
+    # Keys that have decrypted something, and so are the right ones.
+    _proven: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     # Of all keys, since records that older keys encrypted stay in the log.
     _ciphers: "dict[str, AESGCM]" = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -135,8 +145,8 @@ class PayloadCodec:
         """Decodes what `encode` returned.
 
         Raises:
-            KeyMissingError: It needs a key that was not given.
-            LogCorruptError: It is not what was encoded, or not there, or not with this key.
+            KeyMissingError: It needs a key that was not given, or another one was given under the key's id.
+            LogCorruptError: It is not what was encoded, or not there.
         """
         # The reverse order of `encode`.
         if Flags.ENCRYPTED in flags:
@@ -166,12 +176,14 @@ class PayloadCodec:
         nonce, ciphertext = payload[start : start + _NONCE_BYTES], payload[start + _NONCE_BYTES :]
         try:
             associated = _associated_data(context, kind, flags, key_id.encode("ascii"))
-            return self._ciphers[key_id].decrypt(nonce, ciphertext, associated)
-        except (InvalidTag, ValueError):
+            decrypted = self._ciphers[key_id].decrypt(nonce, ciphertext, associated)
+        except (InvalidTag, ValueError) as error:
             # ValueError: the payload is too short to hold a nonce and a tag.
-            raise LogCorruptError(
-                f"it cannot be decrypted with the key {key_id!r}: the payload or the key has changed"
-            ) from None
+            if isinstance(error, InvalidTag) and key_id not in self._proven:
+                raise KeyMismatchError(key_id) from None
+            raise LogCorruptError(f"it cannot be decrypted with the key {key_id!r}: the payload has changed") from None
+        self._proven.add(key_id)
+        return decrypted
 
 
 def _key_id(payload: Payload) -> str:

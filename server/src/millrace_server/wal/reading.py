@@ -7,11 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from zlib_ng.zlib_ng import crc32
+
 from millrace_server.wal.disk import File
 from millrace_server.wal.format import (
+    CHECKSUM_BYTES,
     HEAD_SHAPE,
     RECORD_HEAD_BYTES,
+    RECORD_START,
     SEGMENT_HEADER_BYTES,
+    Flags,
+    Kind,
     RecordHead,
     SegmentHeader,
     UnknownVersionError,
@@ -203,13 +209,6 @@ class RecordReader:
         self._segments = segments
         self._codec = codec
 
-    def read(self, location: Location) -> Payload:
-        """Implements `WriteAheadLog.read`."""
-        segment = self._segment(location)
-        # The location has the length, so head and payload take one system call.
-        encoded = segment.file.read(RECORD_HEAD_BYTES + location.payload_length, location.position)
-        return self._payload(segment, location, memoryview(encoded))
-
     def read_run(self, locations: Sequence[Location], *, cached_only: bool) -> list[Payload] | None:
         """Implements `WriteAheadLog.read_run`."""
         payloads: list[Payload] = []
@@ -228,6 +227,36 @@ class RecordReader:
             ]
             # Views keep the whole block in memory, so they are worth it only if they are most of it.
             payloads += found if 2 * sum(map(len, found)) >= len(encoded) else map(bytes, found)
+        return payloads
+
+    def read_puts(self, location: Location, *, cached_only: bool) -> list[Payload] | None:
+        """Implements `WriteAheadLog.read_puts`."""
+        segment = self._segment(location)
+        read = segment.file.read_cached if cached_only else segment.file.read
+        block = read(RECORD_HEAD_BYTES + location.payload_length, location.position)
+        if block is None:
+            return None
+        encoded = bytes(block)
+        # For each of up to a thousand records no object and few calls. Those of other kinds are passed over unchecked:
+        # if the length of one is damaged, what follows is no record at its position.
+        payloads: list[Payload] = []
+        put, unpack_start, seed = int(Kind.PUT), RECORD_START.unpack_from, segment.header.seeder()
+        start, length_read, first_position = 0, len(encoded) - RECORD_HEAD_BYTES, location.position
+        while start <= length_read:
+            checksum, payload_checksum, length, kind, flags = unpack_start(encoded, start)
+            body = start + RECORD_HEAD_BYTES
+            if kind == put:
+                position = first_position + start
+                payload: Payload = encoded[body : body + length]
+                head = encoded[start + CHECKSUM_BYTES : body]
+                if crc32(head, seed(position)) != checksum or crc32(payload) != payload_checksum:
+                    raise LogCorruptError(f"{segment.path.name}: the record at byte {position} is damaged")
+                if flags:
+                    with _damage_located(segment, position):
+                        context = segment.header.context(position)
+                        payload = self._codec.decode(Kind.PUT, Flags(flags), memoryview(payload), context)
+                payloads.append(payload)
+            start = body + length
         return payloads
 
     def decoder(self, segment: Segment, record: ScannedRecord) -> Callable[[], Payload]:

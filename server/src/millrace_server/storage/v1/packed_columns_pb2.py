@@ -24,15 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fstorage/v1/packed_columns.proto\x12\nstorage.v1\"c\n\rPackedColumns\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x12\n\nbody_sizes\x18\x02 \x01(\x0c\x12)\n\x07headers\x18\x04 \x03(\x0b\x32\x18.storage.v1.PackedHeaderJ\x04\x08\x03\x10\x04\":\n\x0cPackedHeader\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05sizes\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fstorage/v1/packed_columns.proto\x12\nstorage.v1\"c\n\rPackedColumns\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x12\n\nbody_sizes\x18\x02 \x01(\x0c\x12)\n\x07headers\x18\x04 \x03(\x0b\x32\x18.storage.v1.PackedHeaderJ\x04\x08\x03\x10\x04\"r\n\rJoinedColumns\x12\x12\n\x06\x63ounts\x18\x01 \x03(\rB\x02\x10\x00\x12\x12\n\nbody_sizes\x18\x02 \x03(\x0c\x12\x0e\n\x06\x62odies\x18\x03 \x03(\x0c\x12)\n\x07headers\x18\x04 \x03(\x0b\x32\x18.storage.v1.PackedHeader\":\n\x0cPackedHeader\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05sizes\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'storage.v1.packed_columns_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_JOINEDCOLUMNS'].fields_by_name['counts']._loaded_options = None
+  _globals['_JOINEDCOLUMNS'].fields_by_name['counts']._serialized_options = b'\020\000'
   _globals['_PACKEDCOLUMNS']._serialized_start=47
   _globals['_PACKEDCOLUMNS']._serialized_end=146
-  _globals['_PACKEDHEADER']._serialized_start=148
-  _globals['_PACKEDHEADER']._serialized_end=206
+  _globals['_JOINEDCOLUMNS']._serialized_start=148
+  _globals['_JOINEDCOLUMNS']._serialized_end=262
+  _globals['_PACKEDHEADER']._serialized_start=264
+  _globals['_PACKEDHEADER']._serialized_end=322
 # @@protoc_insertion_point(module_scope)

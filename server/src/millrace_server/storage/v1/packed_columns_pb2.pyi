@@ -16,6 +16,18 @@ class PackedColumns(_message.Message):
     headers: _containers.RepeatedCompositeFieldContainer[PackedHeader]
     def __init__(self, count: _Optional[int] = ..., body_sizes: _Optional[bytes] = ..., headers: _Optional[_Iterable[_Union[PackedHeader, _Mapping]]] = ...) -> None: ...
 
+class JoinedColumns(_message.Message):
+    __slots__ = ("counts", "body_sizes", "bodies", "headers")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    BODY_SIZES_FIELD_NUMBER: _ClassVar[int]
+    BODIES_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    body_sizes: _containers.RepeatedScalarFieldContainer[bytes]
+    bodies: _containers.RepeatedScalarFieldContainer[bytes]
+    headers: _containers.RepeatedCompositeFieldContainer[PackedHeader]
+    def __init__(self, counts: _Optional[_Iterable[int]] = ..., body_sizes: _Optional[_Iterable[bytes]] = ..., bodies: _Optional[_Iterable[bytes]] = ..., headers: _Optional[_Iterable[_Union[PackedHeader, _Mapping]]] = ...) -> None: ...
+
 class PackedHeader(_message.Message):
     __slots__ = ("key", "sizes", "values")
     KEY_FIELD_NUMBER: _ClassVar[int]

@@ -131,7 +131,7 @@ class MemoryState(_message.Message):
     def __init__(self, state: _Optional[_Union[State, _Mapping]] = ..., put_counts: _Optional[_Iterable[int]] = ..., put_body_bytes: _Optional[_Iterable[int]] = ..., put_raw_bytes: _Optional[_Iterable[int]] = ..., first_sequences: _Optional[_Iterable[int]] = ..., put_indexes: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[int]] = ..., body_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Batches(_message.Message):
-    __slots__ = ("first_sequences", "starts", "stops", "body_bytes", "segment_ids", "positions", "payload_lengths", "record_counts", "record_body_bytes", "record_raw_bytes")
+    __slots__ = ("first_sequences", "starts", "stops", "body_bytes", "segment_ids", "positions", "payload_lengths", "record_counts", "record_body_bytes", "record_raw_bytes", "put_counts")
     FIRST_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
     STOPS_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,7 @@ class Batches(_message.Message):
     RECORD_COUNTS_FIELD_NUMBER: _ClassVar[int]
     RECORD_BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
     RECORD_RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PUT_COUNTS_FIELD_NUMBER: _ClassVar[int]
     first_sequences: _containers.RepeatedScalarFieldContainer[int]
     starts: _containers.RepeatedScalarFieldContainer[int]
     stops: _containers.RepeatedScalarFieldContainer[int]
@@ -152,7 +153,8 @@ class Batches(_message.Message):
     record_counts: _containers.RepeatedScalarFieldContainer[int]
     record_body_bytes: _containers.RepeatedScalarFieldContainer[int]
     record_raw_bytes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, first_sequences: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[int]] = ..., body_bytes: _Optional[_Iterable[int]] = ..., segment_ids: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., payload_lengths: _Optional[_Iterable[int]] = ..., record_counts: _Optional[_Iterable[int]] = ..., record_body_bytes: _Optional[_Iterable[int]] = ..., record_raw_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
+    put_counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, first_sequences: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[int]] = ..., body_bytes: _Optional[_Iterable[int]] = ..., segment_ids: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., payload_lengths: _Optional[_Iterable[int]] = ..., record_counts: _Optional[_Iterable[int]] = ..., record_body_bytes: _Optional[_Iterable[int]] = ..., record_raw_bytes: _Optional[_Iterable[int]] = ..., put_counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
     __slots__ = ("state", "batches")
