@@ -85,7 +85,7 @@ COMPONENT_STATE_STOPPED: ComponentState
 COMPONENT_STATE_STANDING_BY: ComponentState
 
 class ChannelConfig(_message.Message):
-    __slots__ = ("type", "capacity", "transaction_capacity", "byte_capacity", "byte_capacity_buffer_percentage", "keep_alive", "lease", "open_transactions_max", "backup_checkpoint", "checkpoint_interval", "segment_bytes_max", "min_free_bytes", "fsync", "fsync_interval", "compression", "active_key", "memory_capacity", "memory_byte_capacity")
+    __slots__ = ("type", "capacity", "transaction_capacity", "byte_capacity", "byte_capacity_buffer_percentage", "keep_alive", "lease", "open_transactions_max", "backup_checkpoint", "checkpoint_interval", "segment_bytes_max", "min_free_bytes", "fsync", "fsync_interval", "compression", "active_key", "memory_capacity", "memory_byte_capacity", "retention")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     TRANSACTION_CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +104,7 @@ class ChannelConfig(_message.Message):
     ACTIVE_KEY_FIELD_NUMBER: _ClassVar[int]
     MEMORY_CAPACITY_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTE_CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
     type: ChannelType
     capacity: int
     transaction_capacity: int
@@ -122,10 +123,11 @@ class ChannelConfig(_message.Message):
     active_key: str
     memory_capacity: int
     memory_byte_capacity: int
-    def __init__(self, type: _Optional[_Union[ChannelType, str]] = ..., capacity: _Optional[int] = ..., transaction_capacity: _Optional[int] = ..., byte_capacity: _Optional[int] = ..., byte_capacity_buffer_percentage: _Optional[int] = ..., keep_alive: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., open_transactions_max: _Optional[int] = ..., backup_checkpoint: bool = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., segment_bytes_max: _Optional[int] = ..., min_free_bytes: _Optional[int] = ..., fsync: _Optional[_Union[FsyncPolicy, str]] = ..., fsync_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., compression: _Optional[_Union[Compression, str]] = ..., active_key: _Optional[str] = ..., memory_capacity: _Optional[int] = ..., memory_byte_capacity: _Optional[int] = ...) -> None: ...
+    retention: _duration_pb2.Duration
+    def __init__(self, type: _Optional[_Union[ChannelType, str]] = ..., capacity: _Optional[int] = ..., transaction_capacity: _Optional[int] = ..., byte_capacity: _Optional[int] = ..., byte_capacity_buffer_percentage: _Optional[int] = ..., keep_alive: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., open_transactions_max: _Optional[int] = ..., backup_checkpoint: bool = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., segment_bytes_max: _Optional[int] = ..., min_free_bytes: _Optional[int] = ..., fsync: _Optional[_Union[FsyncPolicy, str]] = ..., fsync_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., compression: _Optional[_Union[Compression, str]] = ..., active_key: _Optional[str] = ..., memory_capacity: _Optional[int] = ..., memory_byte_capacity: _Optional[int] = ..., retention: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ChannelGauges(_message.Message):
-    __slots__ = ("queued_events", "taken_events", "body_bytes", "body_bytes_max", "open_transactions", "first_sequence", "next_sequence", "producers", "waiting_takes", "waiting_commits", "log_bytes", "segments", "memory_events")
+    __slots__ = ("queued_events", "taken_events", "body_bytes", "body_bytes_max", "open_transactions", "first_sequence", "next_sequence", "producers", "waiting_takes", "waiting_commits", "log_bytes", "segments", "memory_events", "oldest_commit_time", "last_put_time", "last_take_time", "checkpoint_time", "disk_free_bytes")
     QUEUED_EVENTS_FIELD_NUMBER: _ClassVar[int]
     TAKEN_EVENTS_FIELD_NUMBER: _ClassVar[int]
     BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +141,11 @@ class ChannelGauges(_message.Message):
     LOG_BYTES_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_COMMIT_TIME_FIELD_NUMBER: _ClassVar[int]
+    LAST_PUT_TIME_FIELD_NUMBER: _ClassVar[int]
+    LAST_TAKE_TIME_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_TIME_FIELD_NUMBER: _ClassVar[int]
+    DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     queued_events: int
     taken_events: int
     body_bytes: int
@@ -152,10 +159,22 @@ class ChannelGauges(_message.Message):
     log_bytes: int
     segments: int
     memory_events: int
-    def __init__(self, queued_events: _Optional[int] = ..., taken_events: _Optional[int] = ..., body_bytes: _Optional[int] = ..., body_bytes_max: _Optional[int] = ..., open_transactions: _Optional[int] = ..., first_sequence: _Optional[int] = ..., next_sequence: _Optional[int] = ..., producers: _Optional[int] = ..., waiting_takes: _Optional[int] = ..., waiting_commits: _Optional[int] = ..., log_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., memory_events: _Optional[int] = ...) -> None: ...
+    oldest_commit_time: _timestamp_pb2.Timestamp
+    last_put_time: _timestamp_pb2.Timestamp
+    last_take_time: _timestamp_pb2.Timestamp
+    checkpoint_time: _timestamp_pb2.Timestamp
+    disk_free_bytes: int
+    def __init__(self, queued_events: _Optional[int] = ..., taken_events: _Optional[int] = ..., body_bytes: _Optional[int] = ..., body_bytes_max: _Optional[int] = ..., open_transactions: _Optional[int] = ..., first_sequence: _Optional[int] = ..., next_sequence: _Optional[int] = ..., producers: _Optional[int] = ..., waiting_takes: _Optional[int] = ..., waiting_commits: _Optional[int] = ..., log_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., memory_events: _Optional[int] = ..., oldest_commit_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_put_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_take_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., checkpoint_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., disk_free_bytes: _Optional[int] = ...) -> None: ...
 
 class ChannelCounters(_message.Message):
-    __slots__ = ("event_put_attempt_count", "event_put_success_count", "event_take_attempt_count", "event_take_success_count", "commit_count", "rollback_count", "lease_expired_count", "deduplicated_count")
+    __slots__ = ("event_put_attempt_count", "event_put_success_count", "event_take_attempt_count", "event_take_success_count", "commit_count", "rollback_count", "lease_expired_count", "deduplicated_count", "event_expired_count", "refused")
+    class RefusedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     EVENT_PUT_ATTEMPT_COUNT_FIELD_NUMBER: _ClassVar[int]
     EVENT_PUT_SUCCESS_COUNT_FIELD_NUMBER: _ClassVar[int]
     EVENT_TAKE_ATTEMPT_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +183,8 @@ class ChannelCounters(_message.Message):
     ROLLBACK_COUNT_FIELD_NUMBER: _ClassVar[int]
     LEASE_EXPIRED_COUNT_FIELD_NUMBER: _ClassVar[int]
     DEDUPLICATED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    EVENT_EXPIRED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     event_put_attempt_count: int
     event_put_success_count: int
     event_take_attempt_count: int
@@ -172,7 +193,9 @@ class ChannelCounters(_message.Message):
     rollback_count: int
     lease_expired_count: int
     deduplicated_count: int
-    def __init__(self, event_put_attempt_count: _Optional[int] = ..., event_put_success_count: _Optional[int] = ..., event_take_attempt_count: _Optional[int] = ..., event_take_success_count: _Optional[int] = ..., commit_count: _Optional[int] = ..., rollback_count: _Optional[int] = ..., lease_expired_count: _Optional[int] = ..., deduplicated_count: _Optional[int] = ...) -> None: ...
+    event_expired_count: int
+    refused: _containers.ScalarMap[str, int]
+    def __init__(self, event_put_attempt_count: _Optional[int] = ..., event_put_success_count: _Optional[int] = ..., event_take_attempt_count: _Optional[int] = ..., event_take_success_count: _Optional[int] = ..., commit_count: _Optional[int] = ..., rollback_count: _Optional[int] = ..., lease_expired_count: _Optional[int] = ..., deduplicated_count: _Optional[int] = ..., event_expired_count: _Optional[int] = ..., refused: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ClaimStatus(_message.Message):
     __slots__ = ("reader_id", "epoch", "remaining")
@@ -293,18 +316,20 @@ class WatchChannelsResponse(_message.Message):
     def __init__(self, channels: _Optional[_Iterable[_Union[Channel, _Mapping]]] = ...) -> None: ...
 
 class PeekEventsRequest(_message.Message):
-    __slots__ = ("channel", "from_sequence", "max_events", "follow", "columns")
+    __slots__ = ("channel", "from_sequence", "max_events", "follow", "columns", "from_time")
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     FROM_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     MAX_EVENTS_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    FROM_TIME_FIELD_NUMBER: _ClassVar[int]
     channel: str
     from_sequence: int
     max_events: int
     follow: bool
     columns: bool
-    def __init__(self, channel: _Optional[str] = ..., from_sequence: _Optional[int] = ..., max_events: _Optional[int] = ..., follow: bool = ..., columns: bool = ...) -> None: ...
+    from_time: _timestamp_pb2.Timestamp
+    def __init__(self, channel: _Optional[str] = ..., from_sequence: _Optional[int] = ..., max_events: _Optional[int] = ..., follow: bool = ..., columns: bool = ..., from_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class PeekEventsResponse(_message.Message):
     __slots__ = ("batch", "skipped_events")

@@ -23,75 +23,80 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from millrace.googleapis import status_pb2 as google_dot_rpc_dot_status__pb2
 from millrace.v1 import event_pb2 as millrace_dot_v1_dot_event__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!millrace/v1/channel_service.proto\x12\x0bmillrace.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\x1a\x17millrace/v1/event.proto\"l\n\x0f\x42\x65ginTxnRequest\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\t\x12\x13\n\x06txn_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x12(\n\x05lease\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationB\t\n\x07_txn_id\"L\n\x10\x42\x65ginTxnResponse\x12\x0e\n\x06txn_id\x18\x01 \x01(\t\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x94\x01\n\nPutRequest\x12\x0e\n\x06txn_id\x18\x01 \x01(\t\x12\"\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x12.millrace.v1.Event\x12\x17\n\nput_offset\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12*\n\x07\x63olumns\x18\x04 \x01(\x0b\x32\x19.millrace.v1.EventColumnsB\r\n\x0b_put_offset\" \n\x0bPutResponse\x12\x11\n\tput_count\x18\x01 \x01(\x04\"\xa8\x01\n\x0bTakeRequest\x12\x0e\n\x06txn_id\x18\x01 \x01(\t\x12\x12\n\nmax_events\x18\x02 \x01(\r\x12\x11\n\tmax_bytes\x18\x03 \x01(\x04\x12\'\n\x04wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x0btake_offset\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07\x63olumns\x18\x06 \x01(\x08\x42\x0e\n\x0c_take_offset\"L\n\x0cTakeResponse\x12(\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\x17.millrace.v1.EventBatch\x12\x12\n\ntake_count\x18\x02 \x01(\x04\"K\n\rCommitRequest\x12\x0f\n\x07txn_ids\x18\x01 \x03(\t\x12)\n\x05stamp\x18\x02 \x01(\x0b\x32\x1a.millrace.v1.ProducerStamp\"U\n\x0e\x43ommitResponse\x12\x16\n\x0e\x66irst_sequence\x18\x01 \x01(\x04\x12\x15\n\rlast_sequence\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x65\x64uplicated\x18\x03 \x01(\x08\"!\n\x0fRollbackRequest\x12\x0e\n\x06txn_id\x18\x01 \x01(\t\"\x12\n\x10RollbackResponse\"!\n\x0fRenewTxnRequest\x12\x0e\n\x06txn_id\x18\x01 \x01(\t\"<\n\x10RenewTxnResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x9b\x01\n\rAppendRequest\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\t\x12\"\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x12.millrace.v1.Event\x12)\n\x05stamp\x18\x03 \x01(\x0b\x32\x1a.millrace.v1.ProducerStamp\x12*\n\x07\x63olumns\x18\x04 \x01(\x0b\x32\x19.millrace.v1.EventColumns\"U\n\x0e\x41ppendResponse\x12\x16\n\x0e\x66irst_sequence\x18\x01 \x01(\x04\x12\x15\n\rlast_sequence\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x65\x64uplicated\x18\x03 \x01(\x08\"\xa1\x01\n\x13\x41ppendStreamRequest\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\t\x12\"\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x12.millrace.v1.Event\x12)\n\x05stamp\x18\x03 \x01(\x0b\x32\x1a.millrace.v1.ProducerStamp\x12*\n\x07\x63olumns\x18\x04 \x01(\x0b\x32\x19.millrace.v1.EventColumns\"~\n\x14\x41ppendStreamResponse\x12\x16\n\x0e\x66irst_sequence\x18\x01 \x01(\x04\x12\x15\n\rlast_sequence\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x65\x64uplicated\x18\x03 \x01(\x08\x12!\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.google.rpc.Status\"\xd0\x02\n\x0e\x43onsumeRequest\x12\x32\n\x05start\x18\x01 \x01(\x0b\x32!.millrace.v1.ConsumeRequest.StartH\x00\x12.\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x1f.millrace.v1.ConsumeRequest.AckH\x00\x12\x30\n\x04nack\x18\x03 \x01(\x0b\x32 .millrace.v1.ConsumeRequest.NackH\x00\x1a\x62\n\x05Start\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\t\x12\x12\n\nmax_events\x18\x02 \x01(\r\x12\x11\n\tmax_bytes\x18\x03 \x01(\x04\x12\x10\n\x08prefetch\x18\x04 \x01(\r\x12\x0f\n\x07\x63olumns\x18\x05 \x01(\x08\x1a\x1b\n\x03\x41\x63k\x12\x14\n\x0c\x64\x65livery_ids\x18\x01 \x03(\x04\x1a\x1c\n\x04Nack\x12\x14\n\x0c\x64\x65livery_ids\x18\x01 \x03(\x04\x42\t\n\x07message\"P\n\x0f\x43onsumeResponse\x12\x13\n\x0b\x64\x65livery_id\x18\x01 \x01(\x04\x12(\n\x07\x62\x61tches\x18\x02 \x03(\x0b\x32\x17.millrace.v1.EventBatch\"\xcd\x01\n\x0c\x43laimRequest\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\t\x12\x11\n\treader_id\x18\x02 \x01(\t\x12(\n\x05lease\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08takeover\x18\x04 \x01(\x08\x12\x12\n\x05\x65poch\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\'\n\x04wait\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0e\x61\x66ter_sequence\x18\x07 \x01(\x04\x42\x08\n\x06_epoch\"\x8b\x01\n\rClaimResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0e\x66irst_sequence\x18\x02 \x01(\x04\x12\x15\n\rnext_sequence\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x12\n\nchannel_id\x18\x05 \x01(\t\"\x8c\x01\n\x0bReadRequest\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\t\x12\x11\n\treader_id\x18\x02 \x01(\t\x12\x15\n\rfrom_sequence\x18\x03 \x01(\x04\x12\x13\n\x0bto_sequence\x18\x04 \x01(\x04\x12\x12\n\x05\x65poch\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07\x63olumns\x18\x06 \x01(\x08\x42\x08\n\x06_epoch\"6\n\x0cReadResponse\x12&\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x17.millrace.v1.EventBatch\"p\n\x12\x41\x63knowledgeRequest\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\t\x12\x11\n\treader_id\x18\x02 \x01(\t\x12\x18\n\x10through_sequence\x18\x03 \x01(\x04\x12\x12\n\x05\x65poch\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_epoch\"-\n\x13\x41\x63knowledgeResponse\x12\x16\n\x0e\x66irst_sequence\x18\x01 \x01(\x04\"R\n\x0eReleaseRequest\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\t\x12\x11\n\treader_id\x18\x02 \x01(\t\x12\x12\n\x05\x65poch\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_epoch\"\x11\n\x0fReleaseResponse2\xa2\x07\n\x0e\x43hannelService\x12G\n\x08\x42\x65ginTxn\x12\x1c.millrace.v1.BeginTxnRequest\x1a\x1d.millrace.v1.BeginTxnResponse\x12\x38\n\x03Put\x12\x17.millrace.v1.PutRequest\x1a\x18.millrace.v1.PutResponse\x12;\n\x04Take\x12\x18.millrace.v1.TakeRequest\x1a\x19.millrace.v1.TakeResponse\x12\x41\n\x06\x43ommit\x12\x1a.millrace.v1.CommitRequest\x1a\x1b.millrace.v1.CommitResponse\x12G\n\x08Rollback\x12\x1c.millrace.v1.RollbackRequest\x1a\x1d.millrace.v1.RollbackResponse\x12G\n\x08RenewTxn\x12\x1c.millrace.v1.RenewTxnRequest\x1a\x1d.millrace.v1.RenewTxnResponse\x12\x41\n\x06\x41ppend\x12\x1a.millrace.v1.AppendRequest\x1a\x1b.millrace.v1.AppendResponse\x12W\n\x0c\x41ppendStream\x12 .millrace.v1.AppendStreamRequest\x1a!.millrace.v1.AppendStreamResponse(\x01\x30\x01\x12H\n\x07\x43onsume\x12\x1b.millrace.v1.ConsumeRequest\x1a\x1c.millrace.v1.ConsumeResponse(\x01\x30\x01\x12>\n\x05\x43laim\x12\x19.millrace.v1.ClaimRequest\x1a\x1a.millrace.v1.ClaimResponse\x12=\n\x04Read\x12\x18.millrace.v1.ReadRequest\x1a\x19.millrace.v1.ReadResponse0\x01\x12P\n\x0b\x41\x63knowledge\x12\x1f.millrace.v1.AcknowledgeRequest\x1a .millrace.v1.AcknowledgeResponse\x12\x44\n\x07Release\x12\x1b.millrace.v1.ReleaseRequest\x1a\x1c.millrace.v1.ReleaseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!millrace/v1/channel_service.proto\x12\x0bmillrace.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x17millrace/v1/event.proto\"l\n\x0f\x42\x65ginTxnRequest\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\t\x12\x13\n\x06txn_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x12(\n\x05lease\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationB\t\n\x07_txn_id\"L\n\x10\x42\x65ginTxnResponse\x12\x0e\n\x06txn_id\x18\x01 \x01(\t\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x94\x01\n\nPutRequest\x12\x0e\n\x06txn_id\x18\x01 \x01(\t\x12\"\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x12.millrace.v1.Event\x12\x17\n\nput_offset\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12*\n\x07\x63olumns\x18\x04 \x01(\x0b\x32\x19.millrace.v1.EventColumnsB\r\n\x0b_put_offset\" \n\x0bPutResponse\x12\x11\n\tput_count\x18\x01 \x01(\x04\"\xa8\x01\n\x0bTakeRequest\x12\x0e\n\x06txn_id\x18\x01 \x01(\t\x12\x12\n\nmax_events\x18\x02 \x01(\r\x12\x11\n\tmax_bytes\x18\x03 \x01(\x04\x12\'\n\x04wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x0btake_offset\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07\x63olumns\x18\x06 \x01(\x08\x42\x0e\n\x0c_take_offset\"L\n\x0cTakeResponse\x12(\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\x17.millrace.v1.EventBatch\x12\x12\n\ntake_count\x18\x02 \x01(\x04\"K\n\rCommitRequest\x12\x0f\n\x07txn_ids\x18\x01 \x03(\t\x12)\n\x05stamp\x18\x02 \x01(\x0b\x32\x1a.millrace.v1.ProducerStamp\"\x86\x01\n\x0e\x43ommitResponse\x12\x16\n\x0e\x66irst_sequence\x18\x01 \x01(\x04\x12\x15\n\rlast_sequence\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x65\x64uplicated\x18\x03 \x01(\x08\x12/\n\x0b\x63ommit_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"!\n\x0fRollbackRequest\x12\x0e\n\x06txn_id\x18\x01 \x01(\t\"\x12\n\x10RollbackResponse\"!\n\x0fRenewTxnRequest\x12\x0e\n\x06txn_id\x18\x01 \x01(\t\"<\n\x10RenewTxnResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x9b\x01\n\rAppendRequest\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\t\x12\"\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x12.millrace.v1.Event\x12)\n\x05stamp\x18\x03 \x01(\x0b\x32\x1a.millrace.v1.ProducerStamp\x12*\n\x07\x63olumns\x18\x04 \x01(\x0b\x32\x19.millrace.v1.EventColumns\"\x86\x01\n\x0e\x41ppendResponse\x12\x16\n\x0e\x66irst_sequence\x18\x01 \x01(\x04\x12\x15\n\rlast_sequence\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x65\x64uplicated\x18\x03 \x01(\x08\x12/\n\x0b\x63ommit_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xa1\x01\n\x13\x41ppendStreamRequest\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\t\x12\"\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x12.millrace.v1.Event\x12)\n\x05stamp\x18\x03 \x01(\x0b\x32\x1a.millrace.v1.ProducerStamp\x12*\n\x07\x63olumns\x18\x04 \x01(\x0b\x32\x19.millrace.v1.EventColumns\"\xaf\x01\n\x14\x41ppendStreamResponse\x12\x16\n\x0e\x66irst_sequence\x18\x01 \x01(\x04\x12\x15\n\rlast_sequence\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x65\x64uplicated\x18\x03 \x01(\x08\x12!\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.google.rpc.Status\x12/\n\x0b\x63ommit_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xd0\x02\n\x0e\x43onsumeRequest\x12\x32\n\x05start\x18\x01 \x01(\x0b\x32!.millrace.v1.ConsumeRequest.StartH\x00\x12.\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x1f.millrace.v1.ConsumeRequest.AckH\x00\x12\x30\n\x04nack\x18\x03 \x01(\x0b\x32 .millrace.v1.ConsumeRequest.NackH\x00\x1a\x62\n\x05Start\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\t\x12\x12\n\nmax_events\x18\x02 \x01(\r\x12\x11\n\tmax_bytes\x18\x03 \x01(\x04\x12\x10\n\x08prefetch\x18\x04 \x01(\r\x12\x0f\n\x07\x63olumns\x18\x05 \x01(\x08\x1a\x1b\n\x03\x41\x63k\x12\x14\n\x0c\x64\x65livery_ids\x18\x01 \x03(\x04\x1a\x1c\n\x04Nack\x12\x14\n\x0c\x64\x65livery_ids\x18\x01 \x03(\x04\x42\t\n\x07message\"P\n\x0f\x43onsumeResponse\x12\x13\n\x0b\x64\x65livery_id\x18\x01 \x01(\x04\x12(\n\x07\x62\x61tches\x18\x02 \x03(\x0b\x32\x17.millrace.v1.EventBatch\"\xcd\x01\n\x0c\x43laimRequest\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\t\x12\x11\n\treader_id\x18\x02 \x01(\t\x12(\n\x05lease\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08takeover\x18\x04 \x01(\x08\x12\x12\n\x05\x65poch\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\'\n\x04wait\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0e\x61\x66ter_sequence\x18\x07 \x01(\x04\x42\x08\n\x06_epoch\"\x8b\x01\n\rClaimResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0e\x66irst_sequence\x18\x02 \x01(\x04\x12\x15\n\rnext_sequence\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x12\n\nchannel_id\x18\x05 \x01(\t\"\x8c\x01\n\x0bReadRequest\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\t\x12\x11\n\treader_id\x18\x02 \x01(\t\x12\x15\n\rfrom_sequence\x18\x03 \x01(\x04\x12\x13\n\x0bto_sequence\x18\x04 \x01(\x04\x12\x12\n\x05\x65poch\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07\x63olumns\x18\x06 \x01(\x08\x42\x08\n\x06_epoch\"6\n\x0cReadResponse\x12&\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x17.millrace.v1.EventBatch\"p\n\x12\x41\x63knowledgeRequest\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\t\x12\x11\n\treader_id\x18\x02 \x01(\t\x12\x18\n\x10through_sequence\x18\x03 \x01(\x04\x12\x12\n\x05\x65poch\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_epoch\"-\n\x13\x41\x63knowledgeResponse\x12\x16\n\x0e\x66irst_sequence\x18\x01 \x01(\x04\"R\n\x0eReleaseRequest\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\t\x12\x11\n\treader_id\x18\x02 \x01(\t\x12\x12\n\x05\x65poch\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_epoch\"\x11\n\x0fReleaseResponse\"P\n\x13\x46indSequenceRequest\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"Y\n\x14\x46indSequenceResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12/\n\x0b\x63ommit_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp2\xf7\x07\n\x0e\x43hannelService\x12G\n\x08\x42\x65ginTxn\x12\x1c.millrace.v1.BeginTxnRequest\x1a\x1d.millrace.v1.BeginTxnResponse\x12\x38\n\x03Put\x12\x17.millrace.v1.PutRequest\x1a\x18.millrace.v1.PutResponse\x12;\n\x04Take\x12\x18.millrace.v1.TakeRequest\x1a\x19.millrace.v1.TakeResponse\x12\x41\n\x06\x43ommit\x12\x1a.millrace.v1.CommitRequest\x1a\x1b.millrace.v1.CommitResponse\x12G\n\x08Rollback\x12\x1c.millrace.v1.RollbackRequest\x1a\x1d.millrace.v1.RollbackResponse\x12G\n\x08RenewTxn\x12\x1c.millrace.v1.RenewTxnRequest\x1a\x1d.millrace.v1.RenewTxnResponse\x12\x41\n\x06\x41ppend\x12\x1a.millrace.v1.AppendRequest\x1a\x1b.millrace.v1.AppendResponse\x12W\n\x0c\x41ppendStream\x12 .millrace.v1.AppendStreamRequest\x1a!.millrace.v1.AppendStreamResponse(\x01\x30\x01\x12H\n\x07\x43onsume\x12\x1b.millrace.v1.ConsumeRequest\x1a\x1c.millrace.v1.ConsumeResponse(\x01\x30\x01\x12>\n\x05\x43laim\x12\x19.millrace.v1.ClaimRequest\x1a\x1a.millrace.v1.ClaimResponse\x12=\n\x04Read\x12\x18.millrace.v1.ReadRequest\x1a\x19.millrace.v1.ReadResponse0\x01\x12P\n\x0b\x41\x63knowledge\x12\x1f.millrace.v1.AcknowledgeRequest\x1a .millrace.v1.AcknowledgeResponse\x12\x44\n\x07Release\x12\x1b.millrace.v1.ReleaseRequest\x1a\x1c.millrace.v1.ReleaseResponse\x12S\n\x0c\x46indSequence\x12 .millrace.v1.FindSequenceRequest\x1a!.millrace.v1.FindSequenceResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'millrace.v1.channel_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BEGINTXNREQUEST']._serialized_start=132
-  _globals['_BEGINTXNREQUEST']._serialized_end=240
-  _globals['_BEGINTXNRESPONSE']._serialized_start=242
-  _globals['_BEGINTXNRESPONSE']._serialized_end=318
-  _globals['_PUTREQUEST']._serialized_start=321
-  _globals['_PUTREQUEST']._serialized_end=469
-  _globals['_PUTRESPONSE']._serialized_start=471
-  _globals['_PUTRESPONSE']._serialized_end=503
-  _globals['_TAKEREQUEST']._serialized_start=506
-  _globals['_TAKEREQUEST']._serialized_end=674
-  _globals['_TAKERESPONSE']._serialized_start=676
-  _globals['_TAKERESPONSE']._serialized_end=752
-  _globals['_COMMITREQUEST']._serialized_start=754
-  _globals['_COMMITREQUEST']._serialized_end=829
-  _globals['_COMMITRESPONSE']._serialized_start=831
-  _globals['_COMMITRESPONSE']._serialized_end=916
-  _globals['_ROLLBACKREQUEST']._serialized_start=918
-  _globals['_ROLLBACKREQUEST']._serialized_end=951
-  _globals['_ROLLBACKRESPONSE']._serialized_start=953
-  _globals['_ROLLBACKRESPONSE']._serialized_end=971
-  _globals['_RENEWTXNREQUEST']._serialized_start=973
-  _globals['_RENEWTXNREQUEST']._serialized_end=1006
-  _globals['_RENEWTXNRESPONSE']._serialized_start=1008
-  _globals['_RENEWTXNRESPONSE']._serialized_end=1068
-  _globals['_APPENDREQUEST']._serialized_start=1071
-  _globals['_APPENDREQUEST']._serialized_end=1226
-  _globals['_APPENDRESPONSE']._serialized_start=1228
-  _globals['_APPENDRESPONSE']._serialized_end=1313
-  _globals['_APPENDSTREAMREQUEST']._serialized_start=1316
-  _globals['_APPENDSTREAMREQUEST']._serialized_end=1477
-  _globals['_APPENDSTREAMRESPONSE']._serialized_start=1479
-  _globals['_APPENDSTREAMRESPONSE']._serialized_end=1605
-  _globals['_CONSUMEREQUEST']._serialized_start=1608
-  _globals['_CONSUMEREQUEST']._serialized_end=1944
-  _globals['_CONSUMEREQUEST_START']._serialized_start=1776
-  _globals['_CONSUMEREQUEST_START']._serialized_end=1874
-  _globals['_CONSUMEREQUEST_ACK']._serialized_start=1876
-  _globals['_CONSUMEREQUEST_ACK']._serialized_end=1903
-  _globals['_CONSUMEREQUEST_NACK']._serialized_start=1905
-  _globals['_CONSUMEREQUEST_NACK']._serialized_end=1933
-  _globals['_CONSUMERESPONSE']._serialized_start=1946
-  _globals['_CONSUMERESPONSE']._serialized_end=2026
-  _globals['_CLAIMREQUEST']._serialized_start=2029
-  _globals['_CLAIMREQUEST']._serialized_end=2234
-  _globals['_CLAIMRESPONSE']._serialized_start=2237
-  _globals['_CLAIMRESPONSE']._serialized_end=2376
-  _globals['_READREQUEST']._serialized_start=2379
-  _globals['_READREQUEST']._serialized_end=2519
-  _globals['_READRESPONSE']._serialized_start=2521
-  _globals['_READRESPONSE']._serialized_end=2575
-  _globals['_ACKNOWLEDGEREQUEST']._serialized_start=2577
-  _globals['_ACKNOWLEDGEREQUEST']._serialized_end=2689
-  _globals['_ACKNOWLEDGERESPONSE']._serialized_start=2691
-  _globals['_ACKNOWLEDGERESPONSE']._serialized_end=2736
-  _globals['_RELEASEREQUEST']._serialized_start=2738
-  _globals['_RELEASEREQUEST']._serialized_end=2820
-  _globals['_RELEASERESPONSE']._serialized_start=2822
-  _globals['_RELEASERESPONSE']._serialized_end=2839
-  _globals['_CHANNELSERVICE']._serialized_start=2842
-  _globals['_CHANNELSERVICE']._serialized_end=3772
+  _globals['_BEGINTXNREQUEST']._serialized_start=165
+  _globals['_BEGINTXNREQUEST']._serialized_end=273
+  _globals['_BEGINTXNRESPONSE']._serialized_start=275
+  _globals['_BEGINTXNRESPONSE']._serialized_end=351
+  _globals['_PUTREQUEST']._serialized_start=354
+  _globals['_PUTREQUEST']._serialized_end=502
+  _globals['_PUTRESPONSE']._serialized_start=504
+  _globals['_PUTRESPONSE']._serialized_end=536
+  _globals['_TAKEREQUEST']._serialized_start=539
+  _globals['_TAKEREQUEST']._serialized_end=707
+  _globals['_TAKERESPONSE']._serialized_start=709
+  _globals['_TAKERESPONSE']._serialized_end=785
+  _globals['_COMMITREQUEST']._serialized_start=787
+  _globals['_COMMITREQUEST']._serialized_end=862
+  _globals['_COMMITRESPONSE']._serialized_start=865
+  _globals['_COMMITRESPONSE']._serialized_end=999
+  _globals['_ROLLBACKREQUEST']._serialized_start=1001
+  _globals['_ROLLBACKREQUEST']._serialized_end=1034
+  _globals['_ROLLBACKRESPONSE']._serialized_start=1036
+  _globals['_ROLLBACKRESPONSE']._serialized_end=1054
+  _globals['_RENEWTXNREQUEST']._serialized_start=1056
+  _globals['_RENEWTXNREQUEST']._serialized_end=1089
+  _globals['_RENEWTXNRESPONSE']._serialized_start=1091
+  _globals['_RENEWTXNRESPONSE']._serialized_end=1151
+  _globals['_APPENDREQUEST']._serialized_start=1154
+  _globals['_APPENDREQUEST']._serialized_end=1309
+  _globals['_APPENDRESPONSE']._serialized_start=1312
+  _globals['_APPENDRESPONSE']._serialized_end=1446
+  _globals['_APPENDSTREAMREQUEST']._serialized_start=1449
+  _globals['_APPENDSTREAMREQUEST']._serialized_end=1610
+  _globals['_APPENDSTREAMRESPONSE']._serialized_start=1613
+  _globals['_APPENDSTREAMRESPONSE']._serialized_end=1788
+  _globals['_CONSUMEREQUEST']._serialized_start=1791
+  _globals['_CONSUMEREQUEST']._serialized_end=2127
+  _globals['_CONSUMEREQUEST_START']._serialized_start=1959
+  _globals['_CONSUMEREQUEST_START']._serialized_end=2057
+  _globals['_CONSUMEREQUEST_ACK']._serialized_start=2059
+  _globals['_CONSUMEREQUEST_ACK']._serialized_end=2086
+  _globals['_CONSUMEREQUEST_NACK']._serialized_start=2088
+  _globals['_CONSUMEREQUEST_NACK']._serialized_end=2116
+  _globals['_CONSUMERESPONSE']._serialized_start=2129
+  _globals['_CONSUMERESPONSE']._serialized_end=2209
+  _globals['_CLAIMREQUEST']._serialized_start=2212
+  _globals['_CLAIMREQUEST']._serialized_end=2417
+  _globals['_CLAIMRESPONSE']._serialized_start=2420
+  _globals['_CLAIMRESPONSE']._serialized_end=2559
+  _globals['_READREQUEST']._serialized_start=2562
+  _globals['_READREQUEST']._serialized_end=2702
+  _globals['_READRESPONSE']._serialized_start=2704
+  _globals['_READRESPONSE']._serialized_end=2758
+  _globals['_ACKNOWLEDGEREQUEST']._serialized_start=2760
+  _globals['_ACKNOWLEDGEREQUEST']._serialized_end=2872
+  _globals['_ACKNOWLEDGERESPONSE']._serialized_start=2874
+  _globals['_ACKNOWLEDGERESPONSE']._serialized_end=2919
+  _globals['_RELEASEREQUEST']._serialized_start=2921
+  _globals['_RELEASEREQUEST']._serialized_end=3003
+  _globals['_RELEASERESPONSE']._serialized_start=3005
+  _globals['_RELEASERESPONSE']._serialized_end=3022
+  _globals['_FINDSEQUENCEREQUEST']._serialized_start=3024
+  _globals['_FINDSEQUENCEREQUEST']._serialized_end=3104
+  _globals['_FINDSEQUENCERESPONSE']._serialized_start=3106
+  _globals['_FINDSEQUENCERESPONSE']._serialized_end=3195
+  _globals['_CHANNELSERVICE']._serialized_start=3198
+  _globals['_CHANNELSERVICE']._serialized_end=4213
 # @@protoc_insertion_point(module_scope)

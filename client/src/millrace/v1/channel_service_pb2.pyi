@@ -1,6 +1,7 @@
 import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from millrace.googleapis import status_pb2 as _status_pb2
 from millrace.v1 import event_pb2 as _event_pb2
 from google.protobuf.internal import containers as _containers
@@ -80,14 +81,16 @@ class CommitRequest(_message.Message):
     def __init__(self, txn_ids: _Optional[_Iterable[str]] = ..., stamp: _Optional[_Union[_event_pb2.ProducerStamp, _Mapping]] = ...) -> None: ...
 
 class CommitResponse(_message.Message):
-    __slots__ = ("first_sequence", "last_sequence", "deduplicated")
+    __slots__ = ("first_sequence", "last_sequence", "deduplicated", "commit_time")
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DEDUPLICATED_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TIME_FIELD_NUMBER: _ClassVar[int]
     first_sequence: int
     last_sequence: int
     deduplicated: bool
-    def __init__(self, first_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., deduplicated: bool = ...) -> None: ...
+    commit_time: _timestamp_pb2.Timestamp
+    def __init__(self, first_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., deduplicated: bool = ..., commit_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class RollbackRequest(_message.Message):
     __slots__ = ("txn_id",)
@@ -124,14 +127,16 @@ class AppendRequest(_message.Message):
     def __init__(self, channel: _Optional[str] = ..., events: _Optional[_Iterable[_Union[_event_pb2.Event, _Mapping]]] = ..., stamp: _Optional[_Union[_event_pb2.ProducerStamp, _Mapping]] = ..., columns: _Optional[_Union[_event_pb2.EventColumns, _Mapping]] = ...) -> None: ...
 
 class AppendResponse(_message.Message):
-    __slots__ = ("first_sequence", "last_sequence", "deduplicated")
+    __slots__ = ("first_sequence", "last_sequence", "deduplicated", "commit_time")
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DEDUPLICATED_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TIME_FIELD_NUMBER: _ClassVar[int]
     first_sequence: int
     last_sequence: int
     deduplicated: bool
-    def __init__(self, first_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., deduplicated: bool = ...) -> None: ...
+    commit_time: _timestamp_pb2.Timestamp
+    def __init__(self, first_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., deduplicated: bool = ..., commit_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class AppendStreamRequest(_message.Message):
     __slots__ = ("channel", "events", "stamp", "columns")
@@ -146,16 +151,18 @@ class AppendStreamRequest(_message.Message):
     def __init__(self, channel: _Optional[str] = ..., events: _Optional[_Iterable[_Union[_event_pb2.Event, _Mapping]]] = ..., stamp: _Optional[_Union[_event_pb2.ProducerStamp, _Mapping]] = ..., columns: _Optional[_Union[_event_pb2.EventColumns, _Mapping]] = ...) -> None: ...
 
 class AppendStreamResponse(_message.Message):
-    __slots__ = ("first_sequence", "last_sequence", "deduplicated", "error")
+    __slots__ = ("first_sequence", "last_sequence", "deduplicated", "error", "commit_time")
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DEDUPLICATED_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TIME_FIELD_NUMBER: _ClassVar[int]
     first_sequence: int
     last_sequence: int
     deduplicated: bool
     error: _status_pb2.Status
-    def __init__(self, first_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., deduplicated: bool = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+    commit_time: _timestamp_pb2.Timestamp
+    def __init__(self, first_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., deduplicated: bool = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., commit_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ConsumeRequest(_message.Message):
     __slots__ = ("start", "ack", "nack")
@@ -283,3 +290,19 @@ class ReleaseRequest(_message.Message):
 class ReleaseResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class FindSequenceRequest(_message.Message):
+    __slots__ = ("channel", "time")
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    channel: str
+    time: _timestamp_pb2.Timestamp
+    def __init__(self, channel: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class FindSequenceResponse(_message.Message):
+    __slots__ = ("sequence", "commit_time")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TIME_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    commit_time: _timestamp_pb2.Timestamp
+    def __init__(self, sequence: _Optional[int] = ..., commit_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...

@@ -103,6 +103,11 @@ class ChannelServiceStub(object):
                 request_serializer=millrace_dot_v1_dot_channel__service__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=millrace_dot_v1_dot_channel__service__pb2.ReleaseResponse.FromString,
                 _registered_method=True)
+        self.FindSequence = channel.unary_unary(
+                '/millrace.v1.ChannelService/FindSequence',
+                request_serializer=millrace_dot_v1_dot_channel__service__pb2.FindSequenceRequest.SerializeToString,
+                response_deserializer=millrace_dot_v1_dot_channel__service__pb2.FindSequenceResponse.FromString,
+                _registered_method=True)
 
 
 class ChannelServiceServicer(object):
@@ -206,6 +211,13 @@ class ChannelServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindSequence(self, request, context):
+        """Returns the first event in the channel that was committed at or after a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ChannelServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -273,6 +285,11 @@ def add_ChannelServiceServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=millrace_dot_v1_dot_channel__service__pb2.ReleaseRequest.FromString,
                     response_serializer=millrace_dot_v1_dot_channel__service__pb2.ReleaseResponse.SerializeToString,
+            ),
+            'FindSequence': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindSequence,
+                    request_deserializer=millrace_dot_v1_dot_channel__service__pb2.FindSequenceRequest.FromString,
+                    response_serializer=millrace_dot_v1_dot_channel__service__pb2.FindSequenceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -630,6 +647,33 @@ class ChannelService(object):
             '/millrace.v1.ChannelService/Release',
             millrace_dot_v1_dot_channel__service__pb2.ReleaseRequest.SerializeToString,
             millrace_dot_v1_dot_channel__service__pb2.ReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindSequence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.v1.ChannelService/FindSequence',
+            millrace_dot_v1_dot_channel__service__pb2.FindSequenceRequest.SerializeToString,
+            millrace_dot_v1_dot_channel__service__pb2.FindSequenceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17millrace/v1/event.proto\x12\x0bmillrace.v1\"w\n\x05\x45vent\x12\x30\n\x07headers\x18\x01 \x03(\x0b\x32\x1f.millrace.v1.Event.HeadersEntry\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"t\n\nEventBatch\x12\x16\n\x0e\x66irst_sequence\x18\x01 \x01(\x04\x12\"\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x12.millrace.v1.Event\x12*\n\x07\x63olumns\x18\x03 \x01(\x0b\x32\x19.millrace.v1.EventColumns\"m\n\x0c\x45ventColumns\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x12\n\nbody_sizes\x18\x02 \x03(\r\x12\x0e\n\x06\x62odies\x18\x03 \x01(\x0c\x12*\n\x07headers\x18\x04 \x03(\x0b\x32\x19.millrace.v1.HeaderColumn\":\n\x0cHeaderColumn\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05sizes\x18\x02 \x03(\r\x12\x0e\n\x06values\x18\x03 \x01(\x0c\"\xbf\x01\n\rProducerStamp\x12\x13\n\x0bproducer_id\x18\x01 \x01(\t\x12\x16\n\x0e\x66irst_sequence\x18\x02 \x01(\x04\x12\x15\n\rlast_sequence\x18\x03 \x01(\x04\x12\x1b\n\x0e\x61\x66ter_sequence\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12!\n\x14oldest_open_sequence\x18\x05 \x01(\x04H\x01\x88\x01\x01\x42\x11\n\x0f_after_sequenceB\x17\n\x15_oldest_open_sequenceb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17millrace/v1/event.proto\x12\x0bmillrace.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"w\n\x05\x45vent\x12\x30\n\x07headers\x18\x01 \x03(\x0b\x32\x1f.millrace.v1.Event.HeadersEntry\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xbd\x01\n\nEventBatch\x12\x16\n\x0e\x66irst_sequence\x18\x01 \x01(\x04\x12\"\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x12.millrace.v1.Event\x12*\n\x07\x63olumns\x18\x03 \x01(\x0b\x32\x19.millrace.v1.EventColumns\x12/\n\x0b\x63ommit_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0e\x63ommit_offsets\x18\x05 \x03(\r\"m\n\x0c\x45ventColumns\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x12\n\nbody_sizes\x18\x02 \x03(\r\x12\x0e\n\x06\x62odies\x18\x03 \x01(\x0c\x12*\n\x07headers\x18\x04 \x03(\x0b\x32\x19.millrace.v1.HeaderColumn\":\n\x0cHeaderColumn\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05sizes\x18\x02 \x03(\r\x12\x0e\n\x06values\x18\x03 \x01(\x0c\"\xbf\x01\n\rProducerStamp\x12\x13\n\x0bproducer_id\x18\x01 \x01(\t\x12\x16\n\x0e\x66irst_sequence\x18\x02 \x01(\x04\x12\x15\n\rlast_sequence\x18\x03 \x01(\x04\x12\x1b\n\x0e\x61\x66ter_sequence\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12!\n\x14oldest_open_sequence\x18\x05 \x01(\x04H\x01\x88\x01\x01\x42\x11\n\x0f_after_sequenceB\x17\n\x15_oldest_open_sequenceb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,16 +34,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EVENT_HEADERSENTRY']._loaded_options = None
   _globals['_EVENT_HEADERSENTRY']._serialized_options = b'8\001'
-  _globals['_EVENT']._serialized_start=40
-  _globals['_EVENT']._serialized_end=159
-  _globals['_EVENT_HEADERSENTRY']._serialized_start=113
-  _globals['_EVENT_HEADERSENTRY']._serialized_end=159
-  _globals['_EVENTBATCH']._serialized_start=161
-  _globals['_EVENTBATCH']._serialized_end=277
-  _globals['_EVENTCOLUMNS']._serialized_start=279
-  _globals['_EVENTCOLUMNS']._serialized_end=388
-  _globals['_HEADERCOLUMN']._serialized_start=390
-  _globals['_HEADERCOLUMN']._serialized_end=448
-  _globals['_PRODUCERSTAMP']._serialized_start=451
-  _globals['_PRODUCERSTAMP']._serialized_end=642
+  _globals['_EVENT']._serialized_start=73
+  _globals['_EVENT']._serialized_end=192
+  _globals['_EVENT_HEADERSENTRY']._serialized_start=146
+  _globals['_EVENT_HEADERSENTRY']._serialized_end=192
+  _globals['_EVENTBATCH']._serialized_start=195
+  _globals['_EVENTBATCH']._serialized_end=384
+  _globals['_EVENTCOLUMNS']._serialized_start=386
+  _globals['_EVENTCOLUMNS']._serialized_end=495
+  _globals['_HEADERCOLUMN']._serialized_start=497
+  _globals['_HEADERCOLUMN']._serialized_end=555
+  _globals['_PRODUCERSTAMP']._serialized_start=558
+  _globals['_PRODUCERSTAMP']._serialized_end=749
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,6 @@
+import datetime
+
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -22,14 +25,18 @@ class Event(_message.Message):
     def __init__(self, headers: _Optional[_Mapping[str, str]] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class EventBatch(_message.Message):
-    __slots__ = ("first_sequence", "events", "columns")
+    __slots__ = ("first_sequence", "events", "columns", "commit_time", "commit_offsets")
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TIME_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     first_sequence: int
     events: _containers.RepeatedCompositeFieldContainer[Event]
     columns: EventColumns
-    def __init__(self, first_sequence: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., columns: _Optional[_Union[EventColumns, _Mapping]] = ...) -> None: ...
+    commit_time: _timestamp_pb2.Timestamp
+    commit_offsets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, first_sequence: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., columns: _Optional[_Union[EventColumns, _Mapping]] = ..., commit_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., commit_offsets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EventColumns(_message.Message):
     __slots__ = ("count", "body_sizes", "bodies", "headers")
