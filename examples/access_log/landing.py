@@ -6,13 +6,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from examples.access_log.agents import CHANNEL, LINE_BYTES_MAX
+from examples.access_log.interruptions import scratch_folder, uninterrupted
 
 # Spark's settings of other programs must not apply here.
 _REMOVED_VARIABLES = {"SPARK_HOME", "SPARK_CONF_DIR", "SPARK_REMOTE", "PYSPARK_SUBMIT_ARGS"}
@@ -115,12 +115,16 @@ class LandingProcess:
 @contextmanager
 def local_landing(plan: LandingPlan) -> Iterator[LandingProcess]:
     """Runs a landing, and kills it if it has not ended at the end of the block."""
-    with tempfile.TemporaryDirectory(prefix="landing-", dir=plan.rows_folder.parent.parent) as scratch:
-        landing = LandingProcess(plan, Path(scratch))
+    with scratch_folder("landing-", plan.rows_folder.parent.parent) as scratch:
+        landing: LandingProcess | None = None
         try:
+            with uninterrupted():
+                landing = LandingProcess(plan, scratch)
             yield landing
         finally:
-            landing.kill()
+            if landing is not None:
+                with uninterrupted():
+                    landing.kill()
 
 
 @dataclass

@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from examples.access_log.interruptions import scratch_folder, uninterrupted
 
 _MILLRACED = Path(sys.executable).with_name("millraced")
 _FREE_PORT = "127.0.0.1:0"
@@ -45,14 +46,8 @@ class LocalServer:
         self._address_file = scratch / "address.json"
         paths = ["--config", config, "--address-file", self._address_file, "--data-dir", scratch / "data"]
         self._command = [str(_MILLRACED), "serve", *map(str, paths)]
-        self._process = self._start({"grpc": _FREE_PORT, "http": _FREE_PORT})
-        try:
-            self._addresses: dict[str, str] = self._wait_for(self._read_addresses)
-            self._wait_for(lambda: self._find_opened(0))
-        except BaseException:
-            self._process.kill()
-            self._process.wait()
-            raise
+        self._addresses = {"grpc": _FREE_PORT, "http": _FREE_PORT}
+        self._process = self._start()
 
     @property
     def name(self) -> str:
@@ -63,6 +58,15 @@ class LocalServer:
     def endpoint(self) -> str:
         """The address for gRPC, `host:port`, which a restart keeps."""
         return self._addresses["grpc"]
+
+    def wait_until_open(self) -> None:
+        """Waits until the server listens and has opened the channel.
+
+        Raises:
+            ServerError: It did not start.
+        """
+        self._addresses = self._wait_for(self._read_addresses)
+        self._wait_for(lambda: self._find_opened(0))
 
     def kill_and_restart(self) -> Restart:
         """Kills the server, starts it with the same data and addresses, and waits for the channel.
@@ -76,7 +80,8 @@ class LocalServer:
         # A killed server leaves this file, which would look as if the next one already listened.
         self._address_file.unlink()
         log_bytes = self._log.stat().st_size
-        self._process = self._start(self._addresses)
+        with uninterrupted():
+            self._process = self._start()
         self._wait_for(self._read_addresses)
         opened = self._wait_for(lambda: self._find_opened(log_bytes))
         return Restart(event_count=opened["events"], replay_seconds=opened["seconds"], seconds=time.monotonic() - begun)
@@ -99,8 +104,8 @@ class LocalServer:
         if code and sys.exception() is None:
             raise ServerError(f"the {self.name} ended with code {code}; {self._log} tells why")
 
-    def _start(self, addresses: dict[str, str]) -> "subprocess.Popen[bytes]":
-        listen = ["--listen", addresses["grpc"], "--http-listen", addresses["http"]]
+    def _start(self) -> "subprocess.Popen[bytes]":
+        listen = ["--listen", self._addresses["grpc"], "--http-listen", self._addresses["http"]]
         with self._log.open("ab") as log_file:
             # In its own session, so that Ctrl-C reaches only this program, which then stops the server.
             return subprocess.Popen(
@@ -157,11 +162,16 @@ def local_server(config_toml: str, channel: str, log: Path) -> Iterator[LocalSer
     """
     log.write_bytes(b"")
     # Not in the folder for temporary files, which may be in memory.
-    with tempfile.TemporaryDirectory(prefix=f"{log.stem}-", dir=log.parent) as scratch:
-        config = Path(scratch) / "millrace.toml"
+    with scratch_folder(f"{log.stem}-", log.parent) as scratch:
+        config = scratch / "millrace.toml"
         config.write_text(config_toml)
-        server = LocalServer(config, channel, Path(scratch), log)
+        server: LocalServer | None = None
         try:
+            with uninterrupted():
+                server = LocalServer(config, channel, scratch, log)
+            server.wait_until_open()
             yield server
         finally:
-            server.stop()
+            if server is not None:
+                with uninterrupted():
+                    server.stop()

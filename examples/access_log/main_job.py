@@ -1,17 +1,15 @@
 """The main job as a program: starts two agents, runs the job, and stops everything, even after an error."""
 
 import argparse
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
 import millrace_client as millrace
 from examples.access_log.agents import RoundLimits, two_agents
+from examples.access_log.interruptions import stopped_by_signals
 from examples.access_log.job import Job
 from examples.access_log.landing import LandingError
 from examples.access_log.local_server import ServerError
@@ -34,7 +32,7 @@ def main() -> int:
     path: Path = parser.parse_args().log
     console = Console(highlight=False)
     try:
-        with _stopped_by_signals():
+        with stopped_by_signals():
             return _run(open_log_file(path), _OUTPUT / path.name, console)
     except LogFileError as error:
         return _fail(str(error), EXIT_BAD_LOG)
@@ -63,27 +61,6 @@ def _shown(console: Console, what: str) -> AbstractContextManager[object]:
         return console.status(what)
     console.print(what)
     return nullcontext()
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """Ends the block on Ctrl-C, SIGTERM or a closed terminal; further signals do not interrupt the shutdown."""
-    # Signals that are ignored, as with nohup, stay ignored.
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    heeded = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        for number in heeded:
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    for number in heeded:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in heeded.items():
-            signal.signal(number, handler)
 
 
 def _fail(sentence: str, code: int) -> int:
