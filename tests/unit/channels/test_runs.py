@@ -1,5 +1,6 @@
 """Runs: consecutive small batches in the log as one entry of the queue."""
 
+import asyncio
 import errno
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ from millrace.columns import HEADER_CELLS_MAX, HEADER_KEYS_MAX, ColumnsCutter, c
 from millrace.v1 import event_pb2
 from millrace.wire_format import Buffer
 from millrace_server.channels.batches import Form, StoredBatch, StoredColumns, Window
+from millrace_server.channels.commit import Receipt
 from millrace_server.channels.log_columns import read_columns
 from millrace_server.channels.queue import (
     RUN_BYTES_MAX,
@@ -22,12 +24,23 @@ from millrace_server.channels.queue import (
     _run_of,
 )
 from millrace_server.channels.runs import merged
+from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import ChannelCorruptError
 from millrace_server.wal.format import RECORD_HEAD_BYTES, Kind
 from millrace_server.wal.records import Location
 from millrace_server.wal.segments import LogCorruptError
-from tests.channel_events import Row, append, begin, bodies_of, numbered, stored, stored_rows, take
-from tests.file_channels import DATA, FileChannel, file_channel
+from tests.channel_events import (
+    Row,
+    append,
+    begin,
+    begin_with_puts,
+    bodies_of,
+    numbered,
+    stored,
+    stored_rows,
+    take,
+)
+from tests.file_channels import DATA, FileChannel, Gate, called, durable_state_on, file_channel, held_append
 from tests.simulated_disk import SimulatedDisk
 from tests.unit.channels.test_queue import QueueModel
 
@@ -179,6 +192,16 @@ class RunsModel(QueueModel):
             self.expected.append((self.next_sequence, b"%d" % number))
             self.next_sequence += 1
 
+    @rule(counts=st.lists(st.integers(1, 3), min_size=2, max_size=5))
+    def append_parts_of_a_record(self, counts: list[int]) -> None:
+        whole = self.batch_of(*[b"%d" % number for number in range(sum(counts))])
+        self.expected += numbered([whole])
+        for count in counts:
+            start = self.next_sequence - whole.first_sequence
+            window = Window(whole.window.stored, start, start + count, count)
+            self.queue.append(StoredBatch(self.next_sequence, window))
+            self.next_sequence += count
+
     @precondition(lambda self: self.expected)
     @rule(data=st.data())
     def remove_range(self, data: st.DataObject) -> None:
@@ -243,6 +266,65 @@ async def test_single_events_are_one_entry_before_and_after_a_kill(
     async with file_channel(killed) as found:
         assert entry_counts(found) == [30, 10]
         assert await take(found.channel, begin(found.channel)) == [b"%d" % number for number in range(20, 60)]
+
+
+async def test_appends_that_wait_for_the_same_sync_share_a_record(disk: SimulatedDisk) -> None:
+    """Each caller gets its own sequences, and all stamps are kept; they are one entry of the queue."""
+    async with file_channel(disk) as opened:
+        channel, gate = opened.channel, Gate(disk)
+        first = await held_append(gate, channel, b"0")
+        stamps = [None, Stamp("p", 1, 1), Stamp("q", 7, 7), Stamp("p", 2, 3), Stamp("p", 2, 2), None]
+        bodies = [[b"1"], [b"2"], [b"3"], [b"4", b"5"], [b"4"], [b"6"]]
+        calls = await called(*[append(channel, *own, stamp=stamp) for own, stamp in zip(bodies, stamps, strict=True)])
+        gate.open()
+        await first
+        receipts = [Receipt(2, 2), Receipt(3, 3), Receipt(4, 4), Receipt(5, 6), Receipt(0, 0, True), Receipt(7, 7)]
+        assert [await call for call in calls] == receipts
+        # The repeat has no record, but its neighbours are not written together.
+        assert opened.kinds() == [Kind.STATE, *[Kind.PUT, Kind.COMMIT] * 3]
+        assert entry_counts(opened) == [7]
+        held, killed = opened.durable_state(), disk.copy()
+        assert [body for _, body in held.events] == [b"%d" % number for number in range(7)]
+        assert held.stamps == {"p": [(1, 3)], "q": [(7, 7)]}
+        assert await take(channel, begin(channel), 3) == [b"0", b"1", b"2"]
+    assert await durable_state_on(killed) == held
+
+
+@pytest.mark.parametrize("between", ["transaction", "large", "keys"])
+async def test_appends_that_do_not_fit_together_have_records_of_their_own(disk: SimulatedDisk, between: str) -> None:
+    """This concerns commits of transactions, large requests, and those that have many header keys together."""
+    async with file_channel(disk) as opened:
+        channel, gate = opened.channel, Gate(disk)
+        first = await held_append(gate, channel, b"0")
+        many = [stored_rows([({f"{kind}{number}": "" for number in range(200)}, b"x")]) for kind in "ab"]
+        others = {
+            "transaction": lambda: [channel.transactions.commit([begin_with_puts(channel, b"t")], None)],
+            "large": lambda: [append(channel, bytes(5_000))],
+            "keys": lambda: [channel.transactions.append([columns], None) for columns in many],
+        }
+        calls = await called(append(channel, b"1"), *others[between](), append(channel, b"2"))
+        gate.open()
+        await asyncio.gather(first, *calls)
+        kinds = opened.kinds()
+        assert kinds.count(Kind.COMMIT) == kinds.count(Kind.PUT) == 1 + len(calls)
+        held = opened.durable_state()
+        assert len(held.events) == 1 + len(calls)
+        killed = disk.copy()
+    assert await durable_state_on(killed) == held
+
+
+async def test_small_shared_records_are_parts_of_a_run(disk: SimulatedDisk) -> None:
+    """A few callers at a time leave one entry, as one caller does."""
+    async with file_channel(disk) as opened:
+        channel, gate = opened.channel, Gate(disk)
+        for number in range(0, 12, 4):
+            first = await held_append(gate, channel, b"%d" % number)
+            calls = await called(*[append(channel, b"%d" % other) for other in range(number + 1, number + 4)])
+            gate.open()
+            await asyncio.gather(first, *calls)
+        assert opened.kinds().count(Kind.PUT) == 6
+        assert entry_counts(opened) == [12]
+        assert await take(channel, begin(channel)) == [b"%d" % number for number in range(12)]
 
 
 async def test_put_without_a_commit_is_no_part_of_a_run(disk: SimulatedDisk, *, has_checkpoint: bool) -> None:

@@ -50,6 +50,7 @@ class JournalEntry:
     Attributes:
         is_urgent: Sync at once, even in a channel that syncs at an interval.
         has_puts: It needs disk space that something else might free.
+        is_mergeable: Its neighbours may be written with it: `merge` returns its records, and `records` tell their size.
         submitted_at: On the event loop's clock.
     """
 
@@ -60,6 +61,11 @@ class JournalEntry:
     needs_sync: bool = True
     is_urgent: bool = False
     has_puts: bool = False
+    is_mergeable: bool = False
+
+    def merge(self, neighbours: Sequence[Any]) -> Iterable[tuple[int, Sequence[Record]]]:
+        """Yields the records of neighbours, with the number of those that they store; called on the log's thread."""
+        raise NotImplementedError
 
     def prepare(self) -> None:
         """Takes its place behind all entries that were submitted before."""
@@ -87,6 +93,9 @@ class CommitContext(Protocol):
     def prepare(self, commit: "Commit") -> None:
         """Prepares the commit's contents and encodes its records."""
 
+    def merge(self, commits: "Sequence[Commit]") -> Iterable[tuple[int, Sequence[Record]]]:
+        """Yields the records of commits, with the number of those that they store; called on the log's thread."""
+
     def apply(self, commit: "Commit", locations: Sequence[Location]) -> None:
         """Applies the commit's contents; its columns are in the log at these locations."""
 
@@ -110,6 +119,7 @@ class Commit(JournalEntry):
         first_sequence: The first sequence of its puts, from PREPARED on, as are `batches`, `acceptance` and `receipt`.
         needs_record: The log stores something of it.
         is_in_memory: A spillable channel keeps it in memory only.
+        merged: Its puts in the columns of the PUT record that it shares with other commits; None where it has its own.
     """
 
     __slots__ = (
@@ -127,7 +137,9 @@ class Commit(JournalEntry):
         "has_new_numbers",
         "has_puts",
         "is_in_memory",
+        "is_mergeable",
         "is_purge",
+        "merged",
         "needs_record",
         "needs_room",
         "needs_sync",
@@ -162,7 +174,8 @@ class Commit(JournalEntry):
         self.error: MillraceError | None = None
         self.has_puts = bool(puts)
         self.needs_sync = self.needs_record = True
-        self.is_in_memory = False
+        self.is_in_memory = self.is_mergeable = False
+        self.merged: StoredBatch | None = None
         self._is_retried = False
         self._waiters: tuple[asyncio.Future[None], ...] = ()
         self._callbacks: tuple[Callable[[Commit], None], ...] = ()
@@ -215,6 +228,9 @@ class Commit(JournalEntry):
         self.has_puts = self.needs_sync = self.needs_record = False
 
     # As an entry of the journal.
+
+    def merge(self, neighbours: "Sequence[Commit]") -> Iterable[tuple[int, Sequence[Record]]]:
+        return self.context.merge(neighbours)
 
     def prepare(self) -> None:
         self.context.prepare(self)

@@ -220,7 +220,8 @@ class Contents:
         assert commit.first_sequence == self.next_sequence, "commits are applied in their order"
         commit.move(CommitState.DURABLE)
         for batch in commit.batches:
-            self.queue.append(batch)
+            self.queue.append(commit.merged or batch)
+            # Not the merged columns: they would have to be cut.
             for subscriber in self._subscribers:
                 subscriber.publish(batch)
         if commit.batches:

@@ -21,7 +21,16 @@ from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.config import ChannelConfig, LogChannelConfig
 from millrace_server.channels.contents import Contents
 from millrace_server.channels.log_columns import LogColumns
-from millrace_server.channels.records import claim_record, commit_records, rollback_record, state_message, state_record
+from millrace_server.channels.records import (
+    claim_record,
+    commit_records,
+    is_small_append,
+    merged_records,
+    put_records,
+    rollback_record,
+    state_message,
+    state_record,
+)
 from millrace_server.channels.transaction import EndedTxns, Outcome, TxnState
 from millrace_server.errors import ChannelLogFailedError, DiskFullError, MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
@@ -53,14 +62,24 @@ class LogContext:
 
     def prepare(self, commit: Commit) -> None:
         self.contents.prepare(commit)
-        commit.records = commit_records(commit) if commit.needs_record else ()
+        commit.is_mergeable = commit.needs_record and is_small_append(commit)
+        if commit.is_mergeable:
+            commit.records = put_records([commit.batches[0].window.stored])
+        else:
+            commit.records = commit_records(commit) if commit.needs_record else ()
+
+    def merge(self, commits: Sequence[Commit]) -> Iterable[tuple[int, Sequence[Record]]]:
+        return merged_records(commits)
 
     def apply(self, commit: Commit, locations: Sequence[Location]) -> None:
         # The PUT records come first. A commit that is in memory only has none.
-        for batch, location in zip(commit.batches, locations, strict=False):
+        batches = [commit.merged] if commit.merged else commit.batches
+        for batch, location in zip(batches, locations, strict=False):
             stored = batch.window.stored
-            stored.locate(location, self.columns)
-            self.columns.add(stored)
+            # Commits that share a record share its columns.
+            if stored.location != location:
+                stored.locate(location, self.columns)
+                self.columns.add(stored)
         self.contents.apply(commit)
 
     def abort(self, commit: Commit) -> None:
@@ -284,6 +303,9 @@ class Journal:
         # A segment begins with the state to which its first commit is applied: it is taken before that one is prepared.
         segment_start: list[Record] = [state_record(self.state())] if begins_segment else []
         entry.prepare()
+        mergeable, records = (entry if entry.is_mergeable else None), entry.records
+        if begins_segment and mergeable:
+            ((_, records),), mergeable = entry.merge([entry]), None
         if begins_segment:
             self._segment_bytes = 0
             self._state_bytes = sum(len(piece) for _, pieces in segment_start for piece in pieces)
@@ -296,10 +318,11 @@ class Journal:
             self._stall_timer = self._loop.call_later(STALL_SECONDS, self._check_stall)
         # The log must accept it: an entry that it refused here would block all later ones. Requests are small enough.
         self._segment_bytes += self._log.submit(
-            [*segment_start, *entry.records],
+            [*segment_start, *records],
             needs_sync=begins_segment or self._needs_sync(entry),
             begins_segment=begins_segment,
             done=partial(self._done, entry, self._generation, int(begins_segment)),
+            mergeable=mergeable,
         )
 
     @property

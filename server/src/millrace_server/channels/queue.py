@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from millrace.columns import HEADER_CELLS_MAX
-from millrace_server.channels.batches import Form, StoredBatch, Window
+from millrace_server.channels.batches import Form, StoredBatch, StoredColumns, Window
 from millrace_server.errors import MillraceError
 
 _READ_AHEAD = 4_096
@@ -67,6 +67,9 @@ class EventQueue:
 
     def append(self, batch: StoredBatch) -> None:
         self.event_count += batch.count
+        if not batch.window.is_whole:
+            self._append_part(batch)
+            return
         is_growing = self.has_runs and _is_small(batch)
         run = _run_of(self._growing, batch) if is_growing and self._growing is not None else None
         if run is not None:
@@ -74,6 +77,19 @@ class EventQueue:
             return
         self._batches.append(batch)
         self._growing = batch if is_growing else None
+
+    def _append_part(self, part: StoredBatch) -> None:
+        """Appends a part of a record that several commits share, behind its other parts; once whole, it may be run."""
+        joined = self._batches[-1].joined(part) if self._batches else None
+        if joined is None:
+            # The run before it can still grow: by the whole record, and by nothing else, as its sequences tell.
+            self._batches.append(part)
+        elif joined.window.is_whole:
+            self._batches.pop()
+            self.event_count -= joined.count
+            self.append(joined)
+        else:
+            self._batches[-1] = joined
 
     def end_run(self) -> None:
         """Begins a new run with the next batch: between both, the log has or may get PUT records of no batch."""
@@ -247,15 +263,20 @@ class AnswerBudget:
 
 def _is_small(batch: StoredBatch) -> bool:
     """Whether a batch may become part of a run."""
-    window = batch.window
-    stored = window.stored
-    return (
-        stored.location is not None
-        and stored.record_count == 1
-        and stored.raw_bytes <= _REQUEST_BYTES_MAX
-        and stored.count <= _REQUEST_EVENTS_MAX
-        and window.is_whole
-    )
+    stored = batch.window.stored
+    return stored.location is not None and stored.record_count == 1 and is_small(stored) and batch.window.is_whole
+
+
+def is_small(stored: StoredColumns) -> bool:
+    """Whether columns of one request may be merged with others."""
+    return stored.raw_bytes <= _REQUEST_BYTES_MAX and stored.count <= _REQUEST_EVENTS_MAX
+
+
+def may_merge(event_count: int, raw_bytes: int, body_bytes: int, place_bytes: int) -> bool:
+    """Whether columns with so many events and bytes in all, in a place of so many bytes, may be merged."""
+    # Merged, each key has a size for each event: should all keys differ, reading them would take seconds.
+    keys_max = (raw_bytes - body_bytes) // _HEADER_BYTES_MIN
+    return event_count <= RUN_EVENTS_MAX and place_bytes <= RUN_BYTES_MAX and keys_max * event_count <= HEADER_CELLS_MAX
 
 
 def _run_of(last: StoredBatch, batch: StoredBatch) -> StoredBatch | None:
@@ -268,15 +289,11 @@ def _run_of(last: StoredBatch, batch: StoredBatch) -> StoredBatch | None:
     assert start is not None, "small batches are in a log"
     assert end is not None, "small batches are in a log"
     payload_length = end.position + end.payload_length - start.position
-    count = mine.count + theirs.count
-    # Merged, each key has a size for each event: should all keys differ, reading the run would take seconds.
-    keys_max = (mine.raw_bytes - mine.body_bytes + theirs.raw_bytes - theirs.body_bytes) // _HEADER_BYTES_MIN
+    raw_bytes, body_bytes = mine.raw_bytes + theirs.raw_bytes, mine.body_bytes + theirs.body_bytes
     if (
         last.end_sequence != batch.first_sequence
         or start.segment_id != end.segment_id
-        or payload_length > RUN_BYTES_MAX
-        or count > RUN_EVENTS_MAX
-        or keys_max * count > HEADER_CELLS_MAX
+        or not may_merge(mine.count + theirs.count, raw_bytes, body_bytes, payload_length)
     ):
         return None
     if mine.record_count == 1:

@@ -5,9 +5,12 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from millrace.columns import HEADER_KEYS_MAX
 from millrace_server.channels.batches import ColumnsSource, StoredBatch, StoredColumns, Window
 from millrace_server.channels.commit import Commit, Receipt
 from millrace_server.channels.committer import ClaimRecord
+from millrace_server.channels.queue import is_small, may_merge
+from millrace_server.channels.runs import merged
 from millrace_server.channels.stamps import Stamp, StampLedger
 from millrace_server.channels.transaction import EndedTxns, Outcome, TxnState
 from millrace_server.storage.v1 import records_pb2 as pb
@@ -34,17 +37,86 @@ def commit_records(commit: Commit) -> list[Record]:
         message.put_body_bytes.append(stored.body_bytes)
         message.put_raw_bytes.append(stored.raw_bytes)
         records.append((Kind.PUT, [stored.raw]))
-    if commit.acceptance is not None and commit.acceptance.new:
-        # Numbers that were accepted before are left out: they may belong to events in memory only.
-        producer_id = commit.acceptance.producer_id
-        stamp, *more = [pb.Stamp(producer_id=producer_id, first=a, last=b) for a, b in commit.acceptance.new]
-        message.stamp.CopyFrom(stamp)
-        message.more_stamps.extend(more)
+    _add_stamps(message, [commit])
     if takes := [take for take in commit.takes if take.is_in_log]:
         message.take_records = 1
         records.append((Kind.TAKE, [_take_payload(takes)]))
     records.append((Kind.COMMIT, [message.SerializeToString()]))
     return records
+
+
+def _add_stamps(message: pb.Commit, commits: Iterable[Commit]) -> None:
+    accepted: dict[str, list[list[int]]] = {}
+    for commit in commits:
+        if commit.acceptance is not None:
+            # Numbers that were accepted before are left out: they may belong to events in memory only.
+            ranges = accepted.setdefault(commit.acceptance.producer_id, [])
+            for first, last in commit.acceptance.new:
+                if ranges and ranges[-1][1] + 1 == first:
+                    ranges[-1][1] = last
+                else:
+                    ranges.append([first, last])
+    stamps = [
+        pb.Stamp(producer_id=producer_id, first=first, last=last)
+        for producer_id, ranges in accepted.items()
+        for first, last in ranges
+    ]
+    if stamps:
+        message.stamp.CopyFrom(stamps[0])
+        message.more_stamps.extend(stamps[1:])
+
+
+def is_small_append(commit: Commit) -> bool:
+    """Whether a prepared commit may share its records with its neighbours: no call of it is told apart later."""
+    return len(commit.puts) == 1 and not commit.takes and not commit.txn_ids and is_small(commit.puts[0].stored)
+
+
+def merged_records(commits: Sequence[Commit]) -> Iterator[tuple[int, list[Record]]]:
+    """Yields the records of small appends in their order, each time with the number of appends that they store.
+
+    Appends that share a PUT record become parts of its columns.
+    """
+    for start, stop in _neighbours(commits):
+        if stop - start > 1 and (merged_record := _merged_record(commits[start:stop])) is not None:
+            yield stop - start, merged_record
+        else:
+            yield from ((1, commit_records(commit)) for commit in commits[start:stop])
+
+
+def _neighbours(commits: Sequence[Commit]) -> Iterator[tuple[int, int]]:
+    """Yields the range of indexes of each of the appends that may share a record."""
+    start = count = raw_bytes = body_bytes = 0
+    for index, commit in enumerate(commits):
+        count, raw_bytes, body_bytes = (
+            count + commit.put_count,
+            raw_bytes + commit.put_raw_bytes,
+            body_bytes + commit.put_body_bytes,
+        )
+        if not may_merge(count, raw_bytes, body_bytes, raw_bytes) and start < index:
+            yield start, index
+            start, count, raw_bytes, body_bytes = index, commit.put_count, commit.put_raw_bytes, commit.put_body_bytes
+    yield start, len(commits)
+
+
+def _merged_record(commits: Sequence[Commit]) -> list[Record] | None:
+    """Returns the PUT and the COMMIT of several appends; None where their headers have too many keys."""
+    raw, key_count = merged([commit.puts[0].stored.raw for commit in commits])
+    if key_count > HEADER_KEYS_MAX:
+        return None
+    first_sequence, count = commits[0].first_sequence, sum([commit.put_count for commit in commits])
+    stored = StoredColumns(raw, count, sum([commit.put_body_bytes for commit in commits]))
+    for commit in commits:
+        start = commit.first_sequence - first_sequence
+        window = Window(stored, start, start + commit.put_count, commit.put_body_bytes)
+        commit.merged = StoredBatch(commit.first_sequence, window)
+    message = pb.Commit(
+        first_sequence=first_sequence,
+        put_counts=[count],
+        put_body_bytes=[stored.body_bytes],
+        put_raw_bytes=[stored.raw_bytes],
+    )
+    _add_stamps(message, commits)
+    return [*put_records([stored]), (Kind.COMMIT, [message.SerializeToString()])]
 
 
 def put_records(stored: Iterable[StoredColumns]) -> list[Record]:

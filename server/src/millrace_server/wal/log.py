@@ -10,7 +10,7 @@ from itertools import zip_longest
 from millrace_server.wal.format import PAYLOAD_BYTES_MAX, SEGMENT_HEADER_BYTES, Flags, Kind
 from millrace_server.wal.payload_codec import Payload, PayloadCodec
 from millrace_server.wal.reading import RecordReader, SegmentScanner
-from millrace_server.wal.records import Done, Location, LogPosition, Record, Submission
+from millrace_server.wal.records import Done, Location, LogPosition, Mergeable, Record, Submission
 from millrace_server.wal.segments import LogCorruptError, Segment, SegmentFiles
 from millrace_server.wal.writer import LogWriter
 
@@ -213,7 +213,15 @@ class WriteAheadLog:
         # A new codec, exchanged in one assignment: the writer's thread uses one of them for a whole group.
         self._writer.codec = replace(self._codec, compresses=compresses)
 
-    def submit(self, records: Sequence[Record], *, needs_sync: bool, begins_segment: bool = False, done: Done) -> int:
+    def submit(
+        self,
+        records: Sequence[Record],
+        *,
+        needs_sync: bool,
+        begins_segment: bool = False,
+        done: Done,
+        mergeable: Mergeable | None = None,
+    ) -> int:
         """Appends records behind those submitted before: all of them, or none if they are refused.
 
         A crash may leave a prefix of them, so the record that gives the others effect comes last. Payloads are encoded
@@ -227,6 +235,8 @@ class WriteAheadLog:
             done: Called on the event loop, in the order of submissions, with the submission, which has its records'
                 locations and their end by then, and with None, or LogFullError if the disk had no room (see
                 `resume`), or LogFailedError if the log has failed.
+            mergeable: What may be written as one with its neighbours, instead of the records, of which only the size
+                counts then. It must not begin a segment.
 
         Returns:
             Size of the records in a segment before their payloads are encoded.
@@ -238,7 +248,7 @@ class WriteAheadLog:
         if self._call_soon is None:
             self._call_soon = asyncio.get_running_loop().call_soon_threadsafe
         # With the current generation: the caller has seen all refusals up to its last `resume`, and none after it.
-        submission = Submission(records, needs_sync, begins_segment, self._generation, done)
+        submission = Submission(records, needs_sync, begins_segment, self._generation, done, mergeable)
         # The sum is known anyway, so single payloads are measured only if one of them can be too long.
         if submission.byte_count > PAYLOAD_BYTES_MAX:
             _check_lengths(records)

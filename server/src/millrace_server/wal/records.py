@@ -1,8 +1,8 @@
 """The value types of the log: places in it, and the records that callers submit."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from millrace_server.wal.disk import Piece
 from millrace_server.wal.format import RECORD_HEAD_BYTES, Kind
@@ -45,6 +45,16 @@ Record = tuple[Kind, Sequence[Piece]]
 Done = Callable[["Submission", Exception | None], None]
 
 
+class Mergeable(Protocol):
+    """What a submission writes, by itself or as one with its neighbours."""
+
+    def merge(self, neighbours: Sequence[Any]) -> Iterable[tuple[int, Sequence[Record]]]:
+        """Yields the records that store the first neighbours, the next ones and so on, each time with their number.
+
+        Called on the writer's thread. The first of the neighbours, and perhaps the only one, is this one.
+        """
+
+
 @dataclass(slots=True, eq=False)
 class Submission:
     """Records that are appended side by side: all of them, or none if the submission is refused.
@@ -60,9 +70,11 @@ class Submission:
     """A refusal extends to all later submissions of the same generation; see `LogWriter`."""
     done: Done
     """Called once the records are written, and synced if `needs_sync`; never on the writer's thread."""
+    mergeable: Mergeable | None = None
+    """Replaces `records`, which then only tell how much room it takes, when the submission is written."""
     # Written by the writer's thread before it schedules the answer, read by the caller afterwards: no lock is needed.
     locations: Sequence[Location] = ()
-    """Where the records lie. Set by the writer."""
+    """Where the records lie; submissions that were merged have the same. Set by the writer."""
     end: LogPosition | None = None
     """The log's end behind these records. Set by the writer."""
     byte_count: int = field(init=False)

@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import groupby, islice
 from operator import attrgetter
 from typing import Never
 
@@ -26,7 +27,7 @@ from millrace_server.wal.format import (
     encode_record_head,
 )
 from millrace_server.wal.payload_codec import PayloadCodec
-from millrace_server.wal.records import Location, LogFailedError, LogFullError, LogPosition, Submission
+from millrace_server.wal.records import Location, LogFailedError, LogFullError, LogPosition, Record, Submission
 from millrace_server.wal.segments import NameUnsyncedError, Segment, SegmentFiles
 
 # With space allocated ahead of the end, a sync need not journal a new file length and takes half the time.
@@ -338,9 +339,9 @@ class LogWriter:
         codec = self.codec
         encodes = codec.is_active
         encoded: list[Piece] = []
-        for submission in group:
+        for submissions, records in _merged(group):
             locations: list[Location] = []
-            for kind, payload in submission.records:
+            for kind, payload in records:
                 context = header.context(position)
                 flags, pieces = _PLAIN, payload
                 if encodes:
@@ -356,11 +357,31 @@ class LogWriter:
                 locations.append(Location(segment_id, position, length))
                 position += RECORD_HEAD_BYTES + length
                 lsn += 1
-            submission.locations, submission.end = locations, LogPosition(segment_id, position, lsn)
+            end = LogPosition(segment_id, position, lsn)
+            for submission in submissions:
+                submission.locations, submission.end = locations, end
         return encoded, LogPosition(segment_id, position, lsn)
 
 
 _needs_sync = attrgetter("needs_sync")
+
+
+def _is_mergeable(submission: Submission) -> bool:
+    return submission.mergeable is not None
+
+
+def _merged(group: Sequence[Submission]) -> Iterator[tuple[Sequence[Submission], Sequence[Record]]]:
+    """Yields a group's submissions with their records: neighbours that are written as one, or a single one."""
+    for is_mergeable, neighbours in groupby(group, key=_is_mergeable):
+        submissions = list(neighbours)
+        parts = [submission.mergeable for submission in submissions if submission.mergeable is not None]
+        if is_mergeable:
+            rest = iter(submissions)
+            for count, records in parts[0].merge(parts):
+                yield list(islice(rest, count)), records
+        else:
+            for submission in submissions:
+                yield [submission], submission.records
 
 
 def _sibling_count(group: Sequence[Submission]) -> int:
