@@ -26,6 +26,7 @@ from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.wal import log
 from millrace_server.wal.records import Submission
 from millrace_server.wal.writer import LogWriter
+from millrace_server.wal.writer_threads import WriterThreads
 from tests.channel_events import ANSWER_BYTES_MAX, numbered
 from tests.log_histories import make_small
 from tests.simulated_disk import SimulatedDisk
@@ -76,7 +77,7 @@ class TurnWriter(LogWriter):
 
     _is_scheduled = False
 
-    def start(self) -> None:
+    def start(self, _threads: WriterThreads) -> None:
         """Does nothing, since there is no thread."""
 
     def submit(self, submission: Submission) -> None:

@@ -321,6 +321,10 @@ class SimulatedDisk:
             taken_bytes = sum(len(file.shown) for names in self._directories.values() for file in names.shown.values())
             return max(0, self.capacity_bytes - taken_bytes)
 
+    def device(self, _directory: Path) -> int:
+        """All directories are on the same device."""
+        return 0
+
     # Faults.
 
     def fail(self, kind: str, nth: int, error_number: int, count: int = 1) -> None:

@@ -14,6 +14,7 @@ from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.records import LogFailedError, LogFullError, LogPosition, Submission
 from millrace_server.wal.segments import Segment
 from millrace_server.wal.writer import LogWriter
+from millrace_server.wal.writer_threads import WriterThreads
 from tests.log_histories import DATA, RunningLog, files_on, replay
 from tests.simulated_disk import SimulatedDisk
 
@@ -403,7 +404,6 @@ def test_mark_that_fails_fails_the_log(disk: SimulatedDisk, monkeypatch: pytest.
         disk.fail("sync", 1, errno.EIO)
         gate.open()
         begun.result()
-        log._writer._thread.join(0)
         answer: Future[Submission] | None = None
         while answer is None or answer.exception() is None:
             answer = log.submit(needs_sync=False)
@@ -539,9 +539,9 @@ def test_start_behind_records_goes_on_with_their_numbers(disk: SimulatedDisk) ->
         answers.extend((submission.end, error) for submission in group)
 
     log = LogWriter(files_on(disk), segments, LogPosition(0, 0, 1), PayloadCodec(), answer)
+    log.start(WriterThreads())
     log.submit(Submission([(Kind.STATE, [])], True, True, 0, _ignore))
     log.submit(Submission([(Kind.PUT, [b"a", b"b"])], True, False, 0, _ignore))
-    log.start()
     log.close()
     assert answers == [(LogPosition(1, 96, 2), None), (LogPosition(1, 130, 3), None)]
     assert [segment.header.first_lsn for segment in segments.values()] == [1]

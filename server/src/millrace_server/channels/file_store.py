@@ -28,6 +28,7 @@ from millrace_server.wal.disk import Disk
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.segments import SegmentFiles
+from millrace_server.wal.writer_threads import WriterThreads
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -141,6 +142,8 @@ class FileStores:
         self._base = base
         self._disk = disk
         self._recent = RecentMemory()
+        # By the file systems that a log is on, so that one that does not answer holds up the logs of no other.
+        self._writers: dict[frozenset[int], WriterThreads] = {}
         # Their own threads: reading logs back takes long, and reads of other channels must not wait behind it.
         self._openers = ThreadPoolExecutor(_OPENERS_MAX, thread_name_prefix="channel-opener")
 
@@ -237,7 +240,8 @@ class FileStores:
             columns = LogColumns(log, self._recent)
             recovered = recover(log, checkpoints, columns, progress)
             columns.first_segment_id = log.first_segment_id
-            log.start()
+            devices = frozenset(map(self._disk.device, directories.data_dirs))
+            log.start(threads=self._writers.setdefault(devices, WriterThreads()))
             undoing.pop_all()
         return _OpenFiles(directories, log, checkpoints, columns), recovered
 

@@ -95,4 +95,7 @@ class ReadOnlyDisk:
     def free_bytes(self, _directory: Path) -> int:
         return 0
 
+    def device(self, _directory: Path) -> int:
+        return 0
+
     create = rename = unlink = open_directory = sync_directory = _refuse

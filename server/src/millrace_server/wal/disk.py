@@ -87,6 +87,9 @@ class Disk(Protocol):
     def free_bytes(self, directory: Path) -> int:
         """Returns the space that this process may still use in the directory's file system."""
 
+    def device(self, directory: Path) -> int:
+        """Returns a number that all directories of the same file system share."""
+
 
 class OsFile:
     """A file of the operating system. It closes with its last reference, which may be a reader's on another thread."""
@@ -212,3 +215,6 @@ class OsDisk:
         # f_bavail, not f_bfree: what is reserved for root is not ours.
         status = os.statvfs(directory)
         return status.f_bavail * status.f_frsize
+
+    def device(self, directory: Path) -> int:
+        return directory.stat().st_dev

@@ -13,6 +13,7 @@ from millrace_server.wal.reading import RecordReader, SegmentScanner
 from millrace_server.wal.records import Done, Location, LogPosition, Mergeable, Record, Submission
 from millrace_server.wal.segments import LogCorruptError, Segment, SegmentFiles
 from millrace_server.wal.writer import LogWriter
+from millrace_server.wal.writer_threads import WriterThreads
 
 CallSoon = Callable[[Callable[[], None]], object]
 """Schedules a call on the thread that awaits answers."""
@@ -186,17 +187,18 @@ class WriteAheadLog:
         for directory in self._files.directories:
             self._files.disk.sync_directory(directory)
 
-    def start(self, call_soon: CallSoon | None = None) -> None:
+    def start(self, call_soon: CallSoon | None = None, threads: WriterThreads | None = None) -> None:
         """Starts to accept records behind those that replay found.
 
         Args:
             call_soon: Schedules answers; called on the writer's thread, once for each group. By default answers go to
                 the event loop of the first caller that submits.
+            threads: The threads that logs of the same disk share; by default its own.
         """
         assert self._is_writable, "a log is replayed to its end before it is started"
         self._call_soon = call_soon
         self._writer = LogWriter(self._files, self._segments, self._end, self._codec, self._answer)
-        self._writer.start()
+        self._writer.start(threads or WriterThreads())
 
     def _answer(self, group: Sequence[Submission], error: Exception | None) -> None:
         assert self._call_soon is not None, "an answered caller has submitted"

@@ -1,4 +1,4 @@
-"""The thread that writes the log's records and syncs them, one group at a time.
+"""Writes the log's records and syncs them, one group at a time.
 
 While one group is being synced, the next one forms: commits that wait at the same time share one sync (group commit).
 FORMAT.md, "Writing", describes the protocol; "The crash argument" says why it is safe.
@@ -29,6 +29,7 @@ from millrace_server.wal.format import (
 from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.records import Location, LogFailedError, LogFullError, LogPosition, Record, Submission
 from millrace_server.wal.segments import NameUnsyncedError, Segment, SegmentFiles
+from millrace_server.wal.writer_threads import WriterThreads
 
 # With space allocated ahead of the end, a sync need not journal a new file length and takes half the time.
 PREALLOCATE_BYTES_MIN = 1 << 20
@@ -56,7 +57,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
 
 
 class LogWriter:
-    """Writes at the end of the log, from its own thread.
+    """Writes at the end of the log, from one thread at a time, which it has only while there is something to write.
 
     Callers do not wait for an answer before they submit what builds on it. When a group is refused, all later
     submissions of its generation or an earlier one are therefore refused too; those of later generations are written.
@@ -69,6 +70,8 @@ class LogWriter:
         codec: Encodes payloads.
         answer: Called on the writer's thread with each group that was written, refused or failed, and its error.
     """
+
+    _threads: WriterThreads
 
     def __init__(
         self,
@@ -90,8 +93,8 @@ class LogWriter:
         self._sync_point_position = 0
         self._preallocated_position = end.position
         self._pending: deque[Submission] = deque()
-        # Guards `_pending`, `_awaited_count` and `_is_closing`; everything else belongs to the thread. Reentrant, so
-        # that a test can hold it and let the thread find several submissions at once.
+        # Guards `_pending`, `_awaited_count`, `_has_thread` and `_is_closing`; everything else belongs to the thread.
+        # Reentrant, so that a test can hold it and let the thread find several submissions at once.
         self._lock = threading.RLock()
         # How many pending submissions the sleeping thread waits for; _NONE_AWAITED while it is awake.
         self._awaited_count = _NONE_AWAITED
@@ -104,39 +107,51 @@ class LogWriter:
         self._failure: LogFailedError | None = None
         self._refusal: LogFullError | None = None
         self._refused_generation = -1
-        # A daemon thread: an interpreter that exits without close() must not hang on it; replay handles the rest.
-        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+        # Whether a thread runs `_run`, or will. It stays so at the end, so that none begins again.
+        self._has_thread = False
+        # Whether the thread was given back before the SYNC_POINT was due, because others needed it.
+        self._owes_sync_point = False
+        self._has_ended = threading.Event()
 
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
+    def start(self, threads: WriterThreads) -> None:
+        """Begins on threads that it shares with other logs: with a SYNC_POINT, if one is due behind a replay."""
+        self._threads = threads
+        self._threads.run(self._run_if_idle, is_urgent=False)
 
     def submit(self, submission: Submission) -> None:
         """Queues records behind all that were submitted before. A closing log fails them."""
         with self._lock:
-            if not self._is_closing:
+            is_closing, has_thread = self._is_closing, self._has_thread
+            if not is_closing:
+                self._has_thread = True
                 self._pending.append(submission)
                 # Only the submission that completes the awaited count wakes the thread: the others would wake it for
                 # nothing, and each wake-up is a system call on the event loop.
                 if len(self._pending) >= self._awaited_count:
                     self._wake()
-                return
-        # Outside the lock, since the answer may submit again.
-        self._answer([submission], LogFailedError("the log is closed"))
+        if is_closing:
+            # Outside the lock, since the answer may submit again.
+            self._answer([submission], LogFailedError("the log is closed"))
+        elif not has_thread:
+            self._threads.run(self._run)
 
     def close(self) -> None:
-        """Writes what is pending and a last SYNC_POINT, and ends the thread."""
+        """Writes what is pending and a last SYNC_POINT, on this thread if the log has none."""
         with self._lock:
             self._is_closing = True
             if self._awaited_count != _NONE_AWAITED:
                 self._wake()
-        self._thread.join()
+        self._run_if_idle()
+        self._has_ended.wait()
+
+    def _run_if_idle(self) -> None:
+        with self._lock:
+            has_thread, self._has_thread = self._has_thread, True
+        if not has_thread:
+            self._run()
 
     def _run(self) -> None:
-        while True:
-            group = self._next_group()
-            if group is None:
-                return
+        while (group := self._next_group()) is not None:
             if group:
                 error = self._write_or_refuse(group)
                 # Before the answer: a caller that submits again right after it is already pending then, and would be
@@ -147,19 +162,27 @@ class LogWriter:
                 self._write_sync_point()
 
     def _next_group(self) -> list[Submission] | None:
-        """Returns the next group; an empty one when a SYNC_POINT is due; None at the end."""
+        """Returns the next group; an empty one when a SYNC_POINT is due; None once the thread is given back."""
         delayed_until = time.monotonic() + COMMIT_DELAY_SECONDS
         expected_count, self._expected_count = self._expected_count, 0
         while not self._pending:
             # While the log is open, a SYNC_POINT is due only behind a new sync: what the caller left unsynced stays
             # so. A closing log syncs everything. Each later record makes the same statement, so under load none is
             # written.
-            due_position = self._end.position if self._is_closing else self._synced_position
+            is_closing = self._is_closing
+            due_position = self._end.position if is_closing else self._synced_position
             has_sync_point = self._failure is not None or self._sync_point_position >= due_position
-            if self._is_closing:
-                return None if has_sync_point else []
-            if not self._wait_for(1, None if has_sync_point else SYNC_POINT_DELAY_SECONDS):
+            if not has_sync_point and (is_closing or self._owes_sync_point):
                 return []
+            if not has_sync_point and self._threads.may_linger():
+                # The next commit of a busy log finds the thread here, and needs no other.
+                is_woken = self._wait_for(1, SYNC_POINT_DELAY_SECONDS)
+                self._threads.end_lingering()
+                if not is_woken:
+                    return []
+            elif self._has_left(is_closing=is_closing, owes_sync_point=not has_sync_point):
+                return None
+        self._owes_sync_point = False
         # Callers who were answered together usually submit again together. Without this delay the first one back
         # would get a sync of its own and the others would wait for two. A lone caller never waits.
         if len(self._pending) < expected_count:
@@ -175,6 +198,19 @@ class LogWriter:
                     break
                 group.append(self._pending.popleft())
             return group
+
+    def _has_left(self, *, is_closing: bool, owes_sync_point: bool) -> bool:
+        """Gives the thread back, unless there is something to do by now."""
+        with self._lock:
+            if self._pending or self._is_closing != is_closing:
+                return False
+            self._owes_sync_point = owes_sync_point
+            self._has_thread = is_closing
+        if is_closing:
+            self._has_ended.set()
+        elif owes_sync_point:
+            self._threads.run(self._run_if_idle, is_urgent=False)
+        return True
 
     def _wait_for(self, count: int, seconds: float | None) -> bool:
         """Waits until `count` submissions are pending or the log is closing; returns False on a timeout."""

@@ -1,0 +1,183 @@
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from operator import attrgetter
+from pathlib import Path
+
+import pytest
+
+from millrace_server.wal import writer, writer_threads
+from millrace_server.wal.format import Kind
+from millrace_server.wal.log import WriteAheadLog
+from millrace_server.wal.records import Submission
+from millrace_server.wal.segments import SegmentFiles
+from millrace_server.wal.writer_threads import WriterThreads
+from tests.log_histories import CHANNEL_ID
+from tests.simulated_disk import SimulatedDisk
+
+_WAIT_SECONDS = 30
+
+
+class _SharingLog:
+    """A log on a disk of its own, on shared threads; its syncs wait while its disk is stalled."""
+
+    def __init__(self, threads: WriterThreads, number: int) -> None:
+        directory = Path(f"data-{number}")
+        self.disk = SimulatedDisk([directory])
+        self.answers = threading.Event()
+        self.answers.set()
+        self.is_asked = threading.Event()
+        self.disk.before_call = self._before_call
+        self._log = WriteAheadLog(SegmentFiles(self.disk, [directory], CHANNEL_ID))
+        assert list(self._log.replay()) == []
+        self._log.start(lambda answer: answer(), threads)
+        self.append(begins_segment=True).result(_WAIT_SECONDS)
+
+    def _before_call(self, kind: str, _name: str) -> None:
+        if kind == "sync":
+            self.is_asked.set()
+            assert self.answers.wait(_WAIT_SECONDS)
+
+    def append(self, *, begins_segment: bool = False) -> "Future[Submission]":
+        answer: Future[Submission] = Future()
+
+        def done(submission: Submission, error: Exception | None) -> None:
+            assert error is None
+            answer.set_result(submission)
+
+        kind = Kind.STATE if begins_segment else Kind.PUT
+        self._log.submit([(kind, [b"some"])], needs_sync=True, begins_segment=begins_segment, done=done)
+        return answer
+
+    def stall(self) -> "Future[Submission]":
+        """Appends, and returns once the disk was asked for a sync that it does not answer."""
+        self.answers.clear()
+        self.is_asked.clear()
+        answer = self.append()
+        assert self.is_asked.wait(_WAIT_SECONDS)
+        return answer
+
+    def wait_until_marked(self) -> None:
+        """Waits until a SYNC_POINT is behind all else."""
+        end, marked = attrgetter("_end.position"), attrgetter("_sync_point_position")
+        while marked(self._log._writer) != end(self._log._writer):
+            self.is_asked.wait(0.001)
+
+    @property
+    def sync_count(self) -> int:
+        return sum(call.kind == "sync" for call in self.disk.calls)
+
+    def close(self) -> None:
+        self._log.close()
+
+
+@pytest.fixture
+def threads() -> WriterThreads:
+    """At most three threads."""
+    return WriterThreads(3)
+
+
+@pytest.fixture
+def logs(threads: WriterThreads) -> Iterator[list[_SharingLog]]:
+    """Ten logs on these threads."""
+    opened = [_SharingLog(threads, number) for number in range(10)]
+    yield opened
+    for log in opened:
+        log.answers.set()
+        log.close()
+
+
+def _writers() -> int:
+    return sum(thread.name == "log-writer" for thread in threading.enumerate())
+
+
+def test_append_to_many_logs_takes_no_more_threads_than_allowed(logs: list[_SharingLog]) -> None:
+    """Logs share threads, however many of them have something to write."""
+    before = _writers()
+    for _ in range(20):
+        for answer in [log.append() for log in logs]:
+            answer.result(_WAIT_SECONDS)
+    assert _writers() <= max(before, 3)
+
+
+def test_append_beside_stalled_disks_does_not_wait_for_them(logs: list[_SharingLog]) -> None:
+    """As long as a thread is left, the other logs go on."""
+    stalled = [log.stall() for log in logs[:2]]
+    for _ in range(5):
+        for answer in [log.append() for log in logs[2:]]:
+            answer.result(_WAIT_SECONDS)
+    assert not any(answer.done() for answer in stalled)
+    for log, answer in zip(logs, stalled, strict=False):
+        log.answers.set()
+        answer.result(_WAIT_SECONDS)
+
+
+def test_append_while_every_thread_is_stalled_goes_on_with_the_first_that_is_free(logs: list[_SharingLog]) -> None:
+    """A log that found no thread is written as soon as there is one, and nothing is lost."""
+    stalled = [log.stall() for log in logs[:3]]
+    waiting = [log.append() for log in logs[3:]]
+    logs[1].answers.set()
+    for answer in [stalled[1], *waiting]:
+        answer.result(_WAIT_SECONDS)
+    assert not stalled[0].done()
+
+
+def test_close_while_every_thread_is_stalled_needs_none(logs: list[_SharingLog]) -> None:
+    """A log without a thread closes on that of its caller."""
+    for log in logs[:3]:
+        log.stall()
+    closing = threading.Thread(target=logs[5].close, daemon=True)
+    closing.start()
+    closing.join(_WAIT_SECONDS)
+    assert not closing.is_alive()
+
+
+def test_close_on_several_threads_at_once_ends_each_after_the_last_write(logs: list[_SharingLog]) -> None:
+    """No close returns while the log still writes."""
+    log = logs[0]
+    answer = log.stall()
+    closings = [threading.Thread(target=log.close, daemon=True) for _ in range(3)]
+    for closing in closings:
+        closing.start()
+    assert all(closing.is_alive() for closing in closings)
+    log.answers.set()
+    for closing in closings:
+        closing.join(_WAIT_SECONDS)
+        assert not closing.is_alive()
+    assert answer.done()
+
+
+def test_idle_logs_without_a_thread_write_their_sync_points(
+    threads: WriterThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where too many logs fall idle at once to keep their threads, each SYNC_POINT is written all the same."""
+    monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
+    logs = [_SharingLog(threads, number) for number in range(10)]
+    for answer in [log.append() for log in logs]:
+        answer.result(_WAIT_SECONDS)
+    for log in logs:
+        log.wait_until_marked()
+        syncs = log.sync_count
+        # Nothing is left for it to do.
+        log.close()
+        assert log.sync_count == syncs
+
+
+def test_thread_without_work_ends(threads: WriterThreads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server whose channels are idle has no threads for them."""
+    monkeypatch.setattr(writer_threads, "IDLE_SECONDS", 0.001)
+    ran: list[threading.Thread] = []
+    is_done = threading.Event()
+
+    def work() -> None:
+        ran.append(threading.current_thread())
+        is_done.set()
+
+    threads.run(work)
+    assert is_done.wait(_WAIT_SECONDS)
+    ran[0].join(_WAIT_SECONDS)
+    assert not ran[0].is_alive()
+    # Further work gets a new one.
+    is_done.clear()
+    threads.run(is_done.set)
+    assert is_done.wait(_WAIT_SECONDS)
