@@ -31,12 +31,12 @@ class BareLog:
         self._has_more = threading.Event()
         threading.Thread(target=self._run, name="bare-log", daemon=True).start()
 
-    async def append(self, batch: bytes) -> None:
-        """Returns once the batch is on the disk."""
+    def append(self, batch: bytes) -> asyncio.Future[None]:
+        """Returns a future that is done once the batch is on the disk."""
         future = self._loop.create_future()
         self._waiting.append((batch, future))
         self._has_more.set()
-        await future
+        return future
 
     def _run(self) -> None:
         while True:

@@ -2,8 +2,8 @@
 
 `echo` answers with the bytes received. `sink` answers with a few, and `source` with as many as the request asks for:
 these two carry bytes one way only, as an append or a take does, and so are the more demanding references. Each exists
-as a unary call and as a stream with one answer per message. `log`, a unary call of a server of its own, is `sink`
-with a bare log; `log_alone` is the same with a log of Millrace's.
+as a unary call and as a stream with one answer per message. `log`, of a server of its own and in both forms, is `sink`
+with a bare log; `log_alone`, a unary call, is the same with a log of Millrace's.
 """
 
 import asyncio
@@ -117,12 +117,25 @@ def _serve_logs(parent: Connection, directory: Path) -> None:
             await bare.append(request)
             return SMALL_ANSWER
 
+        async def log_stream(_requests: object, context: Context) -> None:
+            waiting: asyncio.Queue[asyncio.Future[None] | None] = asyncio.Queue()
+
+            async def read() -> None:
+                while isinstance(request := await context.read(), bytes):
+                    waiting.put_nowait(bare.append(request))
+                waiting.put_nowait(None)
+
+            reading = asyncio.create_task(read())
+            while (synced := await waiting.get()) is not None:
+                await synced
+                await context.write(SMALL_ANSWER)
+            await reading
+
         async def log_alone(request: bytes, _context: Context) -> bytes:
             return await alone.append(request)
 
-        await _serve(
-            parent, {handle.__name__: grpc.unary_unary_rpc_method_handler(handle) for handle in (log, log_alone)}
-        )
+        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
+        await _serve(parent, {"log": unary(log), "log_alone": unary(log_alone), "log_stream": stream(log_stream)})
 
     uvloop.run(serve())
 

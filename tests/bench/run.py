@@ -49,6 +49,7 @@ from tests.bench.scenarios.small_batches import (
     measure_small_batches,
 )
 from tests.bench.scenarios.small_calls import small_calls_scenario
+from tests.bench.scenarios.small_streams import file_small_streams_scenario
 from tests.bench.scenarios.spark import QUICK_SPARK_PLAN, SparkPlan, measure_spark
 from tests.bench.scenarios.starts import StartsPlan, measure_starts
 from tests.bench.scenarios.taildir import QUICK_TAILDIR_PLAN, TaildirPlan, measure_taildir
@@ -67,6 +68,7 @@ SCENARIOS = {
     "file_append_stream": file_append_stream_scenario,
     "file_append_100": file_append_100_scenario,
     "file_small_calls": file_small_calls_scenario,
+    "file_small_streams": file_small_streams_scenario,
     "file_lone_call": file_lone_call_scenario,
     "file_take": file_take_scenario,
     "file_consume": file_consume_scenario,

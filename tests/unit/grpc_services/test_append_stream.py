@@ -1,18 +1,32 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractContextManager
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry
-from millrace_server.errors import OverloadedError
+from millrace_server.errors import DiskFullError, OverloadedError
 from millrace_server.grpc_services import streams
-from millrace_server.grpc_services.rpc import Answer, InflightBytes, MessageStream
+from millrace_server.grpc_services.rpc import Admission, Answer, InflightBytes, MessageStream
 from millrace_server.grpc_services.streams import AppendStreamCall
-from tests.channel_events import limits_of, queued
+from tests.channel_events import check_accounts, limits_of, queued
+from tests.slow_commits import SlowCommits
+
+REQUESTS = st.builds(
+    lambda bodies, headers, stamp, channel: pb.AppendStreamRequest(
+        channel=channel,
+        events=[event_pb2.Event(headers=headers, body=body) for body in bodies],
+        stamp=stamp and event_pb2.ProducerStamp(producer_id=stamp[0], first_sequence=stamp[1], last_sequence=stamp[2]),
+    ).SerializeToString(),
+    st.lists(st.sampled_from([b"", b"a", b"b" * 200, b"c" * 5_000]), max_size=3),
+    st.dictionaries(st.sampled_from(["k", "l"]), st.sampled_from(["", "v"]), max_size=2),
+    st.none() | st.sampled_from([("p", n, n + m) for n in range(5) for m in range(3)] + [("q", 1, 1), ("q", 2, 2)]),
+    st.sampled_from(["orders", "orders", "orders", "others", "none"]),
+)
 
 
 class FakeStream(MessageStream):
@@ -28,7 +42,7 @@ class FakeStream(MessageStream):
     async def read(self) -> bytes | None:
         return await self.sent.get()
 
-    def admit(self, raw: bytes) -> AbstractContextManager[None]:
+    def admit(self, raw: bytes) -> Admission:
         return self.inflight.admit(len(raw), "peer")
 
     async def write(self, answer: Answer) -> None:
@@ -56,10 +70,12 @@ class FakeStream(MessageStream):
 class Running:
     """A stream being served, on a channel for 4 events whose commits wait long for room."""
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int = 4) -> None:
         self.stream = FakeStream()
         self.registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
-        self.channel: Channel = self.registry.create("orders", limits_of(capacity=4, keep_alive_seconds=60)).channel
+        limits = limits_of(capacity=capacity, transaction_capacity=min(capacity, 100), keep_alive_seconds=60)
+        self.channel: Channel = self.registry.create("orders", limits).channel
+        self.other = self.registry.create("others", limits).channel
         self.serving = asyncio.ensure_future(AppendStreamCall(self.registry, self.stream).run())
 
     async def turn(self) -> None:
@@ -188,3 +204,121 @@ async def test_stream_that_breaks_while_it_is_written_to_ends(
     running.stream.send(b"a")
     with pytest.raises(ConnectionError):
         await running.serving
+
+
+async def test_small_appends_behind_one_that_is_being_stored_become_one_commit(running: Running) -> None:
+    """They share its records, and each gets its own sequences."""
+    slow = SlowCommits(running.channel)
+    running.stream.send(b"a")
+    await running.turn()
+    running.stream.send(b"b", b"c")
+    running.stream.send(b"d")
+    await running.turn()
+    assert [commit.put_count for commit in slow.in_flight] == [1]
+    slow.let_last()
+    await running.turn()
+    assert [(commit.put_count, len(commit.puts)) for commit in slow.in_flight] == [(3, 1)]
+    assert running.stream.sequences == [1]
+    slow.let_last()
+    await running.end()
+    assert running.stream.sequences == [1, 2, 4]
+    assert [answer.last_sequence for answer in running.stream.got] == [1, 3, 4]
+    assert running.channel.counters.put_attempts == running.channel.counters.put_successes == 4
+
+
+async def test_appends_that_have_no_room_together_wait_for_it_in_their_order(running: Running) -> None:
+    """Those that fit are stored, and none overtakes another."""
+    slow = SlowCommits(running.channel)
+    for bodies in ([b"a"], [b"b", b"b"], [b"c", b"c"], [b"d"]):
+        running.stream.send(*bodies)
+    await running.turn()
+    slow.let_last()
+    await running.turn()
+    assert [commit.put_count for commit in slow.in_flight] == [2]
+    slow.let_last()
+    purging = asyncio.ensure_future(running.channel.purge())
+    await running.turn()
+    for _ in range(4):
+        slow.let_last()
+        await running.turn()
+    await running.end()
+    assert await purging == 3
+    assert running.stream.sequences == [1, 2, 4, 6]
+    assert running.channel.counters.put_attempts == 6
+
+
+async def test_commit_of_several_appends_that_is_refused_fails_each_of_them(running: Running) -> None:
+    """The stream continues, and the next append gets the sequence of the first that failed."""
+    slow = SlowCommits(running.channel)
+    for body in (b"a", b"b", b"c"):
+        running.stream.send(body)
+        await running.turn()
+    slow.let_last()
+    await running.turn()
+    slow.refuse(DiskFullError("no room"))
+    await running.turn()
+    running.stream.send(b"d")
+    await running.turn()
+    slow.let_last()
+    await running.end()
+    assert running.stream.reasons == ["", "no room", "no room", ""]
+    assert running.stream.sequences == [1, 0, 0, 2]
+
+
+async def test_large_append_stores_those_that_wait_before_it(running: Running) -> None:
+    """It waits for no other commit, and its events come behind those of the earlier appends."""
+    slow = SlowCommits(running.channel)
+    for body in (b"a", b"b", b"c" * 5_000):
+        running.stream.send(body)
+    await running.turn()
+    assert [commit.put_count for commit in slow.in_flight] == [1, 1, 1]
+    slow.let_last()
+    await running.end()
+    assert [body[:1] for body in queued(running.channel)] == [b"a", b"b", b"c"]
+
+
+async def test_stream_whose_caller_leaves_stores_no_append_that_has_not_begun(running: Running) -> None:
+    """What has begun is stored, and nothing counts as in progress any more."""
+    slow = SlowCommits(running.channel)
+    for body in (b"a", b"b", b"c"):
+        running.stream.send(body)
+    await running.turn()
+    running.serving.cancel()
+    await asyncio.wait({running.serving})
+    slow.let_last()
+    await running.turn()
+    assert not slow.in_flight
+    assert queued(running.channel) == [b"a"]
+    assert running.stream.inflight._total == 0
+
+
+@given(st.lists(st.tuples(REQUESTS, st.booleans()), max_size=12))
+def test_appends_of_a_stream_have_the_effect_of_single_ones(steps: list[tuple[bytes, bool]]) -> None:
+    """Answers, events, accepted numbers and counters do not depend on what was stored together."""
+
+    async def serve(*, is_slow: bool) -> list[object]:
+        running = Running(capacity=1_000)
+        channels = [running.channel, running.other]
+        slow = [SlowCommits(channel) for channel in channels] if is_slow else []
+        for raw, ends in steps:
+            running.stream.sent.put_nowait(raw)
+            if ends:
+                await running.turn()
+                for commits in slow:
+                    commits.let_last()
+        running.stream.sent.put_nowait(None)
+        while not running.serving.done():
+            for commits in slow:
+                commits.let_last()
+            await running.turn()
+        await running.serving
+        for channel in channels:
+            check_accounts(channel)
+        return [
+            running.stream.got,
+            [queued(channel) for channel in channels],
+            [list(channel._contents.ledger.producers()) for channel in channels],
+            [channel.counters for channel in channels],
+        ]
+
+    assert asyncio.run(serve(is_slow=True)) == asyncio.run(serve(is_slow=False))

@@ -1,6 +1,5 @@
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ from millrace.v1 import channel_service_pb2 as pb
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import BadArgumentError, DrainingError
-from millrace_server.grpc_services.rpc import Answer, MessageStream
+from millrace_server.grpc_services.rpc import Admission, Answer, InflightBytes, MessageStream
 from millrace_server.grpc_services.streams import ConsumeCall
 from tests.channel_events import append, limits_of, queued
 
@@ -24,8 +23,8 @@ class FakeStream(MessageStream):
     async def read(self) -> bytes | None:
         return await self._sent.get()
 
-    def admit(self, raw: bytes) -> AbstractContextManager[None]:
-        return nullcontext()
+    def admit(self, raw: bytes) -> Admission:
+        return InflightBytes(1 << 20, 1 << 20).admit(len(raw), "peer")
 
     async def write(self, answer: Answer) -> None:
         self.got.put_nowait(answer)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from millrace.wire_format import Buffer
+from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.plain_columns import count_sizes
 from millrace_server.storage.v1 import packed_columns_pb2 as pb
 
@@ -17,11 +18,25 @@ def merged(raws: Sequence[Buffer]) -> tuple[bytes, int]:
     They must be as protobuf writes them, since nothing is checked here. There may be more keys than in a batch.
     """
     columns = pb.JoinedColumns.FromString(b"".join(raws))
+    return _merged_of_same_keys(raws, columns) or _merged_one_by_one(raws, columns)
+
+
+def together(appended: Sequence[StoredColumns]) -> Sequence[StoredColumns]:
+    """Returns the columns of small appends as those of one, where all have the same header keys."""
+    raws = [stored.raw for stored in appended]
+    found = _merged_of_same_keys(raws, pb.JoinedColumns.FromString(b"".join(raws)))
+    if found is None:
+        return appended
+    counts, body_bytes = [stored.count for stored in appended], [stored.body_bytes for stored in appended]
+    return [StoredColumns(found[0], sum(counts), sum(body_bytes))]
+
+
+def _merged_of_same_keys(raws: Sequence[Buffer], columns: pb.JoinedColumns) -> tuple[bytes, int] | None:
     headers = columns.headers[:]
     key_count, rest = divmod(len(headers), len(raws))
     keys = [header.key for header in headers]
     if rest or keys != keys[:key_count] * len(raws):
-        return _merged_one_by_one(raws, columns)
+        return None
     counts = columns.counts[:]
     merged_headers = [_column(key, headers[index::key_count], counts) for index, key in enumerate(keys[:key_count])]
     return _encoded(columns, merged_headers), key_count

@@ -46,6 +46,14 @@ class Stamp:
     def span(self) -> int:
         return self.last - self.first + 1
 
+    def follows(self, before: "Stamp") -> bool:
+        """Whether its numbers are the next ones behind those of another stamp, which may be stored with them."""
+        return (
+            self.first == before.last + 1
+            and self.producer_id == before.producer_id
+            and self.after in {None, before.last}
+        )
+
 
 class StampLedger:
     """The numbers that the channel has accepted from each producer, as intervals."""

@@ -232,17 +232,45 @@ class Transactions:
         `also_draining` is for the server's own sinks that set events aside: sinks continue while the server drains,
         since they drain it.
         """
-        contents = self._contents
-        for stored in batches:
-            contents.counters.put_attempts += stored.count
+        commit = self.begin_append(batches, stamp, also_draining=also_draining)
+        return await (self.append_later(batches, stamp) if commit is None else commit)
+
+    def begin_append(
+        self, batches: Sequence[StoredColumns], stamp: Stamp | None, *, also_draining: bool = False
+    ) -> Commit | None:
+        """Submits an append; returns None where it must wait for room, with `append_later`."""
+        self._count_attempts(batches)
         commit = self.plan_append(batches, stamp, also_draining=also_draining)
-        if not contents.admits(commit):
-            puts = [Window.whole(stored) for stored in batches]
-            commit = await contents.wait_for_room(
-                lambda: contents.plan(puts, [], stamp), self._core.config.keep_alive_seconds
-            )
+        if not self._contents.admits(commit):
+            return None
+        self.submit_append(commit)
+        return commit
+
+    async def append_later(self, batches: Sequence[StoredColumns], stamp: Stamp | None) -> Receipt:
+        """Ends an append that `begin_append` has begun; it takes its place before it waits."""
+        puts = [Window.whole(stored) for stored in batches]
+        commit = await self._contents.wait_for_room(
+            lambda: self._contents.plan(puts, [], stamp), self._core.config.keep_alive_seconds
+        )
         self.submit_append(commit)
         return await commit
+
+    def begin_together(self, batches: Sequence[StoredColumns], stamp: Stamp | None, append_count: int) -> Commit | None:
+        """Submits the events of several appends as one commit.
+
+        Returns None, and has done nothing, where one of them is refused, was stored before, or must wait for room.
+        """
+        with suppress(MillraceError):
+            commit = self.plan_append(batches, stamp)
+            if not commit.dropped_count and self._contents.admits(commit):
+                self.submit_append(commit, append_count)
+                self._count_attempts(batches)
+                return commit
+        return None
+
+    def _count_attempts(self, batches: Sequence[StoredColumns]) -> None:
+        for stored in batches:
+            self._contents.counters.put_attempts += stored.count
 
     def plan_append(
         self, batches: Sequence[StoredColumns], stamp: Stamp | None, *, also_draining: bool = False
@@ -274,11 +302,11 @@ class Transactions:
     def full_error(self, commit: Commit) -> MillraceError:
         return self._contents.capacity.full_error(commit.event_count, commit.body_bytes, 0.0)
 
-    def submit_append(self, commit: Commit) -> None:
+    def submit_append(self, commit: Commit, append_count: int = 1) -> None:
         # Checked at the submission, no earlier: what the stamp comes after may have waited for room before it.
         if stamp := commit.stamp:
             self._contents.ledger.refuse_gap(stamp)
-        commit.txn_count = 1
+        commit.txn_count = append_count
         self._core.committer.submit(commit)
 
     def refuse_unstorable(self, batches: Sequence[StoredColumns]) -> None:

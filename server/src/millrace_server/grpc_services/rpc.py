@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, aclosing
+from contextlib import aclosing
 from typing import NoReturn, TypeAlias
 
 import grpc
@@ -66,6 +66,9 @@ class Admission:
         return
 
     def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
         self._inflight.release(self._byte_count, self._peer)
 
 
@@ -167,7 +170,7 @@ class MessageStream:
         raw: object = await self._context.read()
         return raw if isinstance(raw, bytes) else None
 
-    def admit(self, raw: bytes) -> AbstractContextManager[None]:
+    def admit(self, raw: bytes) -> Admission:
         """Returns a context in which a message counts as in progress."""
         return self._inflight.admit(len(raw), self._peer)
 

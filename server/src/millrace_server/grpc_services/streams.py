@@ -1,15 +1,23 @@
 """The two bidirectional streams: AppendStream and Consume."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from millrace.v1 import channel_service_pb2 as pb
+from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.commit import Commit
-from millrace_server.channels.queue import TakeLimits
+from millrace_server.channels.commit import Commit, Receipt
+from millrace_server.channels.queue import TakeLimits, is_small
 from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.channels.runs import together
+from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transaction import Transaction
+from millrace_server.channels.transactions import Transactions
 from millrace_server.errors import BadArgumentError, DrainingError, MillraceError
 from millrace_server.grpc_services.messages import (
     consume_response,
@@ -19,7 +27,7 @@ from millrace_server.grpc_services.messages import (
     parse_apart,
     stamp_of,
 )
-from millrace_server.grpc_services.rpc import MessageStream
+from millrace_server.grpc_services.rpc import Admission, MessageStream
 from millrace_server.grpc_services.status import refusal, status_of
 
 UNDER_WAY_MAX = 64
@@ -29,19 +37,74 @@ UNDER_WAY_BYTES_MAX = 16 << 20
 """Bytes of their requests; a single larger request is admitted."""
 
 
+# With more events, the log would not merge the commit with those of other streams.
+_TOGETHER_MAX = 32
+
+
+@dataclass(slots=True)
+class _Append:
+    """One request of an AppendStream, from its arrival until it is answered."""
+
+    byte_count: int
+    transactions: Transactions | None = None  # None where the request is refused.
+    request: pb.AppendStreamRequest | None = None
+    batches: Sequence[StoredColumns] = ()
+    stamp: Stamp | None = None
+    answer: pb.AppendStreamResponse | None = None
+    admission: Admission | None = None
+
+    def parse(self, raw: bytes, registry: ChannelRegistry) -> None:
+        self.request, columns = parse_apart(pb.AppendStreamRequest, raw)
+        transactions = registry.get(self.request.channel).transactions
+        self.batches, self.stamp = nonempty_events_of(self.request, columns), stamp_of(self.request)
+        self.transactions = transactions
+
+    @property
+    def event_count(self) -> int:
+        return sum([stored.count for stored in self.batches])
+
+    @property
+    def is_small(self) -> bool:
+        if len(self.batches) != 1 or not is_small(self.batches[0]):
+            return False
+        # A stamp may also cover the append as a whole.
+        return self.stamp is None or self.stamp.span == self.batches[0].count
+
+    def may_join(self, before: "_Append") -> bool:
+        """Whether one commit can store it behind another small append."""
+        if self.transactions is not before.transactions:
+            return False
+        if self.stamp is None or before.stamp is None:
+            return self.stamp is before.stamp
+        return self.stamp.follows(before.stamp)
+
+    def release(self) -> None:
+        if self.admission is not None:
+            self.admission.release()
+
+
 class AppendStreamCall:
     """One AppendStream.
 
-    Each append begins when its request arrives, after the earlier ones, and is answered after the earlier ones. So
-    several appends share an fsync, and the events of a stream are stored in order.
+    Each append begins after the earlier ones, and is answered after the earlier ones. So several share an fsync, and
+    the events of a stream are stored in order. Small ones that arrive while others are being stored wait for these, and
+    are then stored in one commit. Where that is refused, or must wait for room, each is stored on its own.
     """
 
     def __init__(self, registry: ChannelRegistry, stream: MessageStream) -> None:
         self._registry = registry
         self._stream = stream
-        self._under_way: asyncio.Queue[asyncio.Task[pb.AppendStreamResponse] | None] = asyncio.Queue(UNDER_WAY_MAX)
+        self._loop = asyncio.get_running_loop()
+        self._unanswered: deque[_Append] = deque()
+        self._waiting: deque[_Append] = deque()
+        self._in_flight = 0
+        # Appends that wait for room. While there are any, each later one is a task too: tasks start in the order of
+        # their creation, and an append takes its place before its first await.
+        self._late: set[asyncio.Task[Receipt]] = set()
         self._bytes = 0
         self._has_room = asyncio.Event()
+        self._has_answer = asyncio.Event()
+        self._is_half_closed = False
 
     async def run(self) -> None:
         answering = asyncio.ensure_future(self._answer())
@@ -54,48 +117,144 @@ class AppendStreamCall:
         finally:
             answering.cancel()
             reading.cancel()
-            while not self._under_way.empty():
-                if append := self._under_way.get_nowait():
-                    append.cancel()
+            for storing in self._late:
+                storing.cancel()
+            for append in self._waiting:
+                append.release()
+            self._waiting.clear()
 
     async def _read(self) -> None:
         while (raw := await self._stream.read()) is not None:
-            await self._wait_for_room(len(raw))
-            self._bytes += len(raw)
-            # Tasks start in the order of their creation, and an append takes its place before its first await.
-            await self._under_way.put(asyncio.create_task(self._append(raw)))
-        await self._under_way.put(None)
+            while not self._is_room_for(len(raw)):
+                self._has_room.clear()
+                await self._has_room.wait()
+            self._receive(raw)
+        self._is_half_closed = True
+        self._has_answer.set()
 
-    async def _wait_for_room(self, byte_count: int) -> None:
-        while self._bytes and self._bytes + byte_count > UNDER_WAY_BYTES_MAX:
-            self._has_room.clear()
-            await self._has_room.wait()
+    def _is_room_for(self, byte_count: int) -> bool:
+        if len(self._unanswered) >= UNDER_WAY_MAX:
+            return False
+        return not self._bytes or self._bytes + byte_count <= UNDER_WAY_BYTES_MAX
 
     async def _answer(self) -> None:
-        while (append := await self._under_way.get()) is not None:
-            try:
-                answer = await append
-            finally:
-                append.cancel()
-            await self._stream.write(answer)
+        while self._unanswered or not self._is_half_closed:
+            while self._unanswered and (answer := self._unanswered[0].answer) is not None:
+                await self._stream.write(answer)
+                self._unanswered.popleft()
+                self._has_room.set()
+            self._has_answer.clear()
+            if self._unanswered or not self._is_half_closed:
+                await self._has_answer.wait()
 
-    async def _append(self, raw: bytes) -> pb.AppendStreamResponse:
-        request = None
+    # Appends.
+
+    def _receive(self, raw: bytes) -> None:
+        append = _Append(len(raw))
+        self._unanswered.append(append)
+        self._bytes += append.byte_count
         try:
-            with self._stream.admit(raw):
-                request, columns = parse_apart(pb.AppendStreamRequest, raw)
-                transactions = self._registry.get(request.channel).transactions
-                receipt = await transactions.append(nonempty_events_of(request, columns), stamp_of(request))
+            append.admission = self._stream.admit(raw)
+            append.parse(raw, self._registry)
         except Exception as error:  # noqa: BLE001 - answers one request and does not end the stream
-            return pb.AppendStreamResponse(error=status_of(refusal(error, request)))
-        finally:
-            self._bytes -= len(raw)
-            self._has_room.set()
-        return pb.AppendStreamResponse(
-            first_sequence=receipt.first_sequence,
-            last_sequence=receipt.last_sequence,
-            deduplicated=receipt.is_deduplicated,
-        )
+            self._refuse(append, error)
+            return
+        if append.is_small and (self._in_flight or self._waiting) and not self._late:
+            self._waiting.append(append)
+        else:
+            self._begin_waiting()
+            self._begin(append)
+
+    def _begin_waiting(self) -> None:
+        waiting = self._waiting
+        while waiting:
+            appends = [waiting.popleft()]
+            while waiting and len(appends) < _TOGETHER_MAX and waiting[0].may_join(appends[-1]):
+                appends.append(waiting.popleft())
+            if len(appends) == 1 or not self._begin_together(appends):
+                for append in appends:
+                    self._begin(append)
+
+    def _begin_together(self, appends: Sequence[_Append]) -> bool:
+        first, last = appends[0], appends[-1]
+        assert first.transactions is not None, "what was refused does not wait"
+        stamp = first.stamp if last.stamp is None or first.stamp is None else replace(first.stamp, last=last.stamp.last)
+        batches = together([append.batches[0] for append in appends])
+        commit = None if self._late else first.transactions.begin_together(batches, stamp, len(appends))
+        if commit is not None:
+            self._follow(appends, commit)
+        return commit is not None
+
+    def _begin(self, append: _Append) -> None:
+        transactions = append.transactions
+        assert transactions is not None, "what was refused does not begin"
+        store: Callable[[Sequence[StoredColumns], Stamp | None], Coroutine[Any, Any, Receipt]] = transactions.append
+        if not self._late:
+            try:
+                commit = transactions.begin_append(append.batches, append.stamp)
+            except Exception as error:  # noqa: BLE001 - answers one request and does not end the stream
+                self._refuse(append, error)
+                return
+            if commit is not None:
+                self._follow([append], commit)
+                return
+            store = transactions.append_later
+        storing = asyncio.create_task(store(append.batches, append.stamp))
+        self._late.add(storing)
+        storing.add_done_callback(partial(self._on_late_end, append))
+
+    # Their ends.
+
+    def _follow(self, appends: Sequence[_Append], commit: Commit) -> None:
+        self._in_flight += 1
+        commit.add_done_callback(partial(self._on_stored, appends))
+
+    def _on_stored(self, appends: Sequence[_Append], commit: Commit) -> None:
+        self._in_flight -= 1
+        if self._waiting and not self._in_flight:
+            # Later, since this is called between the ends of commits.
+            self._loop.call_soon(self._begin_waiting)
+        if commit.error is not None:
+            for append in appends:
+                self._refuse(append, commit.error)
+            return
+        if len(appends) == 1:
+            receipt = commit.receipt
+            self._end(appends[0], _stored(receipt.first_sequence, receipt.last_sequence, receipt))
+            return
+        first_sequence = commit.receipt.first_sequence
+        for append in appends:
+            end_sequence = first_sequence + append.event_count
+            self._end(append, _stored(first_sequence, end_sequence - 1, commit.receipt))
+            first_sequence = end_sequence
+
+    def _on_late_end(self, append: _Append, storing: asyncio.Task[Receipt]) -> None:
+        self._late.discard(storing)
+        if storing.cancelled():
+            append.release()
+            return
+        try:
+            receipt = storing.result()
+        except Exception as error:  # noqa: BLE001 - answers one request and does not end the stream
+            self._refuse(append, error)
+        else:
+            self._end(append, _stored(receipt.first_sequence, receipt.last_sequence, receipt))
+
+    def _refuse(self, append: _Append, error: Exception) -> None:
+        self._end(append, pb.AppendStreamResponse(error=status_of(refusal(error, append.request))))
+
+    def _end(self, append: _Append, answer: pb.AppendStreamResponse) -> None:
+        append.answer = answer
+        append.release()
+        self._bytes -= append.byte_count
+        self._has_room.set()
+        self._has_answer.set()
+
+
+def _stored(first_sequence: int, last_sequence: int, receipt: Receipt) -> pb.AppendStreamResponse:
+    return pb.AppendStreamResponse(
+        first_sequence=first_sequence, last_sequence=last_sequence, deduplicated=receipt.is_deduplicated
+    )
 
 
 PREFETCH_DEFAULT = 8
