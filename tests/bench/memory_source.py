@@ -13,8 +13,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from millrace.arrow import record_batches
+from millrace.columns import CommitTimes
 from millrace.v1 import event_pb2
 from millrace_spark.reading.options import EVENTS_PER_PARTITION
+from millrace_spark.reading.stream_reader import arrow_schema
 from millrace_spark.source import EVENT_SCHEMA
 from tests.bench.payloads import BATCH_EVENTS, columns
 
@@ -101,12 +103,10 @@ def _partitions(start: int, stop: int) -> list[InputPartition]:
 
 
 def _record_batches(partition: MemoryPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return record_batches(_batches(partition), to_arrow_schema(schema), _CONSTANTS)
+    return record_batches(_batches(partition), arrow_schema(schema), _CONSTANTS)
 
 
-def _batches(partition: MemoryPartition) -> Iterator[tuple[int, event_pb2.EventColumns]]:
+def _batches(partition: MemoryPartition) -> Iterator[tuple[int, event_pb2.EventColumns, CommitTimes]]:
     batch = columns(BATCH_EVENTS)
     for start in range(partition.start, partition.start + partition.count, BATCH_EVENTS):
-        yield start + 1, batch
+        yield start + 1, batch, CommitTimes(1_700_000_000_000_000)

@@ -45,7 +45,7 @@ def config(folder: Path = Path("/landed"), **tables: Mapping[str, Any]) -> Landi
 def events(spark: SparkSession, lines: Sequence[str | bytes | None], **headers: str) -> DataFrame:
     """Returns events with these bodies, numbered from 1."""
     bodies = [line.encode() if isinstance(line, str) else line for line in lines]
-    rows = [("web", "a:1", number, headers, body) for number, body in enumerate(bodies, start=1)]
+    rows = [("web", "a:1", number, headers, body, None) for number, body in enumerate(bodies, start=1)]
     return spark.createDataFrame(rows, EVENT_SCHEMA)
 
 

@@ -88,14 +88,14 @@ def wait_until_it_rises(measure: Callable[[], float]) -> None:
 
 
 def test_load_gives_one_row_an_event(spark: SparkSession, client: millrace.Client, channel: millrace.Channel) -> None:
-    """All five columns hold the values of the event, in any alphabet, and nothing is consumed."""
+    """The columns hold the values of the event, in any alphabet, and nothing is consumed."""
     events = [
         millrace.Event(b"plain", {"host": "web-1", "größe": "7"}),
         millrace.Event(bytes(range(256)) * 4_000, {"host": "web-2", "": ""}),
         millrace.Event(b""),
     ]
     channel.append(events)
-    rows = read(spark, client.endpoint, channel.name).orderBy("sequence").collect()
+    rows = read(spark, client.endpoint, channel.name).drop("commit_time").orderBy("sequence").collect()
     assert [row.asDict() for row in rows] == [
         {
             "channel": channel.name,

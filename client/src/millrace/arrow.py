@@ -15,7 +15,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.columns import HEADER_CELLS_MAX, ColumnsCutter
+from millrace.columns import HEADER_CELLS_MAX, ColumnsCutter, CommitTimes
 from millrace.v1 import event_pb2
 
 Ints: TypeAlias = "array[int]"
@@ -27,44 +27,49 @@ RECORD_BATCH_ROWS_MAX = 10_000
 RECORD_BATCH_BYTES_MAX = 16 * 1024 * 1024
 """No further batch joins a RecordBatch with this many bytes of bodies and header values."""
 
+_UNKNOWN_TIMES = CommitTimes()
+
 
 def record_batches(
-    batches: Iterable[tuple[int, event_pb2.EventColumns]], schema: pa.Schema, constants: Mapping[str, str]
+    batches: Iterable[tuple[int, event_pb2.EventColumns, CommitTimes]], schema: pa.Schema, constants: Mapping[str, str]
 ) -> Iterator[pa.RecordBatch]:
-    """Converts batches of events to RecordBatches, one row per event, in order.
+    """Converts batches of events, each with its first sequence and its times, to RecordBatches: one row per event.
 
     Small batches are joined, so that a channel filled event by event does not become RecordBatches of one row. A batch
     larger than `RECORD_BATCH_ROWS_MAX` stays whole.
     """
     builder = RecordBatchBuilder(schema, constants)
     for batch in batches:
-        for first_sequence, columns in _parts(*batch):
+        for first_sequence, columns, times in _parts(*batch):
             if not builder.has_room_for(columns):
                 yield builder.build()
                 builder = RecordBatchBuilder(schema, constants)
-            builder.add(first_sequence, columns)
+            builder.add(first_sequence, columns, times)
     if builder.count:
         yield builder.build()
 
 
-def _parts(first_sequence: int, columns: event_pb2.EventColumns) -> Iterator[tuple[int, event_pb2.EventColumns]]:
+def _parts(
+    first_sequence: int, columns: event_pb2.EventColumns, times: CommitTimes
+) -> Iterator[tuple[int, event_pb2.EventColumns, CommitTimes]]:
     """Cuts a batch whose constant headers, repeated in each row, would exceed what Arrow's offsets can address."""
     constant_bytes = sum(len(header.values) for header in columns.headers if len(header.sizes) == 1)
     count_max = max(RECORD_BATCH_BYTES_MAX // max(constant_bytes, 1), 1)
     if columns.count <= count_max:
-        yield first_sequence, columns
+        yield first_sequence, columns, times
         return
     cutter = ColumnsCutter(columns)
     for start in range(0, columns.count, count_max):
-        yield first_sequence + start, cutter.cut(start, min(start + count_max, columns.count))
+        stop = min(start + count_max, columns.count)
+        yield first_sequence + start, cutter.cut(start, stop), times.cut(start, stop)
 
 
 class RecordBatchBuilder:
     """Joins batches of events to one RecordBatch.
 
     Args:
-        schema: Any of the columns `(sequence: int64, headers: map<string, string>, body: binary)` and those of
-            `constants`, in any order; names may differ in case.
+        schema: Any of the columns `(sequence: int64, headers: map<string, string>, body: binary, commit_time:
+            timestamp[us, UTC])` and those of `constants`, in any order; names may differ in case.
         constants: The columns with the same value in every row, by their name in lower case.
     """
 
@@ -72,12 +77,16 @@ class RecordBatchBuilder:
         self.count = 0
         self._schema = schema
         self._constants = constants
-        self._wants_headers = any(name.lower() == "headers" for name in schema.names)
+        names = {name.lower() for name in schema.names}
+        self._wants_headers = "headers" in names
+        self._wants_times = "commit_time" in names
         self._bytes = 0
         self._body_sizes = array("i", [0])
         self._bodies: list[bytes] = []
         self._headers: dict[str, _JoinedHeader] = {}
         self._sequences: list[range] = []
+        self._times = array("q")
+        self._time_offsets = array("I")
 
     def has_room_for(self, columns: event_pb2.EventColumns) -> bool:
         """Whether a batch may join. An empty builder takes any batch."""
@@ -91,8 +100,11 @@ class RecordBatchBuilder:
             and key_count * count <= HEADER_CELLS_MAX
         )
 
-    def add(self, first_sequence: int, columns: event_pb2.EventColumns) -> None:
+    def add(self, first_sequence: int, columns: event_pb2.EventColumns, times: CommitTimes = _UNKNOWN_TIMES) -> None:
         """Adds a batch after the others."""
+        if self._wants_times:
+            self._times.extend(array("q", [times.first]) * columns.count)
+            self._time_offsets.frombytes(_uint32_bytes(times.offsets[:]) or bytes(4 * columns.count))
         for header in columns.headers if self._wants_headers else ():
             joined = self._headers.setdefault(header.key, _JoinedHeader(header.key))
             joined.add(header, columns.count, count_before=self.count)
@@ -120,8 +132,18 @@ class RecordBatchBuilder:
                 return _maps(list(self._headers.values()), self.count, column.type)
             case "body":
                 return _slices(int32_array(self._body_sizes), self._bodies, column.type)
+            case "commit_time":
+                return self._commit_times(column.type)
             case _:
                 raise ValueError(f"schema: has the column {name!r}, which events do not have")
+
+    def _commit_times(self, data_type: pa.DataType) -> pa.Array:
+        firsts = pa.Array.from_buffers(pa.int64(), self.count, [None, pa.py_buffer(self._times)])
+        offsets = pa.Array.from_buffers(pa.uint32(), self.count, [None, pa.py_buffer(self._time_offsets)])
+        times = pc.add(firsts, offsets.cast(pa.int64()))
+        if 0 in self._times:
+            times = pc.if_else(pc.equal(firsts, 0), None, times)
+        return times.cast(data_type)
 
     def _add_sequences(self, numbers: range) -> None:
         if self._sequences and self._sequences[-1].stop == numbers.start:
@@ -227,6 +249,10 @@ def int32_array(values: Ints) -> pa.Array:
 def packed_ints(values: Sequence[int]) -> bytes:
     """Returns Python's numbers as C ints, in a fifth of the time of `array.extend`."""
     return struct.pack(f"{len(values)}i", *values)
+
+
+def _uint32_bytes(values: Sequence[int]) -> bytes:
+    return struct.pack(f"{len(values)}I", *values)
 
 
 def ints(values: pa.Array) -> Ints:

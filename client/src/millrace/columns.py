@@ -8,7 +8,8 @@ beside them, so that neither a server nor the wire touches single events. This m
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, repeat
+from typing import NamedTuple, Self
 
 from millrace.v1 import event_pb2
 
@@ -178,6 +179,27 @@ class _HeaderBuilder:
         return event_pb2.HeaderColumn(key=key, sizes=sizes, values=b"".join(values))
 
 
+class CommitTimes(NamedTuple):
+    """When the events of a batch were committed, in microseconds since 1970 (UTC)."""
+
+    first: int = 0
+    """The time of the first event; 0 if the times are not known."""
+    offsets: Sequence[int] = ()
+    """For each event, how much later than the first it was committed; empty if all were committed together."""
+
+    @classmethod
+    def of(cls, batch: event_pb2.EventBatch) -> Self:
+        """Returns the times of a batch."""
+        if not batch.HasField("commit_time"):
+            return cls()
+        time = batch.commit_time
+        return cls(time.seconds * 1_000_000 + time.nanos // 1_000, batch.commit_offsets)
+
+    def cut(self, start: int, stop: int) -> Self:
+        """Returns the times of a range. Its offsets still count from the first event of the batch."""
+        return self._replace(offsets=self.offsets[start:stop])
+
+
 class ColumnsCutter:
     """Cuts ranges out of checked columns, and converts them to rows.
 
@@ -236,17 +258,24 @@ class ColumnsCutter:
         )
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[dict[str, str], bytes]]:
-        """Yields the headers and the body of each event of the range."""
+        """Returns the headers and the body of each event of the range."""
+        return zip(self.headers(start, stop), self.bodies(start, stop), strict=True)
+
+    def bodies(self, start: int, stop: int) -> Iterator[bytes]:
+        """Returns the body of each event of the range."""
         ends = self._body_ends
-        bodies = self._bodies
+        return map(self._bodies.__getitem__, map(slice, ends[start:stop], ends[start + 1 : stop + 1]))
+
+    def headers(self, start: int, stop: int) -> Iterator[dict[str, str]]:
+        """Yields the headers of each event of the range."""
         columns = [(header.key, header.strings(start, stop)) for header in self._header_cutters()]
-        for index in range(start, stop):
+        for _ in range(start, stop):
             headers = {}
             for key, values in columns:
                 value = next(values)
                 if value is not None:
                     headers[key] = value
-            yield headers, bodies[ends[index] : ends[index + 1]]
+            yield headers
 
     def _header_cutters(self) -> list["_HeaderCutter"]:
         if self._headers is None:
@@ -291,14 +320,14 @@ class _HeaderCutter:
         return event_pb2.HeaderColumn(key=self.key, sizes=sizes, values=values)
 
     def strings(self, start: int, stop: int) -> Iterator[str | None]:
-        """Yields the value of each event of the range; None for an event without the header."""
+        """Returns the value of each event of the range; None for an event without the header."""
         if self._is_constant:
-            constant = self._values.decode()
-            for _ in range(start, stop):
-                yield constant
-            return
-        for index in range(start, stop):
-            if self._sizes[index]:
-                yield self._values[self._ends[index] : self._ends[index + 1]].decode()
-            else:
-                yield None
+            return repeat(self._values.decode(), stop - start)
+        return self._varying_strings(start, stop)
+
+    def _varying_strings(self, start: int, stop: int) -> Iterator[str | None]:
+        values = self._values
+        first = self._ends[start]
+        for size, end in zip(self._sizes[start:stop], self._ends[start + 1 : stop + 1], strict=True):
+            yield values[first:end].decode() if size else None
+            first = end

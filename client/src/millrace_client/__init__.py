@@ -84,7 +84,7 @@ if TYPE_CHECKING:
         TxnStateError,
         UnavailableError,
     )
-    from millrace_client.events import Batch, Event, Receipt, Stamp
+    from millrace_client.events import Batch, Event, FoundSequence, Receipt, Stamp
     from millrace_client.producer import (
         Overflow,
         Producer,
@@ -152,6 +152,7 @@ __all__ = [
     "Event",
     "EventDroppedError",
     "EventTooLargeError",
+    "FoundSequence",
     "FsyncPolicy",
     "InternalError",
     "LeaseExpiredError",

@@ -5,10 +5,12 @@ Nothing here does I/O; both APIs execute the same calls.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace.v1 import channel_service_pb2 as pb
@@ -20,7 +22,7 @@ from millrace_client._methods import Method
 from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelType, ChannelUpdate
 from millrace_client.component_info import ComponentInfo
 from millrace_client.errors import BadArgumentError
-from millrace_client.events import Batch, Receipt, Stamp
+from millrace_client.events import Batch, FoundSequence, Receipt, Stamp
 
 KEEP_ALIVE_SECONDS = 60.0
 """How long the server may wait if the channel decides: the longest keep-alive that needs no longer timeout."""
@@ -201,6 +203,12 @@ def release(channel: str, reader_id: str, epoch: int | None) -> Call[None]:
     return Call(_methods.RELEASE, request, _decoding.nothing, channel=channel)
 
 
+def find_sequence(channel: str, time: datetime) -> Call[FoundSequence]:
+    """Finds the first event since a time."""
+    request = _message(pb.FindSequenceRequest, channel=channel, time=_timestamp("time", time))
+    return Call(_methods.FIND_SEQUENCE, request, _decoding.found_sequence, channel=channel)
+
+
 def create_channel(name: str, config: ChannelConfig) -> Call[ChannelInfo]:
     """Creates a channel."""
     request = _message(
@@ -239,13 +247,16 @@ def watch_channels(names: Sequence[str], interval_seconds: float) -> Call[list[C
     return Call(_methods.WATCH_CHANNELS, request, _decoding.channel_infos, interval_seconds)
 
 
-def peek(channel: str, from_sequence: int, max_events: int, *, follow: bool) -> Call[Batch]:
+def peek(
+    channel: str, from_sequence: int, max_events: int, *, follow: bool, since: datetime | None = None
+) -> Call[Batch]:
     """Peeks at events; each answer is a batch. With `follow` answers may take long."""
     request = _message(
         admin_pb.PeekEventsRequest,
         channel=channel,
         from_sequence=_within("from_sequence", from_sequence, _UINT64_MAX),
         max_events=_within("max_events", max_events, _UINT64_MAX),
+        from_time=None if since is None else _timestamp("since", since),
         follow=follow,
         columns=True,
     )
@@ -325,6 +336,7 @@ def _config(config: ChannelConfig, channel_type: ChannelType | None) -> admin_pb
         compression=_number_of("compression", config.compression, _decoding.COMPRESSIONS),
         memory_capacity=_within_or_none("memory_capacity", config.memory_capacity, _UINT64_MAX),
         memory_byte_capacity=_within_or_none("memory_byte_capacity", config.memory_byte_capacity, _UINT64_MAX),
+        retention=_duration("retention_seconds", config.retention_seconds),
     )
     if config.backup_checkpoint is not None:
         message.backup_checkpoint = config.backup_checkpoint
@@ -378,3 +390,11 @@ def _duration(field: str, seconds: float | None) -> Duration | None:
     except (ValueError, OverflowError):
         raise BadArgumentError(f"{field}: is {seconds}; it must be a finite number of seconds") from None
     return duration
+
+
+def _timestamp(field: str, time: datetime) -> Timestamp:
+    if time.utcoffset() is None:
+        raise BadArgumentError(f"{field}: is {time}, without a time zone; give one with it, such as datetime.now(UTC)")
+    timestamp = Timestamp()
+    timestamp.FromDatetime(time)
+    return timestamp

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from datetime import UTC
-from typing import Literal, TypeVar
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 
+from millrace.columns import CommitTimes
 from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
@@ -23,7 +25,7 @@ from millrace_client.channel_info import (
     FsyncPolicy,
 )
 from millrace_client.component_info import ComponentCounters, ComponentInfo, ComponentKind, ComponentState
-from millrace_client.events import Batch, Receipt
+from millrace_client.events import Batch, FoundSequence, Receipt
 
 CHANNEL_TYPES = {
     admin_pb.CHANNEL_TYPE_MEMORY: ChannelType.MEMORY,
@@ -88,18 +90,35 @@ def seconds_of(duration: Duration) -> float:
     return duration.seconds + duration.nanos * _NANOSECONDS
 
 
+def time_if_said(message: Any, field: str) -> datetime | None:
+    """Returns a time of a message, UTC; None if it is absent."""
+    return getattr(message, field).ToDatetime(UTC) if message.HasField(field) else None
+
+
 def nothing(_answer: object) -> None:
     """Decodes an empty answer."""
 
 
 def receipt(answer: pb.CommitResponse | pb.AppendResponse) -> Receipt:
     """Decodes the receipt of an append or a commit."""
-    return Receipt(answer.first_sequence, answer.last_sequence, answer.deduplicated)
+    commit_time = time_if_said(answer, "commit_time")
+    return Receipt(answer.first_sequence, answer.last_sequence, answer.deduplicated, commit_time)
+
+
+def found_sequence(answer: pb.FindSequenceResponse) -> FoundSequence:
+    """Decodes the result of a FindSequence."""
+    return FoundSequence(answer.sequence, time_if_said(answer, "commit_time"))
+
+
+def batch(wire_batch: event_pb2.EventBatch, *, skipped_events: int = 0) -> Batch:
+    """Decodes a batch in columns."""
+    times = CommitTimes.of(wire_batch)
+    return Batch(wire_batch.first_sequence, wire_batch.columns, skipped_events=skipped_events, times=times)
 
 
 def batches(wire_batches: Iterable[event_pb2.EventBatch]) -> list[Batch]:
     """Decodes batches in columns."""
-    return [Batch(batch.first_sequence, batch.columns) for batch in wire_batches]
+    return list(map(batch, wire_batches))
 
 
 def taken(answer: pb.TakeResponse) -> Taken:
@@ -120,12 +139,12 @@ def claim_grant(answer: pb.ClaimResponse) -> ClaimGrant:
 
 def read_batch(answer: pb.ReadResponse) -> Batch:
     """Decodes a batch that was read."""
-    return Batch(answer.batch.first_sequence, answer.batch.columns)
+    return batch(answer.batch)
 
 
 def peeked_batch(answer: admin_pb.PeekEventsResponse) -> Batch:
     """Decodes a batch that was peeked at."""
-    return Batch(answer.batch.first_sequence, answer.batch.columns, skipped_events=answer.skipped_events)
+    return batch(answer.batch, skipped_events=answer.skipped_events)
 
 
 def channel_info(channel: admin_pb.Channel) -> ChannelInfo:
@@ -196,12 +215,13 @@ def _limits(config: admin_pb.ChannelConfig) -> ChannelLimits:
         compression=COMPRESSIONS.get(config.compression),
         memory_capacity=config.memory_capacity if config.HasField("memory_capacity") else None,
         memory_byte_capacity=config.memory_byte_capacity if config.HasField("memory_byte_capacity") else None,
+        retention_seconds=_seconds_if_said(config, "retention") or None,
         active_key=config.active_key,
     )
 
 
 def _seconds_if_said(
-    config: admin_pb.ChannelConfig, field: Literal["checkpoint_interval", "fsync_interval"]
+    config: admin_pb.ChannelConfig, field: Literal["checkpoint_interval", "fsync_interval", "retention"]
 ) -> float | None:
     return seconds_of(getattr(config, field)) if config.HasField(field) else None
 
@@ -209,7 +229,17 @@ def _seconds_if_said(
 def _counts(
     kind: type[_CountsT], message: admin_pb.ChannelGauges | admin_pb.ChannelCounters | admin_pb.ComponentCounters
 ) -> _CountsT:
-    return kind(**{field.name: getattr(message, field.name) for field in fields(kind)})
+    return kind(**{field.name: _figure(message, field.name) for field in fields(kind)})
+
+
+def _figure(message: Any, name: str) -> Any:
+    match getattr(message, name):
+        case int() as count:
+            return count
+        case Timestamp():
+            return time_if_said(message, name)
+        case by_reason:
+            return dict(by_reason)
 
 
 def _claim_status(claim: admin_pb.ClaimStatus) -> ClaimStatus:

@@ -2,6 +2,7 @@
 
 import queue
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from millrace.v1 import channel_service_pb2 as pb
@@ -39,6 +40,11 @@ class DeliveredEvents:
     def last_sequence(self) -> int:
         """The sequence of the last event."""
         return self._batches[-1].last_sequence
+
+    @property
+    def commit_time(self) -> datetime | None:
+        """When the first event was committed, UTC; see `Batch.commit_time`. Each `Event` has its own."""
+        return self._batches[0].commit_time
 
     @property
     def count(self) -> int:

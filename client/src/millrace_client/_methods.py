@@ -68,6 +68,7 @@ CLAIM = _method(pb.ClaimRequest, pb.ClaimResponse)
 READ = _method(pb.ReadRequest, pb.ReadResponse)
 ACKNOWLEDGE = _method(pb.AcknowledgeRequest, pb.AcknowledgeResponse)
 RELEASE = _method(pb.ReleaseRequest, pb.ReleaseResponse)
+FIND_SEQUENCE = _method(pb.FindSequenceRequest, pb.FindSequenceResponse)
 
 CREATE_CHANNEL = _method(admin_pb.CreateChannelRequest, admin_pb.CreateChannelResponse)
 UPDATE_CHANNEL = _method(admin_pb.UpdateChannelRequest, admin_pb.UpdateChannelResponse)

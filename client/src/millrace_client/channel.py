@@ -1,6 +1,7 @@
 """A channel, for threads."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 
 from millrace.v1 import event_pb2
 from millrace_client import _call_sequences, _calls
@@ -9,7 +10,7 @@ from millrace_client._connection import Connection
 from millrace_client._settings import new_txn_id
 from millrace_client.claim import Claim
 from millrace_client.consume import Deliveries
-from millrace_client.events import Batch, Event, Receipt, Stamp, columns_of
+from millrace_client.events import Batch, Event, FoundSequence, Receipt, Stamp, columns_of
 from millrace_client.transaction import Transaction
 
 
@@ -154,7 +155,17 @@ class Channel:
         """Ends this reader's claim; events that are not acknowledged keep their places."""
         self._connection.run(_calls.release(self._name, reader_id, epoch))
 
-    def peek(self, from_sequence: int = 0, max_events: int = 0, *, follow: bool = False) -> Iterator[Batch]:
+    def find_sequence(self, time: datetime) -> FoundSequence:
+        """Finds the first event that was committed at or after a time and is still in the channel, taken or not.
+
+        Args:
+            time: The time, with a time zone, by the server's clock.
+        """
+        return self._connection.run(_calls.find_sequence(self._name, time))
+
+    def peek(
+        self, from_sequence: int = 0, max_events: int = 0, *, follow: bool = False, since: datetime | None = None
+    ) -> Iterator[Batch]:
         """Reads events without taking them. Calls when iterated.
 
         Args:
@@ -162,8 +173,10 @@ class Channel:
             max_events: The most events. 0: 10, or no limit with `follow`.
             follow: Continue with each event as it is committed, until the iterator is closed or dropped. If the caller
                 is slower than the channel, a batch's `skipped_events` counts the events left out before it.
+            since: Only events that were committed at or after this time, which needs a time zone; not together with
+                `from_sequence`. None: any time.
         """
-        return self._connection.stream(_calls.peek(self._name, from_sequence, max_events, follow=follow))
+        return self._connection.stream(_calls.peek(self._name, from_sequence, max_events, follow=follow, since=since))
 
     def __repr__(self) -> str:
         return f"<Channel {self._name} of {self._connection.settings.endpoint}>"

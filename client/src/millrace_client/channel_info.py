@@ -1,6 +1,7 @@
 """Channels as administrators see them; the fields are those of `admin_service.proto`, durations in seconds."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
@@ -53,7 +54,8 @@ class ChannelState(StrEnum):
 class ChannelConfig:
     """Requested limits. None means the server's default for a new channel, and no change for an update.
 
-    The limits from `backup_checkpoint` on are for channels with a log, and the last two for spillable channels only.
+    The limits from `backup_checkpoint` to `compression` are for channels with a log, and those of memory for spillable
+    channels only.
     """
 
     type: ChannelType | None = None
@@ -89,6 +91,9 @@ class ChannelConfig:
     """The most events kept in memory only, including taken events."""
     memory_byte_capacity: int | None = None
     """The most bytes of their bodies and headers."""
+    retention_seconds: float | None = None
+    """How long after their commit events are kept, in a channel of any type; older ones are removed as if consumed. 0:
+    for ever."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +145,16 @@ class ChannelGauges:
     """Segments of the channel's log; 0 in memory."""
     memory_events: int
     """Queued and taken events that are in memory only, so that a crash of the server loses them."""
+    oldest_commit_time: datetime | None = None
+    """When the oldest event was committed, UTC; None if the channel is empty, or the time is not known."""
+    last_put_time: datetime | None = None
+    """When a commit last stored events; None if none has since the server started."""
+    last_take_time: datetime | None = None
+    """When a take, a delivery or a read last returned events; None if none has since the server started."""
+    checkpoint_time: datetime | None = None
+    """When the log's newest checkpoint was made; None in memory and before the first one."""
+    disk_free_bytes: int = 0
+    """Free bytes of the data directory that has the fewest; 0 in memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,6 +176,10 @@ class ChannelCounters:
     """Transactions rolled back because their lease ran out."""
     deduplicated_count: int
     """Events dropped as repeats by their stamps."""
+    event_expired_count: int = 0
+    """Events removed because they were older than the channel's retention."""
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """Calls refused, by the reason of their error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

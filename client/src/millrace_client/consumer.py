@@ -110,7 +110,7 @@ class Consumer(BaseConsumer[ThreadedEngine]):
                 if delivery.is_settled:
                     # Returned or lost: its other events will be delivered again.
                     break
-                yield ConsumedEvent(event.body, event.headers, event.sequence, delivery)
+                yield ConsumedEvent(event.body, event.headers, event.sequence, event.commit_time, delivery)
 
     def run(
         self, handler: Callable[[ConsumerDelivery], object], workers: int = 1, *, ordered: bool = False

@@ -309,6 +309,8 @@ class SendResult:
     """Why it is not stored; None if it is."""
     is_outcome_known: bool
     """False if an attempt was not answered and may have stored it after all."""
+    commit_time: datetime | None = None
+    """When it was committed, UTC, by the server's clock; None if it is not stored, or if it is `deduplicated`."""
 
 
 class SendFailedError(MillraceError, reason="SEND_FAILED"):

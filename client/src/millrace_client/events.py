@@ -1,15 +1,18 @@
 """Events, their batches, stamps and receipts."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
+from itertools import accumulate, count, pairwise, repeat
 from typing import Any, TypeAlias
 
-from millrace.columns import ColumnsCutter, ColumnsError, columns_from_events
+from millrace.columns import ColumnsCutter, ColumnsError, CommitTimes, columns_from_events
 from millrace.v1 import event_pb2
 from millrace_client.errors import BadArgumentError
 
 _NO_HEADERS: Mapping[str, str] = {}
+_UNKNOWN_TIMES = CommitTimes()
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,21 @@ class Event:
     """Header name to value; at most 256."""
     sequence: int | None = None
     """Its sequence in the channel; None if it is not stored yet. Not sent."""
+    commit_time: datetime | None = field(default=None, compare=False)
+    """When it was committed, UTC, by the server's clock; None if that is not known. Not sent."""
+
+
+_set_body, _set_headers, _set_sequence, _set_commit_time = (vars(Event)[one.name].__set__ for one in fields(Event))
+
+
+def _stored_event(body: bytes, headers: Mapping[str, str], sequence: int, commit_time: datetime | None) -> Event:
+    """Creates an event in half the time of `Event(...)`, which sets frozen attributes one by one by their names."""
+    event = object.__new__(Event)
+    _set_body(event, body)
+    _set_headers(event, headers)
+    _set_sequence(event, sequence)
+    _set_commit_time(event, commit_time)
+    return event
 
 
 Events: TypeAlias = Iterable[Event | bytes | str]
@@ -56,6 +74,18 @@ class Receipt:
     """The sequence of the last stored event; 0 if none was stored."""
     deduplicated: bool
     """Whether some of the events were stored before, by the stamp; those were dropped."""
+    commit_time: datetime | None = None
+    """When it was committed, UTC, by the server's clock; None if all of the events were stored before."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSequence:
+    """The result of `find_sequence`."""
+
+    sequence: int
+    """The sequence of the event; the channel's next sequence if there is none."""
+    commit_time: datetime | None
+    """When the event was committed, UTC; None if there is none."""
 
 
 class Batch:
@@ -64,15 +94,24 @@ class Batch:
     They stay in the columns in which they arrived: each iteration creates `Event` objects one by one.
     """
 
-    __slots__ = ("columns", "first_sequence", "skipped_events")
+    __slots__ = ("columns", "first_sequence", "skipped_events", "times")
 
-    def __init__(self, first_sequence: int, columns: event_pb2.EventColumns, *, skipped_events: int = 0) -> None:
+    def __init__(
+        self,
+        first_sequence: int,
+        columns: event_pb2.EventColumns,
+        *,
+        skipped_events: int = 0,
+        times: CommitTimes = _UNKNOWN_TIMES,
+    ) -> None:
         self.first_sequence = first_sequence
         """Sequence of the first event."""
         self.columns = columns
         """The events in columns; see `millrace.columns`."""
         self.skipped_events = skipped_events
         """Events left out just before this batch, because a follower was slower than the channel; only in peeks."""
+        self.times = times
+        """The times of the commits in microseconds."""
 
     @property
     def count(self) -> int:
@@ -83,13 +122,29 @@ class Batch:
         """Sequence of the last event."""
         return self.first_sequence + self.columns.count - 1
 
+    @property
+    def commit_time(self) -> datetime | None:
+        """When the first event was committed, UTC, by the server's clock; None if that is not known.
+
+        Known for all events but those that a release without commit times stored. Never earlier than the time of an
+        event before it in the channel.
+        """
+        return _EPOCH + timedelta(microseconds=self.times.first) if self.times.first else None
+
+    def commit_times(self) -> Iterator[datetime | None]:
+        """Returns the time of each event, exact to the microsecond: the server may join events of several commits."""
+        first, offsets = self.commit_time, self.times.offsets
+        if first is None or not offsets:
+            return repeat(first, self.columns.count)
+        return (first + timedelta(0, 0, offset) for offset in offsets)
+
     def __len__(self) -> int:
         return self.columns.count
 
     def __iter__(self) -> Iterator[Event]:
-        rows = ColumnsCutter(self.columns).rows(0, self.columns.count)
-        for sequence, (headers, body) in enumerate(rows, self.first_sequence):
-            yield Event(body, headers, sequence)
+        cutter = ColumnsCutter(self.columns)
+        bodies, headers = cutter.bodies(0, cutter.count), cutter.headers(0, cutter.count)
+        return map(_stored_event, bodies, headers, count(self.first_sequence), self.commit_times())
 
     def bodies(self) -> list[bytes]:
         """Returns all bodies; several times faster than iteration."""

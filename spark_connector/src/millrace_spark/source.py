@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.types import BinaryType, LongType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, MapType, StringType, StructField, StructType, TimestampType
 
 from millrace_spark.errors import MillraceSparkError, OptionError
 from millrace_spark.reading.bounds import cut_ranges
@@ -36,6 +36,7 @@ EVENT_SCHEMA = StructType(
         StructField("sequence", LongType()),
         StructField("headers", MapType(StringType(), StringType())),
         StructField("body", BinaryType()),
+        StructField("commit_time", TimestampType()),
     ]
 )
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 
 import millrace_client as millrace
 from millrace.arrow import record_batches
+from millrace.columns import CommitTimes
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
+from millrace_spark.reading.stream_reader import arrow_schema
 from millrace_spark.source import EVENT_SCHEMA
 from tests.bench.findings import Line, Section
 from tests.bench.payloads import BATCH_EVENTS, BODY_BYTES, columns
@@ -170,7 +171,7 @@ def _endless_batches(world: SparkWorld, stream: DataFrame, batch_count: int) -> 
 def _conversion(plan: SparkPlan) -> Section:
     answer = pb.ReadResponse(batch=event_pb2.EventBatch(first_sequence=1, columns=columns(BATCH_EVENTS)))
     wire = answer.SerializeToString()
-    schema = to_arrow_schema(EVENT_SCHEMA)
+    schema = arrow_schema(EVENT_SCHEMA)
     rates = []
     for _ in range(plan.rounds):
         began = time.perf_counter()
@@ -184,7 +185,7 @@ def _conversion(plan: SparkPlan) -> Section:
 
 def _converted(wire: bytes, event_count: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     answers = (pb.ReadResponse.FromString(wire) for _ in range(event_count // BATCH_EVENTS))
-    batches = ((answer.batch.first_sequence, answer.batch.columns) for answer in answers)
+    batches = ((answer.batch.first_sequence, answer.batch.columns, CommitTimes.of(answer.batch)) for answer in answers)
     return record_batches(batches, schema, {"channel": "bench", "endpoint": "127.0.0.1:0"})
 
 

@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import grpc
@@ -30,6 +31,40 @@ def test_append_sends_columns_and_stamp(client: Any, server: FakeServer) -> None
     [columns] = columns_from_events([({"host": "x"}, b"a"), ({}, b"b")])
     assert (request.channel, request.columns, list(request.events)) == ("orders", columns, [])
     assert request.stamp.last_sequence - request.stamp.first_sequence == 1
+
+
+def test_append_and_commit_tell_when_they_were_committed(client: Any, server: FakeServer) -> None:
+    """Receipts have the server's time; what was stored before has none."""
+    time = datetime(2026, 5, 4, 3, 2, 1, 123_456, tzinfo=UTC)
+    server.script("Append", pb.AppendResponse(first_sequence=7, last_sequence=8, commit_time=time), STORED)
+    server.script("Commit", pb.CommitResponse(commit_time=time))
+    orders = client.channel("orders")
+    assert [orders.append([b"a"]).commit_time for _ in range(2)] == [time, None]
+    assert orders.commit(["txn"]).commit_time == time
+
+
+def test_find_sequence_tells_the_event_and_its_time(client: Any, server: FakeServer) -> None:
+    """Any time zone will do; without an event there is no time."""
+    time = datetime(2026, 5, 4, 3, 2, 1, 123_456, tzinfo=UTC)
+    found = pb.FindSequenceResponse(sequence=7, commit_time=time)
+    server.script("FindSequence", found, pb.FindSequenceResponse(sequence=9))
+    orders = client.channel("orders")
+    results = [orders.find_sequence(time.astimezone(timezone(timedelta(hours=2)))) for _ in range(2)]
+    assert results == [millrace.FoundSequence(7, time), millrace.FoundSequence(9, None)]
+    requests = server.requests["FindSequence"]
+    assert [(request.channel, request.time.ToDatetime(UTC)) for request in requests] == [("orders", time)] * 2
+
+
+def test_peek_since_sends_the_time_and_gives_times(client: Any, server: FakeServer) -> None:
+    """The server chooses the events, and each batch has its commit's time."""
+    time = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
+    [columns] = columns_from_events([({}, b"a"), ({}, b"b")])
+    batch = {"first_sequence": 7, "columns": columns, "commit_time": time, "commit_offsets": [0, 5]}
+    server.script("PeekEvents", [admin_pb.PeekEventsResponse(batch=batch)])
+    [peeked] = client.channel("orders").peek(since=time)
+    assert list(peeked.commit_times()) == [time, time + timedelta(microseconds=5)]
+    [request] = server.requests["PeekEvents"]
+    assert (request.from_time.ToDatetime(UTC), request.from_sequence) == (time, 0)
 
 
 def test_append_numbers_each_event_once(client: Any, server: FakeServer) -> None:
@@ -330,6 +365,8 @@ def test_connect_with_an_impossible_timeout_is_refused(connect: Connect) -> None
         (lambda channel: channel.claim("r", lease_seconds=float("nan")), "lease_seconds"),
         (lambda channel: channel.transaction(lease_seconds=1e300).begin(), "lease_seconds"),
         (lambda channel: channel.append([b"a"], stamp=millrace.Stamp("p", -1, 0)), "first_sequence"),
+        (lambda channel: channel.find_sequence(datetime(2026, 5, 4)), "time: .*without a time zone"),  # noqa: DTZ001
+        (lambda channel: channel.peek(since=datetime(2026, 5, 4)), "since"),  # noqa: DTZ001 - so does a user
     ],
 )
 def test_argument_that_the_wire_cannot_carry_is_named(client: Any, make: Any, field: str) -> None:

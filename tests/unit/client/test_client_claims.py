@@ -136,6 +136,9 @@ def test_claim_whose_release_fails_shows_the_first_error(orders: Any, server: Fa
         pass
 
 
+OLDEST = datetime(2026, 5, 4, 3, 2, 1, 5, tzinfo=UTC)
+
+
 def described(name: str) -> admin_pb.Channel:
     """A channel with a value in each field."""
     return admin_pb.Channel(
@@ -150,9 +153,10 @@ def described(name: str) -> admin_pb.Channel:
             "keep_alive": {"seconds": 3},
             "lease": {"seconds": 30},
             "open_transactions_max": 5000,
+            "retention": {"seconds": 3600},
         },
-        gauges={"queued_events": 1, "taken_events": 2, "waiting_takes": 3},
-        counters={"event_put_success_count": 4, "deduplicated_count": 5},
+        gauges={"queued_events": 1, "taken_events": 2, "waiting_takes": 3, "oldest_commit_time": OLDEST},
+        counters={"event_put_success_count": 4, "deduplicated_count": 5, "refused": {"CHANNEL_FULL": 2}},
         claim={"reader_id": "reader-1", "epoch": 6, "remaining": {"seconds": 1, "nanos": 500_000_000}},
         start_time=datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC),
     )
@@ -167,6 +171,9 @@ def test_get_channel_tells_all_of_it(client: Any, server: FakeServer) -> None:
     assert (channel.config.keep_alive_seconds, channel.config.byte_capacity_buffer_percentage) == (3.0, 20)
     assert (channel.gauges.queued_events, channel.gauges.waiting_takes, channel.gauges.producers) == (1, 3, 0)
     assert (channel.counters.event_put_success_count, channel.counters.deduplicated_count) == (4, 5)
+    assert channel.config.retention_seconds == 3600.0
+    assert (channel.gauges.oldest_commit_time, channel.gauges.last_put_time) == (OLDEST, None)
+    assert (channel.counters.event_expired_count, channel.counters.refused) == (0, {"CHANNEL_FULL": 2})
     assert channel.claim == millrace.ClaimStatus(reader_id="reader-1", epoch=6, remaining_seconds=1.5)
     assert channel.start_time == datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
 
@@ -187,7 +194,9 @@ def file_channel(name: str) -> admin_pb.Channel:
             active_key="2026",
         )
     )
-    channel.gauges.MergeFrom(admin_pb.ChannelGauges(log_bytes=4096, segments=2))
+    channel.gauges.MergeFrom(
+        admin_pb.ChannelGauges(log_bytes=4096, segments=2, checkpoint_time=OLDEST, disk_free_bytes=7)
+    )
     channel.state, channel.fault = admin_pb.CHANNEL_STATE_REPLAYING, "it reads its log"
     channel.replayed_fraction = 0.5
     channel.is_configured = channel.is_overridden = True
@@ -203,6 +212,7 @@ def test_get_channel_of_a_file_channel_tells_all_of_it(client: Any, server: Fake
     assert (config.segment_bytes_max, config.min_free_bytes, config.active_key) == (1 << 20, 0, "2026")
     assert (config.fsync, config.fsync_interval_seconds, config.compression) == ("interval", 0.5, "zstd")
     assert (channel.gauges.log_bytes, channel.gauges.segments) == (4096, 2)
+    assert (channel.gauges.checkpoint_time, channel.gauges.disk_free_bytes) == (OLDEST, 7)
     assert channel.state is millrace.ChannelState.REPLAYING
     assert (channel.fault, channel.replayed_fraction) == ("it reads its log", 0.5)
     assert (channel.is_configured, channel.is_overridden) == (True, True)
@@ -260,11 +270,13 @@ def test_create_channel_with_a_word_that_is_none_is_refused(client: Any, server:
 def test_create_channel_sends_only_what_was_said(client: Any, server: FakeServer) -> None:
     """Only given settings are sent; without a type it is a memory channel."""
     server.script("CreateChannel", admin_pb.CreateChannelResponse(channel=described("orders")))
-    client.admin.create_channel("orders", millrace.ChannelConfig(capacity=7, lease_seconds=2.5))
+    client.admin.create_channel("orders", millrace.ChannelConfig(capacity=7, lease_seconds=2.5, retention_seconds=0))
     client.admin.create_channel("orders")
     said, unsaid = (request.config for request in server.requests["CreateChannel"])
     expected = admin_pb.ChannelConfig(type=admin_pb.CHANNEL_TYPE_MEMORY, capacity=7)
     expected.lease.FromMilliseconds(2500)
+    # Zero is not the same as absent: it lifts a limit.
+    expected.retention.FromMilliseconds(0)
     assert said == expected
     assert unsaid == admin_pb.ChannelConfig(type=admin_pb.CHANNEL_TYPE_MEMORY)
 

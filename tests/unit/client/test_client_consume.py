@@ -4,6 +4,7 @@ import gc
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import grpc
@@ -60,12 +61,16 @@ class Deliverer:
             assert self.settled.wait_for(lambda: len(self.acked) + len(self.nacked) >= count, WAIT_SECONDS)
 
 
+TIME = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
+
+
 def delivery(number: int, *bodies: bytes) -> pb.ConsumeResponse:
     """A delivery with one batch for each body, with gaps between."""
     batches = []
     for index, body in enumerate(bodies):
         [columns] = columns_from_events([({}, body)])
-        batches.append({"first_sequence": number * 10 + index * 2, "columns": columns})
+        first, time = number * 10 + index * 2, TIME + timedelta(seconds=index)
+        batches.append({"first_sequence": first, "columns": columns, "commit_time": time})
     return pb.ConsumeResponse(delivery_id=number, batches=batches)
 
 
@@ -101,6 +106,8 @@ def test_delivery_gives_events_of_all_its_batches(client: Any, server: FakeServe
         assert [(event.sequence, event.body) for event in one] == [(10, b"a"), (12, b"b")]
         assert one.bodies() == [b"a", b"b"]
         assert [batch.count for batch in one.batches] == [1, 1]
+        assert [event.commit_time for event in one] == [one.commit_time, TIME + timedelta(seconds=1)]
+        assert one.commit_time == TIME
 
 
 def test_acks_and_nacks_arrive(client: Any, server: FakeServer) -> None:

@@ -1,5 +1,6 @@
 """Conversion of events to columns, and of batches to events."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -7,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millrace_client as millrace
-from millrace.columns import columns_from_events
+from millrace.columns import CommitTimes, columns_from_events
+from millrace.v1 import event_pb2
 from millrace_client.events import columns_of
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HEADERS = st.dictionaries(st.sampled_from(["host", "größe", "", "id"]), st.text(max_size=5))
 EVENTS = st.lists(st.builds(millrace.Event, st.binary(max_size=9), HEADERS), min_size=1, max_size=12)
 
@@ -32,6 +35,33 @@ def test_bare_bodies_have_no_headers(bodies: list[bytes | str]) -> None:
     [columns] = columns_of(bodies)
     encoded = [body.encode() if isinstance(body, str) else body for body in bodies]
     assert [columns] == columns_from_events(({}, body) for body in encoded)
+
+
+@given(st.lists(st.integers(0, (1 << 32) - 1), max_size=5), st.integers(1, 4_000_000_000_000_000))
+def test_batch_tells_when_each_event_was_committed(later: list[int], first: int) -> None:
+    """Times are exact to the microsecond; without offsets all events have the first one's."""
+    [columns] = columns_of([b"a"] * (len(later) or 3))
+    batch = millrace.Batch(1, columns, times=CommitTimes(first, later))
+    expected = [EPOCH + timedelta(microseconds=first + offset) for offset in later or [0, 0, 0]]
+    assert list(batch.commit_times()) == [event.commit_time for event in batch] == expected
+    assert batch.commit_time == EPOCH + timedelta(microseconds=first)
+    assert expected[0].utcoffset() == timedelta(0)
+
+
+def test_batch_of_an_older_release_has_no_times() -> None:
+    """Events that were stored without a time have None, never 1970."""
+    [columns] = columns_of([b"a", b"b"])
+    wire = event_pb2.EventBatch(first_sequence=1, columns=columns)
+    batch = millrace.Batch(1, columns, times=CommitTimes.of(wire))
+    assert batch.commit_time is None
+    assert list(batch.commit_times()) == [event.commit_time for event in batch] == [None, None]
+
+
+def test_events_differ_by_what_is_sent_not_by_when() -> None:
+    """An event that comes back equals the one that was appended under its sequence."""
+    [columns] = columns_of([millrace.Event(b"a", {"host": "x"})])
+    [event] = millrace.Batch(7, columns, times=CommitTimes(1))
+    assert event == millrace.Event(b"a", {"host": "x"}, 7)
 
 
 def test_batch_may_be_iterated_again() -> None:

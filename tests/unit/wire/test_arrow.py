@@ -1,22 +1,25 @@
 from array import array
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from millrace import arrow
 from millrace.arrow import counting, int32_array, ints, plain, record_batches
-from millrace.columns import columns_from_events
+from millrace.columns import CommitTimes, columns_from_events
 from millrace.v1 import event_pb2
+from millrace_spark.reading.stream_reader import arrow_schema
 from millrace_spark.source import EVENT_SCHEMA
 
 Event = tuple[dict[str, str], bytes]
 
+NO_TIMES = CommitTimes()
 CONSTANTS = {"channel": "orders", "endpoint": "127.0.0.1:7070"}
-SCHEMA = to_arrow_schema(EVENT_SCHEMA)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+SCHEMA = arrow_schema(EVENT_SCHEMA)
 
 EVENTS = st.lists(
     st.tuples(
@@ -27,13 +30,13 @@ EVENTS = st.lists(
 
 
 def column_batches(
-    events: Sequence[Sequence[Event]], first_sequence: int = 1
-) -> list[tuple[int, event_pb2.EventColumns]]:
+    events: Sequence[Sequence[Event]], first_sequence: int = 1, times: CommitTimes = NO_TIMES
+) -> list[tuple[int, event_pb2.EventColumns, CommitTimes]]:
     """Batches with contiguous sequences, one for each list of events, as in answers to Read."""
     batches = []
     for batch in events:
         for columns in columns_from_events(batch):
-            batches.append((first_sequence, columns))
+            batches.append((first_sequence, columns, times))
             first_sequence += columns.count
     return batches
 
@@ -49,9 +52,24 @@ def test_record_batches_hold_what_the_columns_hold(events: list[list[Event]]) ->
     """Whatever headers and batches there are, each event becomes its row."""
     expected = [event for batch in events for event in batch]
     assert rows(list(record_batches(column_batches(events, first_sequence=7), SCHEMA, CONSTANTS))) == [
-        {"channel": "orders", "endpoint": "127.0.0.1:7070", "sequence": 7 + index, "headers": headers, "body": body}
+        {**CONSTANTS, "sequence": 7 + index, "headers": headers, "body": body, "commit_time": None}
         for index, (headers, body) in enumerate(expected)
     ]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, (1 << 32) - 1), min_size=1, max_size=3))))
+def test_record_batches_hold_the_time_of_each_event(batches: list[tuple[int, list[int]]]) -> None:
+    """Whether events were committed together, apart or without a time, each row has its own."""
+    some: list[tuple[int, event_pb2.EventColumns, CommitTimes]] = []
+    expected: list[datetime | None] = []
+    for kind, offsets in batches:
+        first = kind * 1_700_000_000_000_001
+        # 0: no time; 1: all at once; 2: each at its own.
+        times = CommitTimes(first, offsets if kind == 2 else [])
+        some += column_batches([[({}, b"")] * len(offsets)], times=times)
+        later = [EPOCH + timedelta(microseconds=first + offset) for offset in times.offsets or [0] * len(offsets)]
+        expected += later if first else [None] * len(offsets)
+    assert [row["commit_time"] for row in rows(list(record_batches(some, SCHEMA, CONSTANTS)))] == expected
 
 
 def test_record_batches_have_the_schema_that_spark_compares() -> None:
@@ -100,10 +118,11 @@ def test_record_batches_when_one_batch_is_large_keeps_it_whole(monkeypatch: pyte
 def test_record_batches_with_a_large_constant_header_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """A value of all events is stored once, but repeated in each row, so the rows are split over batches."""
     monkeypatch.setattr(arrow, "RECORD_BATCH_BYTES_MAX", 1_000)
-    batches = list(record_batches(column_batches([[({"trace": "x" * 300}, b"a")] * 10]), SCHEMA, CONSTANTS))
+    large = column_batches([[({"trace": "x" * 300}, b"a")] * 10], times=CommitTimes(1, range(10)))
+    batches = list(record_batches(large, SCHEMA, CONSTANTS))
     assert [batch.num_rows for batch in batches] == [6, 4]
-    assert [(row["sequence"], row["headers"]) for row in rows(batches)] == [
-        (sequence, {"trace": "x" * 300}) for sequence in range(1, 11)
+    assert [(row["sequence"], row["headers"], row["commit_time"]) for row in rows(batches)] == [
+        (sequence, {"trace": "x" * 300}, EPOCH + timedelta(microseconds=sequence)) for sequence in range(1, 11)
     ]
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from datetime import datetime
 from typing import Self
 
 from millrace.v1 import event_pb2
@@ -12,7 +13,7 @@ from millrace_client._settings import new_txn_id
 from millrace_client.aio._connection import Connection
 from millrace_client.aio.consume import Deliveries
 from millrace_client.claim import GrantedClaim
-from millrace_client.events import Batch, Event, Receipt, Stamp, columns_of
+from millrace_client.events import Batch, Event, FoundSequence, Receipt, Stamp, columns_of
 from millrace_client.transaction import TransactionState
 
 
@@ -157,8 +158,13 @@ class Channel:
     async def release(self, reader_id: str, epoch: int | None = None) -> None:
         await self._connection.run(_calls.release(self._name, reader_id, epoch))
 
-    def peek(self, from_sequence: int = 0, max_events: int = 0, *, follow: bool = False) -> AsyncGenerator[Batch]:
-        return self._connection.stream(_calls.peek(self._name, from_sequence, max_events, follow=follow))
+    async def find_sequence(self, time: datetime) -> FoundSequence:
+        return await self._connection.run(_calls.find_sequence(self._name, time))
+
+    def peek(
+        self, from_sequence: int = 0, max_events: int = 0, *, follow: bool = False, since: datetime | None = None
+    ) -> AsyncGenerator[Batch]:
+        return self._connection.stream(_calls.peek(self._name, from_sequence, max_events, follow=follow, since=since))
 
     def __repr__(self) -> str:
         return f"<aio.Channel {self._name} of {self._connection.settings.endpoint}>"

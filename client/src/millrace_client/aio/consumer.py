@@ -77,7 +77,7 @@ class AsyncConsumer(BaseConsumer[TaskEngine]):
                     if delivery.is_settled:
                         # Returned or lost: its other events will be delivered again.
                         break
-                    yield ConsumedEvent(event.body, event.headers, event.sequence, delivery)
+                    yield ConsumedEvent(event.body, event.headers, event.sequence, event.commit_time, delivery)
 
     async def run(
         self, handler: Callable[[ConsumerDelivery], Awaitable[object]], workers: int = 1, *, ordered: bool = False

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TypeAlias
 
 from millrace_client.errors import MillraceError, SendAttempt, SendFailedError, SendResult
@@ -23,6 +24,7 @@ class Outcome:
     attempt_count: int = 0
     error: MillraceError | None = None
     is_known: bool = True
+    commit_time: datetime | None = None
 
     def sequence_of(self, offset: int) -> int | None:
         """Returns the sequence of the event at this offset; None if it was stored before, or is not stored."""
@@ -41,6 +43,7 @@ class Outcome:
             attempt_count=self.attempt_count,
             error=self.error,
             is_outcome_known=self.is_known,
+            commit_time=self.commit_time if offset >= self.repeated_count else None,
         )
 
 

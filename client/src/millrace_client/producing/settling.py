@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from millrace.v1 import channel_service_pb2 as pb
+from millrace_client._decoding import time_if_said
 from millrace_client.errors import MillraceError, SendAttempt
 from millrace_client.producing.accumulator import CALLBACK_BYTES, Accumulator
 from millrace_client.producing.batches import RetryQueue
@@ -111,6 +112,7 @@ class BatchSettler:
             repeated_count=batch.count - new_count,
             attempts=tuple(batch.attempts),
             attempt_count=batch.attempt_count,
+            commit_time=time_if_said(answer, "commit_time"),
         )
         self._call_hooks(lambda hooks: hooks.batch_stored(batch.channel, server, batch.count, seconds))
         self._settle(batch, outcome)

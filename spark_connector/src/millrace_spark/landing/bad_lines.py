@@ -14,8 +14,8 @@ from millrace_spark.landing.formats import JsonFormat
 from millrace_spark.landing.paths import as_uri
 
 BadLineWriter = Callable[[DataFrame, int, str], None]
-"""Writes the bad lines of a batch: `(reason, channel, endpoint, sequence, headers, body)`, the batch number, and a
-folder for staged files. A batch may be written several times, of which one counts."""
+"""Writes the bad lines of a batch: `(reason, channel, endpoint, sequence, headers, body, commit_time)`, the batch
+number, and a folder for staged files. A batch may be written several times, of which one counts."""
 
 ENDPOINT_HEADER = DEAD_LETTER_PREFIX + "endpoint"
 """The server of a bad line, since each server numbers its events separately."""

@@ -13,7 +13,7 @@ from millrace_spark.landing.formats import LineFormat, TextFormat, columns_of
 from millrace_spark.landing.paths import WorkFolder, absolute_path, file_system_of, name_of
 from millrace_spark.shards import is_meant, parse_endpoints
 
-EVENT_COLUMNS = ("channel", "endpoint", "sequence", "headers", "body")
+EVENT_COLUMNS = ("channel", "endpoint", "sequence", "headers", "body", "commit_time")
 """Columns of events that rows may have in addition to the parsed columns."""
 
 TIME_PARTS = ("year", "month", "week", "day", "date", "hour", "minute")
@@ -112,7 +112,7 @@ class TargetConfig(BaseModel, frozen=True, extra="forbid"):
     """The compression of Parquet."""
 
     event_columns: Names = Field(default_factory=lambda: ["sequence"])
-    """The columns of events in the rows: any of channel, endpoint, sequence, headers and body."""
+    """The columns of events in the rows: any of channel, endpoint, sequence, headers, body and commit_time."""
 
     event_column_prefix: str = Field("", max_length=64, pattern="^[A-Za-z0-9_]*$")
     """A prefix for the names of these columns, in case a parsed column has the same name."""

@@ -85,7 +85,7 @@ REASON = "_millrace_reason"
 """The reason why a row is a bad line; null for a good row."""
 
 EVENT = "_millrace_event"
-"""The event of a bad line: `struct<channel, endpoint, sequence, headers, body>`; null for a good row."""
+"""The event of a bad line: `struct<channel, endpoint, sequence, headers, body, commit_time>`; null for a good row."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Rows:
         return self.frame.where(F.col(REASON).isNull()).drop(REASON, EVENT)
 
     def bad(self) -> DataFrame:
-        """Returns the bad lines: `(reason, channel, endpoint, sequence, headers, body)`."""
+        """Returns the bad lines: `(reason, channel, endpoint, sequence, headers, body, commit_time)`."""
         return self.frame.where(F.col(REASON).isNotNull()).select(F.col(REASON).alias("reason"), f"{EVENT}.*")
 
 

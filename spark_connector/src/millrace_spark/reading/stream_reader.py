@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType, TimestampNTZType, TimestampType
 
 from millrace_spark.errors import OptionError
 from millrace_spark.reading.options import StreamOptions
@@ -163,8 +163,23 @@ def read_rows(partition: InputPartition, schema: StructType, retry_seconds: floa
     if not isinstance(partition, RangePartition):
         return iter(())
     require_modules()
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     from millrace_spark.reading.tasks import read_partition
 
-    return read_partition(partition, to_arrow_schema(schema), retry_seconds)
+    return read_partition(partition, arrow_schema(schema), retry_seconds)
+
+
+def arrow_schema(schema: StructType) -> "pa.Schema":
+    """Returns the schema that Spark demands of the RecordBatches."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    # PySpark 4.2 and 4.3 take the time zone of timestamps under different names.
+    zoned = [index for index, field in enumerate(schema) if isinstance(field.dataType, TimestampType)]
+    unzoned = StructType(schema.fields.copy())
+    for index in zoned:
+        field = schema[index]
+        unzoned.fields[index] = StructField(field.name, TimestampNTZType(), field.nullable, field.metadata)
+    arrow = to_arrow_schema(unzoned)
+    for index in zoned:
+        arrow = arrow.set(index, arrow.field(index).with_type(pa.timestamp("us", tz="UTC")))
+    return arrow

@@ -64,7 +64,7 @@ def read_partition(
     claimed = partition.claimed
     with translated_errors(claimed.endpoint, claimed.channel), millrace.connect(claimed.endpoint) as client:
         batches = _batches(client.channel(claimed.channel), partition, RetryPolicy(retry_seconds))
-        columns = ((batch.first_sequence, batch.columns) for batch in batches)
+        columns = ((batch.first_sequence, batch.columns, batch.times) for batch in batches)
         constants = {"channel": claimed.channel, "endpoint": claimed.endpoint}
         yield from record_batches(columns, schema, constants)
 

@@ -13,7 +13,7 @@ _WRITE_TYPES = {
     "key": ("string", "binary"),
     "channel": ("string",),
 }
-_DROPPED = {"endpoint", "sequence"}
+_DROPPED = {"endpoint", "sequence", "commit_time"}
 _ADVICE = {
     "body": "cast it, or convert it to text with to_json",
     "headers": "build it with map('name', value, ...), each value cast to string",

@@ -1,5 +1,4 @@
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any, Self
 
 import pyarrow as pa
@@ -42,13 +41,7 @@ class UnreliableServer:
                 raise self._error
             sequences = range(first, min(first + 3, to_sequence))
             [columns] = columns_from_events([({}, f"{sequence}".encode()) for sequence in sequences])
-            yield _Batch(first_sequence=first, columns=columns)
-
-
-class _Batch(SimpleNamespace):
-    def __len__(self) -> int:
-        count: int = self.columns.count
-        return count
+            yield millrace.Batch(first, columns)
 
 
 def rows(server: UnreliableServer, monkeypatch: pytest.MonkeyPatch, retry_seconds: float = 60.0) -> list[int]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.arrow import record_batches
-from millrace.columns import ColumnsCutter, check_columns
+from millrace.columns import ColumnsCutter, CommitTimes, check_columns
 from millrace.v1 import event_pb2
 from millrace_spark import MillraceSparkError
 from millrace_spark.writing import event_columns
@@ -60,7 +60,7 @@ def test_event_columns_of_a_slice_are_those_of_its_rows(rows: list[Row], data: s
 def test_event_columns_read_again_are_the_same_rows(rows: list[Row]) -> None:
     """Messages read back equal the written rows."""
     schema = pa.schema([("headers", HEADER_TYPE), ("body", pa.binary())])
-    messages = [(1, message) for message in event_columns.event_columns(arrow_rows(rows))]
+    messages = [(1, message, CommitTimes()) for message in event_columns.event_columns(arrow_rows(rows))]
     read = [row for batch in record_batches(messages, schema, {}) for row in batch.to_pylist()]
     assert [(dict(row["headers"]), row["body"]) for row in read] == expected(rows)
 
