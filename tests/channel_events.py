@@ -76,6 +76,15 @@ def numbered(batches: Iterable[StoredBatch]) -> list[tuple[int, bytes]]:
     ]
 
 
+def times_of(batches: Iterable[StoredBatch]) -> dict[int, int]:
+    """The commit time of each event by its sequence."""
+    return {
+        batch.first_sequence + index: batch.first_time + offset
+        for batch in batches
+        for index, offset in enumerate(batch.commit_offsets() or [0] * batch.count)
+    }
+
+
 async def append(channel: Channel, *bodies: bytes, stamp: Stamp | None = None) -> Receipt:
     """Appends events."""
     return await channel.transactions.append([stored(*bodies)], stamp)

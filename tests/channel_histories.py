@@ -20,10 +20,14 @@ from tests.fuzz import channel_calls as calls
 from tests.fuzz.channel_account import Account, RefusedError
 from tests.simulated_channels import DATA, Held, SimulatedChannel, held_on, open_simulated_channel, small_limits
 from tests.simulated_disk import SimulatedDisk
+from tests.virtual_clock import WallClock
 
 _CHANGING_CALLS = {"create", "rename", "unlink", "write", "reserve", "truncate", "sync", "sync_directory"}
 _CONTINUE_PROBABILITY = 0.2
 _ENDED_MAX = 10_000
+_CLOCK = WallClock(1_790_000_000_000_000)
+"""Moves on with each step of a story."""
+
 LASTING_CALLS = (calls.Append, calls.Commit, calls.Purge, calls.Acknowledge, calls.Claim, calls.EndLoan)
 """Calls whose effect is on the disk once they have returned."""
 
@@ -32,18 +36,22 @@ def account_of(held: Held, config: FileChannelConfig) -> Account:
     """The expected state of a channel that was just opened with this content."""
     account = Account(config, (), _ENDED_MAX, held.epoch)
     account.restore(held.events, held.next_sequence, held.stamps, held.ended, held.claim)
+    account.times = {sequence: time for (sequence, _), time in zip(held.events, held.times, strict=True)}
+    account.clock = lambda: _CLOCK.micros
     return account
 
 
 def held_by(account: Account) -> Held:
     """The expected state that must be durable."""
+    events = tuple(sorted(account.held))
     return Held(
-        tuple(sorted(account.held)),
+        events,
         account.next_sequence,
         {producer_id: frozenset(numbers) for producer_id, numbers in account.stamps.items()},
         {txn_id: (txn.state, txn.receipt) for txn_id, txn in account.ended.items()},
         (account.claim.reader_id, account.claim.epoch) if account.claim else None,
         account.epoch,
+        tuple(account.times[sequence] for sequence, _ in events),
     )
 
 
@@ -115,6 +123,7 @@ class Story:
     async def open(self) -> None:
         """Opens the channel, and checks its state."""
         self.opened = await open_simulated_channel(self.disk, self.config)
+        self.opened.channel._contents.clock = _CLOCK
         held = Held.by(self.opened.channel)
         assert held == self.states[-1], f"found {held}, and it must be {self.states[-1]}"
         check_accounts(self.opened.channel)
@@ -250,6 +259,7 @@ class Steps:
     async def go(self, count: int) -> None:
         """Performs a number of steps."""
         for _ in range(count):
+            _CLOCK.micros += 1
             await self.chance.choice(self._steps)()
 
     def bodies(self, count_max: int = 4) -> list[bytes]:

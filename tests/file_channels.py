@@ -116,7 +116,7 @@ class FileChannel:
         contents = Contents(
             "orders", Capacity(config.capacity, config.body_bytes_max), recovered.next_sequence, columns
         )
-        contents.restore(recovered.queue, recovered.ledger)
+        contents.restore(recovered.queue, recovered.ledger, recovered.last_commit_time)
         context = LogContext(contents, columns, recovered.ended, recovered.claim)
         disk_space = DiskSpace(disk, [DATA], asyncio.get_running_loop().time)
         journal = Journal(context, log, disk_space, config)

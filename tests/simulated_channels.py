@@ -27,7 +27,7 @@ from millrace_server.wal import log
 from millrace_server.wal.records import Submission
 from millrace_server.wal.writer import LogWriter
 from millrace_server.wal.writer_threads import WriterThreads
-from tests.channel_events import ANSWER_BYTES_MAX, numbered
+from tests.channel_events import ANSWER_BYTES_MAX, numbered, times_of
 from tests.log_histories import make_small
 from tests.simulated_disk import SimulatedDisk
 
@@ -171,6 +171,8 @@ class Held:
     """Reader and epoch of the active claim."""
     epoch: int
     """The epoch of the newest claim."""
+    times: Sequence[int] = ()
+    """The commit time of each event."""
 
     def __repr__(self) -> str:
         events = [f"{sequence}:{body[:8]!r}({len(body)})" for sequence, body in self.events]
@@ -197,6 +199,7 @@ class Held:
             {txn_id: (outcome.state.value, outcome.receipt) for txn_id, outcome in channel.transactions._ended.items()},
             (claim.reader_id, claim.epoch) if claim else None,
             channel.claims._epoch,
+            tuple(times_of(batches).values()),
         )
 
 

@@ -107,3 +107,13 @@ async def started(coroutine: Coroutine[Any, Any, AnswerT]) -> Call[AnswerT]:
     call = Call(coroutine)
     await settle()
     return call
+
+
+class WallClock:
+    """A clock in nanoseconds, like `time.time_ns`, that stands until it is set."""
+
+    def __init__(self, micros: int = 0) -> None:
+        self.micros = micros
+
+    def __call__(self) -> int:
+        return self.micros * 1000

@@ -97,6 +97,9 @@ class Account:
         self.queue: list[Event] = []
         self.consumed: list[Event] = []
         self.next_sequence = 1
+        self.times: dict[int, int] = {}
+        """The commit time of each sequence."""
+        self.clock: Callable[[], int] = lambda: micros_at(self.now)
         self.open: dict[str, ExpectedTxn] = {}
         self.ended: dict[str, ExpectedTxn] = {}
         self.deliveries: list[ExpectedTxn] = []
@@ -374,11 +377,17 @@ class Account:
             return Look(BytesFullError, is_wait=True)
         is_deduplicated = len(stored) < len(bodies)
         first = self.next_sequence
-        receipt = Receipt(first, first + len(stored) - 1, is_deduplicated) if stored else Receipt(0, 0, is_deduplicated)
+        time = self.clock()
+        receipt = (
+            Receipt(first, first + len(stored) - 1, is_deduplicated, time)
+            if stored
+            else Receipt(0, 0, is_deduplicated, 0 if is_deduplicated else time)
+        )
 
         def store() -> None:
             self.queue += enumerate(stored, start=first)
             self.next_sequence += len(stored)
+            self.times |= dict.fromkeys(range(first, self.next_sequence), time)
             self.counters.put_successes += len(stored)
             self.counters.deduplicated += len(bodies) - len(stored)
             self._consume(takes)
@@ -443,6 +452,11 @@ class Account:
     def _refuse_too_many_bytes(self, puts: Sequence[bytes]) -> None:
         if byte_count(puts) > self.limits.body_bytes_max:
             raise RefusedError(TxnCapacityError)
+
+
+def micros_at(seconds: float) -> int:
+    """The wall clock at a moment of a virtual clock, in microseconds."""
+    return 1_790_000_000_000_000 + int(seconds * 1_000_000)
 
 
 def byte_count(bodies: Iterable[bytes]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.errors import BadArgumentError, MillraceError, TooManyTxnsError, TxnCapacityError
-from tests.channel_events import check_accounts, numbered
+from tests.channel_events import check_accounts, numbered, times_of
 from tests.fuzz.channel_account import Account, ExpectedTxn, Look, RefusedError
 from tests.fuzz.channel_calls import Call, Cancel
 
@@ -181,6 +181,7 @@ class History:
         channel, account, contents = self.channel, self.account, self.channel._contents
         check_accounts(channel)
         assert numbered(contents.queue) == account.queue
+        assert times_of(contents.held_batches()) == {sequence: account.times[sequence] for sequence, _ in account.held}
         assert contents.next_sequence == account.next_sequence
         assert contents.first_sequence == account.first_sequence
         assert (contents.capacity.event_count, contents.capacity.body_bytes) == (len(account.held), account.held_bytes)

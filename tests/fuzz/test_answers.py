@@ -11,6 +11,7 @@ from millrace_server.channels.batches import Form, StoredBatch
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.errors import EventTooLargeError
+from millrace_server.grpc_services.messages import timestamp_of
 from tests.channel_events import begin, open_channel, stored_rows
 from tests.event_rows import Row, rows
 from tests.virtual_clock import VirtualClockLoop
@@ -71,7 +72,11 @@ async def _append(channel: Channel, requests: Sequence[Sequence[Row]]) -> list[R
 
 
 def _answer(batch: StoredBatch, form: Form) -> event_pb2.EventBatch:
-    answer = event_pb2.EventBatch(first_sequence=batch.first_sequence)
+    answer = event_pb2.EventBatch(
+        first_sequence=batch.first_sequence,
+        commit_time=timestamp_of(batch.first_time),
+        commit_offsets=batch.commit_offsets(),
+    )
     if form is Form.COLUMNS:
         answer.columns.ParseFromString(bytes(batch.window.columns()))
     else:

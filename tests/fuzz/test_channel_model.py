@@ -17,7 +17,7 @@ from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transactions import TxnDirectory
 from tests.channel_events import begin, limits_of, open_channel
 from tests.fuzz import channel_calls as calls
-from tests.fuzz.channel_account import Account
+from tests.fuzz.channel_account import Account, micros_at
 from tests.fuzz.channel_history import History
 from tests.virtual_clock import VirtualClockLoop
 
@@ -95,6 +95,7 @@ class ChannelModel(RuleBasedStateMachine):
         self._other = open_channel("other", directory=directory, lease_seconds=3600)
         begin(self._other, "foreign")
         self.channel = open_channel(directory=directory, epochs_from=EPOCHS_FROM)
+        self._set_clock()
         assert await self.channel.update(limits) == ""
         account = Account(limits, ["foreign"], ENDED_MAX, EPOCHS_FROM)
         self.history = History(self.channel, directory, 1, account)
@@ -102,6 +103,9 @@ class ChannelModel(RuleBasedStateMachine):
         for sizes in ([3, 1], [0, 2]):
             self._calls.append(calls.Append(self._bodies(sizes), None))
         await self._settle()
+
+    def _set_clock(self) -> None:
+        self.channel._contents.clock = lambda: 1000 * micros_at(self._loop.time())
 
     def _make(self, call: calls.Call, *, hasty: bool) -> None:
         self._calls.append(call)

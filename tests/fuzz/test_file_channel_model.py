@@ -172,6 +172,7 @@ class FileChannelModel(ChannelModel):
         assert isinstance(limits, LogChannelConfig)
         self.opened = await open_simulated_channel(self.disk, limits, self._directory)
         self.channel: Channel = self.opened.channel
+        self._set_clock()
 
     def _be_witnessed(self) -> None:
         witness = _Witness(self.channel._core.committer, self.history)

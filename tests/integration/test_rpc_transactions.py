@@ -1,6 +1,7 @@
 """BeginTxn, Put, Take, Commit, Rollback and RenewTxn over the wire."""
 
 import asyncio
+import time
 
 import grpc
 import pytest
@@ -198,11 +199,14 @@ async def test_commit_of_several_stores_them_in_the_order_of_their_ids(rpc: Rpc)
 
 
 async def test_commit_of_nothing_succeeds(rpc: Rpc) -> None:
-    """Without puts both sequences are 0, also in the answer to a repeat."""
+    """Without puts both sequences are 0; a repeat has the same answer, with the time of the first commit."""
     name = await rpc.make_channel()
     txn_id = await rpc.begin(name)
-    assert await rpc.commit(txn_id) == pb.CommitResponse()
-    assert await rpc.commit(txn_id) == pb.CommitResponse()
+    before = time.time()
+    answer = await rpc.commit(txn_id)
+    assert (answer.first_sequence, answer.last_sequence) == (0, 0)
+    assert before - 1e-6 < answer.commit_time.ToNanoseconds() / 1e9 < time.time()
+    assert await rpc.commit(txn_id) == answer
 
 
 async def test_rollback_twice_succeeds(rpc: Rpc) -> None:

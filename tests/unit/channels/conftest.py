@@ -8,7 +8,7 @@ import pytest
 from tests.file_channels import DATA
 from tests.log_histories import make_small
 from tests.simulated_disk import SimulatedDisk
-from tests.virtual_clock import VirtualClockLoop
+from tests.virtual_clock import VirtualClockLoop, WallClock
 
 
 def pytest_asyncio_loop_factories(
@@ -29,3 +29,11 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> SimulatedDisk:
     """An empty disk, on which logs reserve little space."""
     make_small(monkeypatch)
     return SimulatedDisk([DATA])
+
+
+@pytest.fixture(autouse=True)
+def wall_clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
+    """The clock that gives commits their time. It stands at 0, which is no time, until a test sets it."""
+    clock = WallClock()
+    monkeypatch.setattr("millrace_server.channels.contents.time_ns", clock)
+    return clock

@@ -1,6 +1,8 @@
+from array import array
 from collections.abc import Sequence
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +14,7 @@ from tests.channel_events import batch, bodies_of, numbered, stored, stored_rows
 from tests.event_rows import Row, rows
 
 FORMS = st.sampled_from(Form)
+LATEST = Timestamp(seconds=253402300799, nanos=999999999)
 
 
 def encoded_bytes(one: Window, form: Form) -> int:
@@ -20,12 +23,13 @@ def encoded_bytes(one: Window, form: Form) -> int:
 
 
 def _encoded(one: Window, form: Form) -> event_pb2.EventBatch:
-    first_sequence = (1 << 64) - 1
+    offsets = StoredBatch(1, one, 1).commit_offsets() if one.count else ()
+    head = event_pb2.EventBatch(first_sequence=(1 << 64) - 1, commit_time=LATEST, commit_offsets=offsets)
     if form is Form.COLUMNS:
-        columns = event_pb2.EventColumns.FromString(bytes(one.columns()))
-        return event_pb2.EventBatch(first_sequence=first_sequence, columns=columns)
-    events = [event_pb2.Event(headers=headers, body=body) for headers, body in one.rows()]
-    return event_pb2.EventBatch(first_sequence=first_sequence, events=events)
+        head.columns.ParseFromString(bytes(one.columns()))
+    else:
+        head.events.extend(event_pb2.Event(headers=headers, body=body) for headers, body in one.rows())
+    return head
 
 
 def test_stored_columns_of_a_request_know_its_sizes() -> None:
@@ -123,7 +127,11 @@ def test_fit_of_any_window_is_the_furthest_within_both_limits(
     stop = data.draw(st.integers(start + 1, len(events)))
     body_bytes_max = data.draw(st.integers(0, 60))
     answer_bytes_max = data.draw(st.integers(0, 1000))
-    whole = Window.whole(stored_rows(events)).part(start, stop)
+    columns = stored_rows(events)
+    if data.draw(st.booleans()):
+        # A run, whose events have times of their own.
+        columns.offsets = array("I", range(1 << 31, (1 << 31) + columns.count))
+    whole = Window.whole(columns).part(start, stop)
     fit = whole.fit(body_bytes_max, answer_bytes_max, form)
     assert 0 <= fit.count <= whole.count
     fitting = whole.part(0, fit.count)
@@ -133,7 +141,7 @@ def test_fit_of_any_window_is_the_furthest_within_both_limits(
     if fit.count < whole.count:
         more = whole.part(0, fit.count + 1)
         # The bound of the answer may exceed the bytes by a little for each header and event.
-        margin = 64 + more.count * 24 + 5 * (64 + 24 * more.count + 10 * more.count)
+        margin = 64 + more.count * (24 + 5) + 5 * (64 + 24 * more.count + 10 * more.count)
         assert more.body_bytes > body_bytes_max or encoded_bytes(more, form) + margin > answer_bytes_max
 
 

@@ -517,7 +517,7 @@ def test_restore_of_a_queue_charges_its_room() -> None:
     queue, ledger = EventQueue(), StampLedger()
     queue.append(StoredBatch(5, window(b"aa", b"b")))
     ledger.accept(Stamp("p", 1, 2))
-    contents.restore(queue, ledger)
+    contents.restore(queue, ledger, 0)
     assert (contents.capacity.event_count, contents.capacity.body_bytes, contents.taken_count) == (2, 3, 0)
     assert (contents.first_sequence, contents.next_sequence, contents.assigned_sequence) == (5, 9, 9)
     assert contents.plan([window(b"x")], [], Stamp("p", 2, 2)).dropped_count == 1

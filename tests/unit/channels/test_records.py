@@ -47,7 +47,9 @@ def state_of(
 ) -> pb.State:
     """The state after encoding and decoding."""
     items = ended.items() if ended else ()
-    return pb.State.FromString(state_message(7, ledger or StampLedger(), items, claim).SerializeToString())
+    return pb.State.FromString(
+        state_message(7, ledger or StampLedger(), items, claim, last_commit_time=0).SerializeToString()
+    )
 
 
 class Source:
@@ -69,7 +71,7 @@ def prepared(
 ) -> Commit:
     """A commit as prepared by its contents."""
     commit.txn_ids, commit.batches, commit.first_sequence = txn_ids, batches, 5
-    commit.acceptance, commit.receipt = acceptance, receipt or Receipt()
+    commit.acceptance, commit.receipt, commit.commit_time = acceptance, receipt or Receipt(), 9
     return commit
 
 
@@ -101,6 +103,7 @@ def test_commit_records_put_the_commit_last() -> None:
     assert list(message.put_raw_bytes) == [len(payload) for payload in payloads[:2]]
     assert stamps_of(message) == [Stamp("p", 0, 4), Stamp("p", 7, 7), Stamp("p", 9, SEQUENCE_MAX)]
     assert message.is_deduplicated
+    assert message.commit_time == 9
 
 
 def test_commit_records_of_what_does_little_are_few() -> None:
@@ -115,9 +118,9 @@ def test_kept_batches_are_those_that_the_record_was_made_of() -> None:
     """The kept batches have their sequences and windows on the columns put before, which several may share."""
     first, second = stored(b"a", b"bb", b"ccc"), stored(b"d")
     batches = [
-        StoredBatch(3, Window(first, 0, 1, 1)),
-        StoredBatch(5, Window(first, 2, 3, 3)),
-        StoredBatch(6, Window.whole(second)),
+        StoredBatch(3, Window(first, 0, 1, 1), 70),
+        StoredBatch(5, Window(first, 2, 3, 3), 70),
+        StoredBatch(6, Window.whole(second), 90),
     ]
     kind, (payload,) = memory_state_record(pb.State(next_sequence=9), [first, second], batches)
     keep = pb.MemoryState.FromString(bytes(payload))
@@ -173,6 +176,7 @@ def test_state_with_ended_transactions_restores_them() -> None:
     ended.add("d", Outcome(TxnState.COMMITTED, together))
     ended.add("e", Outcome(TxnState.COMMITTED, alone))
     ended.add("f", Outcome(TxnState.COMMITTED, Receipt()))
+    ended.add("g", Outcome(TxnState.COMMITTED, Receipt(7, 7, commit_time=1_790_000_000_000_000)))
     restored = EndedTxns()
     restore_ended(state_of(ended=ended).ended_txns, restored)
     assert list(restored.items()) == list(ended.items())

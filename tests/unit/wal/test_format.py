@@ -31,13 +31,21 @@ def test_decode_of_an_encoded_header_gives_it_back(header: SegmentHeader) -> Non
 
 
 def test_encode_of_a_header_has_the_bytes_that_are_documented() -> None:
-    """The bytes of version 1 never change."""
+    """The bytes of version 2 never change."""
     head = (
-        b"MILLRACE\x01\x00" + bytes(6) + bytes(range(16))
+        b"MILLRACE\x02\x00" + bytes(6) + bytes(range(16))
         + (2).to_bytes(8, "little") + (3).to_bytes(8, "little") + (4).to_bytes(8, "little") + bytes(4)
     )  # fmt: skip
     header = SegmentHeader(bytes(range(16)), 2, 3, 4)
     assert header.encode() == head + zlib.crc32(head).to_bytes(4, "little")
+
+
+def test_decode_of_a_header_of_version_1_gives_it() -> None:
+    """Its records lack times only."""
+    encoded = bytearray(SegmentHeader(bytes(16), 2, 3, 4).encode())
+    encoded[8] = 1
+    encoded[60:] = zlib.crc32(encoded[:60]).to_bytes(4, "little")
+    assert SegmentHeader.decode(bytes(encoded)) == SegmentHeader(bytes(16), 2, 3, 4)
 
 
 def test_encode_of_a_record_head_has_the_bytes_that_are_documented() -> None:
@@ -103,7 +111,7 @@ def test_decode_of_what_is_no_header_is_refused(encoded: bytes, message: str) ->
 
 def test_decode_of_a_header_of_another_version_is_refused_whatever_its_checksum() -> None:
     """Another version may use another checksum."""
-    with pytest.raises(UnknownVersionError, match="its format version is 513; this program knows version 1 only"):
+    with pytest.raises(UnknownVersionError, match="its format version is 513; this program knows 1 and 2"):
         SegmentHeader.decode(b"MILLRACE\x01\x02" + bytes(54))
 
 

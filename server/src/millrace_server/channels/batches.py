@@ -4,7 +4,9 @@ Nothing in here copies an event. A channel keeps the bytes of a request's column
 transactions and the answers hold windows on them; only a window that is sent is cut out.
 """
 
-from collections.abc import Iterator
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -15,8 +17,10 @@ from millrace.wire_format import Buffer
 from millrace_server.channels.plain_columns import count_plain
 from millrace_server.wal.records import Location
 
-# Upper bounds of what protobuf adds: to a batch in an answer; to one row for its headers' tags and lengths.
+# Upper bounds of what protobuf adds: to a batch in an answer; to an event with a time of its own; to one row for its
+# headers' tags and lengths.
 _BATCH_BYTES = 64
+_OFFSET_BYTES = 5
 _ROW_HEADERS_BYTES = 24 * (HEADER_KEYS_MAX + 1)
 
 
@@ -38,7 +42,8 @@ class StoredColumns:
     """The checked columns of one request: in memory, in the log, or in both. Or a run: those of several small requests.
 
     `location` is None while they are in memory only. That of a run begins with the first of its `record_count` PUT
-    records and ends with the last; see `EventQueue`.
+    records and ends with the last; see `EventQueue`. `offsets` says for each event how many microseconds after the time
+    of its batch it was committed; None if all were committed then.
     """
 
     __slots__ = (
@@ -49,6 +54,7 @@ class StoredColumns:
         "count",
         "is_batch",
         "location",
+        "offsets",
         "raw_bytes",
         "record_count",
     )
@@ -61,6 +67,7 @@ class StoredColumns:
         self.location: Location | None = None
         self._source: ColumnsSource | None = None
         self._cutter: ColumnsCutter | None = None
+        self.offsets: array[int] | None = None
         self.record_count = 1
         # Whether an answer may have all as one batch. A run may have too many header keys, which is known once it was
         # read.
@@ -135,12 +142,19 @@ class StoredColumns:
         """Returns a run of these columns alone, which can grow. They must be in a log."""
         assert self.location is not None, "a run is in a log"
         assert self._source is not None, "what is in a log can be read back"
-        return StoredColumns.in_log(self.location, self._source, self.count, self.body_bytes, self.raw_bytes)
+        run = StoredColumns.in_log(self.location, self._source, self.count, self.body_bytes, self.raw_bytes)
+        run.offsets = self.offsets and self.offsets[:]
+        return run
 
-    def grow(self, following: "StoredColumns", payload_length: int) -> None:
-        """Adds the columns after a run that has not been read so far."""
+    def grow(self, following: "StoredColumns", payload_length: int, offset: int) -> None:
+        """Adds the columns after a run that has not been read so far, whose commit was `offset` microseconds later."""
         assert self.location is not None, "a run is in a log"
         assert self._raw is None, "a run that was read does not grow"
+        if offset or following.offsets or self.offsets:
+            if self.offsets is None:
+                self.offsets = array("I", bytes(4 * self.count))
+            theirs = following.offsets or [0] * following.count
+            self.offsets.extend([offset + one for one in theirs])
         self.location = self.location._replace(payload_length=payload_length)
         self.count += following.count
         self.body_bytes += following.body_bytes
@@ -216,13 +230,18 @@ class Window:
 
     def fit(self, body_bytes_max: int, answer_bytes_max: int, form: Form) -> "Fit":
         """Returns how many of the first events stay within both limits."""
+        offset_bytes = _OFFSET_BYTES if self.stored.offsets else 0
         is_batch = self.is_whole and self.stored.is_batch
         if form is Form.COLUMNS and is_batch and self.body_bytes <= body_bytes_max:
-            answer_bytes = self.stored.raw_bytes + _BATCH_BYTES
+            answer_bytes = self.stored.raw_bytes + _BATCH_BYTES + offset_bytes * self.count
             if answer_bytes <= answer_bytes_max:
                 return Fit(self.count, self.body_bytes, answer_bytes)
         cutter = self.stored.cutter()
-        bound = cutter.columns_bytes_bound if form is Form.COLUMNS else cutter.rows_bytes_bound
+        own_bound = cutter.columns_bytes_bound if form is Form.COLUMNS else cutter.rows_bytes_bound
+
+        def bound(start: int, stop: int) -> int:
+            return own_bound(start, stop) + offset_bytes * (stop - start)
+
         # Both bounds grow with the range, so the furthest stop that fits is found by halving. A run may have more keys
         # than a batch may.
         low, high = self.start, min(cutter.stop_within(self.start, body_bytes_max), self.stop)
@@ -249,13 +268,17 @@ class Fit:
 
 @dataclass(slots=True)
 class StoredBatch:
-    """A window whose events have their sequences.
+    """A window whose events have their sequences, and the time of their commit.
+
+    Times are in microseconds since 1970, and 0 for events that a release without times has stored. `commit_time` is
+    what the offsets of the stored columns, if any, are added to: see `first_time`.
 
     Immutable by convention: each commit creates some, and a frozen dataclass takes three times as long to create.
     """
 
     first_sequence: int
     window: Window
+    commit_time: int = 0
 
     @property
     def count(self) -> int:
@@ -271,11 +294,41 @@ class StoredBatch:
         """Whether a log has its events; otherwise a crash loses them."""
         return self.window.stored.location is not None
 
+    @property
+    def first_time(self) -> int:
+        """When the first event was committed."""
+        offsets = self.window.stored.offsets
+        return self.commit_time + offsets[self.window.start] if offsets else self.commit_time
+
+    @property
+    def last_time(self) -> int:
+        """When the last event was committed."""
+        offsets = self.window.stored.offsets
+        return self.commit_time + offsets[self.window.stop - 1] if offsets else self.commit_time
+
+    def commit_offsets(self) -> Sequence[int]:
+        """Returns for each event how many microseconds after the first it was committed; none if all were then."""
+        offsets = self.window.stored.offsets
+        if offsets is None:
+            return ()
+        mine = offsets[self.window.start : self.window.stop]
+        first = mine[0]
+        if mine[-1] == first:
+            return ()
+        return [offset - first for offset in mine] if first else mine
+
+    def index_since(self, time: int) -> int:
+        """Returns the index of the first event that was committed at or after a time; the batch's count if none was."""
+        window, offsets = self.window, self.window.stored.offsets
+        if offsets is None:
+            return 0 if self.commit_time >= time else self.count
+        return bisect_left(offsets, time - self.commit_time, window.start, window.stop) - window.start
+
     def part(self, start: int, stop: int) -> "StoredBatch":
         """Returns a part of the batch; indexes count from its first event."""
         if start == 0 and stop == self.count:
             return self
-        return StoredBatch(self.first_sequence + start, self.window.part(start, stop))
+        return StoredBatch(self.first_sequence + start, self.window.part(start, stop), self.commit_time)
 
     def between(self, from_sequence: int, to_sequence: int) -> "StoredBatch":
         """Returns the part from one sequence to another (excluded), which must overlap the batch."""
@@ -287,16 +340,17 @@ class StoredBatch:
         """Returns what remains without `count` events from an index on, whose bodies have `body_bytes`."""
         if start == 0 and count == self.count:
             return []
-        mine, stop = self.window, start + count
+        mine, time, stop = self.window, self.commit_time, start + count
         rest_bytes = mine.body_bytes - body_bytes
         if start == 0:
             rest = Window(mine.stored, mine.start + stop, mine.stop, rest_bytes)
-            return [StoredBatch(self.first_sequence + stop, rest)]
+            return [StoredBatch(self.first_sequence + stop, rest, time)]
         if stop == self.count:
-            return [StoredBatch(self.first_sequence, Window(mine.stored, mine.start, mine.start + start, rest_bytes))]
+            rest = Window(mine.stored, mine.start, mine.start + start, rest_bytes)
+            return [StoredBatch(self.first_sequence, rest, time)]
         front = self.part(0, start)
         back = Window(mine.stored, mine.start + stop, mine.stop, rest_bytes - front.window.body_bytes)
-        return [front, StoredBatch(self.first_sequence + stop, back)]
+        return [front, StoredBatch(self.first_sequence + stop, back, time)]
 
     def joined(self, following: "StoredBatch") -> "StoredBatch | None":
         """Returns both batches as one where they are neighbours in the same stored columns, else None."""
@@ -311,7 +365,7 @@ class StoredBatch:
         window = Window(mine.stored, mine.start, theirs.stop, body_bytes)
         if window.is_whole:
             mine.stored.forget_cutter()
-        return StoredBatch(self.first_sequence, window)
+        return StoredBatch(self.first_sequence, window, self.commit_time)
 
 
 def _parsed(raw: Buffer) -> event_pb2.EventColumns:

@@ -12,11 +12,23 @@ from millrace_server.wal.records import Location, LogPosition, Record
 
 
 class Receipt(NamedTuple):
-    """What a commit stored; both sequences are 0 where it stored nothing."""
+    """What a commit stored; both sequences are 0 where it stored nothing.
+
+    `commit_time` is in microseconds since 1970; 0 where all puts had been stored before, and where an earlier release
+    stored them.
+    """
 
     first_sequence: int = 0
     last_sequence: int = 0
     is_deduplicated: bool = False
+    commit_time: int = 0
+
+    @classmethod
+    def of(cls, first_sequence: int, count: int, commit_time: int, *, is_deduplicated: bool) -> "Receipt":
+        """Returns the receipt of a commit with `count` puts."""
+        if count:
+            return cls(first_sequence, first_sequence + count - 1, is_deduplicated, commit_time)
+        return cls(0, 0, is_deduplicated, 0 if is_deduplicated else commit_time)
 
 
 class CommitState(enum.Enum):
@@ -116,7 +128,8 @@ class Commit(JournalEntry):
         on_aborted: Called once it is aborted; its takes are still out of the queue.
         puts_whole_columns: The stored columns hold no other events than the puts.
         event_count: Events that the channel gains; negative where it loses some. So is `body_bytes`.
-        first_sequence: The first sequence of its puts, from PREPARED on, as are `batches`, `acceptance` and `receipt`.
+        first_sequence: The first sequence of its puts, from PREPARED on, as are `commit_time`, `batches`, `acceptance`
+            and `receipt`.
         needs_record: The log stores something of it.
         is_in_memory: A spillable channel keeps it in memory only.
         merged: Its puts in the columns of the PUT record that it shares with other commits; None where it has its own.
@@ -129,6 +142,7 @@ class Commit(JournalEntry):
         "acceptance",
         "batches",
         "body_bytes",
+        "commit_time",
         "context",
         "dropped_count",
         "error",
@@ -197,6 +211,7 @@ class Commit(JournalEntry):
         self.records: Sequence[Record]
         self.context: CommitContext
         self.first_sequence: int
+        self.commit_time: int
         self.batches: Sequence[StoredBatch]
         self.acceptance: Acceptance | None
         self.receipt: Receipt

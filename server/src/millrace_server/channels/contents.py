@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from time import time_ns
 
 from millrace_server.channels.admission import Capacity, WaitQueue
 from millrace_server.channels.batches import StoredBatch, Window
@@ -84,6 +85,9 @@ class Contents:
     A commit is planned, waits until it is admitted, is planned again, and is prepared: between its last plan and its
     preparation nothing else happens. A prepared commit holds its sequences and its room. It is applied once it is
     durable, or aborted. Commits are applied in the order in which they were prepared, and aborted from the last one on.
+
+    `clock` is the wall clock, in nanoseconds. Where it steps back, commits have the time of the last one until it has
+    caught up.
     """
 
     def __init__(
@@ -95,6 +99,8 @@ class Contents:
         self._subscribers: set[Subscriber] = set()
         self._taken: dict[int, StoredBatch] = {}
         self._assigned_sequence = next_sequence
+        self.clock: Callable[[], int] = time_ns
+        self.last_commit_time = 0
         self.queue = EventQueue()
         self.capacity = capacity
         self.ledger = StampLedger()
@@ -122,9 +128,10 @@ class Contents:
         """Returns all committed events, queued or taken, in no order."""
         return [*self.queue, *self._taken.values()]
 
-    def restore(self, queue: EventQueue, ledger: StampLedger) -> None:
+    def restore(self, queue: EventQueue, ledger: StampLedger, last_commit_time: int) -> None:
         self.queue = queue
         self.ledger = ledger
+        self.last_commit_time = last_commit_time
         self.capacity.change(queue.event_count, sum(batch.window.body_bytes for batch in queue))
 
     def refuse_if_closed(self) -> None:
@@ -197,23 +204,22 @@ class Contents:
             self.capacity.waiters.wake_next()
 
     def prepare(self, commit: Commit) -> None:
-        """Assigns a planned commit its sequences, accepts its stamp, and reserves its room."""
+        """Assigns a planned commit its time and its sequences, accepts its stamp, and reserves its room."""
         commit.move(CommitState.PREPARED)
+        commit_time = self.last_commit_time = commit.commit_time = max(self.clock() // 1000, self.last_commit_time)
         first_sequence = next_sequence = self._assigned_sequence
         batches = []
         for window in commit.puts:
-            batches.append(StoredBatch(next_sequence, window))
+            batches.append(StoredBatch(next_sequence, window, commit_time))
             next_sequence += window.stop - window.start
         commit.first_sequence, commit.batches = first_sequence, batches
         commit.acceptance = None if commit.stamp is None else self.ledger.accept(commit.stamp)
         if commit.needs_room:
             self.capacity.change(max(commit.event_count, 0), max(commit.body_bytes, 0))
-        is_deduplicated = commit.dropped_count > 0
-        if batches:
-            self._assigned_sequence = next_sequence
-            commit.receipt = Receipt(first_sequence, next_sequence - 1, is_deduplicated)
-        else:
-            commit.receipt = Receipt(is_deduplicated=is_deduplicated)
+        self._assigned_sequence = next_sequence
+        commit.receipt = Receipt.of(
+            first_sequence, commit.put_count, commit_time, is_deduplicated=commit.dropped_count > 0
+        )
 
     def apply(self, commit: Commit) -> None:
         """Makes a prepared commit visible: removes its takes, queues its puts, wakes the takers."""

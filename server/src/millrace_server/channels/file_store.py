@@ -251,7 +251,7 @@ class FileStores:
         """Returns the channel's committer, and the journal that it writes with."""
         capacity = Capacity(config.capacity, config.body_bytes_max)
         contents = Contents(name, capacity, recovered.next_sequence, files.columns)
-        contents.restore(recovered.queue, recovered.ledger)
+        contents.restore(recovered.queue, recovered.ledger, recovered.last_commit_time)
         disk_space = DiskSpace(self._disk, files.directories.data_dirs, time.monotonic)
         # Events that move from memory to the log would have their PUT records between those of a run.
         contents.queue.has_runs = config.spillable is None

@@ -88,7 +88,13 @@ class LogContext:
     def state(self, ending: Iterable[tuple[str, Outcome]]) -> pb.State:
         """Returns the state without events, once everything in flight, with the `ending` transactions, is applied."""
         contents = self.contents
-        return state_message(contents.assigned_sequence, contents.ledger, self._all_ended(ending), self.claim)
+        return state_message(
+            contents.assigned_sequence,
+            contents.ledger,
+            self._all_ended(ending),
+            self.claim,
+            last_commit_time=contents.last_commit_time,
+        )
 
     def _all_ended(self, ending: Iterable[tuple[str, Outcome]]) -> Iterator[tuple[str, Outcome]]:
         return chain(self._ended.items(), ending)

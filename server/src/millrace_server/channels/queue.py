@@ -21,6 +21,9 @@ RUN_BYTES_MAX = 512 << 10
 _REQUEST_EVENTS_MAX = 32
 _REQUEST_BYTES_MAX = 4 << 10
 
+OFFSET_MAX = (1 << 32) - 1
+"""Microseconds from the first commit of a run to the last: an answer has 32 bits for them."""
+
 _HEADER_BYTES_MIN = 9
 """Bytes of a header whose key has two characters, and whose value is empty."""
 
@@ -290,16 +293,18 @@ def _run_of(last: StoredBatch, batch: StoredBatch) -> StoredBatch | None:
     assert end is not None, "small batches are in a log"
     payload_length = end.position + end.payload_length - start.position
     raw_bytes, body_bytes = mine.raw_bytes + theirs.raw_bytes, mine.body_bytes + theirs.body_bytes
+    offset = batch.commit_time - last.commit_time
     if (
         last.end_sequence != batch.first_sequence
         or start.segment_id != end.segment_id
         or not may_merge(mine.count + theirs.count, raw_bytes, body_bytes, payload_length)
+        or not 0 <= offset <= batch.last_time - last.commit_time <= OFFSET_MAX
     ):
         return None
     if mine.record_count == 1:
         # Others hold the batch: a subscriber, or the cache of what was just written.
-        last = StoredBatch(last.first_sequence, Window.whole(mine.as_run()))
+        last = StoredBatch(last.first_sequence, Window.whole(mine.as_run()), last.commit_time)
     window = last.window
-    window.stored.grow(theirs, payload_length)
+    window.stored.grow(theirs, payload_length, offset)
     window.stop, window.body_bytes = window.stored.count, window.stored.body_bytes
     return last

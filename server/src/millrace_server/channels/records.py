@@ -3,13 +3,16 @@
 `protos/storage/v1/records.proto` specifies the messages, FORMAT.md in the `wal` package the records.
 """
 
+import struct
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 
 from millrace.columns import HEADER_KEYS_MAX
 from millrace_server.channels.batches import ColumnsSource, StoredBatch, StoredColumns, Window
 from millrace_server.channels.commit import Commit, Receipt
 from millrace_server.channels.committer import ClaimRecord
-from millrace_server.channels.queue import is_small, may_merge
+from millrace_server.channels.queue import OFFSET_MAX, is_small, may_merge
 from millrace_server.channels.runs import merged
 from millrace_server.channels.stamps import Stamp, StampLedger
 from millrace_server.channels.transaction import EndedTxns, Outcome, TxnState
@@ -29,7 +32,10 @@ def commit_records(commit: Commit) -> list[Record]:
     """Returns the records of a prepared commit. The COMMIT, which gives the others effect, comes last."""
     records: list[Record] = []
     message = pb.Commit(
-        txn_ids=commit.txn_ids, first_sequence=commit.first_sequence, is_deduplicated=commit.receipt.is_deduplicated
+        txn_ids=commit.txn_ids,
+        first_sequence=commit.first_sequence,
+        is_deduplicated=commit.receipt.is_deduplicated,
+        commit_time=commit.commit_time,
     )
     for batch in commit.batches:
         stored = batch.window.stored
@@ -92,7 +98,8 @@ def _neighbours(commits: Sequence[Commit]) -> Iterator[tuple[int, int]]:
             raw_bytes + commit.put_raw_bytes,
             body_bytes + commit.put_body_bytes,
         )
-        if not may_merge(count, raw_bytes, body_bytes, raw_bytes) and start < index:
+        is_near = commit.commit_time - commits[start].commit_time <= OFFSET_MAX
+        if start < index and not (is_near and may_merge(count, raw_bytes, body_bytes, raw_bytes)):
             yield start, index
             start, count, raw_bytes, body_bytes = index, commit.put_count, commit.put_raw_bytes, commit.put_body_bytes
     yield start, len(commits)
@@ -105,15 +112,20 @@ def _merged_record(commits: Sequence[Commit]) -> list[Record] | None:
         return None
     first_sequence, count = commits[0].first_sequence, sum([commit.put_count for commit in commits])
     stored = StoredColumns(raw, count, sum([commit.put_body_bytes for commit in commits]))
+    time = commits[0].commit_time
+    if commits[-1].commit_time > time:
+        stored.offsets = array("I", [commit.commit_time - time for commit in commits for _ in range(commit.put_count)])
     for commit in commits:
         start = commit.first_sequence - first_sequence
         window = Window(stored, start, start + commit.put_count, commit.put_body_bytes)
-        commit.merged = StoredBatch(commit.first_sequence, window)
+        commit.merged = StoredBatch(commit.first_sequence, window, time)
     message = pb.Commit(
         first_sequence=first_sequence,
         put_counts=[count],
         put_body_bytes=[stored.body_bytes],
         put_raw_bytes=[stored.raw_bytes],
+        commit_time=time,
+        commit_offsets=stored.offsets,
     )
     _add_stamps(message, commits)
     return [*put_records([stored]), (Kind.COMMIT, [message.SerializeToString()])]
@@ -181,6 +193,7 @@ def memory_state_record(state: pb.State, stored: Sequence[StoredColumns], batche
         starts=[batch.window.start for batch in batches],
         stops=[batch.window.stop for batch in batches],
         body_bytes=[batch.window.body_bytes for batch in batches],
+        commit_time_steps=_steps([batch.commit_time for batch in batches]),
     )
     return Kind.MEMORY_STATE, [message.SerializeToString()]
 
@@ -192,20 +205,28 @@ def persisted_batches(
     sizes = zip(message.put_counts, message.put_body_bytes, message.put_raw_bytes, strict=True)
     stored = [StoredColumns.in_log(put, source, *size) for put, size in zip(puts, sizes, strict=True)]
     windows = zip(
-        message.first_sequences, message.put_indexes, message.starts, message.stops, message.body_bytes, strict=True
+        message.first_sequences,
+        message.put_indexes,
+        message.starts,
+        message.stops,
+        message.body_bytes,
+        _times(message.commit_time_steps, len(message.starts)),
+        strict=True,
     )
-    for first_sequence, index, start, stop, body_bytes in windows:
-        yield StoredBatch(first_sequence, Window(stored[index], start, stop, body_bytes))
+    for first_sequence, index, start, stop, body_bytes, commit_time in windows:
+        yield StoredBatch(first_sequence, Window(stored[index], start, stop, body_bytes), commit_time)
 
 
 # States.
 
 
-def state_message(
+def state_message(  # noqa: PLR0913 - what a state consists of
     next_sequence: int,
     ledger: StampLedger,
     ended: Iterable[tuple[str, Outcome]],
     claim: ClaimRecord | None,
+    *,
+    last_commit_time: int,
     reserved_sequence: int = 0,
 ) -> pb.State:
     """Returns a channel's state, without its events.
@@ -218,7 +239,18 @@ def state_message(
         ended_txns=_ended_message(ended),
         claim=None if claim is None else _claim_message(claim),
         reserved_sequence=reserved_sequence,
+        last_commit_time=last_commit_time,
     )
+
+
+def _steps(times: Sequence[int]) -> Sequence[int]:
+    """Returns each time less the one before; none if no time is known. Most steps take a third of a time's bytes."""
+    return [time - before for before, time in pairwise([0, *times])] if any(times) else ()
+
+
+def _times(steps: Sequence[int], count: int) -> Sequence[int]:
+    """Returns the times of which `_steps` returned the steps."""
+    return list(accumulate(steps)) if steps else [0] * count
 
 
 def _producers_message(ledger: StampLedger) -> pb.Producers:
@@ -244,6 +276,7 @@ def _ended_message(ended: Iterable[tuple[str, Outcome]]) -> pb.EndedTxns:
     message = pb.EndedTxns()
     # Transactions that were committed together share a receipt: a repeat that names some of them is known by that.
     indexes: dict[int, int] = {}
+    times: list[int] = []
     for txn_id, outcome in ended:
         message.txn_ids.append(txn_id)
         receipt = outcome.receipt
@@ -255,16 +288,17 @@ def _ended_message(ended: Iterable[tuple[str, Outcome]]) -> pb.EndedTxns:
             message.first_sequences.append(receipt.first_sequence)
             message.last_sequences.append(receipt.last_sequence)
             message.are_deduplicated.append(receipt.is_deduplicated)
+            times.append(receipt.commit_time)
         message.outcomes.append(_COMMITTED_FROM + index)
+    message.commit_time_steps.extend(_steps(times))
     return message
 
 
 def restore_ended(message: pb.EndedTxns, ended: EndedTxns) -> None:
     """Adds the ended transactions in a state to `ended`."""
-    receipts = [
-        Receipt(*fields)
-        for fields in zip(message.first_sequences, message.last_sequences, message.are_deduplicated, strict=True)
-    ]
+    times = _times(message.commit_time_steps, len(message.first_sequences))
+    fields = zip(message.first_sequences, message.last_sequences, message.are_deduplicated, times, strict=True)
+    receipts = [Receipt(*receipt) for receipt in fields]
     for txn_id, code in zip(message.txn_ids, message.outcomes, strict=True):
         if code >= _COMMITTED_FROM:
             ended.add(txn_id, Outcome(TxnState.COMMITTED, receipts[code - _COMMITTED_FROM]))
@@ -291,7 +325,21 @@ def batches_message(batches: Sequence[StoredBatch]) -> pb.Batches:
         record_body_bytes=[columns.body_bytes for columns in stored],
         record_raw_bytes=[columns.raw_bytes for columns in stored],
         put_counts=[columns.record_count for columns in stored],
+        commit_time_steps=_steps([batch.commit_time for batch in batches]),
+        commit_offsets=[
+            _encoded_offsets(columns) if index == 0 or columns is not stored[index - 1] else b""
+            for index, columns in enumerate(stored)
+        ],
     )
+
+
+def _encoded_offsets(columns: StoredColumns) -> bytes:
+    offsets = columns.offsets or ()
+    return struct.pack(f"<{len(offsets)}I", *offsets)
+
+
+def _decoded_offsets(encoded: bytes) -> "array[int] | None":
+    return array("I", struct.unpack(f"<{len(encoded) // 4}I", encoded)) if encoded else None
 
 
 def first_needed_segment(checkpoint: pb.Checkpoint, position: LogPosition) -> int:
@@ -314,16 +362,19 @@ def restore_batches(message: pb.Batches, source: ColumnsSource) -> Iterator[Stor
     stored_at: dict[Location, StoredColumns] = {}
     places = map(Location, message.segment_ids, message.positions, message.payload_lengths)
     # A checkpoint of an earlier version has none: each place is one PUT record.
-    put_counts = message.put_counts or [1] * len(message.positions)
+    count = len(message.positions)
+    put_counts = message.put_counts or [1] * count
     sizes = zip(message.record_counts, message.record_body_bytes, message.record_raw_bytes, strict=True)
     windows = zip(message.first_sequences, message.starts, message.stops, message.body_bytes, strict=True)
+    times = zip(_times(message.commit_time_steps, count), message.commit_offsets or [b""] * count, strict=True)
     before: StoredBatch | None = None
-    each = zip(places, sizes, put_counts, windows, strict=True)
-    for location, size, put_count, (first_sequence, start, stop, body_bytes) in each:
+    each = zip(places, sizes, put_counts, windows, times, strict=True)
+    for location, size, put_count, (first_sequence, start, stop, body_bytes), (commit_time, offsets) in each:
         stored = stored_at.get(location)
         if stored is None:
             stored = stored_at[location] = StoredColumns.in_log(location, source, *size, record_count=put_count)
-        batch = StoredBatch(first_sequence, Window(stored, start, stop, body_bytes))
+            stored.offsets = _decoded_offsets(offsets)
+        batch = StoredBatch(first_sequence, Window(stored, start, stop, body_bytes), commit_time)
         joined = before.joined(batch) if before else None
         if before and not joined:
             yield before

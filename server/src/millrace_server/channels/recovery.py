@@ -1,5 +1,6 @@
 """Recovery: restores a channel from its checkpoint and its log."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -37,6 +38,7 @@ class Recovered:
     ended: EndedTxns = field(default_factory=EndedTxns)
     claim: ClaimRecord | None = None
     next_sequence: int = 1  # Behind all that were assigned, also to events in memory only.
+    last_commit_time: int = 0  # See `StoredBatch`; the next commit is not earlier.
     first_needed_segment: int = 0  # The oldest segment that the checkpoint refers to; 0 without one.
     checkpoint: LogPosition | None = None  # Where replay began; None: at the log's beginning.
     replayed_records: int = 0
@@ -124,6 +126,7 @@ class _Recovery(Replay[Location]):
         self.reserved_sequence = message.state.reserved_sequence
         self._restore_state(message.state)
         recovered = self.recovered
+        recovered.last_commit_time = message.state.last_commit_time
         recovered.checkpoint = checkpoint.position
         recovered.first_needed_segment = first_needed_segment(message, checkpoint.position)
         for batch in restore_batches(message.batches, self._source):
@@ -146,6 +149,7 @@ class _Recovery(Replay[Location]):
         return record.location
 
     def on_state(self, state: pb.State) -> None:
+        self._note_time(state.last_commit_time)
         # A later STATE says what the records before it have led to already.
         if not self.has_state:
             self._restore_state(state)
@@ -153,6 +157,7 @@ class _Recovery(Replay[Location]):
     def on_memory_state(self, message: pb.MemoryState, puts: Sequence[Location], problem: str) -> None:
         # Its PUT records are no part of the run that the last commit may have begun.
         self.recovered.queue.end_run()
+        self._note_time(message.state.last_commit_time)
         if not problem:
             # Unlike a later STATE it has news: stamps and transactions of commits that were in memory only.
             self._restore_state(message.state)
@@ -173,7 +178,10 @@ class _Recovery(Replay[Location]):
         sizes = zip(commit.put_counts, commit.put_body_bytes, commit.put_raw_bytes, strict=True)
         for put, (count, body_bytes, raw_bytes) in zip(puts, sizes, strict=True):
             stored = StoredColumns.in_log(put, self._source, count, body_bytes, raw_bytes)
-            batch = StoredBatch(sequence, Window.whole(stored))
+            if commit.commit_offsets:
+                index = sequence - commit.first_sequence
+                stored.offsets = array("I", commit.commit_offsets[index : index + count])
+            batch = StoredBatch(sequence, Window.whole(stored), commit.commit_time)
             recovered.queue.append(batch)
             sequence = batch.end_sequence
         for take in takes:
@@ -182,14 +190,21 @@ class _Recovery(Replay[Location]):
                 recovered.queue.remove_range(*taken)
         for stamp in stamps_of(commit):
             recovered.ledger.accept(stamp)
+        self._note_time(commit.commit_time + (commit.commit_offsets[-1] if commit.commit_offsets else 0))
         self._end_txns(commit)
+
+    def _note_time(self, commit_time: int) -> None:
+        self.recovered.last_commit_time = max(self.recovered.last_commit_time, commit_time)
 
     def _end_txns(self, commit: pb.Commit) -> None:
         if not commit.txn_ids:
             return
-        count = sum(commit.put_counts)
-        first = commit.first_sequence if count else 0
         # Transactions that committed together share one receipt object.
-        receipt = Receipt(first, first + count - 1 if count else 0, commit.is_deduplicated)
+        receipt = Receipt.of(
+            commit.first_sequence,
+            sum(commit.put_counts),
+            commit.commit_time,
+            is_deduplicated=commit.is_deduplicated,
+        )
         for txn_id in commit.txn_ids:
             self.recovered.ended.add(txn_id, Outcome(TxnState.COMMITTED, receipt))

@@ -98,7 +98,8 @@ class TieredContext(LogContext):
             tier.durable_ledger(contents.ledger),
             tier.durable_txns(self._all_ended(ending)),
             self.claim,
-            tier.reserving_sequence,
+            last_commit_time=contents.last_commit_time,
+            reserved_sequence=tier.reserving_sequence,
         )
 
     def batches_in_log(self) -> Sequence[StoredBatch]:

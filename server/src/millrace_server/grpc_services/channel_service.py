@@ -15,6 +15,7 @@ from millrace_server.grpc_services.messages import (
     events_of,
     form_of,
     nonempty_events_of,
+    receipt_response,
     seconds_of,
     stamp_of,
     take_response,
@@ -76,11 +77,7 @@ class ChannelService:
             raise BadArgumentError(f"txn_ids: has {len(txn_ids)} ids; 1 to {TXN_IDS_MAX} are allowed")
         stamp = stamp_of(request)
         receipt = await self._registry.transactions.find_common(txn_ids).commit(txn_ids, stamp)
-        return pb.CommitResponse(
-            first_sequence=receipt.first_sequence,
-            last_sequence=receipt.last_sequence,
-            deduplicated=receipt.is_deduplicated,
-        )
+        return receipt_response(pb.CommitResponse, receipt)
 
     async def _rollback(self, request: pb.RollbackRequest) -> pb.RollbackResponse:
         self._find(request.txn_id).rollback(request.txn_id)
@@ -92,11 +89,7 @@ class ChannelService:
     async def _append(self, request: pb.AppendRequest, columns: Columns | None) -> pb.AppendResponse:
         transactions = self._registry.get(request.channel).transactions
         receipt = await transactions.append(nonempty_events_of(request, columns), stamp_of(request))
-        return pb.AppendResponse(
-            first_sequence=receipt.first_sequence,
-            last_sequence=receipt.last_sequence,
-            deduplicated=receipt.is_deduplicated,
-        )
+        return receipt_response(pb.AppendResponse, receipt)
 
     async def _append_stream(self, stream: MessageStream) -> None:
         await AppendStreamCall(self._registry, stream).run()

@@ -5,12 +5,14 @@ from typing import TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from millrace.columns import ColumnsError, columns_from_events
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
 from millrace.wire_format import Buffer, field_head, place_of
 from millrace_server.channels.batches import Form, StoredBatch, StoredColumns
+from millrace_server.channels.commit import Receipt
 from millrace_server.channels.config import SECONDS_MAX
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import BadArgumentError
@@ -20,9 +22,11 @@ Columns = Buffer | event_pb2.EventColumns
 """A request's columns, encoded or parsed."""
 
 RequestT = TypeVar("RequestT", bound=Message)
+ReceiptT = TypeVar("ReceiptT", pb.CommitResponse, pb.AppendResponse, pb.AppendStreamResponse)
 EventsRequestT = TypeVar("EventsRequestT", pb.PutRequest, pb.AppendRequest, pb.AppendStreamRequest)
 
 _NANOS = 1_000_000_000
+_MICROS = 1_000_000
 _COLUMNS_FIELD = event_pb2.EventBatch.COLUMNS_FIELD_NUMBER
 _COLUMNS_NAME = event_pb2.EventColumns.DESCRIPTOR.full_name
 
@@ -120,6 +124,31 @@ def seconds_of(field: str, encoded: Duration) -> float:
     return min(value, SECONDS_MAX)
 
 
+def timestamp_of(micros: int) -> Timestamp | None:
+    """Returns microseconds since 1970 as a protobuf Timestamp; None for 0, which is no time."""
+    if not micros:
+        return None
+    seconds, rest = divmod(micros, _MICROS)
+    return Timestamp(seconds=seconds, nanos=rest * 1000)
+
+
+def micros_of(field: str, encoded: Timestamp) -> int:
+    """Returns a request's time in microseconds since 1970, rounded up, and at least 1."""
+    if not 0 <= encoded.nanos < _NANOS:
+        raise BadArgumentError(f"{field}: has {encoded.nanos} nanos; they must lie between 0 and 999,999,999")
+    return max(encoded.seconds * _MICROS + -(-encoded.nanos // 1000), 1)
+
+
+def receipt_response(kind: type[ReceiptT], receipt: Receipt) -> ReceiptT:
+    """Returns the answer to a commit or an append."""
+    return kind(
+        first_sequence=receipt.first_sequence,
+        last_sequence=receipt.last_sequence,
+        deduplicated=receipt.is_deduplicated,
+        commit_time=timestamp_of(receipt.commit_time),
+    )
+
+
 def encode_batches(answer: Message, batches_field: int, batches: Iterable[StoredBatch], form: Form) -> bytes:
     """Encodes a response with batches in a field of type EventBatch; stored columns are sent as they are."""
     pieces: list[Buffer] = [answer.SerializeToString()]
@@ -141,14 +170,23 @@ def consume_response(delivery_id: int, batches: Iterable[StoredBatch], form: For
     )
 
 
+def _batch_head(batch: StoredBatch) -> event_pb2.EventBatch:
+    """Returns a batch without its events."""
+    return event_pb2.EventBatch(
+        first_sequence=batch.first_sequence,
+        commit_time=timestamp_of(batch.first_time),
+        commit_offsets=batch.commit_offsets(),
+    )
+
+
 def _columns_batch(batch: StoredBatch) -> list[Buffer]:
     columns = batch.window.columns()
-    head = event_pb2.EventBatch(first_sequence=batch.first_sequence).SerializeToString()
+    head = _batch_head(batch).SerializeToString()
     return [head, field_head(_COLUMNS_FIELD, len(columns)), columns]
 
 
 def _rows_batch(batch: StoredBatch) -> list[Buffer]:
-    encoded = event_pb2.EventBatch(first_sequence=batch.first_sequence)
+    encoded = _batch_head(batch)
     for headers, body in batch.window.rows():
         encoded.events.add(headers=headers, body=body)
     return [encoded.SerializeToString()]

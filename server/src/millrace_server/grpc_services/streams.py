@@ -25,6 +25,7 @@ from millrace_server.grpc_services.messages import (
     nonempty_events_of,
     parse,
     parse_apart,
+    receipt_response,
     stamp_of,
 )
 from millrace_server.grpc_services.rpc import Admission, MessageStream
@@ -219,13 +220,13 @@ class AppendStreamCall:
                 self._refuse(append, commit.error)
             return
         if len(appends) == 1:
-            receipt = commit.receipt
-            self._end(appends[0], _stored(receipt.first_sequence, receipt.last_sequence, receipt))
+            self._end(appends[0], receipt_response(pb.AppendStreamResponse, commit.receipt))
             return
         first_sequence = commit.receipt.first_sequence
         for append in appends:
             end_sequence = first_sequence + append.event_count
-            self._end(append, _stored(first_sequence, end_sequence - 1, commit.receipt))
+            receipt = commit.receipt._replace(first_sequence=first_sequence, last_sequence=end_sequence - 1)
+            self._end(append, receipt_response(pb.AppendStreamResponse, receipt))
             first_sequence = end_sequence
 
     def _on_late_end(self, append: _Append, storing: asyncio.Task[Receipt]) -> None:
@@ -238,7 +239,7 @@ class AppendStreamCall:
         except Exception as error:  # noqa: BLE001 - answers one request and does not end the stream
             self._refuse(append, error)
         else:
-            self._end(append, _stored(receipt.first_sequence, receipt.last_sequence, receipt))
+            self._end(append, receipt_response(pb.AppendStreamResponse, receipt))
 
     def _refuse(self, append: _Append, error: Exception) -> None:
         self._end(append, pb.AppendStreamResponse(error=status_of(refusal(error, append.request))))
@@ -249,12 +250,6 @@ class AppendStreamCall:
         self._bytes -= append.byte_count
         self._has_room.set()
         self._has_answer.set()
-
-
-def _stored(first_sequence: int, last_sequence: int, receipt: Receipt) -> pb.AppendStreamResponse:
-    return pb.AppendStreamResponse(
-        first_sequence=first_sequence, last_sequence=last_sequence, deduplicated=receipt.is_deduplicated
-    )
 
 
 PREFETCH_DEFAULT = 8

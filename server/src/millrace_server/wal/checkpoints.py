@@ -33,9 +33,9 @@ NEWEST = "checkpoint"
 PREVIOUS = "checkpoint.previous"
 
 _MAGIC = b"MILLCHKP"
-_VERSION = 2
-# Version 1 has no runs, and what it has means the same.
-_VERSIONS_READ = (1, 2)
+_VERSION = 3
+# Version 1 has no runs, versions 1 and 2 have no times; what they have means the same.
+_VERSIONS_READ = (1, 2, 3)
 _HEAD = struct.Struct("<8sHB5x16sQQQI")
 _CONTEXT = struct.Struct("<16sQQQ")
 _CHECKSUM = struct.Struct("<I")
@@ -163,7 +163,7 @@ class CheckpointFiles:
         if checksum != payload_checksum([encoded[: _HEAD.size], state]) or len(state) != length:
             return None
         if version not in _VERSIONS_READ:
-            raise UnknownVersionError(f"{path.name}: its format version is {version}; this program knows 1 and 2")
+            raise UnknownVersionError(f"{path.name}: its format version is {version}; this program knows 1 to 3")
         # A copied file is no checkpoint of this channel, whatever its checksum says.
         if (magic, channel_id) != (_MAGIC, self._channel_id):
             return None

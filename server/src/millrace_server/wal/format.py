@@ -34,7 +34,9 @@ from zlib_ng.zlib_ng import crc32
 
 # Magic, version and their offsets stay the same in all versions, so that each can recognize the others.
 MAGIC = b"MILLRACE"
-VERSION = 1
+VERSION = 2
+# Version 1 has no times, and what it has means the same.
+_VERSIONS_READ = (1, 2)
 # Smaller than a sector, so a header is written completely or not at all.
 SEGMENT_HEADER_BYTES = 64
 RECORD_HEAD_BYTES = 32
@@ -131,8 +133,8 @@ class SegmentHeader:
         is_intact = checksum == crc32(encoded[: _SEGMENT_HEADER.size])
         # The version counts before the checksum, since another version may compute the checksum differently. If it is
         # the version that is damaged, the segment is refused all the same.
-        if version != VERSION:
-            raise UnknownVersionError(f"its format version is {version}; this program knows version {VERSION} only")
+        if version not in _VERSIONS_READ:
+            raise UnknownVersionError(f"its format version is {version}; this program knows 1 and 2")
         if not is_intact:
             raise FormatError("the checksum of its header does not match")
         return cls(channel_id, segment_id, first_lsn, previous_length)

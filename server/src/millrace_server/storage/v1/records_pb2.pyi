@@ -27,7 +27,7 @@ class Stamp(_message.Message):
     def __init__(self, producer_id: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("txn_ids", "first_sequence", "put_counts", "put_body_bytes", "put_raw_bytes", "take_records", "stamp", "is_deduplicated", "more_stamps")
+    __slots__ = ("txn_ids", "first_sequence", "put_counts", "put_body_bytes", "put_raw_bytes", "take_records", "stamp", "is_deduplicated", "more_stamps", "commit_time", "commit_offsets")
     TXN_IDS_FIELD_NUMBER: _ClassVar[int]
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PUT_COUNTS_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,8 @@ class Commit(_message.Message):
     STAMP_FIELD_NUMBER: _ClassVar[int]
     IS_DEDUPLICATED_FIELD_NUMBER: _ClassVar[int]
     MORE_STAMPS_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TIME_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     txn_ids: _containers.RepeatedScalarFieldContainer[str]
     first_sequence: int
     put_counts: _containers.RepeatedScalarFieldContainer[int]
@@ -46,7 +48,9 @@ class Commit(_message.Message):
     stamp: Stamp
     is_deduplicated: bool
     more_stamps: _containers.RepeatedCompositeFieldContainer[Stamp]
-    def __init__(self, txn_ids: _Optional[_Iterable[str]] = ..., first_sequence: _Optional[int] = ..., put_counts: _Optional[_Iterable[int]] = ..., put_body_bytes: _Optional[_Iterable[int]] = ..., put_raw_bytes: _Optional[_Iterable[int]] = ..., take_records: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., is_deduplicated: bool = ..., more_stamps: _Optional[_Iterable[_Union[Stamp, _Mapping]]] = ...) -> None: ...
+    commit_time: int
+    commit_offsets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, txn_ids: _Optional[_Iterable[str]] = ..., first_sequence: _Optional[int] = ..., put_counts: _Optional[_Iterable[int]] = ..., put_body_bytes: _Optional[_Iterable[int]] = ..., put_raw_bytes: _Optional[_Iterable[int]] = ..., take_records: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., is_deduplicated: bool = ..., more_stamps: _Optional[_Iterable[_Union[Stamp, _Mapping]]] = ..., commit_time: _Optional[int] = ..., commit_offsets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Rollback(_message.Message):
     __slots__ = ("txn_id", "has_expired")
@@ -81,35 +85,39 @@ class Producers(_message.Message):
     def __init__(self, producer_ids: _Optional[_Iterable[str]] = ..., interval_counts: _Optional[_Iterable[int]] = ..., firsts: _Optional[_Iterable[int]] = ..., lasts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EndedTxns(_message.Message):
-    __slots__ = ("txn_ids", "outcomes", "first_sequences", "last_sequences", "are_deduplicated")
+    __slots__ = ("txn_ids", "outcomes", "first_sequences", "last_sequences", "are_deduplicated", "commit_time_steps")
     TXN_IDS_FIELD_NUMBER: _ClassVar[int]
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     FIRST_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     ARE_DEDUPLICATED_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TIME_STEPS_FIELD_NUMBER: _ClassVar[int]
     txn_ids: _containers.RepeatedScalarFieldContainer[str]
     outcomes: _containers.RepeatedScalarFieldContainer[int]
     first_sequences: _containers.RepeatedScalarFieldContainer[int]
     last_sequences: _containers.RepeatedScalarFieldContainer[int]
     are_deduplicated: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, txn_ids: _Optional[_Iterable[str]] = ..., outcomes: _Optional[_Iterable[int]] = ..., first_sequences: _Optional[_Iterable[int]] = ..., last_sequences: _Optional[_Iterable[int]] = ..., are_deduplicated: _Optional[_Iterable[bool]] = ...) -> None: ...
+    commit_time_steps: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, txn_ids: _Optional[_Iterable[str]] = ..., outcomes: _Optional[_Iterable[int]] = ..., first_sequences: _Optional[_Iterable[int]] = ..., last_sequences: _Optional[_Iterable[int]] = ..., are_deduplicated: _Optional[_Iterable[bool]] = ..., commit_time_steps: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class State(_message.Message):
-    __slots__ = ("next_sequence", "producers", "ended_txns", "claim", "reserved_sequence")
+    __slots__ = ("next_sequence", "producers", "ended_txns", "claim", "reserved_sequence", "last_commit_time")
     NEXT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
     ENDED_TXNS_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     RESERVED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    LAST_COMMIT_TIME_FIELD_NUMBER: _ClassVar[int]
     next_sequence: int
     producers: Producers
     ended_txns: EndedTxns
     claim: Claim
     reserved_sequence: int
-    def __init__(self, next_sequence: _Optional[int] = ..., producers: _Optional[_Union[Producers, _Mapping]] = ..., ended_txns: _Optional[_Union[EndedTxns, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., reserved_sequence: _Optional[int] = ...) -> None: ...
+    last_commit_time: int
+    def __init__(self, next_sequence: _Optional[int] = ..., producers: _Optional[_Union[Producers, _Mapping]] = ..., ended_txns: _Optional[_Union[EndedTxns, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., reserved_sequence: _Optional[int] = ..., last_commit_time: _Optional[int] = ...) -> None: ...
 
 class MemoryState(_message.Message):
-    __slots__ = ("state", "put_counts", "put_body_bytes", "put_raw_bytes", "first_sequences", "put_indexes", "starts", "stops", "body_bytes")
+    __slots__ = ("state", "put_counts", "put_body_bytes", "put_raw_bytes", "first_sequences", "put_indexes", "starts", "stops", "body_bytes", "commit_time_steps")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PUT_COUNTS_FIELD_NUMBER: _ClassVar[int]
     PUT_BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +127,7 @@ class MemoryState(_message.Message):
     STARTS_FIELD_NUMBER: _ClassVar[int]
     STOPS_FIELD_NUMBER: _ClassVar[int]
     BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TIME_STEPS_FIELD_NUMBER: _ClassVar[int]
     state: State
     put_counts: _containers.RepeatedScalarFieldContainer[int]
     put_body_bytes: _containers.RepeatedScalarFieldContainer[int]
@@ -128,10 +137,11 @@ class MemoryState(_message.Message):
     starts: _containers.RepeatedScalarFieldContainer[int]
     stops: _containers.RepeatedScalarFieldContainer[int]
     body_bytes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, state: _Optional[_Union[State, _Mapping]] = ..., put_counts: _Optional[_Iterable[int]] = ..., put_body_bytes: _Optional[_Iterable[int]] = ..., put_raw_bytes: _Optional[_Iterable[int]] = ..., first_sequences: _Optional[_Iterable[int]] = ..., put_indexes: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[int]] = ..., body_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
+    commit_time_steps: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, state: _Optional[_Union[State, _Mapping]] = ..., put_counts: _Optional[_Iterable[int]] = ..., put_body_bytes: _Optional[_Iterable[int]] = ..., put_raw_bytes: _Optional[_Iterable[int]] = ..., first_sequences: _Optional[_Iterable[int]] = ..., put_indexes: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[int]] = ..., body_bytes: _Optional[_Iterable[int]] = ..., commit_time_steps: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Batches(_message.Message):
-    __slots__ = ("first_sequences", "starts", "stops", "body_bytes", "segment_ids", "positions", "payload_lengths", "record_counts", "record_body_bytes", "record_raw_bytes", "put_counts")
+    __slots__ = ("first_sequences", "starts", "stops", "body_bytes", "segment_ids", "positions", "payload_lengths", "record_counts", "record_body_bytes", "record_raw_bytes", "put_counts", "commit_time_steps", "commit_offsets")
     FIRST_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
     STOPS_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +153,8 @@ class Batches(_message.Message):
     RECORD_BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
     RECORD_RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
     PUT_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TIME_STEPS_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     first_sequences: _containers.RepeatedScalarFieldContainer[int]
     starts: _containers.RepeatedScalarFieldContainer[int]
     stops: _containers.RepeatedScalarFieldContainer[int]
@@ -154,7 +166,9 @@ class Batches(_message.Message):
     record_body_bytes: _containers.RepeatedScalarFieldContainer[int]
     record_raw_bytes: _containers.RepeatedScalarFieldContainer[int]
     put_counts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, first_sequences: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[int]] = ..., body_bytes: _Optional[_Iterable[int]] = ..., segment_ids: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., payload_lengths: _Optional[_Iterable[int]] = ..., record_counts: _Optional[_Iterable[int]] = ..., record_body_bytes: _Optional[_Iterable[int]] = ..., record_raw_bytes: _Optional[_Iterable[int]] = ..., put_counts: _Optional[_Iterable[int]] = ...) -> None: ...
+    commit_time_steps: _containers.RepeatedScalarFieldContainer[int]
+    commit_offsets: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, first_sequences: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[int]] = ..., body_bytes: _Optional[_Iterable[int]] = ..., segment_ids: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., payload_lengths: _Optional[_Iterable[int]] = ..., record_counts: _Optional[_Iterable[int]] = ..., record_body_bytes: _Optional[_Iterable[int]] = ..., record_raw_bytes: _Optional[_Iterable[int]] = ..., put_counts: _Optional[_Iterable[int]] = ..., commit_time_steps: _Optional[_Iterable[int]] = ..., commit_offsets: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
     __slots__ = ("state", "batches")
