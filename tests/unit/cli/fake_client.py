@@ -3,11 +3,11 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace, TracebackType
 from typing import NamedTuple, Self
 
-from millrace.columns import columns_from_events
+from millrace.columns import CommitTimes, columns_from_events
 from millrace_client import (
     Batch,
     ChannelConfig,
@@ -28,6 +28,7 @@ from millrace_client import (
     ComponentState,
     Event,
     EventTooLargeError,
+    FoundSequence,
     MillraceError,
     ProducerClosedError,
     ProducerConfig,
@@ -115,8 +116,17 @@ ACCESS = ComponentInfo(
 
 
 def batch_of(events: Iterable[Event], first_sequence: int = 1, skipped_events: int = 0) -> Batch:
+    events = list(events)
     (columns,) = columns_from_events((event.headers, event.body) for event in events)
-    return Batch(first_sequence, columns, skipped_events=skipped_events)
+    times = [event.commit_time for event in events if event.commit_time]
+    committed = (
+        CommitTimes(
+            round(times[0].timestamp() * 1e6), [(time - times[0]) // timedelta(microseconds=1) for time in times]
+        )
+        if times
+        else CommitTimes()
+    )
+    return Batch(first_sequence, columns, skipped_events=skipped_events, times=committed)
 
 
 def batches_of(events: Iterable[Event]) -> list[Batch]:
@@ -231,11 +241,21 @@ class FakeChannel:
     def transaction(self) -> FakeTransaction:
         return FakeTransaction(self)
 
-    def peek(self, from_sequence: int = 0, max_events: int = 0, *, follow: bool = False) -> Iterator[Batch]:
+    def find_sequence(self, time: datetime) -> FoundSequence:
+        self.check()
+        found = next((event for event in self.events if event.commit_time and event.commit_time >= time), None)
+        if found is None:
+            return FoundSequence(self.next_sequence, None)
+        return FoundSequence(found.sequence or 0, found.commit_time)
+
+    def peek(
+        self, from_sequence: int = 0, max_events: int = 0, *, follow: bool = False, since: datetime | None = None
+    ) -> Iterator[Batch]:
         self.check()
         if follow:
             yield from self._follow()
             return
+        from_sequence = self.find_sequence(since).sequence if since else from_sequence
         shown = [event for event in self.events if (event.sequence or 0) >= from_sequence][: max_events or 10]
         yield from batches_of(shown)
 

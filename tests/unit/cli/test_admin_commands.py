@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -11,6 +12,7 @@ from millrace_client import (
     ComponentKind,
     ComponentState,
     Compression,
+    Event,
     FsyncPolicy,
 )
 from millrace_client.cli.top_command import RateMeter
@@ -27,9 +29,9 @@ def test_channels_in_a_pipe_are_a_plain_table(client: FakeClient, millrace: RunM
     )
     client.orders.add("12345")
     heading, first, second = millrace("channels").stdout.splitlines()
-    assert " ".join(heading.split()) == "CHANNEL TYPE STATE QUEUED TAKEN CAPACITY FILL BYTES NEXT TXNS CLAIM"
-    assert first.split() == [long_name, "memory", "open", "0", "0", "100", "0%", "0", "B", "1", "0", "r" * 128]
-    assert second.split() == ["orders", "memory", "open", "1", "0", "100", "1%", "5", "B", "2", "0", "-"]
+    assert " ".join(heading.split()) == "CHANNEL TYPE STATE QUEUED TAKEN CAPACITY FILL BYTES AGE NEXT TXNS CLAIM"
+    assert first.split() == [long_name, "memory", "open", "0", "0", "100", "0%", "0", "B", "-", "1", "0", "r" * 128]
+    assert second.split() == ["orders", "memory", "open", "1", "0", "100", "1%", "5", "B", "-", "2", "0", "-"]
 
 
 def test_channels_with_markup_in_a_name_show_it(client: FakeClient, millrace: RunMillrace) -> None:
@@ -248,6 +250,27 @@ def test_purge_without_a_terminal_does_not_ask(client: FakeClient, millrace: Run
     client.orders.add("one")
     result = millrace("channel", "purge", "orders")
     assert (result.exit_code, result.stdout) == (0, "1 event removed\n")
+
+
+def test_find_prints_the_sequence_since_a_time(client: FakeClient, millrace: RunMillrace) -> None:
+    """The first event that is young enough, or the next one; JSON tells its time too."""
+    time = datetime(2026, 5, 4, 3, 2, 1, 7, tzinfo=UTC)
+    client.orders.add(Event(b"a", commit_time=time))
+    assert millrace("channel", "find", "orders", "--since", "2026-05-04T03:02:01Z").stdout == "1\n"
+    assert millrace("channel", "find", "orders", "--since", "1s").stdout == "2\n"
+    found = millrace("channel", "find", "orders", "--since", "2026-05-04T05:02:01+02:00", "--json")
+    assert json.loads(found.stdout) == {"sequence": 1, "commit_time": "2026-05-04T03:02:01.000007+00:00"}
+    assert json.loads(millrace("channel", "find", "orders", "--since", "1s", "--json").stdout)["commit_time"] is None
+    assert millrace("channel", "find", "orders").exit_code == 2
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("12h", 43_200.0), ("0", 0.0), ("1.5", 1.5)])
+def test_update_retention_takes_a_duration(
+    client: FakeClient, millrace: RunMillrace, text: str, seconds: float
+) -> None:
+    """Seconds, or a time with a unit; 0 lifts the limit, and is a change."""
+    assert millrace("channel", "update", "orders", "--retention", text).exit_code == 0
+    assert client.admin.last_config == ChannelConfig(retention_seconds=seconds)
 
 
 def test_purge_as_json_tells_the_count(client: FakeClient, millrace: RunMillrace) -> None:

@@ -1,3 +1,5 @@
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,8 @@ from millrace_client.cli.formatting import (
     beginning_of_bytes,
     format_byte_size,
     parse_byte_size,
+    parse_duration,
+    parse_past,
     printable,
     printable_bytes,
 )
@@ -65,6 +69,49 @@ def test_parse_byte_size_of_nonsense_says_what_is_allowed(text: str) -> None:
     """Invalid sizes are refused with valid examples."""
     with pytest.raises(ValueError, match="write bytes such as 4096"):
         parse_byte_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90.0), ("1.5", 1.5), ("250ms", 0.25), ("10m", 600.0), (" 2 H ", 7_200.0), ("7d", 604_800.0)],
+)
+def test_parse_duration_with_units_gives_seconds(text: str, seconds: float) -> None:
+    """Without a unit it is seconds, as in the other options."""
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "-1", "h", "1y", "1h30m", "nan", "inf", "1e3", "٣s"])
+def test_parse_duration_of_nonsense_says_what_is_allowed(text: str) -> None:
+    """Invalid durations are refused with valid examples."""
+    with pytest.raises(ValueError, match="write seconds, or a time such as 90s, 10m, 2h or 7d"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [
+        ("2026-05-04T03:02:01.000007Z", datetime(2026, 5, 4, 3, 2, 1, 7, tzinfo=UTC)),
+        ("2026-05-04 05:02+02:00", datetime(2026, 5, 4, 3, 2, tzinfo=UTC)),
+        ("2026-05-04T03:02", datetime(2026, 5, 4, 3, 2).astimezone()),
+        ("20260504", datetime(2026, 5, 4).astimezone()),
+    ],
+)
+def test_parse_past_of_iso_8601_is_that_time(text: str, time: datetime) -> None:
+    """Times without a zone are local."""
+    assert parse_past(text) == time
+
+
+def test_parse_past_of_a_duration_is_that_long_ago() -> None:
+    """It counts back from now."""
+    before = datetime.now(UTC)
+    assert before <= parse_past("10m") + timedelta(minutes=10) <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize("text", ["", "10", "now", "2026-13-01", "10y", "999999999d", "0001-01-01T00:00:00+14:00"])
+def test_parse_past_of_nonsense_says_what_is_allowed(text: str) -> None:
+    """Bare numbers too: they could be seconds ago, or since 1970."""
+    with pytest.raises(ValueError, match=r"write how long ago, such as 10m, 2h or 7d, or a time such as 2026"):
+        parse_past(text)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 import io
 import json
+from datetime import UTC, datetime, timedelta
 from typing import cast
 
 import pytest
 
 from millrace_client import ChannelClaimedError, Event, LeaseExpiredError, UnavailableError
 from millrace_client.cli.exit_status import CommandError, ExitCode
+from millrace_client.cli.line_events import event_of_line
 from millrace_client.cli.read_commands import EventFormat, EventWriter
 from tests.unit.cli.conftest import RunMillrace
 from tests.unit.cli.fake_client import FakeChannel, batch_of
@@ -39,8 +41,8 @@ def test_write_json_of_text_and_bytes_tells_them_apart() -> None:
     """A body in UTF-8 is text; any other is base64 under another key."""
     lines = written(EventFormat.JSON, Event("ä\n".encode(), {"k": "v"}), ODD).splitlines()
     assert [json.loads(line) for line in lines] == [
-        {"sequence": 7, "headers": {"k": "v"}, "body": "ä\n"},
-        {"sequence": 8, "headers": {"k": "v"}, "body_base64": "/wobWzMxbQ=="},
+        {"sequence": 7, "commit_time": None, "headers": {"k": "v"}, "body": "ä\n"},
+        {"sequence": 8, "commit_time": None, "headers": {"k": "v"}, "body_base64": "/wobWzMxbQ=="},
     ]
 
 
@@ -199,7 +201,7 @@ def test_take_as_json_writes_one_object_a_line(orders: FakeChannel, millrace: Ru
     """Each object has the sequence and the headers."""
     orders.add(Event(b"one", {"host": "a"}))
     result = millrace("take", "orders", "--json")
-    assert json.loads(result.stdout) == {"sequence": 1, "headers": {"host": "a"}, "body": "one"}
+    assert json.loads(result.stdout) == {"sequence": 1, "commit_time": None, "headers": {"host": "a"}, "body": "one"}
 
 
 def test_peek_without_options_shows_ten_and_takes_none(filled: FakeChannel, millrace: RunMillrace) -> None:
@@ -213,6 +215,42 @@ def test_peek_from_a_sequence_begins_there(filled: FakeChannel, millrace: RunMil
     """Any part of the queue can be shown."""
     result = millrace("peek", "orders", "--from", "200", "-n", "2", "--long")
     assert result.stdout == "200\t-\tline 199\n201\t-\tline 200\n"
+
+
+def test_peek_since_a_time_begins_there(orders: FakeChannel, millrace: RunMillrace) -> None:
+    """A time is how long ago, or ISO 8601; events that were committed before are left out."""
+    now = datetime.now(UTC)
+    for minutes in (90, 30, 1):
+        orders.add(Event(f"{minutes} min".encode(), commit_time=now - timedelta(minutes=minutes)))
+    assert millrace("peek", "orders", "--since", "2h").stdout.splitlines() == ["90 min", "30 min", "1 min"]
+    assert millrace("peek", "orders", "--since", "45m").stdout.splitlines() == ["30 min", "1 min"]
+    iso = (now - timedelta(minutes=10)).isoformat()
+    assert millrace("peek", "orders", "--since", iso).stdout.splitlines() == ["1 min"]
+    result = millrace("peek", "orders", "--since", "10s")
+    assert (result.exit_code, result.stdout) == (4, "")
+
+
+def test_peek_since_nonsense_or_with_from_is_a_usage_error(millrace: RunMillrace) -> None:
+    """The message says what a time may be, and that only one beginning can be given."""
+    result = millrace("peek", "orders", "--since", "yesterday")
+    assert result.exit_code == 2
+    assert "'yesterday' is not a time; write how long ago, such as 10m" in " ".join(result.stderr.split())
+    result = millrace("peek", "orders", "--since", "10m", "--from", "3")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "millrace: --from and --since exclude each other; use one of them\n",
+    )
+
+
+def test_events_as_json_have_their_commit_time(orders: FakeChannel, millrace: RunMillrace) -> None:
+    """Exact to the microsecond, and null where it is not known; `put --json` accepts the lines."""
+    orders.add(Event(b"a", commit_time=datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)))
+    lines = millrace("peek", "orders", "--json").stdout.splitlines()
+    orders.add(b"b")
+    assert [json.loads(line)["commit_time"] for line in lines] == ["2026-05-04T03:02:01.000000+00:00"]
+    assert event_of_line(lines[0].encode()) == Event(b"a")
+    orders.events.popleft()
+    assert json.loads(millrace("take", "orders", "--json").stdout)["commit_time"] is None
 
 
 def test_peek_where_there_is_nothing_ends_with_4(millrace: RunMillrace) -> None:

@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from rich.table import Table
@@ -7,7 +8,7 @@ from rich.text import Text
 
 from millrace_client import ChannelState, ChannelType, ClaimStatus, Compression, FsyncPolicy
 from millrace_client.cli.views import channel_page, channels_table, document_of, fill_of
-from tests.unit.cli.fake_client import GAUGES, LIMITS, ORDERS
+from tests.unit.cli.fake_client import COUNTERS, GAUGES, LIMITS, ORDERS
 
 
 def test_document_of_of_a_channel_is_json() -> None:
@@ -22,6 +23,28 @@ def test_document_of_of_a_channel_is_json() -> None:
     assert (document["state"], document["fault"], document["replayed_fraction"]) == ("open", "", 1.0)
     assert document["claim"] == {"reader_id": "spark", "epoch": 3, "remaining_seconds": 1.5}
     assert document["start_time"] == "2026-01-02T03:04:05+00:00"
+
+
+def test_document_of_times_inside_is_json() -> None:
+    """Times are in a standard format in gauges too, and refusals are counted by their reason."""
+    gauges = replace(GAUGES, oldest_commit_time=datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC))
+    info = replace(ORDERS, gauges=gauges, counters=replace(COUNTERS, refused={"CHANNEL_FULL": 1_234, "X": 1}))
+    document = json.loads(json.dumps(document_of(info)))
+    assert document["gauges"]["oldest_commit_time"] == "2026-05-04T03:02:01+00:00"
+    assert document["gauges"]["last_put_time"] is None
+    assert document["counters"]["refused"] == {"CHANNEL_FULL": 1_234, "X": 1}
+    rows = rows_of(channel_page(info))
+    assert (rows["refused"], rows["last_put_time"]) == ("CHANNEL_FULL 1,234, X 1", "-")
+    assert rows_of(channel_page(ORDERS))["refused"] == "-"
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(None, "-"), (40, "40 s"), (7_300, "2 h"), (-5, "0 s")])
+def test_channels_table_tells_the_age_of_the_oldest_event(seconds: float | None, shown: str) -> None:
+    """A dash where there is no event or no time; never negative, though clocks differ."""
+    time = None if seconds is None else datetime.now(UTC) - timedelta(seconds=seconds)
+    table = channels_table([replace(ORDERS, gauges=replace(GAUGES, oldest_commit_time=time))])
+    [ages] = [list(column.cells) for column in table.columns if column.header == "AGE"]
+    assert ages == [shown]
 
 
 def test_document_of_without_a_claim_says_null() -> None:

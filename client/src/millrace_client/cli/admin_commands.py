@@ -1,4 +1,4 @@
-"""`millrace channels`, `millrace components` and `millrace channel create|show|update|delete|purge`."""
+"""`millrace channels`, `millrace components` and `millrace channel create|show|update|delete|purge|find`."""
 
 import json
 import math
@@ -9,12 +9,20 @@ import typer
 
 from millrace_client import ChannelConfig, ChannelInfo, ChannelType, Client, Compression, FsyncPolicy
 from millrace_client.cli.exit_status import CommandError, ExitCode
-from millrace_client.cli.formatting import counted, parse_byte_size
-from millrace_client.cli.session import ChannelArgument, JsonOption, checked, seconds_option, with_client, with_options
+from millrace_client.cli.formatting import counted, parse_byte_size, parse_duration
+from millrace_client.cli.session import (
+    ChannelArgument,
+    JsonOption,
+    checked,
+    seconds_option,
+    since_option,
+    with_client,
+    with_options,
+)
 from millrace_client.cli.terminal import note, note_to_terminal
 from millrace_client.cli.views import channel_page, channels_table, components_table, document_of, show
 
-channel_app = typer.Typer(no_args_is_help=True, help="Create, show, change, delete and purge channels.")
+channel_app = typer.Typer(no_args_is_help=True, help="Create, show, change, delete, purge and search channels.")
 
 
 def _count(flag: str, metavar: str, help_text: str, **others: Any) -> Any:
@@ -66,13 +74,25 @@ _LIMITS: dict[str, Any] = {
         "--memory-capacity", "EVENTS", "Spillable: events kept in memory only; a crash loses them.", min=1
     ),
     "memory_byte_capacity": _size("--memory-byte-capacity", "Spillable: bytes for their bodies and headers."),
+    "retention_seconds": Annotated[
+        str | None,
+        typer.Option(
+            "--retention",
+            metavar="TIME",
+            help="Remove events this long after their commit: seconds, or such as 12h or 7d; 0: never.",
+            callback=checked(parse_duration),
+        ),
+    ],
 }
 """The options of limits, by the fields of ChannelConfig."""
 
 
 @with_client
 def channels(client: Client, *, as_json: JsonOption = False) -> None:
-    """List all channels and their state."""
+    """List all channels and their state.
+
+    AGE is how long ago the oldest event was committed.
+    """
     listed = client.admin.list_channels()
     if as_json:
         typer.echo(json.dumps([document_of(channel) for channel in listed], indent=2))
@@ -172,6 +192,25 @@ def purge(
             raise CommandError(ExitCode.USAGE, "nothing was removed; answer y, or use --yes")
     purged_count = client.admin.purge_channel(name)
     typer.echo(json.dumps({"purged_count": purged_count}) if as_json else f"{counted(purged_count, 'event')} removed")
+
+
+@channel_app.command()
+@with_client
+def find(
+    client: Client,
+    name: ChannelArgument,
+    *,
+    since: Annotated[Any, since_option("The time")],
+    as_json: JsonOption = False,
+) -> None:
+    """Find the first event that was committed since a time, and print its sequence.
+
+    Without such an event it is the sequence of the next event to be committed.
+    """
+    found = client.channel(name).find_sequence(since)
+    commit_time = found.commit_time.isoformat(timespec="microseconds") if found.commit_time else None
+    document = {"sequence": found.sequence, "commit_time": commit_time}
+    typer.echo(json.dumps(document) if as_json else str(found.sequence))
 
 
 def _write(channel: ChannelInfo, limits: dict[str, Any] | None = None, *, as_json: bool) -> None:

@@ -23,7 +23,7 @@ COMMANDS = {
         "top_command:top",
         "Watch depth, fill and rates of channels, and the server's sources and sinks, until `q` or Ctrl-C.",
     ),
-    "channel": ("admin_commands:channel_app", "Create, show, change, delete and purge channels."),
+    "channel": ("admin_commands:channel_app", "Create, show, change, delete, purge and search channels."),
     "dead-letter": ("dead_letter_commands:dead_letter_app", "List and replay dead letters."),
     "bench": ("bench_command:bench_app", "Measure the throughput and the latency of a channel."),
 }

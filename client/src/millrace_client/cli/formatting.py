@@ -1,7 +1,8 @@
-"""Text for people: printable characters, sizes and counts."""
+"""Text for people: printable characters, sizes, times and counts."""
 
 import re
 from codecs import getincrementaldecoder
+from datetime import UTC, datetime, timedelta
 
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -65,6 +66,32 @@ def format_byte_size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= _STEP
     return f"{count:.1f} TiB"
+
+
+_SECONDS = {"": 1, "ms": 0.001, "s": 1, "min": 60, "m": 60, "h": 3_600, "d": 86_400}
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*([a-z]*)", re.ASCII)
+
+
+def parse_duration(text: str) -> float:
+    """Parses seconds, or a time such as `90s`, `10m`, `2h` or `7d`; raises ValueError for any other text."""
+    match = _DURATION.fullmatch(text.strip().lower())
+    if match is None or match[2] not in _SECONDS:
+        raise ValueError(f"{text!r} is not a duration; write seconds, or a time such as 90s, 10m, 2h or 7d")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def parse_past(text: str) -> datetime:
+    """Parses how long ago, as `10m`, or a time in ISO 8601, local without a zone; raises ValueError for other text."""
+    try:
+        # ISO 8601 allows a date without hyphens, which is all digits.
+        if not text.strip().isdigit() and _DURATION.fullmatch(text.strip().lower()):
+            return datetime.now(UTC) - timedelta(seconds=parse_duration(text))
+        return datetime.fromisoformat(text.strip()).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ValueError(
+            f"{text!r} is not a time; write how long ago, such as 10m, 2h or 7d, or a time such as 2026-01-31T08:00, "
+            "which is local without a zone such as Z or +02:00"
+        ) from None
 
 
 def counted(count: int, noun: str) -> str:

@@ -35,11 +35,11 @@ class LineFormat:
         return events, None
 
 
-_FIELDS = {"body", "body_base64", "headers", "sequence"}
+_FIELDS = {"body", "body_base64", "commit_time", "headers", "sequence"}
 
 
 def event_of_line(line: bytes) -> Event:
-    """Parses an event with `headers` and `body` or `body_base64`. A `sequence` is ignored."""
+    """Parses an event with `headers` and `body` or `body_base64`. A `sequence` and a `commit_time` are ignored."""
     try:
         document = json.loads(line)
     except ValueError as error:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable
 from enum import Enum
-from typing import Annotated, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
@@ -14,7 +14,7 @@ from millrace_client import Batch, Channel, Client, Event
 from millrace_client.cli.exit_status import CommandError, ExitCode, unwrapped_interrupts
 from millrace_client.cli.formatting import counted, printable, printable_bytes
 from millrace_client.cli.line_events import body_document
-from millrace_client.cli.session import ChannelArgument, JsonOption, seconds_option, with_client
+from millrace_client.cli.session import ChannelArgument, JsonOption, seconds_option, since_option, with_client
 from millrace_client.cli.terminal import note, note_to_terminal
 
 TAKE_BYTES = 4 * 1024 * 1024
@@ -26,6 +26,7 @@ LongOption = Annotated[
 FromOption = Annotated[
     int, typer.Option("--from", metavar="SEQUENCE", min=0, show_default=False, help="The first event to show.")
 ]
+SinceOption = Annotated[Any, since_option("Only events committed since then")]
 
 
 class EventFormat(Enum):
@@ -99,7 +100,9 @@ def _long_line(event: Event) -> str:
 
 
 def _json_line(event: Event) -> str:
-    return json.dumps({"sequence": event.sequence, "headers": dict(event.headers), **body_document(event.body)})
+    commit_time = event.commit_time.isoformat(timespec="microseconds") if event.commit_time else None
+    document = {"sequence": event.sequence, "commit_time": commit_time, "headers": dict(event.headers)}
+    return json.dumps({**document, **body_document(event.body)})
 
 
 @with_client
@@ -162,16 +165,20 @@ def peek(
         int, typer.Option("--max-events", "-n", metavar="N", min=1, help="Maximum events to show.")
     ] = 10,
     from_sequence: FromOption = 0,
+    since: SinceOption = None,
     as_json: JsonOption = False,
     long: LongOption = False,
 ) -> None:
     """Show the oldest events of a channel without taking them.
 
-    Exits with 4 if there is none.
+    Starts with the oldest, at --from, or with the first that was committed --since a time. Exits with 4 if there is
+    none.
     """
     writer = _writer_on_stdout(as_json=as_json, long=long)
+    if from_sequence and since:
+        raise CommandError(ExitCode.USAGE, "--from and --since exclude each other; use one of them")
     shown = 0
-    for batch in client.channel(channel).peek(from_sequence=from_sequence, max_events=max_events):
+    for batch in client.channel(channel).peek(from_sequence=from_sequence, max_events=max_events, since=since):
         shown += writer.write([batch])
     if not shown:
         raise CommandError(

@@ -13,7 +13,7 @@ import typer
 import millrace_client
 from millrace_client._watchdog import TIMEOUT_SECONDS
 from millrace_client.cli.exit_status import CommandError, ExitCode
-from millrace_client.cli.formatting import is_utf8
+from millrace_client.cli.formatting import is_utf8, parse_past
 
 SERVER_VARIABLE = "MILLRACE_SERVER"
 DEFAULT_SERVER = "127.0.0.1:7070"
@@ -66,6 +66,12 @@ ServerOption = Annotated[
 def seconds_option(*flags: str, **others: Any) -> Any:
     """Returns an option for a duration; takes the arguments of `typer.Option`."""
     return typer.Option(*flags, metavar="SECONDS", callback=checked(_not_nan), **others)
+
+
+def since_option(what: str) -> Any:
+    """Returns the option `--since`, whose value becomes a datetime."""
+    help_text = f"{what}: how long ago, such as 10m or 2h, or a time in ISO 8601."
+    return typer.Option("--since", metavar="TIME", parser=checked(parse_past), help=help_text)
 
 
 def _not_nan(seconds: float) -> float:

@@ -64,7 +64,8 @@ def top(
 ) -> None:
     """Watch depth, fill and rates of channels, and the server's sources and sinks, until `q` or Ctrl-C.
 
-    TXNS are open transactions, WAITING are takes and commits that wait. If channels are named, only they are shown.
+    AGE is how long ago the oldest event was committed, TXNS are open transactions, WAITING are takes and commits that
+    wait. If channels are named, only they are shown.
     With --json, or if standard output is not a terminal, it measures over one interval and writes once.
     """
     watch = ChannelWatch(client, names or [])

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
-from typing import TypeVar
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 import typer
 from rich.console import Console, RenderableType
@@ -52,7 +52,17 @@ def plain_table(rows: Iterable[RowT], columns: Mapping[str, Callable[[RowT], str
 
 def document_of(info: ChannelInfo | ComponentInfo) -> dict[str, object]:
     """Returns a channel or component for JSON: the names of the wire, durations in seconds, times in ISO 8601."""
-    return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in asdict(info).items()}
+    return {key: _json_value(value) for key, value in asdict(info).items()}
+
+
+def _json_value(value: Any) -> Any:
+    match value:
+        case datetime():
+            return value.isoformat()
+        case dict():
+            return {key: _json_value(one) for key, one in value.items()}
+        case _:
+            return value
 
 
 def fill_of(channel: ChannelInfo) -> float:
@@ -88,6 +98,7 @@ _CHANNEL_CELLS: Mapping[str, Callable[[ChannelInfo], str | Text]] = {
     "CAPACITY>": lambda channel: f"{channel.config.capacity:,}",
     "FILL>": _fill_text,
     "BYTES>": lambda channel: format_byte_size(channel.gauges.body_bytes),
+    "AGE>": lambda channel: _age_text(_age_seconds(channel.gauges.oldest_commit_time)),
     "NEXT>": lambda channel: f"{channel.gauges.next_sequence:,}",
     "TXNS>": lambda channel: f"{channel.gauges.open_transactions:,}",
     "WAITING>": lambda channel: f"{channel.gauges.waiting_takes + channel.gauges.waiting_commits:,}",
@@ -97,7 +108,7 @@ _CHANNEL_CELLS: Mapping[str, Callable[[ChannelInfo], str | Text]] = {
 
 def channels_table(channels: Sequence[ChannelInfo]) -> Table:
     """Returns all channels, one per line."""
-    headings = "CHANNEL TYPE STATE QUEUED> TAKEN> CAPACITY> FILL> BYTES> NEXT> TXNS> CLAIM"
+    headings = "CHANNEL TYPE STATE QUEUED> TAKEN> CAPACITY> FILL> BYTES> AGE> NEXT> TXNS> CLAIM"
     return plain_table(channels, {heading: _CHANNEL_CELLS[heading] for heading in headings.split()})
 
 
@@ -108,7 +119,7 @@ def top_table(channels: Sequence[ChannelInfo], rates: Mapping[str, Sequence[floa
         "IN/S>": lambda channel: _rate_text(rates[channel.name][0] if channel.name in rates else None),
         "OUT/S>": lambda channel: _rate_text(rates[channel.name][1] if channel.name in rates else None),
     }
-    headings = "CHANNEL STATE DEPTH> FILL> BYTES> IN/S> OUT/S> TXNS> WAITING> CLAIM"
+    headings = "CHANNEL STATE DEPTH> FILL> BYTES> AGE> IN/S> OUT/S> TXNS> WAITING> CLAIM"
     return plain_table(channels, {heading: cells[heading] for heading in headings.split()})
 
 
@@ -129,6 +140,8 @@ def _page_value(value: object) -> str:
     match value:
         case None | "":
             return "-"
+        case dict():
+            return ", ".join(f"{name} {count:,}" for name, count in value.items()) or "-"
         case bool():
             return str(value).lower()
         case int():
@@ -167,6 +180,11 @@ def components_table(components: Sequence[ComponentInfo], rates: Mapping[str, fl
 
 def _rate_text(rate: float | None) -> str:
     return "-" if rate is None else f"{rate:,.0f}"
+
+
+def _age_seconds(time: datetime | None) -> float | None:
+    # The server's clock may be ahead of this one.
+    return max((datetime.now(UTC) - time).total_seconds(), 0) if time else None
 
 
 def _age_text(seconds: float | None) -> str:
