@@ -50,10 +50,13 @@ class FakeStream(MessageStream):
         assert isinstance(answer, pb.AppendStreamResponse)
         self.got.append(answer)
 
-    def send(self, *bodies: bytes, channel: str = "orders") -> int:
-        """Sends an append; returns its bytes."""
+    def send(self, *bodies: bytes, channel: str = "orders", number: int | None = None) -> int:
+        """Sends an append, with the producer's number of its event if given; returns its bytes."""
         events = [event_pb2.Event(body=body) for body in bodies]
-        raw = pb.AppendStreamRequest(channel=channel, events=events).SerializeToString()
+        stamp = None if number is None else event_pb2.ProducerStamp(first_sequence=number, last_sequence=number)
+        if stamp:
+            stamp.producer_id = "p"
+        raw = pb.AppendStreamRequest(channel=channel, events=events, stamp=stamp).SerializeToString()
         self.sent.put_nowait(raw)
         return len(raw)
 
@@ -77,6 +80,8 @@ class Running:
         self.channel: Channel = self.registry.create("orders", limits).channel
         self.other = self.registry.create("others", limits).channel
         self.serving = asyncio.ensure_future(AppendStreamCall(self.registry, self.stream).run())
+        self.second_stream = FakeStream()
+        self.second_serving = asyncio.ensure_future(AppendStreamCall(self.registry, self.second_stream).run())
 
     async def turn(self) -> None:
         """Lets all ready tasks run."""
@@ -94,7 +99,8 @@ async def running() -> AsyncIterator[Running]:
     running = Running()
     yield running
     running.serving.cancel()
-    await asyncio.wait({running.serving})
+    running.second_serving.cancel()
+    await asyncio.wait({running.serving, running.second_serving})
 
 
 async def test_appends_of_a_stream_are_answered_in_their_order(running: Running) -> None:
@@ -292,6 +298,35 @@ async def test_stream_whose_caller_leaves_stores_no_append_that_has_not_begun(ru
     assert running.stream.inflight._total == 0
 
 
+async def test_small_appends_of_several_streams_become_one_commit(running: Running) -> None:
+    """Each stream gets its own answers."""
+    slow = SlowCommits(running.channel)
+    for stream in (running.stream, running.second_stream, running.stream):
+        stream.send(b"x")
+        await running.turn()
+    slow.let_last()
+    await running.turn()
+    assert [commit.put_count for commit in slow.in_flight] == [2]
+    slow.let_last()
+    await running.end()
+    assert (running.stream.sequences, running.second_stream.sequences) == ([1, 3], [2])
+
+
+async def test_numbers_of_a_caller_who_has_left_are_not_accepted(running: Running) -> None:
+    """Not even between the numbers of another stream that are stored together."""
+    slow = SlowCommits(running.channel)
+    for number, stream in enumerate([running.stream, running.stream, running.second_stream, running.stream]):
+        stream.send(b"%d" % number, number=number)
+        await running.turn()
+    running.second_serving.cancel()
+    for _ in range(2):
+        await running.turn()
+        slow.let_last()
+    await running.end()
+    assert queued(running.channel) == [b"0", b"1", b"3"]
+    assert list(running.channel._contents.ledger.intervals_of("p")) == [(0, 1), (3, 3)]
+
+
 @given(st.lists(st.tuples(REQUESTS, st.booleans()), max_size=12))
 def test_appends_of_a_stream_have_the_effect_of_single_ones(steps: list[tuple[bytes, bool]]) -> None:
     """Answers, events, accepted numbers and counters do not depend on what was stored together."""
@@ -315,6 +350,7 @@ def test_appends_of_a_stream_have_the_effect_of_single_ones(steps: list[tuple[by
                 commits.let_last()
             await running.turn()
         await running.serving
+        running.second_serving.cancel()
         for channel in channels:
             check_accounts(channel)
         return [

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 
 from millrace_server.channels.admission import Capacity
+from millrace_server.channels.append_queue import AppendQueue
 from millrace_server.channels.batches import Form, StoredBatch
 from millrace_server.channels.channel_core import ChannelCore, ChannelStorage
 from millrace_server.channels.claims import Claim, ClaimRegistry
@@ -73,6 +74,7 @@ class Channel:
         self._contents = storage.contents
         self._clock = asyncio.get_running_loop().time
         self.transactions = Transactions(self._core, directory, storage.ended)
+        self.appends = AppendQueue(self.transactions)
         self.deliveries = Deliveries(self._core)
 
     # Its state.

@@ -174,8 +174,8 @@ class MessageStream:
         """Returns a context in which a message counts as in progress."""
         return self._inflight.admit(len(raw), self._peer)
 
-    async def write(self, answer: Answer) -> None:
-        await _send(self._context, answer)
+    def write(self, answer: Answer) -> Awaitable[None]:
+        return _send(self._context, answer)
 
 
 async def _abort(context: Context, status: EndStatus) -> NoReturn:

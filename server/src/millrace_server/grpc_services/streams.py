@@ -4,7 +4,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,12 +11,10 @@ from millrace.v1 import channel_service_pb2 as pb
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.commit import Commit, Receipt
-from millrace_server.channels.queue import TakeLimits, is_small
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
-from millrace_server.channels.runs import together
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transaction import Transaction
-from millrace_server.channels.transactions import Transactions
 from millrace_server.errors import BadArgumentError, DrainingError, MillraceError
 from millrace_server.grpc_services.messages import (
     consume_response,
@@ -38,67 +35,73 @@ UNDER_WAY_BYTES_MAX = 16 << 20
 """Bytes of their requests; a single larger request is admitted."""
 
 
-# With more events, the log would not merge the commit with those of other streams.
-_TOGETHER_MAX = 32
-
-
-@dataclass(slots=True)
 class _Append:
     """One request of an AppendStream, from its arrival until it is answered."""
 
-    byte_count: int
-    transactions: Transactions | None = None  # None where the request is refused.
-    request: pb.AppendStreamRequest | None = None
-    batches: Sequence[StoredColumns] = ()
-    stamp: Stamp | None = None
-    answer: pb.AppendStreamResponse | None = None
-    admission: Admission | None = None
+    __slots__ = (
+        "_admission",
+        "_call",
+        "answer",
+        "batches",
+        "byte_count",
+        "channel",
+        "is_abandoned",
+        "request",
+        "stamp",
+    )
 
-    def parse(self, raw: bytes, registry: ChannelRegistry) -> None:
+    channel: Channel
+    batches: Sequence[StoredColumns]
+    stamp: Stamp | None
+
+    def __init__(self, call: "AppendStreamCall", byte_count: int) -> None:
+        self._call = call
+        self._admission: Admission | None = None
+        self.byte_count = byte_count
+        self.request: pb.AppendStreamRequest | None = None
+        self.answer: pb.AppendStreamResponse | None = None
+        self.is_abandoned = False
+
+    def parse(self, raw: bytes, admission: Admission, registry: ChannelRegistry) -> None:
+        self._admission = admission
         self.request, columns = parse_apart(pb.AppendStreamRequest, raw)
-        transactions = registry.get(self.request.channel).transactions
+        self.channel = registry.get(self.request.channel)
         self.batches, self.stamp = nonempty_events_of(self.request, columns), stamp_of(self.request)
-        self.transactions = transactions
 
-    @property
-    def event_count(self) -> int:
-        return sum([stored.count for stored in self.batches])
-
-    @property
-    def is_small(self) -> bool:
-        if len(self.batches) != 1 or not is_small(self.batches[0]):
-            return False
-        # A stamp may also cover the append as a whole.
-        return self.stamp is None or self.stamp.span == self.batches[0].count
-
-    def may_join(self, before: "_Append") -> bool:
-        """Whether one commit can store it behind another small append."""
-        if self.transactions is not before.transactions:
-            return False
-        if self.stamp is None or before.stamp is None:
-            return self.stamp is before.stamp
-        return self.stamp.follows(before.stamp)
+    def abandon(self) -> None:
+        self.is_abandoned = True
+        self.release()
 
     def release(self) -> None:
-        if self.admission is not None:
-            self.admission.release()
+        if self._admission is not None:
+            self._admission.release()
+            self._admission = None
+
+    # As `QueuedAppend`.
+
+    def begin(self) -> Commit | None:
+        return self._call.begin(self)
+
+    def end(self, receipt: Receipt) -> None:
+        self.answer = receipt_response(pb.AppendStreamResponse, receipt)
+        self._call.on_end(self)
+
+    def refuse(self, error: Exception) -> None:
+        self.answer = pb.AppendStreamResponse(error=status_of(refusal(error, self.request)))
+        self._call.on_end(self)
 
 
 class AppendStreamCall:
     """One AppendStream.
 
     Each append begins after the earlier ones, and is answered after the earlier ones. So several share an fsync, and
-    the events of a stream are stored in order. Small ones that arrive while others are being stored wait for these, and
-    are then stored in one commit. Where that is refused, or must wait for room, each is stored on its own.
+    the events of a stream are stored in order.
     """
 
     def __init__(self, registry: ChannelRegistry, stream: MessageStream) -> None:
         self._registry = registry
         self._stream = stream
-        self._loop = asyncio.get_running_loop()
         self._unanswered: deque[_Append] = deque()
-        self._waiting: deque[_Append] = deque()
-        self._in_flight = 0
         # Appends that wait for room. While there are any, each later one is a task too: tasks start in the order of
         # their creation, and an append takes its place before its first await.
         self._late: set[asyncio.Task[Receipt]] = set()
@@ -120,9 +123,8 @@ class AppendStreamCall:
             reading.cancel()
             for storing in self._late:
                 storing.cancel()
-            for append in self._waiting:
-                append.release()
-            self._waiting.clear()
+            for append in self._unanswered:
+                append.abandon()
 
     async def _read(self) -> None:
         while (raw := await self._stream.read()) is not None:
@@ -138,6 +140,17 @@ class AppendStreamCall:
             return False
         return not self._bytes or self._bytes + byte_count <= UNDER_WAY_BYTES_MAX
 
+    def _receive(self, raw: bytes) -> None:
+        append = _Append(self, len(raw))
+        self._unanswered.append(append)
+        self._bytes += append.byte_count
+        try:
+            append.parse(raw, self._stream.admit(raw), self._registry)
+        except Exception as error:  # noqa: BLE001 - answers one request and does not end the stream
+            append.refuse(error)
+        else:
+            append.channel.appends.add(append, may_wait=not self._late)
+
     async def _answer(self) -> None:
         while self._unanswered or not self._is_half_closed:
             while self._unanswered and (answer := self._unanswered[0].answer) is not None:
@@ -148,104 +161,38 @@ class AppendStreamCall:
             if self._unanswered or not self._is_half_closed:
                 await self._has_answer.wait()
 
-    # Appends.
-
-    def _receive(self, raw: bytes) -> None:
-        append = _Append(len(raw))
-        self._unanswered.append(append)
-        self._bytes += append.byte_count
-        try:
-            append.admission = self._stream.admit(raw)
-            append.parse(raw, self._registry)
-        except Exception as error:  # noqa: BLE001 - answers one request and does not end the stream
-            self._refuse(append, error)
-            return
-        if append.is_small and (self._in_flight or self._waiting) and not self._late:
-            self._waiting.append(append)
-        else:
-            self._begin_waiting()
-            self._begin(append)
-
-    def _begin_waiting(self) -> None:
-        waiting = self._waiting
-        while waiting:
-            appends = [waiting.popleft()]
-            while waiting and len(appends) < _TOGETHER_MAX and waiting[0].may_join(appends[-1]):
-                appends.append(waiting.popleft())
-            if len(appends) == 1 or not self._begin_together(appends):
-                for append in appends:
-                    self._begin(append)
-
-    def _begin_together(self, appends: Sequence[_Append]) -> bool:
-        first, last = appends[0], appends[-1]
-        assert first.transactions is not None, "what was refused does not wait"
-        stamp = first.stamp if last.stamp is None or first.stamp is None else replace(first.stamp, last=last.stamp.last)
-        batches = together([append.batches[0] for append in appends])
-        commit = None if self._late else first.transactions.begin_together(batches, stamp, len(appends))
-        if commit is not None:
-            self._follow(appends, commit)
-        return commit is not None
-
-    def _begin(self, append: _Append) -> None:
-        transactions = append.transactions
-        assert transactions is not None, "what was refused does not begin"
+    def begin(self, append: _Append) -> Commit | None:
+        """Begins an append on its own; returns None where it was refused, or waits for room."""
+        transactions = append.channel.transactions
         store: Callable[[Sequence[StoredColumns], Stamp | None], Coroutine[Any, Any, Receipt]] = transactions.append
         if not self._late:
             try:
                 commit = transactions.begin_append(append.batches, append.stamp)
             except Exception as error:  # noqa: BLE001 - answers one request and does not end the stream
-                self._refuse(append, error)
-                return
+                append.refuse(error)
+                return None
             if commit is not None:
-                self._follow([append], commit)
-                return
+                return commit
             store = transactions.append_later
         storing = asyncio.create_task(store(append.batches, append.stamp))
         self._late.add(storing)
         storing.add_done_callback(partial(self._on_late_end, append))
-
-    # Their ends.
-
-    def _follow(self, appends: Sequence[_Append], commit: Commit) -> None:
-        self._in_flight += 1
-        commit.add_done_callback(partial(self._on_stored, appends))
-
-    def _on_stored(self, appends: Sequence[_Append], commit: Commit) -> None:
-        self._in_flight -= 1
-        if self._waiting and not self._in_flight:
-            # Later, since this is called between the ends of commits.
-            self._loop.call_soon(self._begin_waiting)
-        if commit.error is not None:
-            for append in appends:
-                self._refuse(append, commit.error)
-            return
-        if len(appends) == 1:
-            self._end(appends[0], receipt_response(pb.AppendStreamResponse, commit.receipt))
-            return
-        first_sequence = commit.receipt.first_sequence
-        for append in appends:
-            end_sequence = first_sequence + append.event_count
-            receipt = commit.receipt._replace(first_sequence=first_sequence, last_sequence=end_sequence - 1)
-            self._end(append, receipt_response(pb.AppendStreamResponse, receipt))
-            first_sequence = end_sequence
+        return None
 
     def _on_late_end(self, append: _Append, storing: asyncio.Task[Receipt]) -> None:
         self._late.discard(storing)
-        if storing.cancelled():
-            append.release()
-            return
         try:
             receipt = storing.result()
+        except asyncio.CancelledError:
+            # The caller has left.
+            return
         except Exception as error:  # noqa: BLE001 - answers one request and does not end the stream
-            self._refuse(append, error)
+            append.refuse(error)
         else:
-            self._end(append, receipt_response(pb.AppendStreamResponse, receipt))
+            append.end(receipt)
 
-    def _refuse(self, append: _Append, error: Exception) -> None:
-        self._end(append, pb.AppendStreamResponse(error=status_of(refusal(error, append.request))))
-
-    def _end(self, append: _Append, answer: pb.AppendStreamResponse) -> None:
-        append.answer = answer
+    def on_end(self, append: _Append) -> None:
+        """Notes the answer of an append."""
         append.release()
         self._bytes -= append.byte_count
         self._has_room.set()

@@ -1,0 +1,130 @@
+"""Appends of one channel, of which small ones share a commit."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from millrace_server.channels.batches import StoredColumns
+from millrace_server.channels.commit import Commit, Receipt
+from millrace_server.channels.queue import is_small
+from millrace_server.channels.runs import together
+from millrace_server.channels.stamps import Stamp
+from millrace_server.channels.transactions import Transactions
+
+_TOGETHER_MAX = 256
+
+
+class QueuedAppend(Protocol):
+    """An append of a caller who does not wait for its end before the next one.
+
+    Attributes:
+        is_abandoned: The caller has left: it need not begin any more.
+    """
+
+    batches: Sequence[StoredColumns]
+    stamp: Stamp | None
+    is_abandoned: bool
+
+    def begin(self) -> Commit | None:
+        """Begins it on its own; returns None if it has ended, or will end without the queue."""
+
+    def end(self, receipt: Receipt) -> None:
+        """Ends it: it is durable."""
+
+    def refuse(self, error: Exception) -> None:
+        """Ends it with an error."""
+
+
+class AppendQueue:
+    """Begins appends in their order.
+
+    Small ones that come while others are being stored wait for these, and are then stored in one commit. Where that is
+    refused, or must wait for room, each begins on its own.
+    """
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transactions = transactions
+        self._waiting: deque[QueuedAppend] = deque()
+        self._in_flight = 0
+
+    def add(self, append: QueuedAppend, *, may_wait: bool) -> None:
+        """Begins an append, or lets it wait; all that wait begin before it."""
+        if may_wait and (self._in_flight or self._waiting) and _may_share(append):
+            self._waiting.append(append)
+        else:
+            self._begin_waiting()
+            self._begin(append)
+
+    def _begin_waiting(self) -> None:
+        may_share = True
+        while appends := self._next_together():
+            if len(appends) == 1 or not may_share or not self._begin_together(appends):
+                for append in appends:
+                    # Once one waits for room, those behind it may not take that together: they might overtake it.
+                    may_share &= self._begin(append)
+
+    def _next_together(self) -> list[QueuedAppend]:
+        """Removes the first appends that one commit can store."""
+        waiting, appends = self._waiting, list[QueuedAppend]()
+        while waiting and len(appends) < _TOGETHER_MAX:
+            append = waiting[0]
+            if not append.is_abandoned:
+                if appends and not _may_follow(appends[-1], append):
+                    break
+                appends.append(append)
+            waiting.popleft()
+        return appends
+
+    def _begin_together(self, appends: Sequence[QueuedAppend]) -> bool:
+        first, last = appends[0].stamp, appends[-1].stamp
+        stamp = first if first is None or last is None else replace(first, last=last.last)
+        batches = together([append.batches[0] for append in appends])
+        commit = self._transactions.begin_together(batches, stamp, len(appends))
+        if commit is not None:
+            self._follow(appends, commit)
+        return commit is not None
+
+    def _begin(self, append: QueuedAppend) -> bool:
+        commit = append.begin()
+        if commit is not None:
+            self._follow([append], commit)
+        return commit is not None
+
+    def _follow(self, appends: Sequence[QueuedAppend], commit: Commit) -> None:
+        self._in_flight += 1
+        commit.add_done_callback(partial(self._on_end, appends))
+
+    def _on_end(self, appends: Sequence[QueuedAppend], commit: Commit) -> None:
+        self._in_flight -= 1
+        if self._waiting and not self._in_flight:
+            # Later, since this is called between the ends of commits.
+            self._loop.call_soon(self._begin_waiting)
+        if commit.error is not None:
+            for append in appends:
+                append.refuse(commit.error)
+        elif len(appends) == 1:
+            appends[0].end(commit.receipt)
+        else:
+            first_sequence = commit.first_sequence
+            for append in appends:
+                end_sequence = first_sequence + append.batches[0].count
+                append.end(commit.receipt._replace(first_sequence=first_sequence, last_sequence=end_sequence - 1))
+                first_sequence = end_sequence
+
+
+def _may_share(append: QueuedAppend) -> bool:
+    if len(append.batches) != 1 or not is_small(append.batches[0]):
+        return False
+    # A stamp may also cover the append as a whole.
+    return append.stamp is None or append.stamp.span == append.batches[0].count
+
+
+def _may_follow(before: QueuedAppend, append: QueuedAppend) -> bool:
+    """Whether one commit can store a small append behind another one."""
+    if append.stamp is None or before.stamp is None:
+        return append.stamp is before.stamp
+    return append.stamp.follows(before.stamp)
