@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -79,13 +80,13 @@ def test_verify_with_another_first_lsn_reports_it(home: Path) -> None:
 
 def test_verify_with_another_lsn_reports_it(home: Path) -> None:
     """A record that is valid elsewhere is not valid here."""
-    position = change_head(segments(home)[0], 2, lambda head: replace(head, lsn=99))
+    position = change_head(segments(home)[0], 2, lambda head: head._replace(lsn=99))
     assert first_damage(home).sentence.endswith(f"the record at byte {position} has LSN 99; it must be 3")
 
 
 def test_verify_with_a_segment_that_begins_otherwise_tells_it(home: Path) -> None:
     """Older segments may have been removed, and nothing else has the channel's state."""
-    change_head(segments(home)[0], 0, lambda head: replace(head, kind=Kind.CLAIM))
+    change_head(segments(home)[0], 0, lambda head: head._replace(kind=Kind.CLAIM))
     assert "is a CLAIM; a segment begins with a STATE" in first_damage(home).sentence
 
 
@@ -97,14 +98,12 @@ def test_verify_with_a_kind_of_a_later_version_refuses_to_judge(home: Path) -> N
 
 
 def _of_unknown_kind(head: RecordHead) -> RecordHead:
-    changed = replace(head)
-    object.__setattr__(changed, "kind", 200)
-    return changed
+    return RecordHead(head.payload_checksum, head.payload_length, cast("Kind", 200), *head[3:])
 
 
 def test_repair_of_a_log_that_contradicts_itself_ends_it_there(home: Path) -> None:
     """Everything before the contradiction is kept."""
-    change_head(segments(home)[0], 3, lambda head: replace(head, kind=Kind.CLAIM))
+    change_head(segments(home)[0], 3, lambda head: head._replace(kind=Kind.CLAIM))
     done = repair(layout_of(home), TOOLS, applies=True)
     assert done.report is not None
     assert done.report.is_good
@@ -114,7 +113,7 @@ def test_repair_of_a_log_that_contradicts_itself_ends_it_there(home: Path) -> No
 
 def test_repair_of_what_does_not_open_even_then_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is changed if the plan does not work."""
-    change_head(segments(home)[0], 3, lambda head: replace(head, kind=Kind.CLAIM))
+    change_head(segments(home)[0], 3, lambda head: head._replace(kind=Kind.CLAIM))
     before = {path: path.read_bytes() for path in segments(home)}
     monkeypatch.setattr(verify, "recover", _raise_corrupt)
     with pytest.raises(DamagedError, match="cannot be repaired: even without what is damaged it does not open: no"):

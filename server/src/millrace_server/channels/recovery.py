@@ -100,8 +100,9 @@ def _replay(recovery: "_Recovery", log: WriteAheadLog, progress: ReplayProgress,
             raise LogCorruptError(f"{place} {what}") from None
         recovered.replayed_records += 1
         recovered.replayed_bytes += RECORD_HEAD_BYTES + record.location.payload_length
-        progress.bytes_total = progress.bytes_total or log.byte_count_behind(start)
         progress.bytes_done = recovered.replayed_bytes
+        if not progress.bytes_total:
+            progress.bytes_total = log.byte_count_behind(start)
     # Behind it there may be PUT records without a commit, which the next commit does not overwrite.
     recovered.queue.end_run()
     # Which of the reserved sequences a crashed process gave to events in memory, no record says, so all are skipped.

@@ -29,6 +29,7 @@ import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from zlib_ng.zlib_ng import crc32
 
@@ -89,6 +90,10 @@ class Flags(enum.IntFlag, boundary=enum.STRICT):
     COMPRESSED = 1
     ENCRYPTED = 2
 
+
+# To look them up takes a fifth of the time that the enums take.
+_KINDS = {int(kind): kind for kind in Kind}
+_FLAGS = {value: Flags(value) for value in range(sum(Flags) + 1)}
 
 # A cheap filter in front of the checksum when damage is searched for the next record: kind, flags and the two zero
 # bytes must be plausible. A lookahead, so that matches may overlap: a record can begin at any byte.
@@ -162,8 +167,8 @@ class SegmentHeader:
 
 # Payload and head have separate checksums: the head must be trusted before the payload's length is used to read it, and
 # log tools can verify a payload without its key.
-@dataclass(frozen=True, slots=True)
-class RecordHead:
+# A NamedTuple, since replay creates one for each record.
+class RecordHead(NamedTuple):
     """The fixed part of a record."""
 
     payload_checksum: int
@@ -186,7 +191,7 @@ class RecordHead:
         return encode_record_head(seed, *fields, self.synced_position)
 
     @classmethod
-    def decode(cls, encoded: bytes, seed: int) -> "RecordHead | None":
+    def decode(cls, encoded: bytes | memoryview, seed: int) -> "RecordHead | None":
         """Decodes a head. Returns None if these bytes are not the head of a record at this position.
 
         Raises:
@@ -200,8 +205,8 @@ class RecordHead:
             return None
         payload_checksum, length, kind, flags, lsn, synced = _RECORD_HEAD.unpack_from(encoded, _CHECKSUM.size)
         try:
-            return cls(payload_checksum, length, Kind(kind), Flags(flags), lsn, synced)
-        except ValueError:
+            return cls(payload_checksum, length, _KINDS[kind], _FLAGS[flags], lsn, synced)
+        except KeyError:
             # Not damage, since the checksum matches: a later version wrote it, and cutting it off would destroy data.
             raise UnknownVersionError(
                 f"it has a record of kind {kind} with flags {flags}, which are not known"

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
+from typing import NamedTuple
 
 from millrace_server.wal.format import PAYLOAD_BYTES_MAX, SEGMENT_HEADER_BYTES, Flags, Kind
 from millrace_server.wal.payload_codec import Payload, PayloadCodec
@@ -23,15 +24,14 @@ _REWRITE_BYTES = 8 << 20
 _EMPTY = LogPosition(0, 0, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class LogRecord:
+class LogRecord(NamedTuple):
     """A record that replay read."""
 
     kind: Kind
     flags: Flags
     """How its payload is encoded on the disk."""
     location: Location
-    _decode: Callable[[], Payload]
+    decode: Callable[[], Payload]
 
     @property
     def payload(self) -> Payload:
@@ -42,7 +42,7 @@ class LogRecord:
         Raises:
             LogCorruptError: It cannot be decoded.
         """
-        return self._decode()
+        return self.decode()
 
 
 class WriteAheadLog:
@@ -157,7 +157,7 @@ class WriteAheadLog:
             location = Location(segment.segment_id, record.position, head.payload_length)
             # Yielded before the end of the log was checked: the caller trusts nothing before the generator has ended.
             yield LogRecord(head.kind, head.flags, location, self._reader.decoder(segment, record))
-            position += head.record_length
+            position = record.end
             synced_position = max(synced_position, head.synced_position)
             lsn += 1
         # After all records of the segment and before anything is changed: damage ends the opening here.
