@@ -10,6 +10,7 @@ import struct
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -125,7 +126,7 @@ class RecordBatchBuilder:
         name: str = column.name
         match name.lower():
             case constant if constant in self._constants:
-                return pa.repeat(pa.scalar(self._constants[constant]), self.count)
+                return _repeated(self._constants[constant], self.count)
             case "sequence":
                 return pa.concat_arrays([counting(numbers, pa.int64()) for numbers in self._sequences])
             case "headers":
@@ -195,43 +196,68 @@ class _JoinedHeader:
 
 def _maps(headers: Sequence[_JoinedHeader], count: int, data_type: pa.DataType) -> pa.Array:
     """Returns one map per event, with its entries in the order of `headers`."""
-    strings, value_numbers = _values_by_event(headers, count)
-    key_numbers = int32_array(array("i", range(len(headers))) * count)
-    has_value = pc.greater_equal(value_numbers, 0)
-    if pc.all(has_value, min_count=0).as_py():
-        offsets = pc.multiply(counting(range(count + 1), pa.int32()), len(headers)).cast(pa.int32())
-    else:
-        value_numbers = value_numbers.filter(has_value)
-        key_numbers = key_numbers.filter(has_value)
-        entry_ends = ints(pc.cumulative_sum(has_value.cast(pa.int32())))
-        offsets = int32_array(array("i", [0]) + entry_ends[len(headers) - 1 :: len(headers)])
-    keys = pa.array([header.key for header in headers], pa.string())
-    return pa.MapArray.from_arrays(offsets, keys.take(key_numbers), strings.take(value_numbers), type=data_type)
-
-
-def _values_by_event(headers: Sequence[_JoinedHeader], count: int) -> tuple[pa.Array, pa.Array]:
-    """Returns all values, and the index of the value of each event and header, -1 where the event lacks the header."""
     sizes = array("i", [0])
     values: list[bytes] = []
-    numbers = array("i", [0]) * (count * len(headers))
-    for position, header in enumerate(headers):
+    for header in headers:
         if header.count < count:
             header.spread(count)
-        numbers[position :: len(headers)] = _value_numbers(header, count, first=len(sizes) - 1)
         sizes.extend(header.sizes)
         values.extend(header.values)
+    keys = tuple(header.key for header in headers)
+    value_numbers = _value_numbers(tuple(header.is_constant for header in headers), count)
     # A size is the value's length plus one; 0 means that the event lacks the header.
     lengths = pc.max_element_wise(pc.subtract(int32_array(sizes), 1), 0)
-    return _slices(lengths, values, pa.string()), int32_array(numbers)
+    strings = _slices(lengths, values, pa.string())
+    if pc.min(int32_array(sizes).slice(1)).as_py() == 0:
+        has_value = pc.greater(int32_array(sizes).slice(1).take(value_numbers), 0)
+        entry_ends = ints(pc.cumulative_sum(has_value.cast(pa.int32())))
+        offsets = int32_array(array("i", [0]) + entry_ends[len(headers) - 1 :: len(headers)])
+        repeated_keys = _repeated_keys(keys, count).filter(has_value)
+        value_numbers = value_numbers.filter(has_value)
+    else:
+        offsets = pc.multiply(counting(range(count + 1), pa.int32()), len(headers)).cast(pa.int32())
+        repeated_keys = _repeated_keys(keys, count)
+    by_event = pc.take(strings, value_numbers, boundscheck=False)
+    return pa.MapArray.from_arrays(offsets, repeated_keys, by_event, type=data_type)
 
 
-def _value_numbers(header: _JoinedHeader, count: int, first: int) -> Ints:
-    if header.is_constant:
-        return array("i", [first]) * count
-    numbers = counting(range(first, first + count), pa.int32())
-    if 0 in header.sizes:
-        numbers = pc.if_else(pc.greater(int32_array(header.sizes), 0), numbers, -1)
-    return ints(numbers)
+# Successive RecordBatches have the same keys and similar numbers of rows: what depends on no event is kept.
+
+
+def _repeated_keys(keys: Sequence[str], count: int) -> pa.Array:
+    """Returns the keys once for each event."""
+    return _keys_of_many(keys, _rounded_up(count)).slice(0, len(keys) * count)
+
+
+@lru_cache(1)
+def _keys_of_many(keys: Sequence[str], count: int) -> pa.Array:
+    return pa.array(keys, pa.string()).take(int32_array(array("i", range(len(keys))) * count))
+
+
+@lru_cache(1)
+def _value_numbers(are_constant: Sequence[bool], count: int) -> pa.Array:
+    """Returns the index of the value of each event and header; a constant header has one value, others one an event."""
+    numbers = array("i", [0]) * (count * len(are_constant))
+    first = 0
+    for position, is_constant in enumerate(are_constant):
+        values = array("i", [first]) * count if is_constant else ints(counting(range(first, first + count), pa.int32()))
+        numbers[position :: len(are_constant)] = values
+        first += 1 if is_constant else count
+    return int32_array(numbers)
+
+
+def _repeated(value: str, count: int) -> pa.Array:
+    return _repeated_often(value, _rounded_up(count)).slice(0, count)
+
+
+@lru_cache(2)
+def _repeated_often(value: str, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value), count)
+
+
+def _rounded_up(count: int) -> int:
+    """Returns a power of two, so that few different counts are in use."""
+    return 1 << max(count - 1, 0).bit_length()
 
 
 def _slices(lengths: pa.Array, values: Sequence[bytes], data_type: pa.DataType) -> pa.Array:
