@@ -4,6 +4,7 @@ import shlex
 import signal
 import socket
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -73,11 +74,15 @@ def test_put_and_take_odd_lines_keep_every_byte(server: str, channel: str, tmp_p
 
 
 def test_put_with_headers_shows_them_in_json(server: str, channel: str) -> None:
-    """Each event has the headers, and JSON distinguishes bytes from text."""
+    """Each event has the headers and its commit's time, and JSON distinguishes bytes from text."""
+    began = datetime.now(UTC)
     run_millrace(server, "put", channel, "--header", "host=a=b", "--header", "empty=", typed=b"text\n\xff\n")
     peek = run_millrace(server, "peek", channel, "--json")
     headers = {"host": "a=b", "empty": ""}
-    assert [json.loads(line) for line in peek.stdout.splitlines()] == [
+    events = [json.loads(line) for line in peek.stdout.splitlines()]
+    [time] = {datetime.fromisoformat(event.pop("commit_time")) for event in events}
+    assert began <= time <= datetime.now(UTC)
+    assert events == [
         {"sequence": 1, "headers": headers, "body": "text"},
         {"sequence": 2, "headers": headers, "body_base64": "/w=="},
     ]

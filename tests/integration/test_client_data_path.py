@@ -4,6 +4,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -48,6 +49,11 @@ def bodies_of(batches: Any) -> list[bytes]:
     return [body for batch in batches for body in batch.bodies()]
 
 
+def times_of(batches: Any) -> list[datetime | None]:
+    """The times of all events, in order."""
+    return [time for batch in batches for time in batch.commit_times()]
+
+
 def depth(client: Any, channel: Any) -> tuple[int, int]:
     """The numbers of events queued and taken."""
     gauges = client.admin.get_channel(channel.name).gauges
@@ -65,6 +71,26 @@ def test_append_columns_is_as_append(channel: Any) -> None:
     [columns] = columns_from_events([({"k": str(n)}, bytes([n])) for n in range(10)])
     assert channel.append_columns(columns).last_sequence == 10
     assert take_all(channel) == [bytes([n]) for n in range(10)]
+
+
+@pytest.mark.parametrize("channel_type", list(millrace.ChannelType))
+def test_each_event_has_the_time_of_its_commit(client: Any, channel_type: millrace.ChannelType) -> None:
+    """Peeks, claims, deliveries and takes show the receipts' times, whichever way the server joins commits."""
+    channel = made(client, type=channel_type)
+    began = datetime.now(UTC)
+    receipts = [channel.append(bodies) for bodies in ([b"a", b"b"], [b"c"], [b"d"])]
+    expected = [receipts[index].commit_time for index in (0, 0, 1, 2)]
+    in_order = [began, *expected, datetime.now(UTC)]
+    assert in_order == sorted(in_order)
+    assert times_of(channel.peek()) == expected
+    with channel.claim("reader") as claim:
+        assert times_of(claim.read()) == expected
+    with channel.consume(max_events=3, prefetch=1) as deliveries:
+        delivery = next(iter(deliveries))
+        assert (delivery.commit_time, [event.commit_time for event in delivery]) == (expected[0], expected[:3])
+    with channel.transaction() as txn:
+        assert times_of(txn.take()) == expected
+    assert txn.receipt.commit_time >= expected[-1]
 
 
 def test_append_repeated_with_its_stamp_is_stored_once(channel: Any) -> None:
