@@ -46,7 +46,7 @@ class Rpc:
     async def make_channel(self, name: str | None = None, **limits: Any) -> str:
         """Creates a channel, the test's own unless a name is given; returns its name."""
         name = name or f"channel-{next(_numbers)}"
-        config = admin_service_pb2.ChannelConfig(type=admin_service_pb2.CHANNEL_TYPE_MEMORY, **limits)
+        config = admin_service_pb2.ChannelConfig(**{"type": admin_service_pb2.CHANNEL_TYPE_MEMORY, **limits})
         await self.admin.CreateChannel(
             admin_service_pb2.CreateChannelRequest(name=name, config=config), timeout=TIMEOUT_SECONDS
         )

@@ -183,6 +183,12 @@ class History:
         assert numbered(contents.queue) == account.queue
         assert times_of(contents.held_batches()) == {sequence: account.times[sequence] for sequence, _ in account.held}
         assert contents.next_sequence == account.next_sequence
+        for time in {account.times[sequence] for sequence, _ in account.held}:
+            assert contents.first_since(time) == (
+                min(one for one, _ in account.held if account.times[one] >= time),
+                time,
+            )
+        assert contents.first_since(1 << 62) == (account.next_sequence, 0)
         assert contents.first_sequence == account.first_sequence
         assert (contents.capacity.event_count, contents.capacity.body_bytes) == (len(account.held), account.held_bytes)
         assert (contents.capacity.events_max, contents.capacity.body_bytes_max) == (

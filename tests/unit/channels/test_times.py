@@ -208,6 +208,10 @@ def test_runs_in_parts_and_in_checkpoints_have_each_events_time(steps: list[int]
     message = pb.Batches.FromString(batches_message(list(queue)).SerializeToString())
     for batches in (list(queue), list(restore_batches(message, log))):
         assert times_of(batches) == expected
+    for time in {*expected.values(), *(time + 1 for time in expected.values())}:
+        found = queue.first_since(time)
+        since = found and found.first_sequence + found.index_since(time)
+        assert since == min((one for one in expected if expected[one] >= time), default=None)
 
 
 def test_index_since_finds_the_first_event_of_a_time() -> None:

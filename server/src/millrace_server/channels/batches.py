@@ -297,14 +297,17 @@ class StoredBatch:
     @property
     def first_time(self) -> int:
         """When the first event was committed."""
-        offsets = self.window.stored.offsets
-        return self.commit_time + offsets[self.window.start] if offsets else self.commit_time
+        return self.time_at(0)
 
     @property
     def last_time(self) -> int:
         """When the last event was committed."""
+        return self.time_at(self.count - 1)
+
+    def time_at(self, index: int) -> int:
+        """Returns when an event was committed."""
         offsets = self.window.stored.offsets
-        return self.commit_time + offsets[self.window.stop - 1] if offsets else self.commit_time
+        return self.commit_time + offsets[self.window.start + index] if offsets else self.commit_time
 
     def commit_offsets(self) -> Sequence[int]:
         """Returns for each event how many microseconds after the first it was committed; none if all were then."""

@@ -49,6 +49,9 @@ class ChannelGauges:
     producers: int  # Producers whose stamps are remembered.
     first_sequence: int  # The oldest queued sequence; the next one where the queue is empty.
     next_sequence: int  # The sequence that the next event gets.
+    oldest_commit_time: int  # Of the oldest event, queued or taken, in microseconds since 1970; 0 if there is none.
+    last_put_time: int  # When a commit last stored events since the opening; 0 if none has. So is `last_take_time`.
+    last_take_time: int
 
 
 class Channel:
@@ -144,6 +147,9 @@ class Channel:
             producers=len(contents.ledger),
             first_sequence=contents.first_sequence,
             next_sequence=contents.next_sequence,
+            oldest_commit_time=contents.oldest_commit_time,
+            last_put_time=contents.last_put_time,
+            last_take_time=contents.last_take_time,
         )
 
     def has_room(self, event_count: int, body_bytes: int) -> bool:
@@ -160,6 +166,10 @@ class Channel:
         self._contents.refuse_if_closed()
 
     # Reading without taking.
+
+    def first_since(self, time: int) -> tuple[int, int]:
+        """Returns the first event that was committed at or after a time; see `Contents.first_since`."""
+        return self._contents.first_since(time)
 
     async def queued(self, from_sequence: int) -> AsyncGenerator[StoredBatch]:
         """Yields the queued batches from a sequence on, up to the newest that is committed now."""

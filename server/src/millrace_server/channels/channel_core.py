@@ -91,4 +91,6 @@ class ChannelCore:
     def count_take(self, batches: Sequence[StoredBatch]) -> None:
         """Counts a take that has ended, and wakes the next one: this one may have left events."""
         self.contents.counters.take_attempts += sum(batch.count for batch in batches) or 1
+        if batches:
+            self.contents.note_take()
         self.contents.wake_taker()

@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from time import time_ns
 
 from millrace_server.channels.admission import Capacity, WaitQueue
@@ -100,7 +101,7 @@ class Contents:
         self._taken: dict[int, StoredBatch] = {}
         self._assigned_sequence = next_sequence
         self.clock: Callable[[], int] = time_ns
-        self.last_commit_time = 0
+        self.last_commit_time = self.last_put_time = self.last_take_time = 0
         self.queue = EventQueue()
         self.capacity = capacity
         self.ledger = StampLedger()
@@ -123,6 +124,30 @@ class Contents:
     def assigned_sequence(self) -> int:
         """The sequence that the next commit gets; `next_sequence` where none is in flight."""
         return self._assigned_sequence
+
+    @property
+    def oldest_commit_time(self) -> int:
+        """When the oldest event, queued or taken, was committed; 0 if there is none. Takes O(taken batches)."""
+        held = [*self._taken.values(), *filter(None, [self.queue.first])]
+        return min(held, key=_first_sequence).first_time if held else 0
+
+    def first_since(self, time: int) -> tuple[int, int]:
+        """Returns the sequence and the time of the first event, queued or taken, committed at or after a time.
+
+        The next sequence and 0 if there is none. Takes O(taken batches) and O(log n) of those in the queue.
+        """
+        found = [batch for batch in self._taken.values() if batch.last_time >= time]
+        if (queued := self.queue.first_since(time)) is not None:
+            found.append(queued)
+        if not found:
+            return self.next_sequence, 0
+        first = min(found, key=_first_sequence)
+        index = first.index_since(time)
+        return first.first_sequence + index, first.time_at(index)
+
+    def note_take(self) -> None:
+        """Remembers that events were returned now."""
+        self.last_take_time = self.clock() // 1000
 
     def held_batches(self) -> list[StoredBatch]:
         """Returns all committed events, queued or taken, in no order."""
@@ -232,6 +257,7 @@ class Contents:
                 subscriber.publish(batch)
         if commit.batches:
             self.next_sequence += commit.put_count
+            self.last_put_time = commit.commit_time
             self.readers.wake_all()
         if commit.takes:
             self._remove_taken(commit.takes)
@@ -326,6 +352,9 @@ class Contents:
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         self._subscribers.discard(subscriber)
+
+
+_first_sequence = attrgetter("first_sequence")
 
 
 def _first_of(batches: Iterable[StoredBatch], events_max: int) -> list[StoredBatch]:

@@ -1,9 +1,11 @@
 """The committed events of a channel that are not taken, in the order of their sequences."""
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 
 from millrace.columns import HEADER_CELLS_MAX
 from millrace_server.channels.batches import Form, StoredBatch, StoredColumns, Window
@@ -65,8 +67,17 @@ class EventQueue:
         self.has_runs = True
 
     @property
+    def first(self) -> StoredBatch | None:
+        return self._batches[0] if self._batches else None
+
+    @property
     def first_sequence(self) -> int | None:
         return self._batches[0].first_sequence if self._batches else None
+
+    def first_since(self, time: int) -> StoredBatch | None:
+        """Returns the batch that has the first event committed at or after a time; None if no event was."""
+        index = bisect_left(self._batches, time, key=_last_time)
+        return self._batches[index] if index < len(self._batches) else None
 
     def append(self, batch: StoredBatch) -> None:
         self.event_count += batch.count
@@ -225,6 +236,9 @@ class EventQueue:
         for batch in self._batches:
             self._end_run_in(batch)
             yield batch
+
+
+_last_time = attrgetter("last_time")
 
 
 class AnswerBudget:

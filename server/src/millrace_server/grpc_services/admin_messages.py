@@ -14,7 +14,7 @@ from millrace_server.channels.channel_handle import ChannelHandle
 from millrace_server.channels.config import AnyChannelConfig, ChannelConfig
 from millrace_server.channels.contents import ChannelCounters
 from millrace_server.errors import BadArgumentError
-from millrace_server.grpc_services.messages import duration_of, seconds_of
+from millrace_server.grpc_services.messages import duration_of, seconds_of, timestamp_of
 
 NUMBERS: Mapping[str, Mapping[str, Any]] = {
     "type": {
@@ -48,7 +48,9 @@ def channel_message(handle: ChannelHandle) -> pb.Channel:
     if channel is not None:
         message.channel_id = channel.channel_id
         # The message has the names of the gauges.
-        message.gauges.CopyFrom(pb.ChannelGauges(**asdict(channel.gauges())))
+        gauges = asdict(channel.gauges())
+        times = {name: timestamp_of(micros) for name, micros in gauges.items() if name.endswith("_time")}
+        message.gauges.CopyFrom(pb.ChannelGauges(**gauges | times))
         message.counters.CopyFrom(_counters_message(channel.counters))
         message.start_time.FromDatetime(datetime.fromtimestamp(channel.start_time, UTC))
         if (claim := channel.claims.claim) is not None:

@@ -24,7 +24,7 @@ from millrace_server.grpc_services.admin_messages import (
     number_name,
     word_of,
 )
-from millrace_server.grpc_services.messages import encode_batches, form_of, seconds_of
+from millrace_server.grpc_services.messages import encode_batches, form_of, micros_of, seconds_of
 from millrace_server.grpc_services.rpc import Handler, Rpcs
 from millrace_server.hosting.data_dir import Catalog
 
@@ -194,19 +194,24 @@ async def _to_completion(change: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 async def _peeked(channel: Channel, request: pb.PeekEventsRequest) -> AsyncGenerator[tuple[int, StoredBatch]]:
     """Yields batches for PeekEvents, each with the number of events that were skipped before it."""
+    from_sequence = request.from_sequence
+    if request.HasField("from_time"):
+        if from_sequence:
+            raise BadArgumentError("from_time: is given together with from_sequence; set only one of them")
+        from_sequence, _ = channel.first_since(micros_of("from_time", request.from_time))
     if not request.follow:
-        async for batch in channel.queued(request.from_sequence):
+        async for batch in channel.queued(from_sequence):
             yield 0, batch
         return
     subscriber = channel.subscribe()
     try:
         # The queued batches and the committed ones join without a gap and without overlap.
-        async for batch in channel.queued(request.from_sequence or channel.next_sequence):
+        async for batch in channel.queued(from_sequence or channel.next_sequence):
             yield 0, batch
         while (news := await subscriber.next_batch()) is not None:
             skipped_count, batch = news
-            if batch.end_sequence > request.from_sequence:
-                yield skipped_count, batch.between(request.from_sequence, batch.end_sequence)
+            if batch.end_sequence > from_sequence:
+                yield skipped_count, batch.between(from_sequence, batch.end_sequence)
         channel.refuse_if_closed()
     finally:
         channel.unsubscribe(subscriber)

@@ -14,11 +14,13 @@ from millrace_server.grpc_services.messages import (
     encode_batches,
     events_of,
     form_of,
+    micros_of,
     nonempty_events_of,
     receipt_response,
     seconds_of,
     stamp_of,
     take_response,
+    timestamp_of,
 )
 from millrace_server.grpc_services.rpc import Handler, MessageStream, Rpcs
 from millrace_server.grpc_services.streams import AppendStreamCall, ConsumeCall
@@ -49,6 +51,7 @@ class ChannelService:
             "Read": rpcs.server_stream(pb.ReadRequest, self._read),
             "Acknowledge": rpcs.unary(pb.AcknowledgeRequest, self._acknowledge),
             "Release": rpcs.unary(pb.ReleaseRequest, self._release),
+            "FindSequence": rpcs.unary(pb.FindSequenceRequest, self._find_sequence),
         }
 
     async def _begin_txn(self, request: pb.BeginTxnRequest) -> pb.BeginTxnResponse:
@@ -134,6 +137,12 @@ class ChannelService:
     async def _release(self, request: pb.ReleaseRequest) -> pb.ReleaseResponse:
         await self._registry.get(request.channel).claims.release(request.reader_id, _epoch_of(request))
         return pb.ReleaseResponse()
+
+    async def _find_sequence(self, request: pb.FindSequenceRequest) -> pb.FindSequenceResponse:
+        if not request.HasField("time"):
+            raise BadArgumentError("time: is missing; give the time from which events are wanted")
+        sequence, commit_time = self._registry.get(request.channel).first_since(micros_of("time", request.time))
+        return pb.FindSequenceResponse(sequence=sequence, commit_time=timestamp_of(commit_time))
 
     def _find(self, txn_id: str) -> Transactions:
         return self._registry.transactions.find(txn_id)
