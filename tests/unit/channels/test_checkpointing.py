@@ -4,6 +4,8 @@ import errno
 import pytest
 import structlog
 
+from millrace_server.channels import checkpointing
+from millrace_server.channels.channel import Channel
 from millrace_server.channels.checkpointing import Checkpointing
 from millrace_server.errors import ChannelLogFailedError, DiskFullError
 from millrace_server.storage.v1 import records_pb2 as pb
@@ -104,6 +106,39 @@ async def test_make_that_raises_an_unexpected_error_is_logged_and_retried(
         assert (reported["event"], reported["exc_info"]) == ("no checkpoint could be made; it is tried again", True)
         await opened.checkpointing.make()
         assert checkpoints_of(opened)[0] is not None
+
+
+def times_of(channel: Channel) -> list[tuple[int, int]]:
+    """The sequence and the time of each event that the channel has."""
+    return [
+        (batch.first_sequence + index, batch.first_time + offset)
+        for batch in channel._contents.held_batches()
+        for index, offset in enumerate(batch.commit_offsets() or [0] * batch.count)
+    ]
+
+
+@pytest.mark.parametrize("slice_batches", [1, 2, 3])
+async def test_make_of_a_checkpoint_in_slices_is_as_one_in_a_piece(
+    disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch, slice_batches: int
+) -> None:
+    """Sequences, times, and the parts that transactions have left of batches and runs."""
+    monkeypatch.setattr(checkpointing, "_SLICE_BATCHES", slice_batches)
+    async with file_channel(disk) as opened:
+        channel = opened.channel
+        for number in range(4):
+            await append(channel, *[b"%d.%d" % (number, index) * 2_000 for index in range(3)])
+            await append(channel, b"small")
+            await append(channel, b"smaller")
+            if number % 2:
+                await begin_with_takes(channel, 4)
+        await opened.checkpointing.make()
+        killed, times, durable_state = disk.copy(), times_of(channel), opened.durable_state()
+        assert len(times) == 20
+        assert times == sorted(times)
+    async with file_channel(killed) as found:
+        assert found.recovered.replayed_records == 0
+        assert times_of(found.channel) == times
+        assert found.durable_state() == durable_state
 
 
 @pytest.mark.parametrize("keeps_previous", [True, False])

@@ -1,7 +1,9 @@
 """Writes a channel's checkpoints, and removes the segments that they make unnecessary."""
 
 import asyncio
+import time
 from contextlib import suppress
+from itertools import islice
 
 import structlog
 
@@ -13,6 +15,11 @@ from millrace_server.wal.checkpoints import Checkpoint, CheckpointFiles
 from millrace_server.wal.log import WriteAheadLog
 
 _log = structlog.stdlib.get_logger(__name__)
+
+_SLICE_BATCHES = 500
+"""Batches that are encoded at once: for about half a millisecond, in which the event loop may have to wait."""
+
+_PAUSE_SECONDS = 0.001
 
 
 class Checkpointing:
@@ -107,13 +114,27 @@ class Checkpointing:
 
     def _write(self, snapshot: Snapshot) -> None:
         """Writes a checkpoint, then removes the segments that neither it nor the previous one needs."""
-        batches = sorted(snapshot.batches, key=lambda batch: batch.first_sequence)
-        message = pb.Checkpoint(state=snapshot.state, batches=batches_message(batches))
+        state, needed = _encoded(snapshot)
         # Durable once this returns. Only then may segments go that the older checkpoints needed.
-        self._files.write(Checkpoint(snapshot.position, message.SerializeToString()))
-        needed = first_needed_segment(message, snapshot.position)
+        self._files.write(Checkpoint(snapshot.position, state))
         # The previous checkpoint is of use only with its segments, in case the newest is damaged.
         needed_by_both = min(needed, self._needed_before) if self._journal.config.backup_checkpoint else needed
         self._needed_before = needed
         self._log.remove_before(needed_by_both)
         self._holds_back = self._log.first_segment_id < needed
+
+
+def _encoded(snapshot: Snapshot) -> tuple[bytes, int]:
+    """Returns the message of a snapshot, and the oldest segment that it refers to."""
+    pieces = [pb.Checkpoint(state=snapshot.state).SerializeToString()]
+    needed = snapshot.position.segment_id
+    batches, last = snapshot.batches_in_log(), None
+    while batches_now := list(islice(batches, _SLICE_BATCHES)):
+        message = pb.Checkpoint(batches=batches_message(batches_now, last))
+        pieces.append(message.SerializeToString())
+        needed, last = min(needed, first_needed_segment(message, snapshot.position)), batches_now[-1]
+        if len(batches_now) == _SLICE_BATCHES:
+            # Gives the interpreter to the event loop. Without it, each call would have to wait several times until it
+            # is taken away from this thread, each time for 5 ms.
+            time.sleep(_PAUSE_SECONDS)
+    return b"".join(pieces), needed

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
 from operator import attrgetter
 from time import time_ns
 
@@ -149,9 +150,9 @@ class Contents:
         """Remembers that events were returned now."""
         self.last_take_time = self.clock() // 1000
 
-    def held_batches(self) -> list[StoredBatch]:
-        """Returns all committed events, queued or taken, in no order."""
-        return [*self.queue, *self._taken.values()]
+    def held_batches(self) -> Iterator[StoredBatch]:
+        """Returns all committed events of now, queued or taken, by sequence; another thread may iterate."""
+        return merge(self.queue.entries(), sorted(self._taken.values(), key=_first_sequence), key=_first_sequence)
 
     def restore(self, queue: EventQueue, ledger: StampLedger, last_commit_time: int) -> None:
         self.queue = queue

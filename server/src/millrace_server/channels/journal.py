@@ -99,10 +99,6 @@ class LogContext:
     def _all_ended(self, ending: Iterable[tuple[str, Outcome]]) -> Iterator[tuple[str, Outcome]]:
         return chain(self._ended.items(), ending)
 
-    def batches_in_log(self) -> Sequence[StoredBatch]:
-        """Returns all committed events that the log stores, queued or taken, in no order."""
-        return self.contents.held_batches()
-
 
 class RollbackEntry(JournalEntry):
     """A rollback. It has taken effect already, and remembering it after a crash is not worth a sync."""
@@ -146,11 +142,20 @@ class ClaimEntry(JournalEntry):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A channel at a position of its log, which is synced up to there: its state, and all events in the log."""
+    """A channel at a position of its log, which is synced up to there: its state, and its events."""
 
     position: LogPosition
     state: pb.State
-    batches: Sequence[StoredBatch]
+    batches: Iterable[StoredBatch]
+
+    def batches_in_log(self) -> Iterator[StoredBatch]:
+        """Yields the events in the log before the position, by sequence, once."""
+        end = self.position[:2]
+        for batch in self.batches:
+            location = batch.window.stored.location
+            # What was in memory only at that moment may have been written behind it since.
+            if location is not None and location[:2] < end:
+                yield batch
 
 
 class SnapshotEntry(JournalEntry):
@@ -166,7 +171,7 @@ class SnapshotEntry(JournalEntry):
     def apply(self, _locations: Sequence[Location], end: LogPosition) -> None:
         # All earlier entries are applied and no later one is: the events match the state, which was taken when this
         # entry was submitted.
-        self._future.set_result(Snapshot(end, self._state, self._context.batches_in_log()))
+        self._future.set_result(Snapshot(end, self._state, self._context.contents.held_batches()))
 
     def fail(self, error: MillraceError) -> None:
         fail_future(self._future, error)

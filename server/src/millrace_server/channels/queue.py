@@ -195,6 +195,12 @@ class EventQueue:
             self._batches.insert(index, part)
         self.event_count -= count
 
+    def entries(self) -> list[StoredBatch]:
+        """Returns all batches as they are now."""
+        # Much faster than to iterate, which ends the last run only where it gets there.
+        self._growing = None
+        return list(self._batches)
+
     def clear(self) -> list[StoredBatch]:
         removed = list(self._batches)
         self._batches.clear()

@@ -3,7 +3,7 @@
 `protos/storage/v1/records.proto` specifies the messages, FORMAT.md in the `wal` package the records.
 """
 
-import struct
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
@@ -309,10 +309,14 @@ def restore_ended(message: pb.EndedTxns, ended: EndedTxns) -> None:
 # Events of a checkpoint.
 
 
-def batches_message(batches: Sequence[StoredBatch]) -> pb.Batches:
-    """Returns the message of batches that all lie in the log, ordered by sequence."""
+def batches_message(batches: Sequence[StoredBatch], before: StoredBatch | None = None) -> pb.Batches:
+    """Returns the message of batches that all lie in the log, by sequence, behind the message that ends with `before`.
+
+    Encoded one behind the other, such messages are one: protobuf joins their lists.
+    """
     places = [_located(batch) for batch in batches]
     stored = [batch.window.stored for batch in batches]
+    times = [before.commit_time if before else 0, *[batch.commit_time for batch in batches]]
     return pb.Batches(
         first_sequences=[batch.first_sequence for batch in batches],
         starts=[batch.window.start for batch in batches],
@@ -325,21 +329,26 @@ def batches_message(batches: Sequence[StoredBatch]) -> pb.Batches:
         record_body_bytes=[columns.body_bytes for columns in stored],
         record_raw_bytes=[columns.raw_bytes for columns in stored],
         put_counts=[columns.record_count for columns in stored],
-        commit_time_steps=_steps([batch.commit_time for batch in batches]),
+        commit_time_steps=[time - previous for previous, time in pairwise(times)],
         commit_offsets=[
-            _encoded_offsets(columns) if index == 0 or columns is not stored[index - 1] else b""
-            for index, columns in enumerate(stored)
+            b"" if columns is previous else _encoded_offsets(columns)
+            for previous, columns in zip([before.window.stored if before else None, *stored], stored, strict=False)
         ],
     )
 
 
 def _encoded_offsets(columns: StoredColumns) -> bytes:
-    offsets = columns.offsets or ()
-    return struct.pack(f"<{len(offsets)}I", *offsets)
+    return _little_endian(columns.offsets[:]).tobytes() if columns.offsets else b""
 
 
 def _decoded_offsets(encoded: bytes) -> "array[int] | None":
-    return array("I", struct.unpack(f"<{len(encoded) // 4}I", encoded)) if encoded else None
+    return _little_endian(array("I", encoded)) if encoded else None
+
+
+def _little_endian(offsets: "array[int]") -> "array[int]":
+    if sys.byteorder == "big":
+        offsets.byteswap()
+    return offsets
 
 
 def first_needed_segment(checkpoint: pb.Checkpoint, position: LogPosition) -> int:

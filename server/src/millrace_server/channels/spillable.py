@@ -102,9 +102,6 @@ class TieredContext(LogContext):
             reserved_sequence=tier.reserving_sequence,
         )
 
-    def batches_in_log(self) -> Sequence[StoredBatch]:
-        return [batch for batch in self.contents.held_batches() if batch.is_in_log]
-
 
 class MemoryStateEntry(JournalEntry):
     """The channel's state with a new reserve of sequences, and `batches` that are spilled from memory to the log."""
@@ -278,8 +275,7 @@ class SpillableCommitter:
         portion: list[StoredBatch] = []
         portion_bytes = 0
         # Events of one request are neighbours, though some between them may be gone: their columns are written once.
-        in_order = sorted(in_memory, key=lambda batch: batch.first_sequence)
-        for stored, batches in groupby(in_order, key=lambda batch: batch.window.stored):
+        for stored, batches in groupby(in_memory, key=lambda batch: batch.window.stored):
             portion += batches
             portion_bytes += stored.raw_bytes
             if portion_bytes >= _SPILL_BYTES:
