@@ -47,8 +47,8 @@ class FakeStream(MessageStream):
 
     async def write(self, answer: Answer) -> None:
         await self.may_get.wait()
-        assert isinstance(answer, pb.AppendStreamResponse)
-        self.got.append(answer)
+        assert isinstance(answer, bytes)
+        self.got.append(pb.AppendStreamResponse.FromString(answer))
 
     def send(self, *bodies: bytes, channel: str = "orders", number: int | None = None) -> int:
         """Sends an append, with the producer's number of its event if given; returns its bytes."""

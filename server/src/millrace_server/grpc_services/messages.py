@@ -1,6 +1,7 @@
 """The parts that all requests and responses share: events, stamps and durations, checked and encoded."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -22,7 +23,7 @@ Columns = Buffer | event_pb2.EventColumns
 """A request's columns, encoded or parsed."""
 
 RequestT = TypeVar("RequestT", bound=Message)
-ReceiptT = TypeVar("ReceiptT", pb.CommitResponse, pb.AppendResponse, pb.AppendStreamResponse)
+ReceiptT = TypeVar("ReceiptT", pb.CommitResponse, pb.AppendResponse)
 EventsRequestT = TypeVar("EventsRequestT", pb.PutRequest, pb.AppendRequest, pb.AppendStreamRequest)
 
 _NANOS = 1_000_000_000
@@ -147,6 +148,21 @@ def receipt_response(kind: type[ReceiptT], receipt: Receipt) -> ReceiptT:
         deduplicated=receipt.is_deduplicated,
         commit_time=timestamp_of(receipt.commit_time),
     )
+
+
+def encode_append_answer(receipt: Receipt) -> bytes:
+    """Encodes the AppendStreamResponse of an append, of which there are many with the same commit time."""
+    answer = pb.AppendStreamResponse(
+        first_sequence=receipt.first_sequence,
+        last_sequence=receipt.last_sequence,
+        deduplicated=receipt.is_deduplicated,
+    )
+    return answer.SerializeToString() + _commit_time_field(receipt.commit_time)
+
+
+@lru_cache(maxsize=16)
+def _commit_time_field(micros: int) -> bytes:
+    return pb.AppendStreamResponse(commit_time=timestamp_of(micros)).SerializeToString()
 
 
 def encode_batches(answer: Message, batches_field: int, batches: Iterable[StoredBatch], form: Form) -> bytes:

@@ -18,11 +18,11 @@ from millrace_server.channels.transaction import Transaction
 from millrace_server.errors import BadArgumentError, DrainingError, MillraceError
 from millrace_server.grpc_services.messages import (
     consume_response,
+    encode_append_answer,
     form_of,
     nonempty_events_of,
     parse,
     parse_apart,
-    receipt_response,
     stamp_of,
 )
 from millrace_server.grpc_services.rpc import Admission, MessageStream
@@ -59,7 +59,7 @@ class _Append:
         self._admission: Admission | None = None
         self.byte_count = byte_count
         self.request: pb.AppendStreamRequest | None = None
-        self.answer: pb.AppendStreamResponse | None = None
+        self.answer: bytes | None = None
         self.is_abandoned = False
 
     def parse(self, raw: bytes, admission: Admission, registry: ChannelRegistry) -> None:
@@ -83,11 +83,12 @@ class _Append:
         return self._call.begin(self)
 
     def end(self, receipt: Receipt) -> None:
-        self.answer = receipt_response(pb.AppendStreamResponse, receipt)
+        self.answer = encode_append_answer(receipt)
         self._call.on_end(self)
 
     def refuse(self, error: Exception) -> None:
-        self.answer = pb.AppendStreamResponse(error=status_of(refusal(error, self.request)))
+        answer = pb.AppendStreamResponse(error=status_of(refusal(error, self.request)))
+        self.answer = answer.SerializeToString()
         self._call.on_end(self)
 
 
