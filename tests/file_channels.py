@@ -130,7 +130,7 @@ class FileChannel:
         )
         await journal.snapshot()
         channel = Channel("orders", config, storage, directory or TxnDirectory(10_000), ANSWER_BYTES_MAX)
-        checkpointing = Checkpointing("orders", journal, checkpoints, log, recovered.first_needed_segment)
+        checkpointing = Checkpointing("orders", journal, checkpoints, log, recovered)
         opened = cls(disk, config, log, checkpoints, columns, recovered, journal, channel, checkpointing)
         journal.on_change = columns.on_damage = opened.faults.append
         return opened

@@ -77,7 +77,7 @@ class TurnWriter(LogWriter):
 
     _is_scheduled = False
 
-    def start(self, _threads: WriterThreads) -> None:
+    def start(self, _threads: WriterThreads, *, ends_with_sync_point: bool) -> None:
         """Does nothing, since there is no thread."""
 
     def submit(self, submission: Submission) -> None:

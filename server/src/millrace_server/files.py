@@ -1,6 +1,9 @@
 """Atomic and durable writes of files and directories."""
 
 import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,12 +45,39 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def make_directories(path: Path) -> None:
+class _Syncing:
+    """The fsyncs of one directory; the newest that has begun, and the newest that has ended, by number."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # Held during an fsync.
+        self.begun = self.ended = 0
+
+
+class SharedSyncs:
+    """Fsyncs of directories; calls that wait for the same one share it. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._syncing: defaultdict[Path, _Syncing] = defaultdict(_Syncing)
+
+    def sync_directory(self, path: Path) -> None:
+        """Fsyncs a directory like `sync_directory`, or waits for an fsync that another call begins meanwhile."""
+        syncing = self._syncing[path]
+        # One that has begun already may miss the caller's change.
+        needed = syncing.begun + 1
+        with syncing.lock:
+            if syncing.ended >= needed:
+                return
+            syncing.begun += 1
+            sync_directory(path)
+            syncing.ended = syncing.begun
+
+
+def make_directories(path: Path, sync: Callable[[Path], None] = sync_directory) -> None:
     """Creates a directory and its missing parents durably."""
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
     for directory in reversed(missing):
         directory.mkdir(mode=0o700, exist_ok=True)
-        sync_directory(directory.parent)
+        sync(directory.parent)
 
 
 def _write_new(path: Path, content: bytes, mode: int) -> None:

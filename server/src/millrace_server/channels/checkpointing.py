@@ -1,6 +1,7 @@
 """Writes a channel's checkpoints, and removes the segments that they make unnecessary."""
 
 import asyncio
+import random
 import time
 from contextlib import suppress
 from itertools import islice
@@ -9,6 +10,7 @@ import structlog
 
 from millrace_server.channels.journal import Journal, Snapshot
 from millrace_server.channels.records import batches_message, first_needed_segment
+from millrace_server.channels.recovery import Recovered
 from millrace_server.errors import MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import Checkpoint, CheckpointFiles
@@ -34,19 +36,19 @@ class Checkpointing:
         journal: Journal,
         files: CheckpointFiles,
         log: WriteAheadLog,
-        needed_before: int,
+        recovered: Recovered,
     ) -> None:
         self._name = name
         self._journal = journal
         self._files = files
         self._log = log
         # The oldest segment that the newest checkpoint needs, which is the previous one after the next write.
-        self._needed_before = needed_before
+        self._needed_before = recovered.first_needed_segment
         # The journal's change count in the newest checkpoint. -1 differs from every count.
-        self._seen_count = -1
+        self._seen_count = journal.change_count if recovered.is_checkpointed else -1
         # Whether only the previous checkpoint still needs the oldest segments. Then another checkpoint frees them,
         # though nothing has changed.
-        self._holds_back = False
+        self._holds_back = log.first_segment_id < self._needed_before
         self._is_failing = False
         self._nudge = asyncio.Event()
         # One at a time: both write the same temporary file, and the second must know what the first has removed.
@@ -67,11 +69,14 @@ class Checkpointing:
             pass
 
     async def _run(self) -> None:
+        # The first is made earlier, so that channels that were opened together do not write theirs together.
+        phase = random.random()  # noqa: S311 - spreads load, guards no secret
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._seconds_to_next()):
+                async with asyncio.timeout(self._seconds_to_next() * phase):
                     await self._nudge.wait()
             self._nudge.clear()
+            phase = 1.0
             if self._journal.fault:
                 # A failed log takes no barrier, so no snapshot can be proven to be on the disk.
                 return

@@ -28,7 +28,7 @@ from millrace_server.channels.channel_file import (
     DirectoryError,
     why_refused,
 )
-from millrace_server.files import lock_owner, make_directories, sync_directory, write_lock_owner
+from millrace_server.files import SharedSyncs, lock_owner, make_directories, sync_directory, write_lock_owner
 
 LOCK_FILE = "lock"
 
@@ -98,8 +98,12 @@ class ChannelDirectories:
         self._locks.close()
 
 
-def open_directories(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path) -> ChannelDirectories:
+def open_directories(
+    name: str, data_dirs: Sequence[Path], checkpoint_dir: Path, syncs: SharedSyncs | None = None
+) -> ChannelDirectories:
     """Locks a channel's directories, and creates missing ones. Blocks on the disk.
+
+    Channels that share `syncs` and are opened at the same time share the syncs of the directories above theirs.
 
     Afterwards no other process or channel uses them, and their channel files agree, also after a power cut. A channel
     that was being deleted is removed and created again. Directories may be added, moved and reordered.
@@ -110,12 +114,12 @@ def open_directories(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path)
             changed, unless the disk failed.
     """
     with ExitStack() as locks:
-        places = _create(name, data_dirs, checkpoint_dir)
+        places = _create(name, data_dirs, checkpoint_dir, syncs or SharedSyncs())
         for path in places:
             locks.callback(os.close, lock_directory(path))
         files = _read(name, places)
         # A process that was killed after a rename has not synced it; the steps below rely on that sync.
-        for path in places:
+        for path in (path for path, file in files.items() if file):
             with _converting_errors(path):
                 sync_directory(path)
         if any(file and file.is_deleted for file in files.values()):
@@ -135,11 +139,11 @@ def _converting_errors(path: Path) -> Iterator[None]:
         raise DirectoryError(f"cannot use {path}: {error.strerror}") from error
 
 
-def _create(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path) -> list[Path]:
+def _create(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path, syncs: SharedSyncs) -> list[Path]:
     """Creates the directories; returns each once, the data directories first."""
-    for path in (*data_dirs, checkpoint_dir):
+    for path in dict.fromkeys((*data_dirs, checkpoint_dir)):
         with _converting_errors(path):
-            _create_one(path)
+            _create_one(path, syncs)
     for one, other in itertools.combinations(data_dirs, 2):
         if one.samefile(other):
             raise DirectoryError(f"channel {name!r} has the same data directory twice: {one} and {other}")
@@ -147,12 +151,12 @@ def _create(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path) -> list[
     return [*data_dirs, checkpoint_dir] if is_apart else list(data_dirs)
 
 
-def _create_one(path: Path) -> None:
+def _create_one(path: Path, syncs: SharedSyncs) -> None:
     lowest = next(directory for directory in (path, *path.parents) if directory.exists())
     # Created just before a kill, its name may not be on the disk. A directory above that is not readable is not ours.
     with suppress(PermissionError):
-        sync_directory(lowest.parent)
-    make_directories(path)
+        syncs.sync_directory(lowest.parent)
+    make_directories(path, syncs.sync_directory)
 
 
 def _read(name: str, places: Sequence[Path]) -> dict[Path, ChannelFile | None]:
@@ -217,7 +221,8 @@ def _complete(
     known_count = _known_count(files)
     for path, index in indexes.items():
         file = files[path]
-        if not file or file.index != index:
+        # Of a single directory, nothing can be missing while its file is there: the one below is enough.
+        if len(files) > 1 and (not file or file.index != index):
             _write(path, ChannelFile(identity, index, known_count))
     complete = {path: ChannelFile(identity, index, count) for path, index in indexes.items()}
     for path, file in complete.items():

@@ -1,6 +1,7 @@
 """The files of one channel, from its opening to its end."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Container
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from millrace_server.channels.log_columns import LogColumns, RecentMemory
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
 from millrace_server.channels.spillable import SpillableCommitter, TieredContext
 from millrace_server.errors import MillraceError
+from millrace_server.files import SharedSyncs
 from millrace_server.wal.checkpoints import CheckpointFiles
 from millrace_server.wal.disk import Disk
 from millrace_server.wal.log import WriteAheadLog
@@ -32,7 +34,11 @@ from millrace_server.wal.writer_threads import WriterThreads
 
 _log = structlog.stdlib.get_logger(__name__)
 
-_OPENERS_MAX = 2
+OPENERS_MAX = 16
+"""Channels that are opened at the same time; they wait for the disk most of the time."""
+
+# Replaying takes the processor, which the event loop needs as well.
+_LONG_REPLAYS_MAX = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +151,9 @@ class FileStores:
         # By the file systems that a log is on, so that one that does not answer holds up the logs of no other.
         self._writers: dict[frozenset[int], WriterThreads] = {}
         # Their own threads: reading logs back takes long, and reads of other channels must not wait behind it.
-        self._openers = ThreadPoolExecutor(_OPENERS_MAX, thread_name_prefix="channel-opener")
+        self._openers = ThreadPoolExecutor(OPENERS_MAX, thread_name_prefix="channel-opener")
+        self._long_replays = threading.BoundedSemaphore(_LONG_REPLAYS_MAX)
+        self._syncs = SharedSyncs()
 
     def finish_deletions(self, configured: Container[str]) -> None:
         """Removes the files of channels whose deletion a crash has interrupted, below the server's own directory.
@@ -169,7 +177,7 @@ class FileStores:
     def _open_directories(self, name: str, config: LogChannelConfig) -> ChannelDirectories:
         data_dirs = [directory / name for directory in config.data_dirs or [self._base]]
         checkpoint_dir = config.checkpoint_dir / name if config.checkpoint_dir else data_dirs[0]
-        return open_directories(name, data_dirs, checkpoint_dir)
+        return open_directories(name, data_dirs, checkpoint_dir, self._syncs)
 
     async def open(
         self, name: str, config: LogChannelConfig, progress: ReplayProgress, on_change: Callable[[str], None]
@@ -188,13 +196,18 @@ class FileStores:
             DiskFullError, ChannelLogFailedError: A new log could not be written.
         """
         started = time.monotonic()
+        progress.long_replays = self._long_replays
         loop = asyncio.get_running_loop()
         files, recovered = await loop.run_in_executor(self._openers, self._recover, name, config, progress)
         committer, journal = self._committer(name, config, files, recovered)
         journal.on_change = files.columns.on_damage = on_change
         try:
-            # With a new log, this makes its first segment.
-            await journal.snapshot()
+            if committer is not journal:
+                # It reserves sequences.
+                recovered.is_checkpointed = False
+            if not (recovered.is_checkpointed and files.log.end.segment_id):
+                # With a new log, this makes its first segment.
+                await journal.snapshot()
         except BaseException:
             journal.close()
             await asyncio.to_thread(files.close)
@@ -208,7 +221,7 @@ class FileStores:
             ended=recovered.ended,
             claim=recovered.claim,
         )
-        checkpointing = Checkpointing(name, journal, files.checkpoints, files.log, recovered.first_needed_segment)
+        checkpointing = Checkpointing(name, journal, files.checkpoints, files.log, recovered)
         checkpointing.start()
         _log.info(
             "channel opened",

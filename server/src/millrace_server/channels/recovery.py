@@ -1,8 +1,10 @@
 """Recovery: restores a channel from its checkpoint and its log."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 
 from millrace_server.channels.batches import ColumnsSource, StoredBatch, StoredColumns, Window
 from millrace_server.channels.commit import Receipt
@@ -28,6 +30,8 @@ from millrace_server.wal.log import LogRecord, WriteAheadLog
 from millrace_server.wal.records import Location, LogPosition
 from millrace_server.wal.segments import LogCorruptError
 
+_LONG_REPLAY_RECORDS = 1_000
+
 
 @dataclass(slots=True)
 class Recovered:
@@ -43,6 +47,7 @@ class Recovered:
     checkpoint: LogPosition | None = None  # Where replay began; None: at the log's beginning.
     replayed_records: int = 0
     replayed_bytes: int = 0
+    is_checkpointed: bool = True  # Whether the newest checkpoint has all of it; also where there is nothing yet.
 
 
 @dataclass(slots=True)
@@ -51,6 +56,7 @@ class ReplayProgress:
 
     bytes_done: int = 0
     bytes_total: int = 0  # An estimate: preallocated space at the log's end is included.
+    long_replays: AbstractContextManager[object] = field(default_factory=nullcontext)  # Entered for many records.
 
     @property
     def fraction(self) -> float:
@@ -90,7 +96,8 @@ def recover(
 def _replay(recovery: "_Recovery", log: WriteAheadLog, progress: ReplayProgress, *, read_only: bool) -> Recovered:
     recovered = recovery.recovered
     start = recovered.checkpoint
-    for record in log.replay(start, first_needed=recovered.first_needed_segment, read_only=read_only):
+    records = log.replay(start, first_needed=recovered.first_needed_segment, read_only=read_only)
+    for record in _within(progress.long_replays, records):
         try:
             recovery.apply(record)
         except (ContradictionError, MillraceError) as error:
@@ -103,11 +110,22 @@ def _replay(recovery: "_Recovery", log: WriteAheadLog, progress: ReplayProgress,
         progress.bytes_done = recovered.replayed_bytes
         if not progress.bytes_total:
             progress.bytes_total = log.byte_count_behind(start)
+    # A log that was closed ends with a SYNC_POINT behind its last checkpoint, or behind the STATE that began it.
+    recovered.is_checkpointed &= recovered.replayed_records <= (1 if start else 2)
     # Behind it there may be PUT records without a commit, which the next commit does not overwrite.
     recovered.queue.end_run()
     # Which of the reserved sequences a crashed process gave to events in memory, no record says, so all are skipped.
     recovered.next_sequence = max(recovery.next_sequence, recovery.reserved_sequence)
     return recovered
+
+
+def _within(long_replays: AbstractContextManager[object], records: Iterator[LogRecord]) -> Iterator[LogRecord]:
+    """Yields the records: if they are many, those behind the first within `long_replays`."""
+    yield from islice(records, _LONG_REPLAY_RECORDS)
+    for record in records:
+        with long_replays:
+            yield record
+            yield from records
 
 
 class _Recovery(Replay[Location]):
@@ -129,6 +147,7 @@ class _Recovery(Replay[Location]):
         recovered = self.recovered
         recovered.last_commit_time = message.state.last_commit_time
         recovered.checkpoint = checkpoint.position
+        recovered.is_checkpointed = not checkpoint.is_previous
         recovered.first_needed_segment = first_needed_segment(message, checkpoint.position)
         for batch in restore_batches(message.batches, self._source):
             recovered.queue.append(batch)

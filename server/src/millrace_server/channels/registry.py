@@ -1,7 +1,7 @@
 """All channels of a server."""
 
 import asyncio
-from collections.abc import Callable, Container
+from collections.abc import AsyncGenerator, Callable, Container
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from millrace_server.channels.channel_core import ChannelStorage
 from millrace_server.channels.channel_file import DirectoryError
 from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.config import ChannelConfig, LogChannelConfig, check_channel_name, shown
-from millrace_server.channels.file_store import ClosedStore, FileStore, FileStores
+from millrace_server.channels.file_store import OPENERS_MAX, ClosedStore, FileStore, FileStores
 from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.errors import (
     ChannelConfiguredError,
@@ -24,6 +24,10 @@ from millrace_server.errors import (
 from millrace_server.wal.disk import Disk, OsDisk
 
 _log = structlog.stdlib.get_logger(__name__)
+
+# How long a listing occupies the event loop at a time, and then waits.
+_VISIT_SECONDS = 0.002
+_PAUSE_SECONDS = 0.001
 
 _ENVELOPE_BYTES = 1024
 """Bytes of an answer besides its events: tags, lengths and counts."""
@@ -43,6 +47,7 @@ class ChannelRegistry:
         self._handles: dict[str, ChannelHandle] = {}
         self._channels: dict[str, Channel] = {}  # The open ones.
         self._openings: dict[str, asyncio.Task[None]] = {}
+        self._opening = asyncio.Semaphore(OPENERS_MAX)
         self._closings: set[asyncio.Task[None]] = set()
         self._answer_bytes_max = message_bytes_max - _ENVELOPE_BYTES
         self._stores = FileStores(channels_dir, disk or OsDisk())
@@ -67,6 +72,10 @@ class ChannelRegistry:
         return handle
 
     async def _open(self, handle: ChannelHandle, config: LogChannelConfig) -> None:
+        async with self._opening:
+            await self._open_in_turn(handle, config)
+
+    async def _open_in_turn(self, handle: ChannelHandle, config: LogChannelConfig) -> None:
         progress_log = asyncio.create_task(handle.log_progress())
         try:
             handle.store = await self._stores.open(handle.name, config, handle.progress, handle.report_change)
@@ -88,6 +97,16 @@ class ChannelRegistry:
 
     def handles(self) -> list[ChannelHandle]:
         return [self._handles[name] for name in sorted(self._handles)]
+
+    async def visit(self) -> AsyncGenerator[ChannelHandle]:
+        """Yields all channels for a listing, and lets others run meanwhile: there may be thousands of channels."""
+        clock = asyncio.get_running_loop().time
+        pause_at = clock() + _VISIT_SECONDS
+        for handle in self.handles():
+            if clock() >= pause_at:
+                await asyncio.sleep(_PAUSE_SECONDS)
+                pause_at = clock() + _VISIT_SECONDS
+            yield handle
 
     def finish_deletions(self, configured: Container[str]) -> None:
         """Removes the rest of channels whose deletion a crash has interrupted, except configured ones."""
@@ -200,12 +219,15 @@ class ChannelRegistry:
         give_up = None if timeout_seconds is None else clock() + timeout_seconds
         for under_way in [*self._openings.values(), *self._closings]:
             await asyncio.wait({under_way})
-        for handle in self.handles():
+
+        async def close(handle: ChannelHandle) -> None:
             if handle.store is not None:
                 try:
                     await handle.store.close(None if give_up is None else max(give_up - clock(), 0.0))
                 except Exception:  # noqa: BLE001 - whatever it is, the others are to keep what they hold
                     _log.exception("a channel could not be closed", channel=handle.name)
+
+        await asyncio.gather(*map(close, self.handles()))
 
     def watch(self, on_change: Callable[[str], None]) -> None:
         """Calls `on_change` with a channel's name after it was created, changed its state or was deleted."""

@@ -33,7 +33,9 @@ def unknown_channels(tables: Mapping[str, Any], model: type[BaseModel]) -> list[
     channels = tables.get("channels", {})
     if not isinstance(channels, dict):
         return []
-    return list(_problems((), tables, model, _Names(_texts(list(channels)), [], ())))
+    # Channels refer to none, and there may be thousands of them.
+    referring = {name: table for name, table in tables.items() if name != "channels"}
+    return list(_problems((), referring, model, _Names(_texts(list(channels)), [], ())))
 
 
 def _problems(path: _Path, value: object, declared: object, names: _Names) -> Iterator[str]:

@@ -64,6 +64,8 @@ class WriteAheadLog:
         self._call_soon: CallSoon | None = None
         self._end = _EMPTY
         self._is_writable = False
+        # Whether the last record says of all before it that it was synced.
+        self._ends_with_sync_point = False
         self._generation = 0
 
     @property
@@ -147,6 +149,7 @@ class WriteAheadLog:
             )
         scanner = SegmentScanner(segment.file, segment.header)
         synced_position = position
+        head = None
         for record in scanner.records(position):
             head = record.head
             if head.lsn != lsn:
@@ -168,6 +171,9 @@ class WriteAheadLog:
             raise LogCorruptError(
                 f"{following.path.name}: begins with LSN {following.header.first_lsn}; it must be {lsn}"
             )
+        self._ends_with_sync_point = (
+            head is not None and head.kind is Kind.SYNC_POINT and head.synced_position == record.position
+        )
         # The writer continues here, with the next LSN.
         self._end = LogPosition(segment.segment_id, position, lsn)
 
@@ -198,7 +204,7 @@ class WriteAheadLog:
         assert self._is_writable, "a log is replayed to its end before it is started"
         self._call_soon = call_soon
         self._writer = LogWriter(self._files, self._segments, self._end, self._codec, self._answer)
-        self._writer.start(threads or WriterThreads())
+        self._writer.start(threads or WriterThreads(), ends_with_sync_point=self._ends_with_sync_point)
 
     def _answer(self, group: Sequence[Submission], error: Exception | None) -> None:
         assert self._call_soon is not None, "an answered caller has submitted"

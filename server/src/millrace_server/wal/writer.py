@@ -89,7 +89,7 @@ class LogWriter:
         self._end = end
         # Invariant: never beyond `_end`. Replay has synced all up to there.
         self._synced_position = end.position
-        # Behind which sync a SYNC_POINT was last attempted. 0: none yet, so a reopened log writes one as well.
+        # Behind which sync a SYNC_POINT was last attempted. 0: none yet.
         self._sync_point_position = 0
         self._preallocated_position = end.position
         self._pending: deque[Submission] = deque()
@@ -113,10 +113,13 @@ class LogWriter:
         self._owes_sync_point = False
         self._has_ended = threading.Event()
 
-    def start(self, threads: WriterThreads) -> None:
-        """Begins on threads that it shares with other logs: with a SYNC_POINT, if one is due behind a replay."""
+    def start(self, threads: WriterThreads, *, ends_with_sync_point: bool) -> None:
+        """Begins on threads that it shares with other logs; with a SYNC_POINT, unless the log ends with one."""
         self._threads = threads
-        self._threads.run(self._run_if_idle, is_urgent=False)
+        if ends_with_sync_point:
+            self._sync_point_position = self._end.position
+        else:
+            self._threads.run(self._run_if_idle, is_urgent=False)
 
     def submit(self, submission: Submission) -> None:
         """Queues records behind all that were submitted before. A closing log fails them."""
