@@ -141,7 +141,7 @@ class AdminService:
             raise DiskFullError("the disk has no room for the server's catalog of channels; free some space") from None
 
     async def _list_channels(self, _request: pb.ListChannelsRequest) -> pb.ListChannelsResponse:
-        return pb.ListChannelsResponse(channels=map(channel_message, self._registry.handles()))
+        return pb.ListChannelsResponse(channels=[channel_message(handle) async for handle in self._registry.visit()])
 
     async def _get_channel(self, request: pb.GetChannelRequest) -> pb.GetChannelResponse:
         return pb.GetChannelResponse(channel=channel_message(self._registry.find(request.name)))
@@ -152,8 +152,10 @@ class AdminService:
         if len(names) > WATCHED_NAMES_MAX:
             raise BadArgumentError(f"names: has {len(names)}; at most {WATCHED_NAMES_MAX} are allowed, or none for all")
         while True:
-            watched = [handle for handle in self._registry.handles() if not names or handle.name in names]
-            yield pb.WatchChannelsResponse(channels=map(channel_message, watched))
+            watched = [
+                channel_message(handle) async for handle in self._registry.visit() if not names or handle.name in names
+            ]
+            yield pb.WatchChannelsResponse(channels=watched)
             await asyncio.sleep(interval_seconds)
 
     async def _peek_events(self, request: pb.PeekEventsRequest) -> AsyncGenerator[bytes]:

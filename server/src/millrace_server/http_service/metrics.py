@@ -1,20 +1,21 @@
 """The metrics of channels and components, for Prometheus and in the layout of Flume's JSON."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
 from millrace_server.agent.components import Component, ComponentKind, ComponentState, EventOutcome
-from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel import Channel, ChannelGauges
 from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.file_store import FileStore
-from millrace_server.channels.registry import ChannelRegistry
 
 _CHANNEL_PREFIX = "millrace_channel_"
+_STATE_NAMES = [(state.name.lower(), state) for state in ChannelState]
 _MILLISECONDS = 1000
 
 
@@ -38,31 +39,57 @@ class Measure(Generic[MeasuredT]):
         return f"{self.help} Flume: {self.key}." if self.is_flumes else self.help
 
 
-GAUGES: tuple[Measure[Channel], ...] = (
-    Measure("ChannelCapacity", "capacity_events", "Events that may be held.", lambda c: c.config.capacity, True),
-    Measure("ChannelSize", "queued_events", "Events not taken.", lambda c: c.gauges().queued_events, True),
-    Measure("TakenEvents", "taken_events", "Events that transactions have taken.", lambda c: c.gauges().taken_events),
-    Measure("MemoryEvents", "memory_events", "Events a crash loses.", lambda c: c.gauges().memory_events),
-    Measure("BodyBytes", "body_bytes", "Bytes of all bodies held.", lambda c: c.gauges().body_bytes),
-    Measure("BodyBytesMax", "body_bytes_max", "Bytes of bodies that may be held.", lambda c: c.config.body_bytes_max),
-    Measure("OpenTransactions", "open_transactions", "Open transactions.", lambda c: c.open_transactions),
-    Measure("WaitingTakes", "waiting_takes", "Takes that wait for an event.", lambda c: c.gauges().waiting_takes),
-    Measure("WaitingCommits", "waiting_commits", "Commits waiting for room.", lambda c: c.gauges().waiting_commits),
-    Measure("Producers", "producers", "Producers whose stamps are remembered.", lambda c: c.gauges().producers),
-    Measure("Claims", "claims", "1 while a reader's claim lives, else 0.", lambda c: int(c.claims.claim is not None)),
-    Measure("FirstSequence", "first_sequence", "Oldest queued sequence.", lambda c: c.first_sequence),
-    Measure("NextSequence", "next_sequence", "Sequence that comes next.", lambda c: c.next_sequence),
+class Reading(NamedTuple):
+    """A channel, and its gauges, which are read once for all measures."""
+
+    channel: Channel
+    gauges: ChannelGauges
+
+
+GAUGES: tuple[Measure[Reading], ...] = (
+    Measure(
+        "ChannelCapacity", "capacity_events", "Events that may be held.", lambda r: r.channel.config.capacity, True
+    ),
+    Measure("ChannelSize", "queued_events", "Events not taken.", lambda r: r.gauges.queued_events, True),
+    Measure("TakenEvents", "taken_events", "Events that transactions have taken.", lambda r: r.gauges.taken_events),
+    Measure("MemoryEvents", "memory_events", "Events a crash loses.", lambda r: r.gauges.memory_events),
+    Measure("BodyBytes", "body_bytes", "Bytes of all bodies held.", lambda r: r.gauges.body_bytes),
+    Measure(
+        "BodyBytesMax", "body_bytes_max", "Bytes of bodies that may be held.", lambda r: r.channel.config.body_bytes_max
+    ),
+    Measure("OpenTransactions", "open_transactions", "Open transactions.", lambda r: r.gauges.open_transactions),
+    Measure("WaitingTakes", "waiting_takes", "Takes that wait for an event.", lambda r: r.gauges.waiting_takes),
+    Measure("WaitingCommits", "waiting_commits", "Commits waiting for room.", lambda r: r.gauges.waiting_commits),
+    Measure("Producers", "producers", "Producers whose stamps are remembered.", lambda r: r.gauges.producers),
+    Measure(
+        "Claims", "claims", "1 while a reader's claim lives, else 0.", lambda r: int(r.channel.claims.claim is not None)
+    ),
+    Measure("FirstSequence", "first_sequence", "Oldest queued sequence.", lambda r: r.gauges.first_sequence),
+    Measure("NextSequence", "next_sequence", "Sequence that comes next.", lambda r: r.gauges.next_sequence),
 )
 
-COUNTERS: tuple[Measure[Channel], ...] = (
-    Measure("EventPutAttemptCount", "put_attempts", "Events offered.", lambda c: c.counters.put_attempts, True),
-    Measure("EventPutSuccessCount", "put_successes", "Events stored.", lambda c: c.counters.put_successes, True),
-    Measure("EventTakeAttemptCount", "take_attempts", "Events asked for.", lambda c: c.counters.take_attempts, True),
-    Measure("EventTakeSuccessCount", "take_successes", "Events removed.", lambda c: c.counters.take_successes, True),
-    Measure("CommitCount", "commits", "Transactions committed.", lambda c: c.counters.commits),
-    Measure("RollbackCount", "rollbacks", "Transactions rolled back.", lambda c: c.counters.rollbacks),
-    Measure("LeaseExpiredCount", "leases_expired", "Rolled back by their lease.", lambda c: c.counters.leases_expired),
-    Measure("DeduplicatedCount", "deduplicated", "Events dropped as repeats.", lambda c: c.counters.deduplicated),
+COUNTERS: tuple[Measure[Reading], ...] = (
+    Measure("EventPutAttemptCount", "put_attempts", "Events offered.", lambda r: r.channel.counters.put_attempts, True),
+    Measure(
+        "EventPutSuccessCount", "put_successes", "Events stored.", lambda r: r.channel.counters.put_successes, True
+    ),
+    Measure(
+        "EventTakeAttemptCount", "take_attempts", "Events asked for.", lambda r: r.channel.counters.take_attempts, True
+    ),
+    Measure(
+        "EventTakeSuccessCount", "take_successes", "Events removed.", lambda r: r.channel.counters.take_successes, True
+    ),
+    Measure("CommitCount", "commits", "Transactions committed.", lambda r: r.channel.counters.commits),
+    Measure("RollbackCount", "rollbacks", "Transactions rolled back.", lambda r: r.channel.counters.rollbacks),
+    Measure(
+        "LeaseExpiredCount",
+        "leases_expired",
+        "Rolled back by their lease.",
+        lambda r: r.channel.counters.leases_expired,
+    ),
+    Measure(
+        "DeduplicatedCount", "deduplicated", "Events dropped as repeats.", lambda r: r.channel.counters.deduplicated
+    ),
 )
 """Counters start at 0 when the server opens the channel."""
 
@@ -73,12 +100,12 @@ STORE_GAUGES: tuple[Measure[FileStore], ...] = (
 )
 
 
-def describe_channels(handles: Iterable[ChannelHandle]) -> dict[str, dict[str, str | float]]:
-    """Returns each channel under `CHANNEL.name`, as Flume's JSON reporting does, but with numbers as numbers.
+def describe_channel(handle: ChannelHandle) -> dict[str, dict[str, str | float]]:
+    """Returns a channel under `CHANNEL.name`, as Flume's JSON reporting does, but with numbers as numbers.
 
     Flume's keys have Flume's meanings; the other keys are Millrace's. A channel that is not open has few of them.
     """
-    return {f"CHANNEL.{one.name}": _describe_handle(one) for one in handles}
+    return {f"CHANNEL.{handle.name}": _describe_handle(handle)}
 
 
 def _describe_handle(handle: ChannelHandle) -> dict[str, str | float]:
@@ -97,53 +124,75 @@ def _describe_handle(handle: ChannelHandle) -> dict[str, str | float]:
 
 
 def _describe_open(channel: Channel) -> dict[str, str | float]:
+    reading = Reading(channel, channel.gauges())
     return {
         "ChannelId": channel.channel_id,
-        **{measure.key: measure.read(channel) for measure in (*GAUGES, *COUNTERS)},
-        "ChannelFillPercentage": 100.0 * channel.gauges().queued_events / channel.config.capacity,
+        **{measure.key: measure.read(reading) for measure in (*GAUGES, *COUNTERS)},
+        "ChannelFillPercentage": 100.0 * reading.gauges.queued_events / channel.config.capacity,
         "StartTime": int(channel.start_time * _MILLISECONDS),
         "StopTime": 0,
     }
 
 
-class ChannelCollector(Collector):
-    """Reads the channels at each scrape, so that a deleted channel has no metrics."""
+_LABELS = ("channel",)
+_STATE = GaugeMetricFamily(_CHANNEL_PREFIX + "state", "1 for the channel's state, 0 else.", labels=(*_LABELS, "state"))
+_REPLAYED = GaugeMetricFamily(_CHANNEL_PREFIX + "replayed_fraction", "Of its log, 0 to 1.", labels=_LABELS)
+_INFO = InfoMetricFamily(_CHANNEL_PREFIX.removesuffix("_"), "What a channel is.", labels=_LABELS)
 
-    def __init__(self, registry: ChannelRegistry) -> None:
-        self._registry = registry
 
-    def collect(self) -> Iterator[Metric]:
-        yield from self._collect_hosted()
-        channels = self._registry.channels()
-        measures = [(GaugeMetricFamily, one) for one in GAUGES] + [(CounterMetricFamily, one) for one in COUNTERS]
-        for family, measure in measures:
-            metric = family(_CHANNEL_PREFIX + measure.name, measure.describe(), labels=["channel"])
-            for channel in channels:
-                metric.add_metric([channel.name], measure.read(channel))
-            yield metric
-        info = InfoMetricFamily(_CHANNEL_PREFIX.removesuffix("_"), "What a channel is.", labels=["channel"])
-        for channel in channels:
-            info.add_metric([channel.name], {"channel_id": channel.channel_id, "type": channel.config.type})
-        yield info
+_Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
-    def _collect_hosted(self) -> Iterator[Metric]:
-        handle = self._registry.handles()
-        state = GaugeMetricFamily(
-            _CHANNEL_PREFIX + "state", "1 for the channel's state, 0 else.", labels=["channel", "state"]
-        )
-        replayed = GaugeMetricFamily(_CHANNEL_PREFIX + "replayed_fraction", "Of its log, 0 to 1.", labels=["channel"])
-        for one in handle:
-            replayed.add_metric([one.name], one.replayed_fraction)
-            for possible in ChannelState:
-                state.add_metric([one.name, possible.name.lower()], float(one.state is possible))
-        yield state
-        yield replayed
-        for measure in STORE_GAUGES:
-            gauge = GaugeMetricFamily(_CHANNEL_PREFIX + measure.name, measure.help, labels=["channel"])
-            for one in handle:
-                if one.store is not None:
-                    gauge.add_metric([one.name], measure.read(one.store))
-            yield gauge
+
+def _families(kind: _Family, measures: Iterable[Measure[Any]]) -> list[Metric]:
+    return [kind(_CHANNEL_PREFIX + one.name, one.describe(), labels=_LABELS) for one in measures]
+
+
+_STORE_FAMILIES = _families(GaugeMetricFamily, STORE_GAUGES)
+_CHANNEL_FAMILIES = [*_families(GaugeMetricFamily, GAUGES), *_families(CounterMetricFamily, COUNTERS)]
+
+
+class ChannelSamples:
+    """The samples of channels as lines of text, which are the same in both of Prometheus' formats.
+
+    With thousands of channels, the library's objects for each sample would take most of the time. Names of channels
+    need no escape.
+    """
+
+    def __init__(self) -> None:
+        self._lines = defaultdict[str, list[str]](list)  # By the name of the metric.
+        # The lists under the measures that are read together, with what a line begins with.
+        self._of_store = self._columns(_STORE_FAMILIES, STORE_GAUGES)
+        self._of_channel = self._columns(_CHANNEL_FAMILIES, (*GAUGES, *COUNTERS))
+
+    def _columns(
+        self, families: Iterable[Metric], measures: Iterable[Measure[MeasuredT]]
+    ) -> list[tuple[list[str], str, Callable[[MeasuredT], float]]]:
+        return [
+            (self._lines[family.name], family.name + "_total" * (family.type == "counter"), measure.read)
+            for family, measure in zip(families, measures, strict=True)
+        ]
+
+    def add(self, handle: ChannelHandle) -> None:
+        """Adds the samples of a channel as it is now."""
+        label, state = f'channel="{handle.name}"', handle.state
+        self._lines[_REPLAYED.name].append(f"{_REPLAYED.name}{{{label}}} {handle.replayed_fraction}\n")
+        self._lines[_STATE.name] += [
+            f'{_STATE.name}{{{label},state="{name}"}} {int(state is possible)}\n' for name, possible in _STATE_NAMES
+        ]
+        if (store := handle.store) is not None:
+            for lines, name, read_store in self._of_store:
+                lines.append(f"{name}{{{label}}} {read_store(store)}\n")
+        if (channel := handle.channel_if_open) is not None:
+            reading = Reading(channel, channel.gauges())
+            for lines, name, read in self._of_channel:
+                lines.append(f"{name}{{{label}}} {read(reading)}\n")
+            what = f'channel_id="{channel.channel_id}",type="{channel.config.type}"'
+            self._lines[_INFO.name].append(f"{_INFO.name}_info{{{label},{what}}} 1\n")
+
+    def families(self) -> Iterator[tuple[Metric, list[str]]]:
+        """Yields each metric, without samples, and the lines of its samples."""
+        for family in (_STATE, _REPLAYED, *_STORE_FAMILIES, *_CHANNEL_FAMILIES, _INFO):
+            yield family, self._lines[family.name]
 
 
 _COMPONENT_PREFIX = "millrace_component_"

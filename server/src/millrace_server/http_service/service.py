@@ -4,6 +4,7 @@ All of it is read-only, and none of it shows the content of events.
 """
 
 import asyncio
+import json
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
@@ -21,12 +22,14 @@ from millrace_server.agent.components import Component
 from millrace_server.channels.channel_handle import ChannelState
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.http_service.metrics import (
-    ChannelCollector,
+    ChannelSamples,
     ComponentCollector,
-    describe_channels,
+    describe_channel,
     describe_components,
 )
 from millrace_server.network.http_server import EmbeddedHttp, HttpLimits
+
+_EOF = b"# EOF\n"  # The end of all metrics in the format of OpenMetrics.
 
 CONNECTIONS_MAX = 256
 """Further requests get 503."""
@@ -39,7 +42,6 @@ class HttpService:
         self._registry = registry
         self._components = components
         self._collectors = CollectorRegistry()
-        self._collectors.register(ChannelCollector(registry))
         self._collectors.register(ComponentCollector(components))
         self._collectors.register(_ServerCollector(registry))
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
@@ -84,12 +86,23 @@ class HttpService:
             encode, content_type = openmetrics.generate_latest, openmetrics.CONTENT_TYPE_LATEST
         else:
             encode, content_type = exposition.generate_latest, exposition.CONTENT_TYPE_PLAIN_0_0_4
-        # Channels are read on this loop; the text of a thousand channels is formatted on another thread.
-        metrics = _Collected(list(self._collectors.collect()))
-        return Response(await asyncio.to_thread(encode, metrics), media_type=content_type)
+        samples = ChannelSamples()
+        async for handle in self._registry.visit():
+            samples.add(handle)
+        others = list(self._collectors.collect())
+
+        def text() -> bytes:
+            parts: list[bytes] = []
+            for family, lines in samples.families():
+                parts += encode(_Collected([family])).removesuffix(_EOF), "".join(lines).encode()
+            return b"".join([*parts, encode(_Collected(others))])
+
+        # Channels are read on this loop, the text is put together on another thread.
+        return Response(await asyncio.to_thread(text), media_type=content_type)
 
     async def _channels(self, _request: Request) -> Response:
-        return JSONResponse(describe_channels(self._registry.handles()))
+        described = [json.dumps(describe_channel(handle))[1:-1] async for handle in self._registry.visit()]
+        return Response(f"{{{', '.join(described)}}}", media_type="application/json")
 
     async def _list_components(self, _request: Request) -> Response:
         return JSONResponse(describe_components(self._components))
