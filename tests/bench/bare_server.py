@@ -2,8 +2,9 @@
 
 `echo` answers with the bytes received. `sink` answers with a few, and `source` with as many as the request asks for:
 these two carry bytes one way only, as an append or a take does, and so are the more demanding references. Each exists
-as a unary call and as a stream with one answer per message. `log`, of a server of its own and in both forms, is `sink`
-with a bare log; `log_alone`, a unary call, is the same with a log of Millrace's.
+as a unary call and as a stream with one answer per message; `source_many` repeats an answer, as Read does. `log`, of a
+server of its own and in both forms, is `sink` with a bare log; `log_alone`, a unary call, is the same with a log of
+Millrace's.
 """
 
 import asyncio
@@ -52,6 +53,11 @@ def source(request: bytes) -> bytes:
 def source_request(answer_bytes: int, request_bytes: int) -> bytes:
     """A request that `source` answers with this many bytes."""
     return answer_bytes.to_bytes(_SIZE_BYTES, "big").ljust(request_bytes, b"\0")
+
+
+def many_request(answer_bytes: int, answer_count: int) -> bytes:
+    """A request that `source_many` answers with so many answers of so many bytes."""
+    return answer_bytes.to_bytes(_SIZE_BYTES, "big") + answer_count.to_bytes(_SIZE_BYTES, "big")
 
 
 @cache
@@ -106,6 +112,7 @@ def _serve_bare(parent: Connection) -> None:
     for answering in (echo, sink, source):
         handlers[answering.__name__] = grpc.unary_unary_rpc_method_handler(_unary(answering))
         handlers[f"{answering.__name__}_stream"] = grpc.stream_stream_rpc_method_handler(_stream(answering))
+    handlers["source_many"] = grpc.unary_stream_rpc_method_handler(_source_many)
     asyncio.run(_serve(parent, handlers))
 
 
@@ -159,6 +166,11 @@ def _unary(answering: Answering) -> Callable[[bytes, Context], Awaitable[bytes]]
         return answering(request)
 
     return handle
+
+
+async def _source_many(request: bytes, context: Context) -> None:
+    for _ in range(int.from_bytes(request[_SIZE_BYTES:], "big")):
+        await context.write(source(request))
 
 
 def _stream(answering: Answering) -> Callable[[object, Context], Awaitable[None]]:

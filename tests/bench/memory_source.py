@@ -1,12 +1,14 @@
 """A Spark source like Millrace's, but without servers: the same events, from memory.
 
 As a stream they are converted to Arrow as Millrace's are. As a batch they are in Arrow beforehand: the time that Spark
-itself takes from Python to its rows, which is the maximum for any source in Python.
+itself takes from Python to its rows, which is the maximum for any source in Python. With the option `bareServer` a task
+first receives as many bytes from a bare gRPC server: the maximum for any source in Python that reads over gRPC.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import grpc
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -15,16 +17,17 @@ from pyspark.sql.types import StructType
 from millrace.arrow import record_batches
 from millrace.columns import CommitTimes
 from millrace.v1 import event_pb2
-from millrace_spark.reading.options import EVENTS_PER_PARTITION
+from millrace_spark.reading.options import EVENTS_PER_PARTITION, STREAM_EVENTS_PER_PARTITION
 from millrace_spark.reading.stream_reader import arrow_schema
 from millrace_spark.source import EVENT_SCHEMA
+from tests.bench.bare_server import METHOD, many_request
 from tests.bench.payloads import BATCH_EVENTS, columns
 
 _CONSTANTS = {"channel": "memory", "endpoint": "127.0.0.1:0"}
 
 
 class MemorySource(DataSource):
-    """Options: `events`, the number of events, and `maxEventsPerTrigger`."""
+    """Options: `events`, the number of events, `maxEventsPerTrigger`, and `bareServer`."""
 
     @classmethod
     def name(cls) -> str:
@@ -34,7 +37,7 @@ class MemorySource(DataSource):
         return EVENT_SCHEMA
 
     def reader(self, schema: StructType) -> "MemoryReader":
-        return MemoryReader(int(self.options["events"]), schema)
+        return MemoryReader(int(self.options["events"]), schema, self.options.get("bareServer"))
 
     def streamReader(self, schema: StructType) -> "MemoryStreamReader":  # noqa: N802 - Spark's name
         return MemoryStreamReader(int(self.options["events"]), int(self.options["maxEventsPerTrigger"]), schema)
@@ -50,20 +53,22 @@ class MemoryPartition(InputPartition):
 
 
 class MemoryReader(DataSourceReader):
-    """A task makes one batch, and returns it repeatedly."""
+    """A task makes one batch, and returns it repeatedly, with a bare server each time that its bytes have arrived."""
 
-    def __init__(self, event_count: int, schema: StructType) -> None:
+    def __init__(self, event_count: int, schema: StructType, bare_server: str | None) -> None:
         self._event_count = event_count
         self._schema = schema
+        self._bare_server = bare_server
 
     def partitions(self) -> Sequence[InputPartition]:
-        return _partitions(0, self._event_count)
+        return _partitions(0, self._event_count, EVENTS_PER_PARTITION)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, MemoryPartition):
             return
         [batch] = _record_batches(MemoryPartition(0, BATCH_EVENTS), self._schema)
-        for _ in range(partition.count // BATCH_EVENTS):
+        count = partition.count // BATCH_EVENTS
+        for _ in range(count) if self._bare_server is None else _received(self._bare_server, count):
             yield batch
 
 
@@ -89,7 +94,7 @@ class MemoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"to": min(start["to"] + count, self._event_count)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return _partitions(start["to"], end["to"])
+        return _partitions(start["to"], end["to"], STREAM_EVENTS_PER_PARTITION)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, MemoryPartition):
@@ -97,9 +102,16 @@ class MemoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _record_batches(partition, self._schema)
 
 
-def _partitions(start: int, stop: int) -> list[InputPartition]:
-    starts = range(start, stop, EVENTS_PER_PARTITION)
-    return [MemoryPartition(first, min(EVENTS_PER_PARTITION, stop - first)) for first in starts]
+def _received(address: str, count: int) -> Iterator[bytes]:
+    size = columns(BATCH_EVENTS).ByteSize()
+    with grpc.insecure_channel(address) as channel:
+        read = channel.unary_stream(METHOD.format("source_many"), bytes, bytes)
+        yield from read(many_request(size, count))
+
+
+def _partitions(start: int, stop: int, events_max: int) -> list[InputPartition]:
+    starts = range(start, stop, events_max)
+    return [MemoryPartition(first, min(events_max, stop - first)) for first in starts]
 
 
 def _record_batches(partition: MemoryPartition, schema: StructType) -> Iterator[pa.RecordBatch]:

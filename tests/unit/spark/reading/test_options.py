@@ -55,7 +55,7 @@ def test_parse_batch_options_with_the_least_takes_defaults() -> None:
     """Only endpoints and channels are required."""
     assert parse_batch_options(LEAST, "somebody") == BatchOptions(
         source=claim(),
-        partitions=PartitionLimits(events_max=50_000, count_min=1),
+        partitions=PartitionLimits(events_max=250_000, count_min=1),
         starting=Bounds("earliest"),
         ending=Bounds("latest"),
         fail_on_data_loss=True,
@@ -67,7 +67,7 @@ def test_parse_stream_options_with_the_least_takes_defaults() -> None:
     """Only endpoints and channels are required; the claiming process chooses the reader id."""
     assert parse_stream_options(LEAST) == StreamOptions(
         claim=claim(reader_id="", lease_seconds=30.0),
-        partitions=PartitionLimits(events_max=50_000, count_min=1),
+        partitions=PartitionLimits(events_max=100_000, count_min=1),
         limits=TriggerLimits(events_max=None, bytes_max=None, events_min=1, delay_seconds_max=900.0),
         starting=Bounds("earliest"),
         ack_mode=AckMode.PROGRESS,
