@@ -16,6 +16,7 @@ from millrace_server.agent.sources.stdin import stdin_problems
 from millrace_server.channels.config import AnyChannelConfig
 from millrace_server.configuration.consistency import address_conflicts, unknown_channels
 from millrace_server.network import Address
+from millrace_server.network.tls import TlsSettings
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -49,6 +50,9 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
 
     allow_plaintext: bool = False
     """Listen on addresses that other machines can reach, although nothing is encrypted or authenticated."""
+
+    tls: TlsSettings | None = None
+    """The certificate with which gRPC and HTTP are served over TLS. Without it they are served in plain text."""
 
     listen: str = "127.0.0.1:7070"
     """`host:port` of gRPC; port 0 means any free port."""
@@ -95,10 +99,11 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
             address = Address.parse(text)
         except ValueError as error:
             raise ValueError(f"is {shown_value(text)}; {error}") from None
-        if not address.is_loopback and info.data.get("allow_plaintext") is False:
+        has_tls = "tls" not in info.data or info.data["tls"] is not None
+        if not address.is_loopback and not has_tls and info.data.get("allow_plaintext") is False:
             raise ValueError(
-                f"is {shown_value(text)}, which other machines can reach, and TLS is not supported yet; "
-                "it must be a loopback address, or server.allow_plaintext must be true"
+                f"is {shown_value(text)}, which other machines can reach in plain text; there must be a table "
+                "server.tls, or it must be a loopback address, or server.allow_plaintext must be true"
             )
         return text
 

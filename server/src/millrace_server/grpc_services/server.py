@@ -21,6 +21,7 @@ from millrace_server.grpc_services.channel_service import ChannelService
 from millrace_server.grpc_services.rpc import InflightBytes, Rpcs
 from millrace_server.hosting.data_dir import Catalog
 from millrace_server.network import Address
+from millrace_server.network.tls import TlsFiles
 
 STREAMS_MAX = 4096
 """Concurrent calls of one connection; gRPC clients delay further calls until one ends."""
@@ -94,9 +95,15 @@ class GrpcServer:
     """Serves a registry's channels and an agent's components over gRPC."""
 
     def __init__(
-        self, registry: ChannelRegistry, settings: ServerSettings, catalog: Catalog, components: Components
+        self,
+        registry: ChannelRegistry,
+        settings: ServerSettings,
+        catalog: Catalog,
+        components: Components,
+        tls: TlsFiles | None = None,
     ) -> None:
         self._settings = settings
+        self._tls = tls
         self._health = Health(registry, components)
         self._server = aio.server(options=_options(settings))
         rpcs = Rpcs(InflightBytes(settings.inflight_bytes_max, settings.inflight_bytes_per_connection_max))
@@ -119,7 +126,10 @@ class GrpcServer:
     async def start(self) -> str:
         """Starts to serve; returns the address with the port that was bound."""
         address = Address.parse(self._settings.listen)
-        port = self._server.add_insecure_port(str(address))
+        if self._tls is None:
+            port = self._server.add_insecure_port(str(address))
+        else:
+            port = self._server.add_secure_port(str(address), self._tls.grpc_credentials())
         await self._health.start()
         await self._server.start()
         return str(Address(address.host, port))

@@ -14,9 +14,11 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millrace_server.agent.components import Component
 from millrace_server.channels.channel_handle import ChannelState
@@ -27,7 +29,8 @@ from millrace_server.http_service.metrics import (
     describe_channel,
     describe_components,
 )
-from millrace_server.network.http_server import EmbeddedHttp, HttpLimits
+from millrace_server.network.http_server import HAS_CERTIFICATE, EmbeddedHttp, HttpLimits
+from millrace_server.network.tls import TlsFiles
 
 _EOF = b"# EOF\n"  # The end of all metrics in the format of OpenMetrics.
 
@@ -38,26 +41,30 @@ CONNECTIONS_MAX = 256
 class HttpService:
     """The HTTP service of a server, in the server's event loop."""
 
-    def __init__(self, registry: ChannelRegistry, components: Iterable[Component] = ()) -> None:
+    def __init__(
+        self, registry: ChannelRegistry, components: Iterable[Component] = (), tls: TlsFiles | None = None
+    ) -> None:
         self._registry = registry
         self._components = components
+        self._tls = tls
         self._collectors = CollectorRegistry()
         self._collectors.register(ComponentCollector(components))
-        self._collectors.register(_ServerCollector(registry))
+        self._collectors.register(_ServerCollector(registry, tls))
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._collectors)
-        self._server = EmbeddedHttp(self.app(), HttpLimits(CONNECTIONS_MAX))
+        self._server = EmbeddedHttp(
+            self.app(), HttpLimits(CONNECTIONS_MAX), None if tls is None else tls.http_context()
+        )
         self._is_draining = False
 
     def app(self) -> Starlette:
-        return Starlette(
-            routes=[
-                Route("/healthz", self._healthz),
-                Route("/metrics", self._metrics),
-                Route("/channels", self._channels),
-                Route("/components", self._list_components),
-            ]
-        )
+        shielded = [
+            Route("/metrics", self._metrics),
+            Route("/channels", self._channels),
+            Route("/components", self._list_components),
+        ]
+        guard = [Middleware(_CertifiedClients)] if self._tls and self._tls.requires_client_certificate else []
+        return Starlette(routes=[Route("/healthz", self._healthz), Mount("/", routes=shielded, middleware=guard)])
 
     async def start(self, bound: socket.socket) -> None:
         """Serves on a bound socket and takes ownership of it."""
@@ -109,8 +116,9 @@ class HttpService:
 
 
 class _ServerCollector(Collector):
-    def __init__(self, registry: ChannelRegistry) -> None:
+    def __init__(self, registry: ChannelRegistry, tls: TlsFiles | None) -> None:
         self._registry = registry
+        self._tls = tls
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(
@@ -121,6 +129,26 @@ class _ServerCollector(Collector):
         yield InfoMetricFamily(
             "millrace_server", "The release of the server.", value={"version": version("millrace-server")}
         )
+        if self._tls is not None:
+            yield GaugeMetricFamily(
+                "millrace_tls_certificate_expiry_days",
+                "Days until the server's certificate expires.",
+                value=self._tls.days_left,
+            )
+
+
+class _CertifiedClients:
+    """Refuses the requests of clients without a certificate. One that is not valid ends the handshake already."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app if scope["state"][HAS_CERTIFICATE] else _CERTIFICATE_REQUIRED
+        await app(scope, receive, send)
+
+
+_CERTIFICATE_REQUIRED = JSONResponse({"error": "this server asks for a client certificate"}, status_code=401)
 
 
 class _Collected(Collector):

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -11,6 +12,9 @@ from typing import NamedTuple
 import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HAS_CERTIFICATE = "has_certificate"
+"""Key of a request's state: whether the client of the connection has a certificate, which is valid."""
 
 _HEADER_BYTES_MAX = 16 * 1024
 _DATE_SECONDS = 1.0
@@ -35,8 +39,8 @@ class HttpLimits(NamedTuple):
 class EmbeddedHttp:
     """A web application on a socket."""
 
-    def __init__(self, app: Starlette, limits: HttpLimits) -> None:
-        self._server = _UvicornServer(_UvicornConfig(app, limits))
+    def __init__(self, app: Starlette, limits: HttpLimits, tls: ssl.SSLContext | None = None) -> None:
+        self._server = _UvicornServer(_UvicornConfig(app, limits, tls))
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self, bound: socket.socket) -> None:
@@ -61,8 +65,9 @@ class EmbeddedHttp:
 
 
 class _UvicornConfig(uvicorn.Config):
-    def __init__(self, app: Starlette, limits: HttpLimits) -> None:
+    def __init__(self, app: Starlette, limits: HttpLimits, tls: ssl.SSLContext | None) -> None:
         self.limits = limits
+        self.tls = tls
         self.waiting: dict[_UvicornProtocol, None] = {}
         """The connections that wait for a request head, the longest first."""
         super().__init__(
@@ -81,6 +86,10 @@ class _UvicornConfig(uvicorn.Config):
             timeout_keep_alive=math.ceil(limits.idle_seconds_max),
             timeout_graceful_shutdown=limits.closing_seconds_max,
         )
+
+    def load(self) -> None:
+        super().load()
+        self.ssl = self.tls
 
 
 class _UvicornServer(uvicorn.Server):
@@ -118,6 +127,8 @@ class _UvicornProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
         super().connection_made(transport)
         self.logger = _log
+        tls = transport.get_extra_info("ssl_object")
+        self.app_state = {HAS_CERTIFICATE: tls is not None and tls.getpeercert() is not None}
         limits, waiting = self.config.limits, self.config.waiting
         busy_count = len(self.connections) - len(waiting) - 1
         limit = limits.connections_max * (1 if busy_count < limits.connections_max else 2)

@@ -21,6 +21,7 @@ from millrace_server.hosting.lifecycle import flows_of, open_channels, stop_flow
 from millrace_server.hosting.signals import ReloadRequests, StopRequests
 from millrace_server.http_service.service import HttpService
 from millrace_server.network import Address, check_is_free, open_socket
+from millrace_server.network.tls import TlsFiles
 from millrace_server.process.memory import tuned_allocator, tuned_garbage_collector
 from millrace_server.process.reloading import Reloader
 
@@ -41,6 +42,7 @@ async def serve(
     Writes both addresses to `address_file` once the server accepts connections. Raises StartError if the server could
     not start; everything that it opened is closed.
     """
+    tls = _tls_files(settings.server)
     stops, reloads = StopRequests(), ReloadRequests()
     with stops.from_signals(), reloads.from_signals(), locked_data_dir(settings.server.data_dir):
         catalog = Catalog(settings.server.data_dir / CATALOG_FILE)
@@ -49,11 +51,11 @@ async def serve(
         await registry.wait_open(_OPENING_SECONDS)
         agent = Agent(registry, settings.server.data_dir)
         reloader = Reloader(settings, load_again, registry, catalog, agent)
-        grpc_server = GrpcServer(registry, settings.server, catalog, agent.components)
-        http_service = HttpService(registry, agent.components)
+        grpc_server = GrpcServer(registry, settings.server, catalog, agent.components, tls)
+        http_service = HttpService(registry, agent.components, tls)
         listening = _listening(settings.server, grpc_server, http_service, stops)
         try:
-            async with tuned_allocator(), listening as addresses:
+            async with tuned_allocator(), _followed(tls), listening as addresses:
                 agent.start(flows_of(settings))
                 with tuned_garbage_collector(), published_addresses(address_file, addresses):
                     _log.info(
@@ -74,6 +76,25 @@ async def _reload_until_stopped(reloader: Reloader, reloads: ReloadRequests, sto
     reloads.close()
     following.cancel()
     await asyncio.wait((following,))
+
+
+def _tls_files(settings: ServerSettings) -> TlsFiles | None:
+    try:
+        return None if settings.tls is None else TlsFiles(settings.tls)
+    except ValueError as error:
+        # They were valid when the configuration was read.
+        raise StartError(f"server.tls: {error}") from None
+
+
+@asynccontextmanager
+async def _followed(tls: TlsFiles | None) -> AsyncIterator[None]:
+    """Reads changed TLS files again while the block runs."""
+    following = asyncio.create_task(tls.follow()) if tls else None
+    try:
+        yield
+    finally:
+        if following:
+            following.cancel()
 
 
 @asynccontextmanager
