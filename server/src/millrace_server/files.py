@@ -6,6 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+from millrace.setting_problems import shown_value
 
 _TEMPORARY_SUFFIX = ".tmp"
 _PROCESS_ID_DIGITS_MAX = 20
@@ -102,3 +107,16 @@ def lock_owner(descriptor: int) -> str:
     """Returns the process that wrote a lock file, for an error message: ` (process 17)`, or nothing if unknown."""
     content = os.pread(descriptor, _PROCESS_ID_DIGITS_MAX, 0).strip()
     return f" (process {content.decode()})" if content.isdigit() else ""
+
+
+def _make_path(value: object) -> object:
+    if not isinstance(value, str | Path):
+        return value
+    # An empty path is the working directory, which is never meant.
+    if Path(value) == Path() or "\0" in str(value):
+        raise ValueError(f"is {shown_value(str(value))}; it must be the path of a file or directory")
+    return Path(value)
+
+
+NamedPath = Annotated[Path, BeforeValidator(_make_path)]
+"""A setting that names a file or directory."""

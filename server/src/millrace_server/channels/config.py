@@ -6,10 +6,11 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.errors import BadArgumentError, BadNameError
+from millrace_server.files import NamedPath
 
 CHANNEL_NAME_PATTERN = r"[a-z0-9][a-z0-9._-]{0,63}"
 IDENTIFIER_LENGTH_MAX = 128
@@ -49,20 +50,10 @@ def _share_of_memory() -> int:
     return int(min(machine_bytes, container_bytes) * _MEMORY_SHARE)
 
 
-def _make_path(value: object) -> object:
-    if not isinstance(value, str | Path):
-        return value
-    # An empty path is the working directory, which is never the intended place for data.
-    if Path(value) == Path() or "\0" in str(value):
-        raise ValueError(f"is {shown_value(str(value))}; it must be the path of a file or directory")
-    return Path(value)
-
-
 EventCount = Annotated[int, Field(ge=1, le=CAPACITY_MAX)]
 ByteCount = Annotated[int, Field(ge=1, le=BYTES_MAX)]
 Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX, allow_inf_nan=False)]
 KeyId = Annotated[str, Field(pattern=rf"^(?:{KEY_ID_PATTERN})$")]
-NamedPath = Annotated[Path, BeforeValidator(_make_path)]
 
 
 class ChannelConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):

@@ -15,6 +15,7 @@ import structlog
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
+from millrace_server.files import NamedPath
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -33,22 +34,17 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
 
     # Validators of later fields compare them with the earlier ones, which are missing if they are wrong.
 
-    certificate: Path
+    certificate: NamedPath
     """File of the server's certificate, followed by the intermediate ones, in PEM."""
 
-    private_key: Path
+    private_key: NamedPath
     """File of the certificate's key, in PEM, without a password. Others than its user and group must not read it."""
 
-    client_ca: Path | None = None
+    client_ca: NamedPath | None = None
     """File of the certificates, in PEM, of those that sign the certificates of clients."""
 
     client_certificate: Literal["off", "required"] = Field("off", validate_default=True)
     """Whether clients must have a certificate. Over HTTP, `/healthz` needs none."""
-
-    @field_validator("certificate", "private_key", "client_ca", mode="before")
-    @classmethod
-    def _make_path(cls, value: object) -> object:
-        return Path(value) if isinstance(value, str) and value and "\0" not in value else value
 
     @field_validator("certificate")
     @classmethod

@@ -15,7 +15,7 @@ from millrace_server.agent.sources.exec.command import Job, RunningCommand, Stde
 from millrace_server.agent.sources.line_stream import LineStream
 from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
-from millrace_server.channels.config import NamedPath
+from millrace_server.files import NamedPath
 
 _DRAIN_SECONDS = 1.0
 """How long lines may take to be stored when the source stops, once the command has ended."""

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_val
 from millrace.setting_problems import shown_value
 from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext, source_class
-from millrace_server.channels.config import NamedPath
+from millrace_server.files import NamedPath
 
 MIB = 1 << 20
 

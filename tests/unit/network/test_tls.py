@@ -1,0 +1,137 @@
+import os
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from millrace.setting_problems import describe_problems
+from millrace_server.network.tls import TlsFiles, TlsSettings
+from tests.certificates import Authority
+
+AUTHORITY = Authority()
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> dict[str, Any]:
+    """The settings of a server that asks for client certificates."""
+    certificate, private_key = AUTHORITY.issue(tmp_path, "server")
+    (tmp_path / "ca.pem").write_bytes(AUTHORITY.certificate)
+    return {
+        "certificate": str(certificate),
+        "private_key": str(private_key),
+        "client_ca": str(tmp_path / "ca.pem"),
+        "client_certificate": "required",
+    }
+
+
+def problems_of(settings: dict[str, Any]) -> list[str]:
+    with pytest.raises(ValidationError) as raised:
+        TlsSettings.model_validate(settings, strict=True)
+    return describe_problems(raised.value, TlsSettings)
+
+
+def one_problem_of(settings: dict[str, Any]) -> str:
+    (problem,) = problems_of(settings)
+    return problem
+
+
+def test_settings_without_client_certificates_need_no_authority(given: dict[str, Any]) -> None:
+    """A certificate and its key suffice."""
+    settings = TlsSettings.model_validate({"certificate": given["certificate"], "private_key": given["private_key"]})
+    assert settings.client_certificate == "off"
+    assert not TlsFiles(settings).requires_client_certificate
+
+
+def test_settings_name_each_file_that_is_not_there(given: dict[str, Any], tmp_path: Path) -> None:
+    """All missing files are named at once."""
+    for file in tmp_path.iterdir():
+        file.unlink()
+    missing = "which cannot be read: No such file or directory"
+    assert problems_of(given) == [
+        f'{name}: is "{given[name]}", {missing}' for name in ("certificate", "private_key", "client_ca")
+    ]
+
+
+def test_settings_with_a_certificate_that_has_expired_say_since_when(given: dict[str, Any], tmp_path: Path) -> None:
+    """The sentence names the file, the certificate, and what to do."""
+    certificate, _ = AUTHORITY.issue(tmp_path, "server", days=-1)
+    problem = one_problem_of(given)
+    assert problem.startswith(f'certificate: is "{certificate}", whose certificate CN=server expired at ')
+    assert problem.endswith("; replace it")
+
+
+def test_settings_with_a_key_of_another_certificate_name_both(given: dict[str, Any], tmp_path: Path) -> None:
+    """The files do not fit together."""
+    _, other_key = AUTHORITY.issue(tmp_path, "other")
+    assert one_problem_of(given | {"private_key": str(other_key)}).startswith(
+        f'private_key: is "{other_key}", which is not the key of the first certificate in "{given["certificate"]}"'
+    )
+
+
+def test_settings_with_a_key_that_everybody_may_read_give_the_command(given: dict[str, Any]) -> None:
+    """The group may read a key, others may not."""
+    key = Path(given["private_key"])
+    key.chmod(0o640)
+    assert TlsSettings.model_validate(given)
+    key.chmod(0o644)
+    told = f'private_key: is "{key}", which every user of this machine may read; run: chmod o-rwx {key}'
+    assert one_problem_of(given) == told
+
+
+@pytest.mark.parametrize("name", ["certificate", "private_key", "client_ca"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
+)
+def test_settings_with_a_file_of_something_else_name_it(given: dict[str, Any], name: str, content: bytes) -> None:
+    """Files without certificates or keys are refused."""
+    Path(given[name]).write_bytes(content)
+    held = "no private key in PEM" if name == "private_key" else "no certificates in PEM"
+    assert one_problem_of(given) == f'{name}: is "{given[name]}", which holds {held}'
+
+
+def test_settings_that_require_certificates_of_nobody_are_refused(given: dict[str, Any]) -> None:
+    """Without an authority, no client certificate could be valid."""
+    del given["client_ca"]
+    assert one_problem_of(given).startswith('client_certificate: is "required"; client_ca must say who signs')
+
+
+def test_files_that_change_together_are_in_force(given: dict[str, Any], tmp_path: Path) -> None:
+    """A new certificate whose key is not there yet leaves the former one in force, until the key has come."""
+    files = TlsFiles(TlsSettings.model_validate(given))
+    former = files.material
+    (tmp_path / "new").mkdir()
+    certificate, private_key = AUTHORITY.issue(tmp_path / "new", "server", days=7)
+    certificate.replace(given["certificate"])
+    files.refresh()
+    assert files.material is former
+    private_key.replace(given["private_key"])
+    files.refresh()
+    assert files.material is not former
+    assert 6 < files.days_left < 7
+
+
+def test_files_that_are_damaged_or_gone_leave_the_former_ones_in_force(given: dict[str, Any]) -> None:
+    """Nothing that happens to the files ends the service."""
+    files = TlsFiles(TlsSettings.model_validate(given))
+    former = files.material
+    for name in ("client_ca", "private_key", "certificate"):
+        Path(given[name]).write_bytes(b"damaged")
+        files.refresh()
+        Path(given[name]).unlink()
+        files.refresh()
+    assert files.material is former
+
+
+def test_contexts_speak_no_old_version_of_tls(given: dict[str, Any]) -> None:
+    """TLS 1.2 is the oldest version."""
+    context = TlsFiles(TlsSettings.model_validate(given)).http_context()
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+def test_files_without_a_change_are_not_read_again(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at unchanged files costs three calls of `stat`."""
+    files = TlsFiles(TlsSettings.model_validate(given))
+    monkeypatch.setattr(Path, "open", os.abort)
+    files.refresh()
