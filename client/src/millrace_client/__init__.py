@@ -100,6 +100,7 @@ if TYPE_CHECKING:
         SendResult,
         SendSummary,
     )
+    from millrace_client.security import Tls
     from millrace_client.transaction import Transaction
 
 __all__ = [
@@ -185,6 +186,7 @@ __all__ = [
     "StaleEpochError",
     "Stamp",
     "StreamEndedError",
+    "Tls",
     "TooManyTxnsError",
     "Transaction",
     "TxnCapacityError",
@@ -196,8 +198,8 @@ __all__ = [
 ]
 
 _HOMES = (  # noqa: SIM905 - a list would take a line for each
-    "errors channel_info component_info events channel claim consume transaction client consumer consuming.config "
-    "consuming.metrics producer"
+    "errors channel_info component_info events security channel claim consume transaction client consumer "
+    "consuming.config consuming.metrics producer"
 ).split()
 """The modules of the names above, in the order of what they import."""
 

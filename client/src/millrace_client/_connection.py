@@ -33,17 +33,13 @@ class Finishable(Protocol):
 class _Opened:
     """The gRPC channel of one process, and what depends on it."""
 
-    def __init__(self, settings: ConnectionSettings) -> None:
+    def __init__(self, settings: ConnectionSettings, former: "_Opened | None") -> None:
         FORKS.check_usable()
         self.process_id = os.getpid()
-        self.numbering = Numbering()
-        self.watchdog = Watchdog()
-        options = settings.all_options()
-        self.channel = (
-            grpc.insecure_channel(settings.endpoint, options)
-            if settings.credentials is None
-            else grpc.secure_channel(settings.endpoint, settings.credentials, options)
-        )
+        self.numbering: Numbering = Numbering() if former is None else former.numbering
+        self.watchdog: Watchdog = Watchdog() if former is None else former.watchdog
+        self.tls_watch = settings.watch_tls()
+        self.channel: grpc.Channel = settings.open_channel(grpc)
         self._unary: dict[Method[Any, Any], grpc.UnaryUnaryMultiCallable[Any, Any]] = {}
         self._streaming: dict[Method[Any, Any], grpc.UnaryStreamMultiCallable[Any, Any]] = {}
         self.consume: grpc.StreamStreamMultiCallable[pb.ConsumeRequest, pb.ConsumeResponse] = (
@@ -80,18 +76,20 @@ class Connection:
     def opened(self) -> _Opened:
         """Returns the gRPC channel and what depends on it; opens it unless closed or used by a parent process."""
         opened = self._opened
-        if opened is None or self._is_closed:
-            opened = self._open()
+        if opened is None or self._is_closed or (opened.tls_watch is not None and opened.tls_watch.has_changed()):
+            opened = self._open(opened)
         if opened.process_id != os.getpid():
             raise forked_error(opened.process_id)
         return opened
 
-    def _open(self) -> _Opened:
+    def _open(self, former: _Opened | None) -> _Opened:
         with self._opening:
             if self._is_closed:
                 raise ClientClosedError("the client is closed")
-            if self._opened is None:
-                self._opened = _Opened(self.settings)
+            # Unless another thread was first. Calls in progress keep the former gRPC channel until they end.
+            if self._opened is former and (former is None or former.process_id == os.getpid()):
+                self._opened = _Opened(self.settings, former)
+            assert self._opened is not None
             return self._opened
 
     @property

@@ -5,12 +5,12 @@ import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-
-import grpc
+from typing import Any
 
 from millrace_client._methods import METHODS
 from millrace_client.errors import BadArgumentError
 from millrace_client.events import Stamp
+from millrace_client.security import Tls, TlsWatch
 
 MIB = 1 << 20
 
@@ -83,16 +83,27 @@ class ConnectionSettings:
     endpoint: str
     timeout_seconds: float
     wait_for_ready: bool
-    credentials: grpc.ChannelCredentials | None
+    tls: Tls | None
     options: tuple[tuple[str, str | int], ...]
 
     def __post_init__(self) -> None:
         if not self.timeout_seconds > 0:
             raise BadArgumentError(f"timeout_seconds: is {self.timeout_seconds}; it must be above 0")
 
-    def all_options(self) -> list[tuple[str, str | int]]:
-        """Returns the client's own options and the user's, which override them."""
-        return [*channel_options(), *self.options]
+    def open_channel(self, api: Any) -> Any:
+        """Returns a new channel of `grpc` or `grpc.aio`. The user's options override the client's own.
+
+        Raises:
+            BadArgumentError: A file of `tls` cannot be read.
+        """
+        options = [*channel_options(), *self.options]
+        if self.tls is None:
+            return api.insecure_channel(self.endpoint, options)
+        return api.secure_channel(self.endpoint, self.tls.credentials(), options)
+
+    def watch_tls(self) -> TlsWatch | None:
+        """Returns what tells that a channel opened from now on would use other files; None where there are none."""
+        return None if self.tls is None else TlsWatch(self.tls)
 
 
 def check_endpoints(endpoints: str | Iterable[str]) -> tuple[str, ...]:

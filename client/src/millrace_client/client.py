@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import Self
 
-import grpc
-
 from millrace_client import _calls
 from millrace_client._connection import Connection
 from millrace_client._settings import ConnectionSettings
@@ -12,6 +10,7 @@ from millrace_client._watchdog import TIMEOUT_SECONDS
 from millrace_client.channel import Channel
 from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelUpdate
 from millrace_client.component_info import ComponentInfo
+from millrace_client.security import Tls
 
 
 def connect(
@@ -19,7 +18,7 @@ def connect(
     *,
     timeout_seconds: float = TIMEOUT_SECONDS,
     wait_for_ready: bool = False,
-    credentials: grpc.ChannelCredentials | None = None,
+    tls: Tls | None = None,
     options: tuple[tuple[str, str | int], ...] = (),
 ) -> "Client":
     """Creates a client. It connects with its first call, so this does not fail if no server is running.
@@ -34,18 +33,18 @@ def connect(
         wait_for_ready: What a call does without a connection. False: it makes 5 attempts, which take 1 to 2 s if the
             connection is refused, 5 to 7 s if nothing answers; then it raises UnavailableError. True: it waits for the
             server until its deadline; then it raises DeadlineError.
-        credentials: For TLS. None: plain text.
+        tls: How to connect over TLS. None: plain text.
         options: Options of the gRPC channel; they override the client's own.
 
     Raises:
-        BadArgumentError: `timeout_seconds` is not above 0.
+        BadArgumentError: `timeout_seconds` is not above 0. The first call raises it if a file of `tls` cannot be read.
     """
     return Client(
         ConnectionSettings(
             endpoint=endpoint,
             timeout_seconds=timeout_seconds,
             wait_for_ready=wait_for_ready,
-            credentials=credentials,
+            tls=tls,
             options=tuple(options),
         )
     )
@@ -150,6 +149,11 @@ class Client:
     def timeout_seconds(self) -> float:
         """How long an answer may take."""
         return self._connection.settings.timeout_seconds
+
+    @property
+    def tls(self) -> Tls | None:
+        """How it connects over TLS, as given to `connect`."""
+        return self._connection.settings.tls
 
     def channel(self, name: str) -> Channel:
         """Returns a handle on a channel. Makes no call, and does not create the channel."""

@@ -5,8 +5,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-import grpc
-
 from millrace_client._forks import forked_error
 from millrace_client._settings import check_endpoints, new_txn_id
 from millrace_client.errors import BadArgumentError, SendAttempt, SendResult
@@ -29,6 +27,7 @@ from millrace_client.producing.send_many import SendFutures, SendSummary, put_ma
 from millrace_client.producing.sending import NO_HEADERS, check_body, check_key, parts_of
 from millrace_client.producing.targets import ConnectionOptions
 from millrace_client.producing.threaded import ProducerCloseReport, ThreadedEngine
+from millrace_client.security import Tls
 
 CLOSE_SECONDS = 60.0
 """How long `close` waits by default."""
@@ -43,18 +42,21 @@ class BaseProducer:
         channel: str = "",
         *,
         config: ProducerConfig | None = None,
-        credentials: grpc.ChannelCredentials | None = None,
+        tls: Tls | None = None,
         options: tuple[tuple[str, str | int], ...] = (),
         hooks: ProducerHooks | None = None,
     ) -> None:
         self._config = config or ProducerConfig()
         self._channel = channel
+        if tls is not None:
+            # What is wrong with its files now is raised here; later, the former ones stay in use.
+            tls.credentials()
         self._producer_id = self._config.producer_id or new_txn_id()
         self._counters = ProducerCounters()
         self._accumulator = Accumulator(self._config, self._producer_id, self._counters)
         self._settings = EngineSettings(
             endpoints=check_endpoints(endpoints),
-            connection=ConnectionOptions(credentials=credentials, options=tuple(options)),
+            connection=ConnectionOptions(tls=tls, options=tuple(options)),
             config=self._config,
             hooks=hooks,
         )
@@ -127,12 +129,13 @@ class Producer(BaseProducer):
         endpoints: `host:port`, or several. Each address that a name resolves to is one server.
         channel: The default channel of `send`.
         config: The limits; see `ProducerConfig`.
-        credentials: For TLS. None: plain text.
+        tls: How to connect over TLS. None: plain text.
         options: Options of the gRPC channels; they override the client's own.
         hooks: Called as the producer works.
 
     Raises:
-        BadArgumentError: There is no endpoint, or several of them with a `producer_id`.
+        BadArgumentError: There is no endpoint, or several of them with a `producer_id`, or a file of `tls` cannot be
+            read.
     """
 
     def _prepare_engine(self) -> None:

@@ -38,6 +38,7 @@ from millrace_client import (
     SendResult,
     SendSummary,
     Stamp,
+    Tls,
     TxnCapacityError,
 )
 from millrace_client.channel_info import ChannelLimits
@@ -464,6 +465,7 @@ class FakeClient:
         self.admin = FakeAdmin({"orders": self.orders})
         self.endpoint = ""
         self.timeout_seconds = 0.0
+        self.tls: Tls | None = None
         self.is_closed = False
 
     def orders_with(self, **limits: int) -> FakeChannel:
@@ -471,11 +473,14 @@ class FakeClient:
         self.orders.config = replace(self.orders.config, **limits)  # type: ignore[arg-type] # limits are numbers
         return self.orders
 
-    def produce(self, _endpoint: str, channel: str, *, config: ProducerConfig, hooks: ProducerHooks) -> FakeProducer:
+    def produce(
+        self, _endpoint: str, channel: str, *, config: ProducerConfig, tls: Tls | None, hooks: ProducerHooks
+    ) -> FakeProducer:
+        assert tls is self.tls
         return FakeProducer(self.channel(channel), config, hooks)
 
-    def connect(self, endpoint: str, timeout_seconds: float) -> Self:
-        self.endpoint, self.timeout_seconds = endpoint, timeout_seconds
+    def connect(self, endpoint: str, *, timeout_seconds: float, tls: Tls | None) -> Self:
+        self.endpoint, self.timeout_seconds, self.tls = endpoint, timeout_seconds, tls
         return self
 
     def channel(self, name: str) -> FakeChannel:

@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from millrace_client import Tls
 from millrace_client.cli.exit_status import CommandError
 from millrace_client.cli.session import DEFAULT_SERVER, SERVER_VARIABLE, Session, parse_server
 from tests.unit.cli.conftest import RunMillrace
@@ -68,6 +69,27 @@ def test_timeout_said_in_several_places_is_the_nearest(client: FakeClient, millr
     assert client.timeout_seconds == 5.0
     millrace("--timeout", "5", "channel", "show", "orders", "--timeout", "1.5")
     assert client.timeout_seconds == 1.5
+
+
+def test_tls_said_in_several_places_is_the_nearest(
+    client: FakeClient, millrace: RunMillrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file has an option and a variable; without any of them, nothing is encrypted."""
+    millrace("channels")
+    assert client.tls is None
+    for name, file in (("CA", "ca.pem"), ("CERTIFICATE", "own.pem"), ("KEY", "own.key")):
+        monkeypatch.setenv(f"MILLRACE_TLS_{name}", file)
+    millrace("channels")
+    assert client.tls == Tls(ca="ca.pem", certificate="own.pem", private_key="own.key")
+    millrace("--tls-ca", "before.pem", "channels", "--tls-key", "behind.key")
+    assert client.tls == Tls(ca="before.pem", certificate="own.pem", private_key="behind.key")
+
+
+def test_tls_with_a_certificate_alone_says_what_is_missing(millrace: RunMillrace) -> None:
+    """A certificate is of no use without its key."""
+    result = millrace("channels", "--tls-certificate", "own.pem")
+    assert result.exit_code == 2
+    assert "private_key is missing" in result.stderr
 
 
 @pytest.mark.parametrize("timeout", ["0", "-1", "nan", "inf", "soon"])

@@ -32,16 +32,12 @@ class Finishable(Protocol):
 class _Opened:
     """The gRPC channel of one process and event loop, and what depends on it."""
 
-    def __init__(self, settings: ConnectionSettings) -> None:
+    def __init__(self, settings: ConnectionSettings, former: "_Opened | None") -> None:
         FORKS.check_usable()
         self.process_id = os.getpid()
-        self.numbering = Numbering()
-        options = settings.all_options()
-        self.channel = (
-            aio.insecure_channel(settings.endpoint, options)
-            if settings.credentials is None
-            else aio.secure_channel(settings.endpoint, settings.credentials, options)
-        )
+        self.numbering: Numbering = Numbering() if former is None else former.numbering
+        self.tls_watch = settings.watch_tls()
+        self.channel: aio.Channel = settings.open_channel(aio)
         self._unary: dict[Method[Any, Any], aio.UnaryUnaryMultiCallable[Any, Any]] = {}
         self._streaming: dict[Method[Any, Any], aio.UnaryStreamMultiCallable[Any, Any]] = {}
         self.consume: aio.StreamStreamMultiCallable[pb.ConsumeRequest, pb.ConsumeResponse] = self.channel.stream_stream(
@@ -76,11 +72,13 @@ class Connection:
         """Returns the gRPC channel and what depends on it; opens it unless closed or used by a parent process."""
         if self._is_closed:
             raise ClientClosedError("the client is closed")
-        if self._opened is None:
-            self._opened = _Opened(self.settings)
-        if self._opened.process_id != os.getpid():
-            raise forked_error(self._opened.process_id)
-        return self._opened
+        opened = self._opened
+        if opened is not None and opened.process_id != os.getpid():
+            raise forked_error(opened.process_id)
+        if opened is None or (opened.tls_watch is not None and opened.tls_watch.has_changed()):
+            # Calls in progress keep the former gRPC channel until they end.
+            opened = self._opened = _Opened(self.settings, opened)
+        return opened
 
     @property
     def is_busy(self) -> bool:

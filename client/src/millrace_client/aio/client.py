@@ -3,8 +3,6 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Self
 
-import grpc
-
 from millrace_client import _calls
 from millrace_client._settings import ConnectionSettings
 from millrace_client._watchdog import TIMEOUT_SECONDS
@@ -12,6 +10,7 @@ from millrace_client.aio._connection import Connection
 from millrace_client.aio.channel import Channel
 from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelUpdate
 from millrace_client.component_info import ComponentInfo
+from millrace_client.security import Tls
 
 
 def connect(
@@ -19,7 +18,7 @@ def connect(
     *,
     timeout_seconds: float = TIMEOUT_SECONDS,
     wait_for_ready: bool = False,
-    credentials: grpc.ChannelCredentials | None = None,
+    tls: Tls | None = None,
     options: tuple[tuple[str, str | int], ...] = (),
 ) -> "Client":
     """Creates a client; see `millrace_client.connect`. It belongs to the event loop of its first call."""
@@ -28,7 +27,7 @@ def connect(
             endpoint=endpoint,
             timeout_seconds=timeout_seconds,
             wait_for_ready=wait_for_ready,
-            credentials=credentials,
+            tls=tls,
             options=tuple(options),
         )
     )

@@ -20,7 +20,14 @@ from millrace_client.cli.exit_status import (
     sentence_of,
     unwrapped_interrupts,
 )
-from millrace_client.cli.session import ServerOption, TimeoutOption, current_session
+from millrace_client.cli.session import (
+    ServerOption,
+    TimeoutOption,
+    TlsCaOption,
+    TlsCertificateOption,
+    TlsKeyOption,
+    current_session,
+)
 from millrace_client.cli.terminal import note
 
 # \b keeps the line breaks.
@@ -106,6 +113,9 @@ def _millrace(
     *,
     server: ServerOption = None,
     timeout_seconds: TimeoutOption = None,
+    tls_ca: TlsCaOption = None,
+    tls_certificate: TlsCertificateOption = None,
+    tls_key: TlsKeyOption = None,
     version: Annotated[  # noqa: ARG001 - its callback does everything.
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
@@ -113,4 +123,10 @@ def _millrace(
     """Put events into Millrace's channels, take them out, and administer the channels."""
     # Commands report errors in their own words.
     logging.getLogger("millrace_client").addHandler(logging.NullHandler())
-    context.obj = current_session(context).with_options(server, timeout_seconds)
+    context.obj = current_session(context).with_options(
+        server=server,
+        timeout_seconds=timeout_seconds,
+        tls_ca=tls_ca,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+    )

@@ -172,11 +172,12 @@ def put(
     options += [f"--patience={patience:.15g}"] * (patience != PATIENCE_SECONDS) + ["--json"] * as_json
     options += [f"--server={client.endpoint}"] * (client.endpoint != Session().address)
     options += [f"--timeout={session.timeout_seconds:.15g}"] if session.timeout_seconds else []
+    options += session.tls_options
     account = PutAccount(
         channel, producer_id or f"put-{uuid.uuid4().hex}", skip_lines, server_count=1 + len(also or [])
     )
     with _opened(file) as lines_file, ExitStack() as opened:
-        others = [opened.enter_context(session.with_options(address, None).open()) for address in also or []]
+        others = [opened.enter_context(session.with_options(server=address).open()) for address in also or []]
         clients = [client, *others]
         limits = _limits([each.admin.get_channel(channel) for each in clients], batch_size)
         lines = _Lines(LineSource(lines_file), LineFormat(parse_headers(headers or []), is_json=json_lines), limits)
@@ -248,7 +249,8 @@ def _destinations(
             timeout_seconds=client.timeout_seconds + KEEP_ALIVE_SECONDS,
         )
         hooks = TroubleHooks()
-        yield Destination(client.endpoint, Producer(client.endpoint, account.channel, config=own, hooks=hooks), hooks)
+        producer = Producer(client.endpoint, account.channel, config=own, tls=client.tls, hooks=hooks)
+        yield Destination(client.endpoint, producer, hooks)
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,21 @@ TimeoutOption = Annotated[
         help=f"Timeout of a call to the server; {TIMEOUT_SECONDS:g} by default.",
     ),
 ]
+
+
+def _tls_option(flag: str, what: str) -> Any:
+    return typer.Option(flag, metavar="FILE", help=f"{what}, in PEM; by default {_variable(flag)} of the environment.")
+
+
+def _variable(flag: str) -> str:
+    return "MILLRACE" + flag.upper().replace("--", "_").replace("-", "_")
+
+
+TlsCaOption = Annotated[
+    str | None, _tls_option("--tls-ca", "The authority of the server's certificate, to connect over TLS")
+]
+TlsCertificateOption = Annotated[str | None, _tls_option("--tls-certificate", "This client's certificate")]
+TlsKeyOption = Annotated[str | None, _tls_option("--tls-key", "Its private key")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 
 
@@ -113,15 +128,15 @@ class Session:
 
     server: str | None = None
     timeout_seconds: float | None = None
-    connect: Callable[[str, float], "millrace_client.Client"] = lambda server, timeout_seconds: millrace_client.connect(
-        server, timeout_seconds=timeout_seconds
-    )
-    """Creates the client; tests substitute a fake."""
+    tls_ca: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    connect: Callable[..., "millrace_client.Client"] | None = None
+    """Creates the client, in tests; otherwise `millrace_client.connect` does."""
 
-    def with_options(self, server: str | None, timeout_seconds: float | None) -> "Session":
-        """Returns the session with later options, which take precedence."""
-        timeout_seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
-        return replace(self, server=server or self.server, timeout_seconds=timeout_seconds)
+    def with_options(self, **options: Any) -> "Session":
+        """Returns the session with later options, which take precedence; one that is None was not given."""
+        return replace(self, **{name: given for name, given in options.items() if given is not None})
 
     @property
     def address(self) -> str:
@@ -132,9 +147,30 @@ class Session:
         except ValueError as error:
             raise CommandError(ExitCode.USAGE, f"{SERVER_VARIABLE}: {error}") from error
 
+    @property
+    def tls_options(self) -> list[str]:
+        """The options given so far that say how to connect over TLS."""
+        given = {"--tls-ca": self.tls_ca, "--tls-certificate": self.tls_certificate, "--tls-key": self.tls_key}
+        return [f"{flag}={file}" for flag, file in given.items() if file]
+
+    @property
+    def tls(self) -> "millrace_client.Tls | None":
+        ca, certificate, private_key = (
+            given or os.environ.get(_variable(flag)) or None
+            for flag, given in (
+                ("--tls-ca", self.tls_ca),
+                ("--tls-certificate", self.tls_certificate),
+                ("--tls-key", self.tls_key),
+            )
+        )
+        if not (ca or certificate or private_key):
+            return None
+        return millrace_client.Tls(ca=ca, certificate=certificate, private_key=private_key)
+
     def open(self) -> "millrace_client.Client":
         """Creates the client; nothing is sent yet."""
-        return self.connect(self.address, self.timeout_seconds or TIMEOUT_SECONDS)
+        connect = self.connect or millrace_client.connect
+        return connect(self.address, timeout_seconds=self.timeout_seconds or TIMEOUT_SECONDS, tls=self.tls)
 
 
 def current_session(context: typer.Context) -> Session:
@@ -146,7 +182,7 @@ def current_session(context: typer.Context) -> Session:
 
 
 def with_client(command: Callable[..., None]) -> Callable[..., None]:
-    """Turns a function whose first parameter is a client into a typer command with `--server` and `--timeout`.
+    """Turns a function whose first parameter is a client into a typer command that has the options of a session.
 
     A parameter `context` gets typer's context.
     """
@@ -154,8 +190,9 @@ def with_client(command: Callable[..., None]) -> Callable[..., None]:
     wants_context = any(parameter.name == _CONTEXT.name for parameter in own)
 
     @functools.wraps(command)
-    def run(context: typer.Context, server: str | None, timeout_seconds: float | None, **options: Any) -> None:
-        context.find_root().obj = session = current_session(context).with_options(server, timeout_seconds)
+    def run(context: typer.Context, **options: Any) -> None:
+        given = {name: options.pop(name) for name in _SESSION_OPTIONS}
+        context.find_root().obj = session = current_session(context).with_options(**given)
         with session.open() as client:
             command(client, **({"context": context} if wants_context else {}), **options)
 
@@ -189,7 +226,14 @@ def with_options(
 
 
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+_SESSION_OPTIONS = {
+    "server": ServerOption,
+    "timeout_seconds": TimeoutOption,
+    "tls_ca": TlsCaOption,
+    "tls_certificate": TlsCertificateOption,
+    "tls_key": TlsKeyOption,
+}
 _CONNECTION_OPTIONS = [
     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=None)
-    for name, annotation in (("server", ServerOption), ("timeout_seconds", TimeoutOption))
+    for name, annotation in _SESSION_OPTIONS.items()
 ]

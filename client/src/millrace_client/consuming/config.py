@@ -5,12 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import grpc
-
 from millrace_client._calls import ConsumeLimits
 from millrace_client._deliveries import DeliveredEvents
 from millrace_client._settings import ConnectionSettings
 from millrace_client.errors import BadArgumentError
+from millrace_client.security import Tls
 
 MIB: Final = 1 << 20
 SUBSCRIPTIONS_MAX: Final = 1_000
@@ -76,8 +75,8 @@ class ConsumerConfig:
     """How long the end of a `with` block, or of `run`, waits for deliveries in hand."""
     timeout_seconds: float = 20.0
     """How long a server may take to answer; see `connect`."""
-    credentials: grpc.ChannelCredentials | None = None
-    """For TLS. None: plain text."""
+    tls: Tls | None = None
+    """How to connect over TLS. None: plain text."""
     options: Sequence[tuple[str, str | int]] = ()
     """Options of the gRPC channels; they override the client's own."""
     hooks: ConsumerHooks = field(default_factory=ConsumerHooks)
@@ -105,7 +104,7 @@ class ConsumerConfig:
             endpoint=endpoint,
             timeout_seconds=self.timeout_seconds,
             wait_for_ready=False,
-            credentials=self.credentials,
+            tls=self.tls,
             options=tuple(self.options),
         )
 

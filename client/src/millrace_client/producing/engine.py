@@ -7,6 +7,7 @@ made or broke) or a time has come, it does what can be done and sets a timer for
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -136,6 +137,8 @@ class Engine:
 
     async def _resolve(self) -> None:
         self._close_retired()
+        for server in self._servers:
+            server.renew_connection()
         targets = []
         for endpoint in self._settings.endpoints:
             try:
@@ -150,11 +153,15 @@ class Engine:
             return
         for target in wanted:
             if target not in known:
-                known[target] = Server(target, self._settings.connection, self._config, self.run_once)
+                with suppress(BadArgumentError):
+                    # If a file of `tls` cannot be read now, it is tried again later.
+                    known[target] = Server(target, self._settings.connection, self._config, self.run_once)
         for target, server in known.items():
             server.is_retired = target not in wanted
         # By priority; retired servers come last, with the batches that are still theirs.
-        self._servers = [known[target] for target in wanted] + [s for s in known.values() if s.is_retired]
+        self._servers = [known[target] for target in wanted if target in known] + [
+            s for s in known.values() if s.is_retired
+        ]
         self._ranks = []
         self.run_once()
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
@@ -12,9 +13,16 @@ import grpc
 
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client._retries import Backoff, RetryPolicy
-from millrace_client._settings import Numbering, channel_options
+from millrace_client._settings import ConnectionSettings, Numbering
 from millrace_client.append_session import ThreadedAppendSession
-from millrace_client.errors import DiskFullError, MillraceError, RetryAdvice, SendAttempt, UnavailableError
+from millrace_client.errors import (
+    BadArgumentError,
+    DiskFullError,
+    MillraceError,
+    RetryAdvice,
+    SendAttempt,
+    UnavailableError,
+)
 from millrace_client.events import Stamp
 from millrace_client.grpc_errors import ErrorTranslator
 from millrace_client.producing.channel_buffer import ChannelBuffer, OrderingBucket
@@ -104,21 +112,35 @@ class Server:
         self.is_retired = False
         """Whether its name no longer resolves to it: it gets no new batches."""
         self.inflight_count = 0
-        options = [*channel_options(), *_naming_options(target, connection), *connection.options]
-        self.channel = (
-            grpc.insecure_channel(target.address, options)
-            if connection.credentials is None
-            else grpc.secure_channel(target.address, connection.credentials, options)
+        self._settings = ConnectionSettings(
+            endpoint=target.address,
+            timeout_seconds=config.timeout_seconds,
+            wait_for_ready=False,
+            tls=connection.tls,
+            options=(*_naming_options(target, connection), *connection.options),
         )
         self.loop = asyncio.get_running_loop()
         self.threads: set[threading.Thread] = set()
         """Threads that read from this server. Each of them ends soon after the server is closed."""
         self._on_change = on_change
         self.channels: dict[str, ServerChannel] = {}
+        self._connect()
+
+    def _connect(self) -> None:
+        self._tls_watch = self._settings.watch_tls()
+        self.channel: grpc.Channel = self._settings.open_channel(grpc)
         self._health = HealthWatch(
-            self.channel, Backoff(config.backoff_seconds, config.backoff_seconds_max), self._report_health
+            self.channel, Backoff(self.config.backoff_seconds, self.config.backoff_seconds_max), self._report_health
         )
         self.start_thread(self._health.run, "health")
+
+    def renew_connection(self) -> None:
+        """Connects again if the server is down and files of `tls` have changed since it was connected to."""
+        if self.is_down and self._tls_watch is not None and self._tls_watch.has_changed():
+            # Streams in progress keep the former gRPC channel until they end.
+            self._health.stop()
+            with suppress(BadArgumentError):
+                self._connect()
 
     def unreachable_error(self, channel: str) -> MillraceError:
         """Returns the error for events that could not be sent at all."""
@@ -139,6 +161,7 @@ class Server:
     def _note_health(self, is_ready: bool, is_down: bool) -> None:  # noqa: FBT001 - as above
         if (self.is_ready, self.is_down) != (is_ready, is_down):
             self.is_ready, self.is_down = is_ready, is_down
+            self.renew_connection()
             self._on_change()
 
     def check_health(self) -> None:
@@ -346,10 +369,10 @@ class _Reader:
         self._channel.take_end(self._session, error)
 
 
-def _naming_options(target: Target, connection: ConnectionOptions) -> list[tuple[str, str]]:
+def _naming_options(target: Target, connection: ConnectionOptions) -> list[tuple[str, str | int]]:
     if not target.authority:
         return []
-    options = [("grpc.default_authority", target.authority)]
-    if connection.credentials is not None:
+    options: list[tuple[str, str | int]] = [("grpc.default_authority", target.authority)]
+    if connection.tls is not None:
         options.append(("grpc.ssl_target_name_override", target.authority.rpartition(":")[0]))
     return options

@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeVarTuple
 import grpc
 
 from millrace_client._retries import Backoff
+from millrace_client.security import Tls
 
 _Arguments = TypeVarTuple("_Arguments")
 
@@ -40,7 +41,7 @@ class Target:
 class ConnectionOptions:
     """How to connect to servers."""
 
-    credentials: grpc.ChannelCredentials | None
+    tls: Tls | None
     options: tuple[tuple[str, str | int], ...]
 
 
@@ -118,6 +119,9 @@ class HealthWatch:
             # Once the server is known to be down, gRPC itself reconnects with growing pauses and reports a success.
             code = self._watch_until_end(wait_for_ready=failure_count > 0)
             if code is grpc.StatusCode.UNAVAILABLE or code is grpc.StatusCode.CANCELLED:
+                if self._is_ending:
+                    # Another watch may have begun, whose reports count.
+                    return
                 failure_count = 1 if self._has_answered else failure_count + 1
                 self._report(False, True)
                 self._wakeup.clear()
