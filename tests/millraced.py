@@ -57,14 +57,14 @@ class Millraced:
         self.grpc: str = serving["grpc"]
         self.http: str = serving["http"]
 
-    def wait_for(self, event: str, timeout_seconds: float = STOP_SECONDS_MAX) -> dict[str, Any]:
-        """Waits for the first log entry with this event, and returns it."""
+    def wait_for(self, event: str, timeout_seconds: float = STOP_SECONDS_MAX, *, count: int = 1) -> dict[str, Any]:
+        """Waits for so many log entries with this event, and returns the last of them."""
         give_up = time.monotonic() + timeout_seconds
         with self._news:
-            while not (found := [entry for entry in self.log if entry["event"] == event]):
+            while len(found := [entry for entry in self.log if entry["event"] == event]) < count:
                 if self._is_closed or not self._news.wait(give_up - time.monotonic()):
                     raise MillracedError(f"never logged {event!r}, but {self.log} and {self.other_output}")
-            return found[0]
+            return found[count - 1]
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal."""

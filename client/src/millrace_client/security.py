@@ -1,6 +1,7 @@
 """How clients reach a server over TLS."""
 
 import os
+import ssl
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +42,13 @@ class Tls:
             raise BadArgumentError(f"tls: {missing} is missing; certificate and private_key come together")
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Reads the files; raises BadArgumentError if one of them cannot be read."""
-        return grpc.ssl_channel_credentials(*map(_read, (self.ca, self.private_key, self.certificate)))
+        """Reads the files; raises BadArgumentError if one of them cannot be read, or if they do not fit together."""
+        before = self.state()
+        contents = [_read(file) for file in (self.ca, self.private_key, self.certificate)]
+        if self.certificate is not None:
+            _check_pair(self.certificate, self.private_key)
+        # gRPC would accept files of which one was replaced meanwhile, and never get a connection.
+        return grpc.ssl_channel_credentials(*contents) if self.state() == before else self.credentials()
 
     def state(self) -> tuple[object, ...]:
         """Returns what differs once a file was changed or replaced."""
@@ -70,6 +76,19 @@ def _read(file: File | None) -> bytes | None:
         return None if file is None else Path(file).read_bytes()
     except OSError as error:
         raise BadArgumentError(f"tls: {file} cannot be read: {error.strerror}") from None
+
+
+def _check_pair(certificate: File, private_key: File | None) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, private_key, password=_refuse_password)
+    except (OSError, ValueError) as error:
+        raise BadArgumentError(
+            f"tls: {certificate} and {private_key} are not a certificate and its key without a password: {error}"
+        ) from None
+
+
+def _refuse_password() -> str:
+    raise ValueError("the key is protected by a password")
 
 
 def _state(file: File | None) -> object:

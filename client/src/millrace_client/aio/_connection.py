@@ -16,7 +16,7 @@ from millrace_client._calls import Call
 from millrace_client._forks import FORKS, forked_error
 from millrace_client._methods import Method
 from millrace_client._settings import ConnectionSettings, Numbering
-from millrace_client.errors import ClientClosedError, MillraceError
+from millrace_client.errors import BadArgumentError, ClientClosedError, MillraceError
 from millrace_client.grpc_errors import ErrorTranslator
 
 T = TypeVar("T")
@@ -55,6 +55,16 @@ class _Opened:
         return known
 
 
+def _reopened(settings: ConnectionSettings, former: _Opened | None) -> _Opened:
+    try:
+        return _Opened(settings, former)
+    except BadArgumentError:
+        if former is None:
+            raise
+        # Not all files of `tls` are replaced yet.
+        return former
+
+
 class Connection:
     """Executes calls. The first call opens it and binds it to its event loop."""
 
@@ -77,7 +87,7 @@ class Connection:
             raise forked_error(opened.process_id)
         if opened is None or (opened.tls_watch is not None and opened.tls_watch.has_changed()):
             # Calls in progress keep the former gRPC channel until they end.
-            opened = self._opened = _Opened(self.settings, opened)
+            opened = self._opened = _reopened(self.settings, opened)
         return opened
 
     @property

@@ -55,7 +55,8 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
     @field_validator("private_key")
     @classmethod
     def _check_key(cls, path: Path, info: ValidationInfo) -> Path:
-        _check_key(path, info.data.get("certificate"))
+        certificate = info.data.get("certificate")
+        _read_key(path, certificate and _read_certificates(certificate)[1][0])
         return path
 
     @field_validator("client_ca")
@@ -182,15 +183,12 @@ def _stamp(path: Path | None) -> object:
 
 def _read_material(settings: TlsSettings) -> TlsMaterial:
     """Reads all files; raises ValueError, with the file and what to do, if they are not valid together."""
-    certificates = _read_certificates(settings.certificate)
-    _check_key(settings.private_key, settings.certificate)
-    client_ca = settings.client_ca
-    if client_ca is not None:
-        _read_certificates(client_ca)
+    # Each file is read once, so that what was checked is what is used.
+    chain, certificates = _read_certificates(settings.certificate)
     return TlsMaterial(
-        chain=_read(settings.certificate),
-        key=_read(settings.private_key),
-        client_ca=None if client_ca is None else _read(client_ca),
+        chain=chain,
+        key=_read_key(settings.private_key, certificates[0]),
+        client_ca=None if settings.client_ca is None else _read_certificates(settings.client_ca)[0],
         http_context=_http_context(settings),
         expiry_time=min(one.not_valid_after_utc for one in certificates),
     )
@@ -222,14 +220,15 @@ def _read(path: Path) -> bytes:
     return content
 
 
-def _read_certificates(path: Path) -> "list[Certificate]":
-    """Returns the certificates of a file; raises ValueError if it holds none, or one that is not valid now."""
+def _read_certificates(path: Path) -> "tuple[bytes, list[Certificate]]":
+    """Returns a file and its certificates; raises ValueError if it holds none, or one that is not valid now."""
     # Heavy, and not needed without TLS.
     from cryptography import x509
 
     shown = shown_value(str(path))
     try:
-        certificates = x509.load_pem_x509_certificates(_read(path))
+        content = _read(path)
+        certificates = x509.load_pem_x509_certificates(content)
     except ValueError as error:
         raise ValueError(
             str(error) if shown in str(error) else f"is {shown}, which holds no certificates in PEM"
@@ -246,11 +245,11 @@ def _read_certificates(path: Path) -> "list[Certificate]":
                 f"is {shown}, whose certificate {name} is valid from {certificate.not_valid_before_utc} only; check "
                 "this machine's clock, or replace the file"
             )
-    return certificates
+    return content, certificates
 
 
-def _check_key(path: Path, certificate: Path | None) -> None:
-    """Raises ValueError if others may read a key, if it is none, or if it is not that of the certificate."""
+def _read_key(path: Path, certificate: "Certificate | None") -> bytes:
+    """Returns a key; raises ValueError if others may read it, if it is none, or if it is not the certificate's."""
     from cryptography.hazmat.primitives import serialization
 
     shown = shown_value(str(path))
@@ -263,8 +262,9 @@ def _check_key(path: Path, certificate: Path | None) -> None:
         raise ValueError(f"is {shown}, which is protected by a password; it must be without one") from None
     except ValueError:
         raise ValueError(f"is {shown}, which holds no private key in PEM") from None
-    if certificate is not None and _read_certificates(certificate)[0].public_key() != key.public_key():
+    if certificate is not None and certificate.public_key() != key.public_key():
         raise ValueError(
-            f"is {shown}, which is not the key of the first certificate in {shown_value(str(certificate))}; both must "
-            "belong together, and the server's certificate must come first"
+            f"is {shown}, which is not the key of {certificate.subject.rfc4514_string()}, the first certificate in the "
+            "file of certificates; the server's own must come first, with its key here"
         )
+    return content

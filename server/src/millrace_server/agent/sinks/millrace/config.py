@@ -1,13 +1,18 @@
 """The forwarding sink's configuration."""
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.setting_types import ChannelName
 from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkContext, sink_class
+from millrace_server.files import NamedPath
 from millrace_server.network import Address
+
+if TYPE_CHECKING:
+    from millrace_client.security import Tls
 
 _MIB = 1 << 20
 
@@ -32,6 +37,33 @@ Endpoint = Annotated[str, AfterValidator(_check_endpoint)]
 """`host:port` of one server. A name that stands for several servers in turn breaks what `endpoints` promises."""
 
 
+class ClientTlsConfig(BaseModel, frozen=True, extra="forbid"):
+    """How a sink connects over TLS. The files, in PEM, are read again with each connection."""
+
+    ca: NamedPath | None = None
+    """File of the certificates that the servers' certificates must be signed with; by default those that come with
+    gRPC."""
+
+    certificate: NamedPath | None = None
+    """File of the sink's own certificate, followed by the intermediate ones."""
+
+    private_key: NamedPath | None = Field(None, validate_default=True)
+    """File of its key, without a password."""
+
+    @field_validator("private_key")
+    @classmethod
+    def _check_pair(cls, key: Path | None, info: ValidationInfo) -> Path | None:
+        if "certificate" in info.data and (key is None) != (info.data["certificate"] is None):
+            raise ValueError("certificate and private_key come together, and one of them is missing")
+        return key
+
+    def client_tls(self) -> "Tls":
+        # Imports gRPC's client only in servers that forward.
+        from millrace_client.security import Tls
+
+        return Tls(ca=self.ca, certificate=self.certificate, private_key=self.private_key)
+
+
 class MillraceSinkConfig(SinkConfig):
     """A sink that appends to a channel of another server, each event exactly once and all of them in their order."""
 
@@ -45,6 +77,9 @@ class MillraceSinkConfig(SinkConfig):
     goes on with the next. Exactly once holds for one server: of the batches whose answers were lost when the sink moved
     on, both servers may have the events.
     """
+
+    tls: ClientTlsConfig | None = None
+    """The table `tls`: how to connect over TLS; without it, the sink connects in plain text."""
 
     target_channel: ChannelName
     """The channel there."""

@@ -38,7 +38,7 @@ class ForwardingSink:
         endpoints = self._endpoints
         endpoint = await endpoints.current()
         try:
-            async with connected(endpoint, self._config.target_channel, self._config.connect_timeout_seconds) as target:
+            async with connected(endpoint, self._config) as target:
                 await _Forwarding(self._config, target, reader, endpoints).run()
         except ComponentFailedError:
             raise

@@ -14,6 +14,7 @@ from millrace.v1 import admin_service_pb2
 from millrace_client.append_session import AsyncAppendSession
 from millrace_client.errors import MillraceError, RetryAdvice
 from millrace_client.grpc_errors import ErrorTranslator
+from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
 from millrace_server.agent.supervision import AnswerTimeoutError, ComponentError
 from millrace_server.files import make_directories, write_atomically
 
@@ -133,13 +134,25 @@ class TargetChannel:
 
 
 @asynccontextmanager
-async def connected(endpoint: str, channel: str, timeout_seconds: float) -> AsyncGenerator[TargetChannel]:
-    """Connects to a server and finds a channel there; raises ComponentError if that fails.
+async def connected(endpoint: str, config: MillraceSinkConfig) -> AsyncGenerator[TargetChannel]:
+    """Connects to a server and finds the target channel there; raises ComponentError if that fails.
 
     So nothing is taken for a server that cannot be reached. Resolves the name each time, since a server may have moved.
     """
-    async with aio.insecure_channel(endpoint, options=_OPTIONS) as connection:
-        yield TargetChannel(connection, endpoint, await _find(connection, endpoint, channel, timeout_seconds))
+    timeout_seconds = config.connect_timeout_seconds
+    async with await _opened(endpoint, config) as connection:
+        found = await _find(connection, endpoint, config.target_channel, timeout_seconds)
+        yield TargetChannel(connection, endpoint, found)
+
+
+async def _opened(endpoint: str, config: MillraceSinkConfig) -> aio.Channel:
+    if config.tls is None:
+        return aio.insecure_channel(endpoint, options=_OPTIONS)
+    try:
+        credentials = await asyncio.to_thread(config.tls.client_tls().credentials)
+    except MillraceError as error:
+        raise ComponentError(error.message) from None
+    return aio.secure_channel(endpoint, credentials, options=_OPTIONS)
 
 
 async def _find(
