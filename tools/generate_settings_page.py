@@ -24,6 +24,7 @@ from millrace_server.agent.lines.config import LinesConfig, MultilineConfig
 from millrace_server.agent.selectors import AnySelectorConfig
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
 from millrace_server.agent.sink_group_config import SinkGroupConfig
+from millrace_server.agent.sinks.millrace.config import ClientTlsConfig
 from millrace_server.agent.sinks.sink import SinkConfig
 from millrace_server.agent.sources.source import SourceConfig
 from millrace_server.agent.sources.spooldir.config import AnyDone, AnyFormat
@@ -34,6 +35,7 @@ from millrace_server.channels.config import (
     SpillableChannelConfig,
 )
 from millrace_server.configuration.settings import ServerSettings
+from millrace_server.network.tls import TlsSettings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 
@@ -68,6 +70,7 @@ def page() -> str:
 
 def _sections() -> Iterator[str]:
     yield from _section("`[server]`", ServerSettings)
+    yield from _section("`tls` of the server", TlsSettings, level=3)
     yield "## `[channels.NAME]`\n"
     yield from _section("Channel of type memory", MemoryChannelConfig, level=3)
     yield from _section(_FILE_CHANNEL.title, FileChannelConfig, level=3)
@@ -87,6 +90,7 @@ def _sections() -> Iterator[str]:
     yield "## `[sinks.NAME]`\n"
     yield from _section(_ALL_SINKS.title, SinkConfig, level=3)
     yield from _choices("Sink", AnySinkConfig, [_ALL_SINKS])
+    yield from _section("`tls` of a sink millrace", ClientTlsConfig, level=3)
     yield from _section("`[sink_groups.NAME]`", SinkGroupConfig)
 
 

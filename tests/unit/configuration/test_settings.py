@@ -333,8 +333,8 @@ def test_load_when_others_could_connect_asks_for_consent(tmp_path: Path, field: 
     toml = f'[server]\n{field} = "{address}"\n'
     [problem] = problems_of(tmp_path, toml)
     assert problem == (
-        f'server.{field}: is "{address}", which other machines can reach, and TLS is not supported yet; '
-        "it must be a loopback address, or server.allow_plaintext must be true"
+        f'server.{field}: is "{address}", which other machines can reach in plain text; there must be a table '
+        "server.tls, or it must be a loopback address, or server.allow_plaintext must be true"
     )
     assert load(tmp_path, toml + "allow_plaintext = true\n").server.allow_plaintext is True
 

@@ -14,6 +14,8 @@ from millrace_server.channels.config import (
     SpillableChannelConfig,
 )
 from millrace_server.configuration.settings import ServerSettings, load_settings
+from millrace_server.network.tls import TlsSettings
+from tests.certificates import Authority
 from tests.unit.repository.checkout import ROOT
 
 EXAMPLE = ROOT / "deploy" / "millrace.toml"
@@ -35,9 +37,14 @@ def test_example_with_everything_in_force_shows_every_setting(tmp_path: Path) ->
 
     Sources, sinks and interceptors show all settings that do not depend on the type.
     """
-    everything = _with("(?:For example: )?")
+    authority = Authority()
+    authority.issue(tmp_path, "server")
+    (tmp_path / "clients.pem").write_bytes(authority.certificate)
+    # The files of TLS are read with the configuration.
+    everything = re.sub(r"/etc/millrace/(?=(?:server|clients)\.)", f"{tmp_path}/", _with("(?:For example: )?"))
     tables = tomllib.loads(everything)
     assert tables["server"].keys() == ServerSettings.model_fields.keys()
+    assert tables["server"]["tls"].keys() == TlsSettings.model_fields.keys()
     assert tables["channels"]["events"].keys() == MemoryChannelConfig.model_fields.keys()
     assert tables["channels"]["orders"].keys() == FileChannelConfig.model_fields.keys()
     its_own = SpillableChannelConfig.model_fields.keys() - FileChannelConfig.model_fields.keys()

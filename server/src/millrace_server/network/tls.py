@@ -4,6 +4,7 @@ Certificates are in PEM. TLS is of version 1.2 or 1.3.
 """
 
 import asyncio
+import json
 import ssl
 import stat
 from datetime import UTC, datetime, timedelta
@@ -214,9 +215,9 @@ def _read(path: Path) -> bytes:
         with path.open("rb") as file:
             content = file.read(_FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise ValueError(f"is {shown_value(str(path))}, which cannot be read: {error.strerror}") from None
+        raise ValueError(f"is {json.dumps(str(path))}, which cannot be read: {error.strerror}") from None
     if len(content) > _FILE_BYTES_MAX:
-        raise ValueError(f"is {shown_value(str(path))}, which is larger than {_FILE_BYTES_MAX} bytes")
+        raise ValueError(f"is {json.dumps(str(path))}, which is larger than {_FILE_BYTES_MAX} bytes")
     return content
 
 
@@ -225,7 +226,7 @@ def _read_certificates(path: Path) -> "tuple[bytes, list[Certificate]]":
     # Heavy, and not needed without TLS.
     from cryptography import x509
 
-    shown = shown_value(str(path))
+    shown = json.dumps(str(path))
     try:
         content = _read(path)
         certificates = x509.load_pem_x509_certificates(content)
@@ -252,7 +253,7 @@ def _read_key(path: Path, certificate: "Certificate | None") -> bytes:
     """Returns a key; raises ValueError if others may read it, if it is none, or if it is not the certificate's."""
     from cryptography.hazmat.primitives import serialization
 
-    shown = shown_value(str(path))
+    shown = json.dumps(str(path))
     content = _read(path)
     if path.stat().st_mode & stat.S_IROTH:
         raise ValueError(f"is {shown}, which every user of this machine may read; run: chmod o-rwx {path}")
