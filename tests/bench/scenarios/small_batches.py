@@ -191,7 +191,8 @@ async def _take_rate(connection: aio.Channel, channel: str, batches: int) -> flo
     started, taken = time.perf_counter(), 0
     while taken < batches * _AT_ONCE:
         txn_id = (await stub.BeginTxn(pb.BeginTxnRequest(channel=channel))).txn_id
-        for _ in range(_TAKES):
+        # No more than was stored in this round: the next one would lack them, and wait.
+        for _ in range(min(_TAKES, batches - taken // _AT_ONCE)):
             answer = await stub.Take(pb.TakeRequest(txn_id=txn_id, max_events=_AT_ONCE, columns=True))
             taken += sum(batch.columns.count for batch in answer.batches)
         await stub.Commit(pb.CommitRequest(txn_ids=[txn_id]))

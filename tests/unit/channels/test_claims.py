@@ -384,6 +384,6 @@ async def test_read_of_a_range_that_is_emptied_meanwhile_reports_it(
     monkeypatch.setattr("millrace_server.channels.queue._READ_AHEAD", 1)
     reading = desk.read("r", None, 0, 0)
     await anext(reading)
-    await remove(contents, MemoryCommitter(contents), contents.take_all(), is_purge=True)
+    await remove(contents, MemoryCommitter(contents), contents.take_through(contents.next_sequence), is_purge=True)
     with pytest.raises(SequenceGoneError):
         await rest_of(reading)

@@ -140,7 +140,7 @@ async def test_remove_that_has_to_wait_ends_with_the_commit(contents: Contents) 
     call = await started(remove(contents, committer, contents.take_through(1)))
     (commit,) = committer.submitted
     assert (numbered(commit.takes), commit.is_purge, commit.txn_ids) == ([(1, b"a")], False, ())
-    leaving = await started(remove(contents, committer, contents.take_all(), is_purge=True))
+    leaving = await started(remove(contents, committer, contents.take_through(contents.next_sequence), is_purge=True))
     leaving.cancel()
     await settle()
     assert leaving.is_cancelled
@@ -156,7 +156,7 @@ async def test_remove_that_is_refused_returns_the_events(contents: Contents) -> 
     committer = FakeCommitter()
     committer.error = ChannelLogFailedError("failed")
     with pytest.raises(ChannelLogFailedError):
-        await remove(contents, committer, contents.take_all())
+        await remove(contents, committer, contents.take_through(contents.next_sequence))
     assert bodies_of(contents.queue) == [b"a", b"b"]
     committer.error = None
     call = await started(remove(contents, committer, contents.take_through(1)))
@@ -189,7 +189,7 @@ def test_prepared_commits_hold_their_sequences_and_their_room(contents: Contents
 
 def test_abort_of_a_swap_releases_what_it_charged(contents: Contents) -> None:
     """Needed capacity is charged when a change begins; freed capacity is released when it is completed."""
-    taken = contents.take_all()
+    taken = contents.take_through(contents.next_sequence)
     swap = prepared(contents, contents.plan([window(b"1234567"), window(b"")], taken, None))
     assert (contents.capacity.event_count, contents.capacity.body_bytes) == (2, 7)
     contents.abort(swap)

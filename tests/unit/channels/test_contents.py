@@ -414,7 +414,7 @@ async def test_remove_through_a_sequence_counts_as_taken(contents: Contents) -> 
 
 
 async def purge(contents: Contents) -> int:
-    purged = contents.take_all()
+    purged = contents.take_through(contents.next_sequence)
     await remove(contents, MemoryCommitter(contents), purged, is_purge=True)
     return sum(batch.count for batch in purged)
 

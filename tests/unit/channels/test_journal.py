@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from millrace_server.channels import channel as channel_module
 from millrace_server.channels import journal
 from millrace_server.channels.commit import Receipt
 from millrace_server.channels.config import MemoryChannelConfig
@@ -486,6 +487,26 @@ async def test_claim_whose_lease_runs_out_while_the_disk_stalls_ends_at_once(dis
         await gate.reached()
         assert channel.claims.claim is None
         gate.open()
+
+
+async def test_purge_of_many_batches_lets_other_calls_through(
+    disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each commit removes some of them; what is appended meanwhile stays."""
+    monkeypatch.setattr(channel_module, "_PURGED_BATCHES_MAX", 2)
+    async with file_channel(disk) as opened:
+        channel, gate = opened.channel, Gate(disk)
+        for _ in range(5):
+            await append(channel, b"x" * 5_000)
+        gate.close()
+        (purging,) = await called(channel.purge())
+        await gate.reached()
+        (appending,) = await called(append(channel, b"new"))
+        gate.open()
+        assert (await appending, await purging) == (Receipt(6, 6), 5)
+        assert queued(channel) == [b"new"]
+        assert opened.kinds().count(Kind.TAKE) == 3
+        check_accounts(channel)
 
 
 @pytest.mark.parametrize("error_number", [0, FULL, errno.EIO])

@@ -169,12 +169,6 @@ def test_remove_through_a_sequence_returns_what_it_removed(queue: EventQueue, se
     assert queue.event_count == 6 - len(expected)
 
 
-def test_clear_of_a_queue_returns_all_that_was_in_it(queue: EventQueue) -> None:
-    """The queue is empty afterwards."""
-    assert len(bodies_of(queue.clear())) == 6
-    assert (list(queue), queue.event_count, queue.first_sequence) == ([], 0, None)
-
-
 @pytest.mark.parametrize(
     ("from_sequence", "to_sequence", "sequences"),
     [

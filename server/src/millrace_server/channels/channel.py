@@ -22,6 +22,9 @@ from millrace_server.errors import MillraceError
 
 _MICROSECONDS = 1_000_000
 
+_PURGED_BATCHES_MAX = 1_000
+"""Batches that one commit of a purge removes."""
+
 
 def memory_storage(name: str, config: ChannelConfig) -> ChannelStorage:
     """Returns the storage of a new channel in memory."""
@@ -228,9 +231,15 @@ class Channel:
     async def purge(self) -> int:
         """Removes all queued events without delivering them; returns their number."""
         self._contents.refuse_if_closed()
-        purged = self._contents.take_all()
-        await remove(self._contents, self._core.committer, purged, is_purge=True)
-        return sum(batch.count for batch in purged)
+        newest, count = self._contents.next_sequence - 1, 0
+        # In parts, each with a commit of its own: other calls wait no longer however many batches there are.
+        while True:
+            purged = self._contents.take_through(newest, _PURGED_BATCHES_MAX)
+            await remove(self._contents, self._core.committer, purged, is_purge=True)
+            count += sum(batch.count for batch in purged)
+            if len(purged) < _PURGED_BATCHES_MAX:
+                return count
+            await asyncio.sleep(0)
 
     async def update(self, config: ChannelConfig) -> str:
         """Applies a new configuration, all of it or nothing.

@@ -1,6 +1,7 @@
 """The contents of a channel: its committed events, its capacity in use, and what its producers have stored."""
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -320,11 +321,8 @@ class Contents:
         """Takes the oldest events; they keep their room until they are removed or put back."""
         return self._mark_taken(self.queue.take(limits))
 
-    def take_through(self, sequence: int) -> list[StoredBatch]:
-        return self._mark_taken(self.queue.remove_through(sequence))
-
-    def take_all(self) -> list[StoredBatch]:
-        return self._mark_taken(self.queue.clear())
+    def take_through(self, sequence: int, batches_max: int = sys.maxsize) -> list[StoredBatch]:
+        return self._mark_taken(self.queue.remove_through(sequence, batches_max))
 
     def put_back(self, batches: Sequence[StoredBatch]) -> None:
         self._remove_taken(batches)

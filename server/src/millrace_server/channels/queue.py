@@ -1,5 +1,6 @@
 """The committed events of a channel that are not taken, in the order of their sequences."""
 
+import sys
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -157,11 +158,13 @@ class EventQueue:
                 self._batches.insert(index, batch_back)
             self.event_count += batch.count
 
-    def remove_through(self, sequence: int) -> list[StoredBatch]:
-        """Removes and returns all events up to a sequence, included."""
+    def remove_through(self, sequence: int, batches_max: int = sys.maxsize) -> list[StoredBatch]:
+        """Removes and returns the events up to a sequence, included, of the first batches."""
         removed: list[StoredBatch] = []
         try:
-            while self._batches and (first := self._batches[0].first_sequence) <= sequence:
+            while (
+                len(removed) < batches_max and self._batches and (first := self._batches[0].first_sequence) <= sequence
+            ):
                 removed.append(self._take_first(min(self._batches[0].end_sequence, sequence + 1) - first))
         except MillraceError:
             self.put_back(removed)
@@ -200,13 +203,6 @@ class EventQueue:
         # Much faster than to iterate, which ends the last run only where it gets there.
         self._growing = None
         return list(self._batches)
-
-    def clear(self) -> list[StoredBatch]:
-        removed = list(self._batches)
-        self._batches.clear()
-        self._growing = None
-        self.event_count = 0
-        return removed
 
     def read(self, from_sequence: int, to_sequence: int) -> list[StoredBatch]:
         """Returns up to some thousand batches from one sequence to another (excluded), without removing them."""
