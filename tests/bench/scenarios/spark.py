@@ -17,6 +17,7 @@ from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
 from millrace_spark.reading.stream_reader import arrow_schema
 from millrace_spark.source import EVENT_SCHEMA
+from tests.bench.bare_server import bare_server
 from tests.bench.findings import Line, Section
 from tests.bench.payloads import BATCH_EVENTS, BODY_BYTES, columns
 from tests.bench.spark_world import SparkWorld, rate_of, spark_world
@@ -65,8 +66,12 @@ def measure_spark(scratch: Path, plan: SparkPlan, on_step: Callable[[], None]) -
         plan: The extent.
         on_step: Called after each step.
     """
-    with spark_world(scratch) as world:
-        sections = [_batch_reads(world, plan, on_step), _streams(world, plan, on_step), _small_batches(world, plan)]
+    with spark_world(scratch) as world, bare_server() as bare:
+        sections = [
+            _batch_reads(world, bare.address, plan, on_step),
+            _streams(world, plan, on_step),
+            _small_batches(world, plan),
+        ]
         on_step()
         sections.append(_conversion(plan))
         on_step()
@@ -75,34 +80,40 @@ def measure_spark(scratch: Path, plan: SparkPlan, on_step: Callable[[], None]) -
     return sections
 
 
-def _batch_reads(world: SparkWorld, plan: SparkPlan, on_step: Callable[[], None]) -> Section:
+def _batch_reads(world: SparkWorld, bare_server: str, plan: SparkPlan, on_step: Callable[[], None]) -> Section:
     channel, parquet = world.make_channel(plan.events), str(world.scratch / "parquet")
     world.fill(channel, plan.events)
     events = world.spark.read.format("millrace").options(endpoints=world.server.grpc, channels=channel).load()
     # The first run warms up both, and does not count.
     events.write.parquet(parquet)
     native = world.spark.read.parquet(parquet)
-    ready = world.spark.read.format("millrace-bench-memory").options(events=plan.events).load()
-    for rows in (native, ready):
+    ready = world.spark.read.format("millrace-bench-memory").options(events=plan.events)
+    sources = (events, native, ready.load(), ready.option("bareServer", bare_server).load())
+    for rows in sources[1:]:
         _read_all(rows)
-    ours, theirs, bounds = [], [], []
+    rates = []
     for _ in range(plan.rounds):
-        ours.append(plan.events / _read_all(events))
-        theirs.append(plan.events / _read_all(native))
-        bounds.append(plan.events / _read_all(ready))
+        rates.append([plan.events / _read_all(rows) for rows in sources])
         on_step()
     world.client.admin.delete_channel(channel, force=True)
-    share = statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
-    bound_share = statistics.median(mine / other for mine, other in zip(ours, bounds, strict=True))
-    bound = statistics.median(bounds)
+    ours, theirs, bound, received = map(statistics.median, zip(*rates, strict=True))
+    _, share, bound_share, received_share = (
+        statistics.median(one[0] / one[source] for one in rates) for source in range(len(sources))
+    )
     return Section(
         f"Spark: batch read of {plan.events:,} events of {BODY_BYTES} bytes",
         [
-            Line(what="from a file channel", value=statistics.median(ours), unit="events/s"),
-            Line(what="the same rows natively from Parquet", value=statistics.median(theirs), unit="rows/s"),
+            Line(what="from a file channel", value=ours, unit="events/s"),
+            Line(what="the same rows natively from Parquet", value=theirs, unit="rows/s"),
             Line(what="share of it", value=share, unit="", least=_SHARE_MIN),
             Line(what="from a source in Python that has them ready in Arrow", value=bound, unit="events/s"),
             Line(what="share of it", value=bound_share, unit=""),
+            Line(
+                what="from that source, once the bytes have come from a bare gRPC server",
+                value=received,
+                unit="events/s",
+            ),
+            Line(what="share of it", value=received_share, unit=""),
         ],
     )
 
