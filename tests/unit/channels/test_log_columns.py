@@ -104,6 +104,21 @@ async def test_load_that_waits_for_the_disk_blocks_no_other_call(disk: Simulated
         assert threading.main_thread().name not in threads
 
 
+async def test_acknowledgement_of_a_part_of_a_batch_reads_it_on_another_thread(disk: SimulatedDisk) -> None:
+    """What it cuts may have to wait for the disk."""
+    async with file_channel(disk) as opened:
+        await append(opened.channel, b"a", b"b", b"c")
+        await opened.channel.claim("r", 30, takeover=False)
+        forget(opened)
+        disk.is_cached = False
+        threads = list[str]()
+        disk.before_call = lambda kind, _name: threads.append(f"{kind} {threading.current_thread().name}")
+        assert await opened.channel.claims.acknowledge("r", None, 2) == 3
+        assert any(call.startswith("read") for call in threads)
+        assert f"read {threading.main_thread().name}" not in threads
+        assert queued(opened.channel) == [b"c"]
+
+
 async def test_read_of_one_that_is_not_in_memory_waits_for_the_disk(disk: SimulatedDisk) -> None:
     """The columns were not loaded before."""
     async with file_channel(disk) as opened:

@@ -197,6 +197,9 @@ class ClaimRegistry:
                 f"through_sequence: {through_sequence} does not exist yet; the newest is "
                 f"{self._contents.next_sequence - 1}"
             )
+        await self._contents.prefetch_end(through_sequence)
+        # Again, since it may have ended meanwhile.
+        self._require(reader_id, epoch)
         await remove(self._contents, self._committer, self._contents.take_through(through_sequence))
         return self._contents.first_sequence
 

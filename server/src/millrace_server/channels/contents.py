@@ -306,6 +306,12 @@ class Contents:
         if self._columns is not None:
             await self._columns.load(_first_of(self.queue, limits.events_max))
 
+    async def prefetch_end(self, sequence: int) -> None:
+        """Reads the batch that ends at a sequence if it is cut there, without blocking the event loop."""
+        batch = self.queue.batch_of(sequence)
+        if self._columns is not None and batch is not None and batch.end_sequence > sequence + 1:
+            await self._columns.load([batch])
+
     async def load(self, batches: Iterable[StoredBatch]) -> AsyncGenerator[StoredBatch]:
         """Yields the same batches, each once it is in memory."""
         left = list(batches)

@@ -216,6 +216,14 @@ class EventQueue:
             if batch.first_sequence < to_sequence
         ]
 
+    def batch_of(self, sequence: int) -> StoredBatch | None:
+        """Returns the batch that holds a sequence; None if none does."""
+        index = self._index_of(sequence)
+        if index == len(self._batches) or (batch := self._batches[index]).first_sequence > sequence:
+            return None
+        self._end_run_in(batch)
+        return batch
+
     def _index_of(self, sequence: int) -> int:
         """Returns the index of the batch that holds a sequence; of the first one behind it if none does."""
         index = self._index_after(sequence)
