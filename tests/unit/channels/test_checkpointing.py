@@ -5,12 +5,15 @@ import pytest
 import structlog
 
 from millrace_server.channels import checkpointing
+from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.checkpointing import Checkpointing
+from millrace_server.channels.journal import Snapshot
 from millrace_server.errors import ChannelLogFailedError, DiskFullError
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import Checkpoint
-from tests.channel_events import append, begin, begin_with_takes, queued, take
+from millrace_server.wal.records import Location
+from tests.channel_events import append, begin, begin_with_takes, numbered, queued, take, window
 from tests.file_channels import FileChannel, Gate, durable_state_on, file_channel, turn, until
 from tests.simulated_disk import SimulatedDisk
 
@@ -279,3 +282,15 @@ async def test_checkpointing_that_never_started_stops_at_once(disk: SimulatedDis
     """This is the case of a channel whose opening failed."""
     async with file_channel(disk) as opened:
         await Checkpointing("orders", opened.journal, opened.checkpoints, opened.log, opened.recovered).stop()
+
+
+async def test_snapshot_has_nothing_that_was_written_from_memory_since(disk: SimulatedDisk) -> None:
+    """Its checkpoint would have these events, and the records behind it would bring them a second time."""
+    async with file_channel(disk) as opened:
+        await append(opened.channel, b"before")
+        taken = await opened.journal.snapshot()
+        late = StoredBatch(2, window(b"late"))
+        late.window.stored.locate(Location(*taken.position[:2], 10), opened.columns)
+        opened.channel._contents.queue.append(late)
+        snapshot = Snapshot(taken.position, taken.state, opened.channel._contents.held_batches())
+        assert numbered(snapshot.batches_in_log()) == [(1, b"before")]

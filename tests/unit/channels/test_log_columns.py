@@ -43,9 +43,10 @@ async def test_columns_that_were_just_written_need_no_disk(disk: SimulatedDisk) 
 async def test_load_of_neighbours_reads_them_together_and_keeps_them(disk: SimulatedDisk) -> None:
     """Columns in memory are not read again, and columns that are requested twice are read once."""
     async with file_channel(disk) as opened:
-        opened.channel._contents.queue.has_runs = False
         for number in range(10):
             await append(opened.channel, b"%d" % number)
+            # Each is an entry of its own.
+            opened.channel._contents.queue.end_run()
         forget(opened)
         batches = list(opened.channel._contents.queue)
         before = reads(disk)

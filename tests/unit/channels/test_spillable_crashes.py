@@ -311,3 +311,26 @@ async def test_checkpoint_of_a_channel_in_memory_that_has_not_changed_writes_not
     await append(channel, b"c", stamp=Stamp("p", 1, 1))
     await crashing.opened.checkpoint()
     assert len(crashing.disk.calls) > call_count
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+async def test_small_commits_in_the_log_are_runs_that_a_graceful_stop_and_a_kill_keep(
+    crashing: Crashing, *, has_checkpoint: bool
+) -> None:
+    """What the stop writes from memory lies between them in the log, and is in no run."""
+    channel = await crashing.open()
+    for number in range(8):
+        await append(channel, b"%d" % number)
+    assert [batch.count for batch in channel._contents.queue] == [1, 1, 1, 5]
+    await crashing.opened.close()
+    if not has_checkpoint:
+        crashing.remove_checkpoints()
+    channel = await crashing.open()
+    for number in range(8, 12):
+        await append(channel, b"%d" % number)
+    assert [batch.count for batch in channel._contents.queue] == [1, 1, 1, 5, 4]
+    assert await consume(channel, 6) == [b"%d" % number for number in range(6)]
+    if not has_checkpoint:
+        crashing.remove_checkpoints()
+    channel = await crashing.kill()
+    assert queued(channel) == [b"%d" % number for number in range(6, 12)]

@@ -266,8 +266,6 @@ class FileStores:
         contents = Contents(name, capacity, recovered.next_sequence, files.columns)
         contents.restore(recovered.queue, recovered.ledger, recovered.last_commit_time)
         disk_space = DiskSpace(self._disk, files.directories.data_dirs, time.monotonic)
-        # Events that move from memory to the log would have their PUT records between those of a run.
-        contents.queue.has_runs = config.spillable is None
         log_side = contents, files.columns, recovered.ended, recovered.claim
         if (spillable := config.spillable) is None:
             journal = Journal(LogContext(*log_side), files.log, disk_space, config)

@@ -65,7 +65,6 @@ class EventQueue:
         self._batches: deque[StoredBatch] = deque()
         self._growing: StoredBatch | None = None
         self.event_count = 0
-        self.has_runs = True
 
     @property
     def first(self) -> StoredBatch | None:
@@ -85,7 +84,7 @@ class EventQueue:
         if not batch.window.is_whole:
             self._append_part(batch)
             return
-        is_growing = self.has_runs and _is_small(batch)
+        is_growing = _is_small(batch)
         run = _run_of(self._growing, batch) if is_growing and self._growing is not None else None
         if run is not None:
             self._batches[-1] = self._growing = run

@@ -130,6 +130,8 @@ class MemoryStateEntry(JournalEntry):
     def apply(self, locations: Sequence[Location], _end: LogPosition) -> None:
         for stored, location in zip(self._stored, locations, strict=False):
             stored.locate(location, self._context.columns)
+        # Their PUT records lie between those of commits, which therefore are no neighbours.
+        self._context.contents.queue.end_run()
         self._context.tier.spill(self._batches)
         self._context.tier.reserved_sequence = self._reserved
         if not self._future.done():
