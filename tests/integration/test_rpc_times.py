@@ -10,6 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from millrace.v1 import admin_service_pb2, event_pb2
 from millrace.v1 import channel_service_pb2 as pb
+from millrace_server.grpc_services.messages import duration_of
 from tests.rpc import NO_WAIT, TIMEOUT_SECONDS, Rpc, events, refused
 
 
@@ -158,3 +159,26 @@ async def test_gauges_say_when_the_channel_was_used(rpc: Rpc, channel: str) -> N
     assert micros(gauges.last_take_time) >= micros(second)
     await rpc.commit(txn_id)
     assert (await rpc.look(channel)).gauges.oldest_commit_time == second
+
+
+async def test_retention_removes_what_is_older_and_can_be_changed(rpc: Rpc, channel: str) -> None:
+    """It is one of the channel's limits, also for longer than leases may last, and zero means none."""
+    await append(rpc, channel, b"a")
+    for seconds, shown in ((0.25, 0.25), (7 * 86_400.0, 7 * 86_400.0), (0.0, None)):
+        config = admin_service_pb2.ChannelConfig(retention=duration_of(seconds))
+        request = admin_service_pb2.UpdateChannelRequest(name=channel, config=config)
+        answer = await rpc.admin.UpdateChannel(request, timeout=TIMEOUT_SECONDS)
+        kept = answer.channel.config
+        assert (kept.retention.ToTimedelta().total_seconds() if kept.HasField("retention") else None) == shown
+        if shown == 0.25:
+            await rpc.until(channel, queued_events=0)
+        else:
+            await append(rpc, channel, b"b")
+    described = await rpc.look(channel)
+    assert (described.gauges.queued_events, described.counters.event_expired_count) == (2, 1)
+    assert described.counters.event_take_success_count == 0
+    negative = admin_service_pb2.ChannelConfig(retention=duration_of(-1.0))
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "config.retention"):
+        await rpc.admin.UpdateChannel(
+            admin_service_pb2.UpdateChannelRequest(name=channel, config=negative), timeout=TIMEOUT_SECONDS
+        )

@@ -150,6 +150,7 @@ async def test_channels_tells_flumes_keys_with_numbers(served: Served) -> None:
         "RollbackCount": 0,
         "LeaseExpiredCount": 0,
         "DeduplicatedCount": 0,
+        "EventExpiredCount": 0,
         "StopTime": 0,
     }
 

@@ -265,11 +265,13 @@ class Channel:
     def drain(self) -> None:
         """Refuses new work from now on; open transactions may end."""
         self._core.is_draining = True
+        self._core.retention.stop()
         self._contents.takers.wake_all()
         self._contents.readers.wake_all()
 
     def delete(self) -> None:
         """Ends everything; waiting and later calls raise ChannelNotFoundError."""
+        self._core.retention.stop()
         self._contents.close()
         self.claims.forget()
         self.transactions.close()

@@ -11,6 +11,7 @@ from millrace_server.channels.committer import ClaimRecord, Committer
 from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.contents import Contents
 from millrace_server.channels.queue import AnswerLimits, TakeLimits
+from millrace_server.channels.retention import Retention
 from millrace_server.channels.transaction import EndedTxns, TxnLimit
 from millrace_server.errors import DrainingError
 
@@ -42,6 +43,8 @@ class ChannelCore:
         self.server_limit = server_limit
         self.channel_limit = TxnLimit(f"channel {name!r}", lambda: self.config.open_transactions_max)
         self.is_draining = False
+        self.retention = Retention(storage.contents, storage.committer)
+        self.retention.enforce(config.retention_seconds)
         self._answer_bytes_max = answer_bytes_max
         if storage.claim is not None:
             self.claims.restore(storage.claim)
@@ -51,6 +54,7 @@ class ChannelCore:
         self.limits = ChannelLimits(config, self._answer_bytes_max)
         self.committer.enforce(config)
         self.contents.capacity.resize(config.capacity, config.body_bytes_max)
+        self.retention.enforce(None if self.is_draining else config.retention_seconds)
 
     def refuse_if_draining(self) -> None:
         if self.is_draining:

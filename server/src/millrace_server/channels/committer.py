@@ -88,6 +88,13 @@ async def remove(
     contents: Contents, committer: Committer, taken: Sequence[StoredBatch], *, is_purge: bool = False
 ) -> None:
     """Removes events that were just taken out of the queue; returns them to it on failure."""
+    await submit_removal(contents, committer, taken, is_purge=is_purge)
+
+
+def submit_removal(
+    contents: Contents, committer: Committer, taken: Sequence[StoredBatch], *, is_purge: bool = False
+) -> Commit:
+    """Begins what `remove` does, and returns the commit."""
     commit = Commit([], taken)
     commit.is_purge = is_purge
     commit.on_aborted = lambda _: contents.put_back(taken)
@@ -96,4 +103,4 @@ async def remove(
     except MillraceError:
         contents.put_back(taken)
         raise
-    await commit
+    return commit

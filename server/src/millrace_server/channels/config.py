@@ -21,6 +21,7 @@ _SHOWN_LENGTH_MAX = 80
 
 CAPACITY_MAX = 1_000_000_000
 SECONDS_MAX = 3600.0
+RETENTION_SECONDS_MAX = 100 * 366 * 86_400.0
 BYTES_MAX = 1 << 50
 SEGMENT_BYTES_MAX = 1 << 40
 
@@ -82,6 +83,11 @@ class ChannelConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
 
     open_transactions_max: int = Field(5_000, ge=1, le=1_000_000)
     """Most transactions that are open at once."""
+
+    retention_seconds: float | None = Field(None, gt=0, le=RETENTION_SECONDS_MAX, allow_inf_nan=False)
+    """Seconds after their commit at which events are removed as if consumed, at the latest a second later. None: never.
+    Events that an open transaction has taken stay with it. Those that a release without commit times has stored count
+    as committed when the server opened the channel."""
 
     @property
     def body_bytes_max(self) -> int:

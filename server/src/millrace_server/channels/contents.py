@@ -37,6 +37,7 @@ class ChannelCounters:
     rollbacks: int = 0  # Transactions rolled back, for any reason.
     leases_expired: int = 0  # Transactions rolled back because their lease ran out.
     deduplicated: int = 0  # Events dropped as repeats.
+    expired: int = 0  # Events removed because they were older than the retention.
 
 
 class Subscriber:
@@ -90,7 +91,7 @@ class Contents:
     durable, or aborted. Commits are applied in the order in which they were prepared, and aborted from the last one on.
 
     `clock` is the wall clock, in nanoseconds. Where it steps back, commits have the time of the last one until it has
-    caught up.
+    caught up. `on_return` is called whenever events have returned to the queue, before anybody can take them again.
     """
 
     def __init__(
@@ -103,6 +104,8 @@ class Contents:
         self._taken: dict[int, StoredBatch] = {}
         self._assigned_sequence = next_sequence
         self.clock: Callable[[], int] = time_ns
+        self.on_return: Callable[[], None] = lambda: None
+        self._opened_at = self.now
         self.last_commit_time = self.last_put_time = self.last_take_time = 0
         self.queue = EventQueue()
         self.capacity = capacity
@@ -147,9 +150,27 @@ class Contents:
         index = first.index_since(time)
         return first.first_sequence + index, first.time_at(index)
 
+    def expired_end(self, retention_seconds: float) -> int:
+        """Returns the sequence behind the last event that is older; 0 if the oldest in the queue is not.
+
+        Events without a time were committed before the channel was opened, and before all that have one.
+        """
+        limit = self.now - int(retention_seconds * 1_000_000)
+        end = self._queued_since(limit)
+        return end if self._opened_at < limit or self._queued_since(1) < end else 0
+
+    def _queued_since(self, time: int) -> int:
+        batch = self.queue.first_since(time)
+        return self.next_sequence if batch is None else batch.first_sequence + batch.index_since(time)
+
+    @property
+    def now(self) -> int:
+        """The wall clock in microseconds."""
+        return self.clock() // 1000
+
     def note_take(self) -> None:
         """Remembers that events were returned now."""
-        self.last_take_time = self.clock() // 1000
+        self.last_take_time = self.now
 
     def held_batches(self) -> Iterator[StoredBatch]:
         """Returns all committed events of now, queued or taken, by sequence; another thread may iterate."""
@@ -333,6 +354,7 @@ class Contents:
     def put_back(self, batches: Sequence[StoredBatch]) -> None:
         self._remove_taken(batches)
         self.queue.put_back(batches)
+        self.on_return()
         self.wake_taker()
 
     def _mark_taken(self, batches: list[StoredBatch]) -> list[StoredBatch]:

@@ -11,7 +11,7 @@ from millrace.setting_problems import describe_problems, shown_value
 from millrace.v1 import admin_service_pb2 as pb
 from millrace_server.agent.components import Component, EventOutcome
 from millrace_server.channels.channel_handle import ChannelHandle
-from millrace_server.channels.config import AnyChannelConfig, ChannelConfig
+from millrace_server.channels.config import RETENTION_SECONDS_MAX, AnyChannelConfig, ChannelConfig
 from millrace_server.channels.contents import ChannelCounters
 from millrace_server.errors import BadArgumentError
 from millrace_server.grpc_services.messages import duration_of, seconds_of, timestamp_of
@@ -29,7 +29,9 @@ NUMBERS: Mapping[str, Mapping[str, Any]] = {
 
 _ENUMS: Mapping[str, Any] = {"type": pb.ChannelType, "fsync": pb.FsyncPolicy, "compression": pb.Compression}
 _CONFIG: TypeAdapter[AnyChannelConfig] = TypeAdapter(AnyChannelConfig, config=ConfigDict(defer_build=True))
-_DURATIONS = {field: f"{field}_seconds" for field in ("keep_alive", "lease", "checkpoint_interval", "fsync_interval")}
+_DURATIONS = {
+    field: f"{field}_seconds" for field in ("keep_alive", "lease", "checkpoint_interval", "fsync_interval", "retention")
+}
 _WIRE_NAMES = {limit: field for field, limit in _DURATIONS.items()}
 
 
@@ -72,6 +74,7 @@ def _counters_message(counters: ChannelCounters) -> pb.ChannelCounters:
         rollback_count=counters.rollbacks,
         lease_expired_count=counters.leases_expired,
         deduplicated_count=counters.deduplicated,
+        event_expired_count=counters.expired,
     )
 
 
@@ -99,7 +102,9 @@ def limits_of(config: pb.ChannelConfig) -> dict[str, object]:
                 f"config.active_key: is {shown_value(value)}; it must be absent, since keys are set in the server's "
                 "configuration file"
             )
-        if field.name in _DURATIONS:
+        if field.name == "retention":
+            limits["retention_seconds"] = seconds_of("config.retention", value, RETENTION_SECONDS_MAX) or None
+        elif field.name in _DURATIONS:
             limits[_DURATIONS[field.name]] = seconds_of(f"config.{field.name}", value)
         elif field.name in NUMBERS:
             limits[field.name] = word_of(field.name, value)

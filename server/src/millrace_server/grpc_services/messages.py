@@ -112,7 +112,7 @@ def duration_of(value: float) -> Duration:
     return encoded
 
 
-def seconds_of(field: str, encoded: Duration) -> float:
+def seconds_of(field: str, encoded: Duration, seconds_max: float = SECONDS_MAX) -> float:
     """Returns a request's duration in seconds, capped at the longest that is granted; it must not be negative."""
     if not -_NANOS < encoded.nanos < _NANOS or encoded.seconds * encoded.nanos < 0:
         raise BadArgumentError(
@@ -122,7 +122,7 @@ def seconds_of(field: str, encoded: Duration) -> float:
     value = encoded.seconds + encoded.nanos / _NANOS
     if value < 0:
         raise BadArgumentError(f"{field}: is {value:g} s; it must not be negative")
-    return min(value, SECONDS_MAX)
+    return min(value, seconds_max)
 
 
 def timestamp_of(micros: int) -> Timestamp | None:

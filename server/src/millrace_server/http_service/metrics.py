@@ -90,6 +90,7 @@ COUNTERS: tuple[Measure[Reading], ...] = (
     Measure(
         "DeduplicatedCount", "deduplicated", "Events dropped as repeats.", lambda r: r.channel.counters.deduplicated
     ),
+    Measure("EventExpiredCount", "expired", "Events older than the retention.", lambda r: r.channel.counters.expired),
 )
 """Counters start at 0 when the server opens the channel."""
 

@@ -1,0 +1,102 @@
+"""Retention: events that were committed too long ago leave the channel as if they had been consumed."""
+
+import asyncio
+from contextlib import suppress
+
+from millrace_server.channels.commit import Commit
+from millrace_server.channels.committer import Committer, submit_removal
+from millrace_server.channels.contents import Contents
+from millrace_server.errors import MillraceError
+
+_CHECK_SECONDS_MIN = 0.5
+# The wall clock, which tells what has expired, may be set while a timer runs.
+_CHECK_SECONDS_MAX = 60.0
+
+_BATCHES_MAX = 1_000
+"""Batches that one commit removes, so that others are served in between."""
+
+_MICROS = 1_000_000
+
+
+class Retention:
+    """Removes the expired events of one channel, at the latest a second after they have expired.
+
+    What a transaction has taken stays with it, and is removed as soon as it comes back.
+    """
+
+    def __init__(self, contents: Contents, committer: Committer) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._contents = contents
+        self._committer = committer
+        self._seconds: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._is_removing = False
+        contents.on_return = self._expire
+
+    def enforce(self, seconds: float | None) -> None:
+        """Keeps events for so long from now on; None: for ever."""
+        self.stop()
+        if seconds is not None:
+            self._seconds = seconds
+            self._timer = self._loop.call_later(0, self._check)
+
+    def stop(self) -> None:
+        self._seconds = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check(self) -> None:
+        self._expire()
+        seconds = self._seconds
+        if seconds is None:
+            return
+        if (oldest := self._contents.queue.first) is not None:
+            seconds += (oldest.first_time - self._contents.now) / _MICROS
+        seconds = min(max(seconds, _CHECK_SECONDS_MIN), _CHECK_SECONDS_MAX)
+        self._timer = self._loop.call_later(seconds, self._check)
+
+    def _expire(self) -> None:
+        """Removes the oldest of the events that have expired; the others follow once that is durable."""
+        if self._seconds is None or self._is_removing or self._committer.fault is not None:
+            return
+        queue = self._contents.queue
+        end = self._contents.expired_end(self._seconds)
+        if queue.first_sequence is None or queue.first_sequence >= end:
+            return
+        batch = queue.batch_of(end - 1)
+        if batch is not None and batch.end_sequence > end and not batch.window.stored.is_in_memory:
+            # Only a part of it has expired, and it must be read to be cut.
+            self._load(end - 1)
+            end = batch.first_sequence
+        if queue.first_sequence < end:
+            self._remove_through(end - 1)
+
+    def _load(self, sequence: int) -> None:
+        if self._loading is None:
+            self._loading = asyncio.ensure_future(self._loaded(sequence))
+
+    async def _loaded(self, sequence: int) -> None:
+        try:
+            # Where it cannot be read, the next check tries again, until all of it has expired.
+            with suppress(MillraceError):
+                await self._contents.prefetch_end(sequence)
+                self._expire()
+        finally:
+            self._loading = None
+
+    def _remove_through(self, sequence: int) -> None:
+        self._is_removing = True
+        try:
+            expired = self._contents.take_through(sequence, _BATCHES_MAX)
+            submit_removal(self._contents, self._committer, expired, is_purge=True).add_done_callback(self._on_end)
+        except MillraceError:
+            # Nothing has changed; the next check tries again.
+            self._is_removing = False
+
+    def _on_end(self, commit: Commit) -> None:
+        self._is_removing = False
+        if commit.error is None:
+            self._contents.counters.expired += commit.take_count
+            # Later, since this is called between the ends of commits.
+            self._loop.call_soon(self._expire)
