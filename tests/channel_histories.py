@@ -369,11 +369,15 @@ class Steps:
 
 
 async def recorded(
-    disk: SimulatedDisk, chance: random.Random, step_count: int, configs: Sequence[FileChannelConfig] = ()
+    disk: SimulatedDisk,
+    chance: random.Random,
+    step_count: int,
+    configs: Sequence[FileChannelConfig] = (),
+    held: Held | None = None,
 ) -> list[Moment]:
-    """All moments of a random history, from the creation of the channel to its closing."""
+    """All moments of a random history, from the opening of a channel that is new, or has a state, to its closing."""
     configs = configs or [small_limits()]
-    story = Story(disk, config=configs[0])
+    story = Story(disk, held, configs[0])
     recording = Recording(disk, story.moment)
     await story.open()
     await Steps(story, chance, configs).go(step_count)

@@ -4,7 +4,9 @@ The log's thread runs here, which needs a loop with a real clock.
 """
 
 import asyncio
+import base64
 import threading
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -265,3 +267,29 @@ async def refusal(call: "asyncio.Future[Any]") -> str:
     with pytest.raises((DiskFullError, ChannelLogFailedError)) as refused:
         await call
     return refused.value.reason
+
+
+# The files of a killed channel that the release before commit times wrote: a checkpoint, then more commits.
+_VERSION_1 = {
+    "checkpoint": (
+        "eNrz9fTxcfbwDmBigAJGJmYWVjZ2Dk4ubh5ePn5GqHATO4Tmh/LTgfjn1ZJuLlUOPSEeLsYCIUZGKUZGJSApzMWam1+WmiLEyCTFqKvEqKvFyC"
+        "Bkx8XMzKIjxAy0R4qZWYNJiYV1AyePFjMjI6MRa9prpum8Vqy7GO9z5jmBZL1Y+IGyQSwS9zmlopiZGZkA568VEw=="
+    ),
+    "segment-000000000001.log": (
+        "eNrz9fTxCXJ0dmVkgAJGJmYWVjZ2Dk4ubh5ePn6YOFweCUQWW+zWMTfatTH/jBYbVA26Og5GIQYpBvn8nvAtpQ23eYAiTFAMAmkIVYysUqz5ea"
+        "m6BgJliv/t5XRluIHiLEDMjKZWgFGKkVGJkVWLkYd/sstcJdf2NTBjWaBK9mIaaxg3yyrVZqnUd5ixrGhqBZjgxtZOfP1jhkifKcxYNqgSEUYM"
+        "Y40W8YlqMJ27IQEzlh1NrQAz3NjdE026X2QtFb7PAjGWA6o0G2ashpCGHJFAagNnUmb6KBpFo2gUDQlU+5Pt+OrPy1bxQktKTrTiT4BFilFDiW"
+        "kDpxbTfc6Jdn4qL/OWv+SDFsFcUMXT2RBFMLsUe3FJYm5Bakr2psXSzrO1g0SgRnOjqRbQARfC7FqMfFbsXIwFAowSjNZK/5IqeKyCYYU8D1TP"
+        "TzaUQj43vyw1xS3haoqH5icNTmh1xIumlosRqBhYf3Blvbb5dte65BvMIXzoCiHmCejCKwUDxnsKfw5M/HVpBQe0UuKH6mmCViVcbEX5OTmpKX"
+        "bHsl9N61w2UxhaIwlgqktNTEktEmCUhAjYOTyZ4flZrivdFuZuQaiWuzAtjMxCjMDqlHVbqOglnqfnX7NA3S2EplBAz4BxiWBqaGmnqoAo1H5h"
+        "qBotDpz2KzDGxcZOqch+G8sLDWURqKZ4DkQos0mx5SSWAGv+rCmrT0ndPHkcVpeKoikW0AMHG5sWIy9P0hbZd9GvtGDmikGVbsdirqFUC9MplU"
+        "3cGjBzxdEUC+jDzT1lIikdwvV4M8xcCahSfk5Mc41yuCzCHTPW/YOZK4mmWMAAbu6dj/b3RfOm3OGHmisFVZqOZC6HFAfY3JKKvB2zlaaZJ041"
+        "14WaLI2mnEsh2dQgKc00Jcki1TzRxCTVJDklKdnU0tww2TQ10SDZ0ETAEGw3hxYjPwBsbpY0"
+    ),
+}
+
+
+def put_version_1(disk: SimulatedDisk) -> None:
+    """Puts the log of an earlier release onto an empty disk."""
+    for name, encoded in _VERSION_1.items():
+        disk.set_content(DATA / name, zlib.decompress(base64.b64decode(encoded)))

@@ -11,8 +11,10 @@ import pytest
 
 from millrace_server.channels.config import EncryptionConfig, FileChannelConfig
 from tests.channel_histories import Moment, Story, check_moment, new_disk, recorded
+from tests.file_channels import put_version_1
 from tests.fuzz import channel_calls as calls
 from tests.simulated_channels import DATA, TWO_DIRECTORIES, Held, held_on, small_limits
+from tests.simulated_disk import SimulatedDisk
 
 pytestmark = pytest.mark.usefixtures("simple_channels")
 
@@ -119,6 +121,17 @@ async def test_open_without_any_checkpoint_reads_the_whole_log(chance: random.Ra
             if path.name.startswith("checkpoint"):
                 disk.remove(path)
         assert await held_on(disk) == held
+
+
+async def test_open_after_a_crash_of_a_log_of_two_versions_finds_what_was_acknowledged(chance: random.Random) -> None:
+    """A log that an earlier release began, without times, goes on with them."""
+    disk = SimulatedDisk([DATA], chance.randrange(1 << 32))
+    put_version_1(disk)
+    held = await held_on(disk.copy())
+    assert (len(held.events), set(held.times)) == (46, {0})
+    moments = await recorded(disk, chance, 40, held=held)
+    for moment in chance.sample(moments, min(40, len(moments))):
+        await check_moment(moment, chance, 1)
 
 
 async def test_open_of_a_missing_channel_creates_it(chance: random.Random) -> None:

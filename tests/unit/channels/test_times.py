@@ -1,8 +1,6 @@
 """The times of commits: in order, in each answer and with each event, kept by the log and its checkpoints."""
 
 import asyncio
-import base64
-import zlib
 from array import array
 from itertools import accumulate
 
@@ -19,34 +17,15 @@ from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import NEWEST
 from millrace_server.wal.format import Kind
 from millrace_server.wal.records import Location
+from millrace_server.wal.segments import segment_name
 from tests.channel_events import append, begin, begin_with_puts, begin_with_takes, open_channel, stored, times_of
-from tests.file_channels import DATA, FileChannel, file_channel, recovered_from
+from tests.file_channels import DATA, FileChannel, file_channel, put_version_1, recovered_from
 from tests.simulated_disk import SimulatedDisk
 from tests.unit.channels.test_runs import FakeLog
 from tests.virtual_clock import WallClock
 
 HAS_THREADS = True
 NOW = 1_790_000_000_000_000
-FIRST_SEGMENT = "segment-000000000001.log"
-
-# The files of a killed channel that the release before commit times wrote: a checkpoint, then more commits.
-VERSION_1 = {
-    NEWEST: (
-        "eNrz9fTxcfbwDmBigAJGJmYWVjZ2Dk4ubh5ePn5GqHATO4Tmh/LTgfjn1ZJuLlUOPSEeLsYCIUZGKUZGJSApzMWam1+WmiLEyCTFqKvEqKvFyC"
-        "Bkx8XMzKIjxAy0R4qZWYNJiYV1AyePFjMjI6MRa9prpum8Vqy7GO9z5jmBZL1Y+IGyQSwS9zmlopiZGZkA568VEw=="
-    ),
-    FIRST_SEGMENT: (
-        "eNrz9fTxCXJ0dmVkgAJGJmYWVjZ2Dk4ubh5ePn6YOFweCUQWW+zWMTfatTH/jBYbVA26Og5GIQYpBvn8nvAtpQ23eYAiTFAMAmkIVYysUqz5ea"
-        "m6BgJliv/t5XRluIHiLEDMjKZWgFGKkVGJkVWLkYd/sstcJdf2NTBjWaBK9mIaaxg3yyrVZqnUd5ixrGhqBZjgxtZOfP1jhkifKcxYNqgSEUYM"
-        "Y40W8YlqMJ27IQEzlh1NrQAz3NjdE026X2QtFb7PAjGWA6o0G2ashpCGHJFAagNnUmb6KBpFo2gUDQlU+5Pt+OrPy1bxQktKTrTiT4BFilFDiW"
-        "kDpxbTfc6Jdn4qL/OWv+SDFsFcUMXT2RBFMLsUe3FJYm5Bakr2psXSzrO1g0SgRnOjqRbQARfC7FqMfFbsXIwFAowSjNZK/5IqeKyCYYU8D1TP"
-        "TzaUQj43vyw1xS3haoqH5icNTmh1xIumlosRqBhYf3Blvbb5dte65BvMIXzoCiHmCejCKwUDxnsKfw5M/HVpBQe0UuKH6mmCViVcbEX5OTmpKX"
-        "bHsl9N61w2UxhaIwlgqktNTEktEmCUhAjYOTyZ4flZrivdFuZuQaiWuzAtjMxCjMDqlHVbqOglnqfnX7NA3S2EplBAz4BxiWBqaGmnqoAo1H5h"
-        "qBotDpz2KzDGxcZOqch+G8sLDWURqKZ4DkQos0mx5SSWAGv+rCmrT0ndPHkcVpeKoikW0AMHG5sWIy9P0hbZd9GvtGDmikGVbsdirqFUC9MplU"
-        "3cGjBzxdEUC+jDzT1lIikdwvV4M8xcCahSfk5Mc41yuCzCHTPW/YOZK4mmWMAAbu6dj/b3RfOm3OGHmisFVZqOZC6HFAfY3JKKvB2zlaaZJ041"
-        "14WaLI2mnEsh2dQgKc00Jcki1TzRxCTVJDklKdnU0tww2TQ10SDZ0ETAEGw3hxYjPwBsbpY0"
-    ),
-}
 
 
 def held_times(opened: FileChannel) -> dict[int, int]:
@@ -227,9 +206,8 @@ def test_index_since_finds_the_first_event_of_a_time() -> None:
 
 async def test_log_of_the_release_before_times_goes_on(disk: SimulatedDisk, wall_clock: WallClock) -> None:
     """Its events and transactions have no time, and do not mix with later ones, also after more kills."""
-    for name, encoded in VERSION_1.items():
-        disk.set_content(DATA / name, zlib.decompress(base64.b64decode(encoded)))
-    assert disk.content(DATA / FIRST_SEGMENT)[8] == 1
+    put_version_1(disk)
+    assert disk.content(DATA / segment_name(1))[8] == 1
     for has_checkpoint in (True, False):
         old = disk.copy()
         if not has_checkpoint:
