@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import ChannelCorruptError
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
 from millrace_server.wal.format import UnknownVersionError
@@ -45,6 +46,9 @@ class WrittenChannel:
         await story.do(calls.Take("t", 3, 0, 0.0, None))
         await story.do(calls.Put("t", [b"swapped"], 1, None))
         await story.do(calls.Commit(["t"], None))
+        # The first one begins a segment; the others share a record.
+        together = [calls.Append([b"%d" % number], Stamp("p", number, number)) for number in range(3)]
+        await story.do(*together)
         await story.checkpoint()
         story.mark()
         self.held = story.states[-1]
