@@ -42,6 +42,7 @@ class Report:
     taildir: list[Section] = field(default_factory=list)
     starts: list[Section] = field(default_factory=list)
     small_batches: list[Section] = field(default_factory=list)
+    many_channels: list[Section] = field(default_factory=list)
     spark: list[Section] = field(default_factory=list)
     producer_costs: list[Section] = field(default_factory=list)
 
@@ -62,6 +63,8 @@ class Report:
             console.print(_table("Starts of the programs", self.starts))
         if self.small_batches:
             console.print(_table("Small batches", self.small_batches))
+        if self.many_channels:
+            console.print(_table("Many channels", self.many_channels))
         if self.producer_costs:
             console.print(_table("What the producer costs", self.producer_costs))
         if self.spark:
@@ -113,6 +116,7 @@ class Report:
             "taildir": [asdict(section) for section in self.taildir],
             "starts": [asdict(section) for section in self.starts],
             "small_batches": [asdict(section) for section in self.small_batches],
+            "many_channels": [asdict(section) for section in self.many_channels],
             "spark": [asdict(section) for section in self.spark],
             "producer_costs": [asdict(section) for section in self.producer_costs],
         }

@@ -33,6 +33,11 @@ from tests.bench.scenarios.durable import (
     file_take_scenario,
 )
 from tests.bench.scenarios.forwarding import file_forward_chain_scenario, file_forward_scenario
+from tests.bench.scenarios.many_channels import (
+    QUICK_MANY_CHANNELS_PLAN,
+    ManyChannelsPlan,
+    measure_many_channels,
+)
 from tests.bench.scenarios.memory import measure_memory
 from tests.bench.scenarios.peers import file_peers_scenario
 from tests.bench.scenarios.producer import file_producer_scenario
@@ -80,7 +85,7 @@ SCENARIOS = {
     "file_forward": file_forward_scenario,
     "file_forward_chain": file_forward_chain_scenario,
 }
-_OTHERS = ("memory", "producer_costs", "file_restart", "taildir", "starts", "small_batches", "spark")
+_OTHERS = ("memory", "producer_costs", "file_restart", "taildir", "starts", "small_batches", "many_channels", "spark")
 _QUICK_SCALE = 0.25
 _QUICK_ROUNDS = 3
 _WIDTH = 120
@@ -129,7 +134,7 @@ async def _run(names: Sequence[str], console: Console, scratch: Path, *, is_quic
     report = Report(rounds)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        if set(names) - {"file_restart", "taildir", "starts", "small_batches", "spark"}:
+        if set(names) - {"file_restart", "taildir", "starts", "small_batches", "many_channels", "spark"}:
             async with running_world(_made(scratch / "world")) as world:
                 await _measure_world(names, world, report, progress, scale)
                 if "producer_costs" in names:
@@ -157,6 +162,11 @@ async def _run(names: Sequence[str], console: Console, scratch: Path, *, is_quic
             shown = progress.add_task("Small batches", total=small_plan.step_count)
             on_step = partial(progress.advance, shown)
             report.small_batches = await measure_small_batches(_made(scratch / "small"), small_plan, on_step)
+        if "many_channels" in names:
+            many_plan = QUICK_MANY_CHANNELS_PLAN if is_quick else ManyChannelsPlan()
+            shown = progress.add_task("Many channels", total=many_plan.step_count)
+            on_step = partial(progress.advance, shown)
+            report.many_channels = await measure_many_channels(_made(scratch / "many"), many_plan, on_step)
         if "spark" in names:
             spark_plan = QUICK_SPARK_PLAN if is_quick else SparkPlan()
             shown = progress.add_task("Spark", total=spark_plan.step_count)

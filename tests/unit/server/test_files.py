@@ -1,10 +1,12 @@
 import errno
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from millrace_server.files import make_directories, write_atomically
+from millrace_server.files import SharedSyncs, make_directories, write_atomically
 
 
 def test_write_atomically_replaces_the_content(tmp_path: Path) -> None:
@@ -76,3 +78,41 @@ def test_make_directories_makes_what_is_missing(tmp_path: Path) -> None:
     make_directories(tmp_path / "a" / "b")
     make_directories(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+
+
+def test_shared_syncs_of_calls_that_wait_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls during an fsync share the next one, since that one may have missed their changes."""
+    begun, may_end = threading.Semaphore(0), threading.Semaphore(0)
+
+    def fsync(_descriptor: int) -> None:
+        begun.release()
+        assert may_end.acquire(timeout=30)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    syncs = SharedSyncs()
+    with ThreadPoolExecutor(8) as callers:
+        first = callers.submit(syncs.sync_directory, tmp_path)
+        assert begun.acquire(timeout=30)
+        others = [callers.submit(syncs.sync_directory, tmp_path) for _ in range(7)]
+        may_end.release()
+        first.result(30)
+        assert begun.acquire(timeout=30)
+        assert not any(other.done() for other in others)
+        # One more for those that came only now.
+        may_end.release(2)
+        for other in others:
+            other.result(30)
+
+
+def test_shared_syncs_after_one_that_failed_sync_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call takes the failure of another for its own success."""
+    syncs = SharedSyncs()
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            syncs.sync_directory(tmp_path)
+    syncs.sync_directory(tmp_path)

@@ -64,7 +64,7 @@ class WriteAheadLog:
         self._call_soon: CallSoon | None = None
         self._end = _EMPTY
         self._is_writable = False
-        # Whether the last record says of all before it that it was synced.
+        # Whether the last record, or else a checkpoint, says of all before it that it was synced.
         self._ends_with_sync_point = False
         self._generation = 0
 
@@ -171,9 +171,11 @@ class WriteAheadLog:
             raise LogCorruptError(
                 f"{following.path.name}: begins with LSN {following.header.first_lsn}; it must be {lsn}"
             )
-        self._ends_with_sync_point = (
-            head is not None and head.kind is Kind.SYNC_POINT and head.synced_position == record.position
-        )
+        if head is None:
+            # Nothing follows the checkpoint, which says the same.
+            self._ends_with_sync_point = start is not None
+        else:
+            self._ends_with_sync_point = (head.kind, head.synced_position) == (Kind.SYNC_POINT, record.position)
         # The writer continues here, with the next LSN.
         self._end = LogPosition(segment.segment_id, position, lsn)
 
