@@ -3,7 +3,6 @@
 import asyncio
 import random
 import time
-from contextlib import suppress
 from itertools import islice
 
 import structlog
@@ -71,17 +70,26 @@ class Checkpointing:
     async def _run(self) -> None:
         # The first is made earlier, so that channels that were opened together do not write theirs together.
         phase = random.random()  # noqa: S311 - spreads load, guards no secret
+        loop = asyncio.get_running_loop()
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._seconds_to_next() * phase):
-                    await self._nudge.wait()
+            # Not a timeout: its exception would be most of what an idle channel costs.
+            due = loop.call_later(self._seconds_to_next() * phase, self._nudge.set)
+            try:
+                await self._nudge.wait()
+            finally:
+                due.cancel()
             self._nudge.clear()
             phase = 1.0
             if self._journal.fault:
                 # A failed log takes no barrier, so no snapshot can be proven to be on the disk.
                 return
-            # Shielded: a stop must not abandon a checkpoint between its renames and the removal of segments.
-            await asyncio.shield(asyncio.ensure_future(self.make()))
+            if self._is_due:
+                # Shielded: a stop must not abandon a checkpoint between its renames and the removal of segments.
+                await asyncio.shield(asyncio.ensure_future(self.make()))
+
+    @property
+    def _is_due(self) -> bool:
+        return self._holds_back or self._journal.change_count != self._seen_count
 
     def _seconds_to_next(self) -> float:
         interval_seconds = self._journal.config.checkpoint_interval_seconds
@@ -92,10 +100,10 @@ class Checkpointing:
     async def make(self) -> None:
         """Writes a checkpoint if anything has changed since the last one, or can be freed. Logs a failure."""
         async with self._making:
+            if not self._is_due:
+                return
             # Read before the snapshot: a change in between leads to one more checkpoint, not to one too few.
             count = self._journal.change_count
-            if count == self._seen_count and not self._holds_back:
-                return
             try:
                 # Once this returns, the log is synced up to the snapshot's position. A checkpoint must never be ahead
                 # of its log: replay takes its position as proof of a sync.
