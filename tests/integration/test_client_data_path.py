@@ -4,7 +4,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -91,6 +91,22 @@ def test_each_event_has_the_time_of_its_commit(client: Any, channel_type: millra
     with channel.transaction() as txn:
         assert times_of(txn.take()) == expected
     assert txn.receipt.commit_time >= expected[-1]
+
+
+@pytest.mark.parametrize("channel_type", list(millrace.ChannelType))
+def test_peek_and_find_start_at_the_first_commit_since_a_time(client: Any, channel_type: millrace.ChannelType) -> None:
+    """Exact to the microsecond; without such an event nothing is shown, and the next sequence is found."""
+    channel = made(client, type=channel_type)
+    times = [channel.append(bodies).commit_time for bodies in ([b"a", b"b"], [b"c"], [b"d"])]
+    just_later = times[0] + timedelta(microseconds=1)
+    assert channel.find_sequence(times[0]) == millrace.FoundSequence(1, times[0])
+    assert channel.find_sequence(just_later) == millrace.FoundSequence(3, times[1])
+    assert channel.find_sequence(datetime.now(UTC) + timedelta(days=1)) == millrace.FoundSequence(5, None)
+    assert bodies_of(channel.peek(since=just_later)) == [b"c", b"d"]
+    assert bodies_of(channel.peek(since=datetime.now(UTC) + timedelta(days=1))) == []
+    assert client.admin.get_channel(channel.name).gauges.oldest_commit_time == times[0]
+    # The server's end would report what memory loses.
+    client.admin.purge_channel(channel.name)
 
 
 def test_append_repeated_with_its_stamp_is_stored_once(channel: Any) -> None:

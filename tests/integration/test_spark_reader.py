@@ -4,6 +4,7 @@ import itertools
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -373,6 +374,23 @@ def test_load_of_an_exact_range_gives_it(
     events = read(spark, client.endpoint, channel.name, minPartitions=3, **bounds)
     assert bodies_of(events) == bodies[4:10]
     assert events.rdd.getNumPartitions() == 3
+
+
+def test_load_since_a_time_gives_the_commits_since_then(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """The column is exact to the microsecond, and the option starts at the first commit that is late enough."""
+    receipts = [channel.append([b"a", b"b"]), channel.append([b"c"]), channel.append([b"d"])]
+    micros = [round(receipt.commit_time.timestamp() * 1e6) for receipt in receipts if receipt.commit_time]
+    events = read(spark, client.endpoint, channel.name).select("body", F.unix_micros("commit_time").alias("micros"))
+    assert [tuple(row) for row in events.orderBy("sequence").collect()] == list(
+        zip([b"a", b"b", b"c", b"d"], [micros[0], *micros], strict=True)
+    )
+    assert receipts[1].commit_time is not None
+    since = {"startingTimestamp": receipts[1].commit_time.isoformat()}
+    assert bodies_of(read(spark, client.endpoint, channel.name, **since)) == [b"c", b"d"]
+    later = {"startingTimestamp": (datetime.now(UTC) + timedelta(minutes=1)).isoformat()}
+    assert bodies_of(read(spark, client.endpoint, channel.name, **later)) == []
 
 
 def test_claim_ranges_that_fails_leaves_no_claim(client: millrace.Client, channel: millrace.Channel) -> None:

@@ -226,6 +226,26 @@ def test_start_at_latest_holds_for_a_restart_before_any_event(
     assert queued_count(client, channel.name) == 0
 
 
+def test_start_since_a_time_removes_what_was_before(
+    spark: SparkSession,
+    client: millrace.Client,
+    channel: millrace.Channel,
+    shared_server: Millraced,
+    tmp_path: Path,
+) -> None:
+    """A stream starts at the first event that was committed since then; a restart goes on at its checkpoint."""
+    fill(channel, 5)
+    receipt = channel.append([b"since"])
+    assert receipt.commit_time is not None
+    pipeline = Pipeline(spark, tmp_path, shared_server.grpc, channel.name)
+    pipeline.options["startingTimestamp"] = receipt.commit_time.isoformat()
+    pipeline.drain()
+    channel.append([b"later"])
+    pipeline.drain()
+    assert sorted(pipeline.landed()) == [b"later", b"since"]
+    assert queued_count(client, channel.name) == 0
+
+
 def test_running_query_keeps_others_out_and_frees_the_channel_when_it_is_stopped(
     spark: SparkSession, client: millrace.Client, tmp_path: Path
 ) -> None:

@@ -12,7 +12,8 @@ As a stream, exactly once:
     writer = events.writeStream.format("parquet").option("path", "landed").option("checkpointLocation", "checkpoint")
     query = writer.trigger(availableNow=True).start()
 
-One row per event: `(channel: string, endpoint: string, sequence: bigint, headers: map<string, string>, body: binary)`.
+One row per event: `(channel: string, endpoint: string, sequence: bigint, headers: map<string, string>, body: binary,
+commit_time: timestamp)`.
 A schema such as `.schema("sequence bigint, body binary")` selects or reorders columns. `OPTIONS` lists all options.
 While the query runs it holds a claim on each channel, so that no other reader consumes from it. Events are removed once
 Spark has committed their micro-batch, and a restart with the same checkpoint reads exactly the others. Stopping the

@@ -5,12 +5,14 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from millrace_spark.errors import OptionError
 
 Value = TypeVar("Value")
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(ms|s|m|h|d)?")
 _SECONDS_OF_UNIT = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _ADVICE = {
@@ -92,6 +94,18 @@ def parse_lease(text: str) -> float:
     if seconds > LEASE_SECONDS_MAX:
         raise ValueError(f"at most {LEASE_SECONDS_MAX:,.0f} seconds, the longest lease that servers grant")
     return seconds
+
+
+def parse_timestamp(text: str) -> datetime:
+    """Parses a time in ISO 8601 with a zone, or milliseconds since 1970."""
+    try:
+        is_number = text.isascii() and text.isdigit()
+        time = _EPOCH + timedelta(milliseconds=int(text)) if is_number else datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        time = None
+    if time is None or time.utcoffset() is None:
+        raise ValueError("a time in ISO 8601 with a zone, such as 2026-01-31T08:00:00Z, or milliseconds since 1970")
+    return time
 
 
 def parse_flag(text: str) -> bool:

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import BinaryType, LongType, MapType, StringType, StructField, StructType, TimestampType
 
 from millrace_spark.errors import MillraceSparkError, OptionError
-from millrace_spark.reading.bounds import cut_ranges
+from millrace_spark.reading.bounds import Bounds, cut_ranges
 from millrace_spark.reading.options import (
     BatchOptions,
     ClaimOptions,
@@ -140,11 +140,13 @@ class MillraceReader(DataSourceReader):
         options = self._options
         ranges = options.source
         if isinstance(ranges, ClaimOptions):
-            from millrace_spark.reading.tasks import claim_all
+            from millrace_spark.reading.tasks import bounds_since, claim_all
 
-            ranges = cut_ranges(
-                claim_all(ranges), options.starting, options.ending, fail_on_data_loss=options.fail_on_data_loss
-            )
+            ranges = claim_all(ranges)
+            starting = options.starting
+            if not isinstance(starting, Bounds):
+                starting = bounds_since(starting, ranges)
+            ranges = cut_ranges(ranges, starting, options.ending, fail_on_data_loss=options.fail_on_data_loss)
         return split_among_tasks(ranges, options.partitions.events_max, options.partitions.count_min)
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":

@@ -1,9 +1,11 @@
 """Servers with channels in memory, with the calls of a stream's driver."""
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -138,6 +140,12 @@ class FakeChannel:
                 state.epoch += 1
             state.reader_id = reader_id
             return FakeClaim(self, state, reader_id, lease_seconds or 30.0)
+
+    def find_sequence(self, time: datetime) -> millrace.FoundSequence:
+        """Each event was committed as many seconds after 1970 as its sequence."""
+        with self.client.fakes.reached(self.client.endpoint, self.name) as state:
+            sequence = state.next_event(max(math.ceil(time.timestamp()), state.first))
+            return millrace.FoundSequence(sequence, time if sequence < state.next else None)
 
     def peek(self, from_sequence: int, max_events: int) -> Iterator[Any]:
         assert max_events == 1

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, Field, field_validator, model_va
 from millrace_spark.errors import OptionError
 from millrace_spark.landing.formats import LineFormat, TextFormat, columns_of
 from millrace_spark.landing.paths import WorkFolder, absolute_path, file_system_of, name_of
+from millrace_spark.option_values import parse_timestamp
 from millrace_spark.shards import is_meant, parse_endpoints
 
 EVENT_COLUMNS = ("channel", "endpoint", "sequence", "headers", "body", "commit_time")
@@ -66,6 +67,10 @@ class SourceConfig(BaseModel, frozen=True, extra="forbid"):
     starting_sequences: str = "earliest"
     """Where the first run starts: `earliest`, `latest`, or JSON by channel. Later runs go on from the last one."""
 
+    starting_timestamp: str | None = None
+    """Where the first run starts instead of `starting_sequences`: at the first events committed at or after this time,
+    such as `2026-01-31T08:00:00Z`."""
+
     events_per_batch_max: int = Field(500_000, ge=1, le=1_000_000_000)
     """The maximum events of a batch, over all channels."""
 
@@ -89,6 +94,21 @@ class SourceConfig(BaseModel, frozen=True, extra="forbid"):
 
     retry_seconds: float | None = Field(None, gt=0, le=86_400, allow_inf_nan=False)
     """How long calls to a server that does not answer are retried; default: 120."""
+
+    @field_validator("starting_timestamp")
+    @classmethod
+    def _check_starting_timestamp(cls, text: str | None) -> str | None:
+        try:
+            parse_timestamp(text or "0")
+        except ValueError as error:
+            raise ValueError(f"is {text!r}; it must be {error}") from None
+        return text
+
+    @model_validator(mode="after")
+    def _check_one_start(self) -> Self:
+        if self.starting_timestamp and "starting_sequences" in self.model_fields_set:
+            raise ValueError("starting_timestamp excludes starting_sequences; remove one of them")
+        return self
 
     @field_validator("channels")
     @classmethod

@@ -1,9 +1,9 @@
-"""The range of a read: the options `startingSequences` and `endingSequences`."""
+"""The range of a read: the options `startingSequences`, `startingTimestamp` and `endingSequences`."""
 
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from millrace_spark.errors import DataLossError, OptionError
 from millrace_spark.option_values import parse_json_object
@@ -24,6 +24,11 @@ class Bounds:
     """The bound of shards that `by_name` does not name."""
     by_name: Mapping[str, Bound] = field(default_factory=dict)
     """Bounds of shards, `orders@127.0.0.1:7070`, and of channels on all servers, `orders`. A shard's own bound wins."""
+
+    @classmethod
+    def since(cls, found: Mapping[Shard, int], next_sequences: Mapping[Shard, int]) -> Self:
+        """Returns the bounds at the events that were found in shards; `latest` where only later events were found."""
+        return cls("latest", {str(shard): first for shard, first in found.items() if first < next_sequences[shard]})
 
     def is_latest(self, shard: Shard) -> bool:
         """Whether the bound of a shard is one past the newest event, which changes with time."""

@@ -6,6 +6,7 @@ import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from millrace_spark.errors import OptionError
 from millrace_spark.option_values import (
@@ -16,6 +17,7 @@ from millrace_spark.option_values import (
     parse_flag,
     parse_lease,
     parse_seconds,
+    parse_timestamp,
 )
 from millrace_spark.reading.bounds import Bounds, parse_bounds
 from millrace_spark.reading.ranges import ClaimedRange, ranges_from_json
@@ -60,6 +62,10 @@ OPTIONS: Mapping[str, str] = {
     "startingSequences": (
         "where a new query or a batch read starts: earliest (default), latest, or JSON by channel or shard: "
         '{"orders": 17, "audit@mill-2:7070": "latest"}'
+    ),
+    "startingTimestamp": (
+        "where it starts instead: at the first event of each channel committed at or after this time, or latest if "
+        "there is none; ISO 8601 with a zone such as 2026-01-31T08:00:00Z, or milliseconds since 1970"
     ),
     "endingSequences": "batch: where the read ends, exclusive: latest (default), or JSON in the same form",
     "maxEventsPerTrigger": "streams: maximum events of a micro-batch, over all channels; default: no limit",
@@ -146,7 +152,7 @@ class BatchOptions:
     source: ClaimOptions | tuple[ClaimedRange, ...]
     """The channels to claim when Spark plans the read, or ranges that are already claimed."""
     partitions: PartitionLimits
-    starting: Bounds
+    starting: Bounds | datetime
     ending: Bounds
     fail_on_data_loss: bool
     retry_seconds: float
@@ -171,7 +177,7 @@ class StreamOptions:
     claim: ClaimOptions
     partitions: PartitionLimits
     limits: TriggerLimits
-    starting: Bounds
+    starting: Bounds | datetime
     ack_mode: AckMode
     fail_on_data_loss: bool
 
@@ -203,7 +209,7 @@ def parse_batch_options(options: Mapping[str, str], default_reader_id: str) -> B
     return BatchOptions(
         source=source,
         partitions=_partition_limits(values, EVENTS_PER_PARTITION),
-        starting=values.value("startingSequences", parse_bounds, Bounds("earliest")),
+        starting=_starting(values),
         ending=values.value("endingSequences", _parse_ending, Bounds("latest")),
         fail_on_data_loss=values.value("failOnDataLoss", parse_flag, default=True),
         retry_seconds=values.value("retrySeconds", parse_seconds, RETRY_SECONDS),
@@ -231,10 +237,17 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
         claim=_claim_options(values, "", STREAM_LEASE_SECONDS),
         partitions=_partition_limits(values, STREAM_EVENTS_PER_PARTITION),
         limits=limits,
-        starting=values.value("startingSequences", parse_bounds, Bounds("earliest")),
+        starting=_starting(values),
         ack_mode=AckMode(values.value("ackMode", parse_choice(*(mode.value for mode in AckMode)), "progress")),
         fail_on_data_loss=values.value("failOnDataLoss", parse_flag, default=True),
     )
+
+
+def _starting(values: OptionValues) -> Bounds | datetime:
+    if "startingTimestamp" in values and "startingSequences" in values:
+        raise OptionError("option startingTimestamp: excludes startingSequences; remove one of them")
+    since: datetime | None = values.value("startingTimestamp", parse_timestamp, None)
+    return since or values.value("startingSequences", parse_bounds, Bounds("earliest"))
 
 
 def _claim_options(values: OptionValues, default_reader_id: str, lease_seconds: float) -> ClaimOptions:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 
 import millrace_client as millrace
 from millrace_spark.errors import DataLossError, OptionError
@@ -49,8 +50,8 @@ class DataLossPolicy:
             return ShardOffset(view.channel_id, first, first)
         if offset.to_sequence < first:
             self.report(
-                f"channel {shard}: events {offset.to_sequence} to {first - 1} are gone, consumed by others or purged, "
-                "before this query read them"
+                f"channel {shard}: events {offset.to_sequence} to {first - 1} are gone, consumed by others, purged or "
+                "expired, before this query read them"
             )
             return replace(offset, from_sequence=first, to_sequence=first)
         if offset.to_sequence > following:
@@ -126,9 +127,9 @@ class RemovedShards:
 
 
 class StartPositions:
-    """Finds the start of each shard once, from the option `startingSequences` and the claims."""
+    """Finds the start of each shard once, from the options `starting...` and the claims."""
 
-    def __init__(self, starting: Bounds, claims: StreamClaims, losses: DataLossPolicy) -> None:
+    def __init__(self, starting: Bounds | datetime, claims: StreamClaims, losses: DataLossPolicy) -> None:
         self._starting = starting
         self._claims = claims
         self._losses = losses
@@ -136,13 +137,14 @@ class StartPositions:
 
     def may_change(self) -> bool:
         """Whether a later call in another process would find other positions: a shard starts at its latest event."""
-        return any(map(self._starting.is_latest, self.positions()))
+        return any(map(self._bounds().is_latest, self.positions()))
 
     def positions(self) -> Offsets:
         """Returns the start of each shard, the same on each call."""
         if self._found is None:
+            bounds = self._bounds()
             views = self._claims.views
-            self._starting.check_names("startingSequences", views)
+            bounds.check_names("startingSequences", views)
             sequences = {shard: self._sequence(shard, view) for shard, view in views.items()}
             inside = {
                 shard: sequence
@@ -158,8 +160,13 @@ class StartPositions:
             }
         return self._found
 
+    def _bounds(self) -> Bounds:
+        if not isinstance(self._starting, Bounds):
+            self._starting = self._claims.bounds_since(self._starting)
+        return self._starting
+
     def _sequence(self, shard: Shard, view: ShardView) -> int:
-        sequence = self._starting.sequence(shard, view.first_sequence, view.next_sequence)
+        sequence = self._bounds().sequence(shard, view.first_sequence, view.next_sequence)
         if sequence > view.next_sequence:
             raise OptionError(
                 f"option startingSequences: is {sequence} for {shard}, whose next event will be {view.next_sequence}; "

@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import TypeVar
 
 import millrace_client as millrace
 from millrace_spark.errors import MillraceSparkError
+from millrace_spark.reading.bounds import Bounds
 from millrace_spark.reading.claim_keeper import reclaim
 from millrace_spark.reading.options import ClaimOptions, reader_id_of
 from millrace_spark.reading.shard_claim import ShardClaim, ShardRequest, ShardView, ends_claim
@@ -90,6 +92,16 @@ class StreamClaims:
         """Returns the first event at or after a sequence, None if there is none; without shards that do not answer."""
         questions = {shard: partial(self._first_event, sequence) for shard, sequence in from_sequences.items()}
         return self._query(questions)
+
+    def bounds_since(self, time: datetime) -> Bounds:
+        """Returns where the events that were committed at or after a time begin in each shard."""
+        found = {}
+        for shard in self.views:
+            retries = RetryPolicy(self.options.retry_seconds, TRANSIENT, pause=self._sleep)
+            channel = self._clients[shard.endpoint].channel(shard.channel)
+            with translated_errors(shard.endpoint, shard.channel):
+                found[shard] = retries.call(partial(channel.find_sequence, time)).sequence
+        return Bounds.since(found, {shard: view.next_sequence for shard, view in self.views.items()})
 
     def all_known(self) -> bool:
         """Whether each shard has answered its request, or cannot at the moment."""

@@ -1,12 +1,14 @@
 """The calls of Spark's planner and tasks: claim ranges, and read them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from datetime import datetime
 
 import pyarrow as pa
 
 import millrace_client as millrace
 from millrace.arrow import record_batches
 from millrace_spark.errors import MillraceSparkError
+from millrace_spark.reading.bounds import Bounds
 from millrace_spark.reading.options import RETRY_SECONDS, ClaimOptions
 from millrace_spark.reading.ranges import ClaimedRange, RangePartition
 from millrace_spark.servers import RetryPolicy, connected, find_shards, translated_errors
@@ -20,6 +22,17 @@ def claim_all(options: ClaimOptions) -> tuple[ClaimedRange, ...]:
         return tuple(
             _claim(shard, clients[shard.endpoint], options) for shard in find_shards(clients, options.channels)
         )
+
+
+def bounds_since(time: datetime, ranges: Iterable[ClaimedRange]) -> Bounds:
+    """Returns where the events that were committed at or after a time begin in claimed ranges."""
+    found, following = {}, {}
+    for claimed in ranges:
+        with translated_errors(claimed.endpoint, claimed.channel), millrace.connect(claimed.endpoint) as client:
+            shard = Shard(claimed.channel, claimed.endpoint)
+            found[shard] = client.channel(claimed.channel).find_sequence(time).sequence
+            following[shard] = claimed.next_sequence
+    return Bounds.since(found, following)
 
 
 def _claim(shard: Shard, client: millrace.Client, options: ClaimOptions) -> ClaimedRange:

@@ -141,6 +141,14 @@ def test_config_with_what_is_needed_has_defaults_for_the_rest() -> None:
         ({"compaction": {"files_min": 1}}, "compaction.files_min: is 1; it must be a whole number from 2 to 1_000_000"),
         ({"run": {"follow": 1}}, "run.follow: is 1; it must be true or false"),
         ({"spark": {"conf": {"spark.x": 1}}}, 'spark.conf."spark.x": is 1; it must be text'),
+        (
+            {"source": {"starting_timestamp": "today"}},
+            "source.starting_timestamp: is 'today'; it must be a time in ISO 8601 with a zone",
+        ),
+        (
+            {"source": {"starting_timestamp": "0", "starting_sequences": "latest"}},
+            "source: starting_timestamp excludes starting_sequences; remove one of them",
+        ),
         ({"sprak": {}}, "sprak: is not known; did you mean spark?"),
     ],
 )

@@ -33,6 +33,14 @@ def test_check_names_names_what_is_not_read() -> None:
         Bounds("earliest", {"orders@c:3": 7}).check_names("startingSequences", [ORDERS_A])
 
 
+def test_bounds_since_a_time_are_where_events_were_found() -> None:
+    """An event that came after the claim, or none, is the end of what can be read; other channels keep their own."""
+    found = {ORDERS_A: 7, ORDERS_B: 9, AUDIT: 12}
+    bounds = Bounds.since(found, dict.fromkeys(found, 9))
+    assert [bounds.sequence(shard, 5, 9) for shard in found] == [7, 9, 9]
+    assert [bounds.is_latest(shard) for shard in found] == [False, True, True]
+
+
 CLAIMED = ClaimedRange(
     endpoint="a:1",
     channel="orders",
@@ -48,6 +56,7 @@ CLAIMED = ClaimedRange(
 
 def cut(**given: str) -> tuple[ClaimedRange, ...]:
     options = parse_batch_options({"endpoints": "a:1", "channels": "orders"} | given, "somebody")
+    assert isinstance(options.starting, Bounds)
     return cut_ranges([CLAIMED], options.starting, options.ending, fail_on_data_loss=options.fail_on_data_loss)
 
 

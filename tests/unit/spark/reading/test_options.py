@@ -1,6 +1,7 @@
 import getpass
 import platform
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,14 @@ def test_parse_stream_options_with_limits_takes_them() -> None:
     assert (options.ack_mode, options.starting) == (AckMode.COMMIT, Bounds("latest"))
 
 
+@pytest.mark.parametrize("text", ["2026-05-04T03:02:01Z", "2026-05-04T05:02:01.000+02:00", "1777863721000"])
+def test_parse_options_with_a_starting_timestamp_takes_it(text: str) -> None:
+    """ISO 8601, or milliseconds as in Spark's Kafka source, for batch reads and streams."""
+    options = LEAST | {"startingtimestamp": text}
+    time = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
+    assert (parse_batch_options(options, "").starting, parse_stream_options(options).starting) == (time, time)
+
+
 def test_parse_batch_options_with_ranges_takes_what_was_claimed() -> None:
     """The ranges of `claim_ranges` are parsed without loss."""
     options = parse_batch_options({"ranges": ranges_to_json([RANGE]), "maxeventsperpartition": "2"}, "somebody")
@@ -168,6 +177,16 @@ def test_parse_batch_options_with_ranges_takes_what_was_claimed() -> None:
         (LEAST | {"startingSequences": '{"orders": 0}'}, "it must be earliest, latest, or JSON such as"),
         (LEAST | {"startingSequences": '{"orders": true}'}, "it must be earliest, latest, or JSON such as"),
         (LEAST | {"startingSequences": "[7]"}, "it must be earliest, latest, or JSON such as"),
+        (
+            LEAST | {"startingTimestamp": "yesterday"},
+            "is 'yesterday'; it must be a time in ISO 8601 with a zone, such",
+        ),
+        (LEAST | {"startingTimestamp": "2026-05-04T03:02:01"}, "it must be a time in ISO 8601 with a zone, such as"),
+        (LEAST | {"startingTimestamp": "9" * 30}, "it must be a time in ISO 8601 with a zone, such as"),
+        (
+            LEAST | {"startingTimestamp": "0", "startingSequences": "latest"},
+            "option startingTimestamp: excludes startingSequences; remove one of them",
+        ),
         (LEAST | {"endingSequences": "earliest"}, "option endingSequences: is 'earliest'; it must be latest, or JSON"),
         (LEAST | {"ack": "always"}, "option ack: is 'always'; it must be never or onSuccess"),
         (LEAST | {"ack": "onSuccess"}, "with millrace_spark.claim_ranges(..., ack='onSuccess') as claimed:"),

@@ -24,7 +24,7 @@ def test_position_that_is_there_stays(sequence: int) -> None:
     [
         (
             ShardOffset("id", 1, 9),
-            "events 9 to 9 are gone, consumed by others or purged, before this query read them",
+            "events 9 to 9 are gone, consumed by others, purged or expired, before this query read them",
             10,
         ),
         (ShardOffset("id", 1, 21), "ends at 19, before the query's position 21; it has lost events", 20),

@@ -142,6 +142,19 @@ def test_start_at_latest_is_a_micro_batch_of_its_own(fakes: FakeServers, make_st
     wait_until(lambda: a.first == 110)
 
 
+def test_start_since_a_time_is_at_the_first_event_of_each_shard(fakes: FakeServers, make_stream: MakeStream) -> None:
+    """A shard without such an event starts at its latest one, which the first batch logs."""
+    a, _ = fakes.make("a:1", event_count=9), fakes.make("b:1", event_count=4)
+    a.holes = [range(5, 7)]
+    stream = make_stream(startingTimestamp="1970-01-01T00:00:04.5Z")
+    start = stream.initial_offset()
+    assert start == {}
+    assert ranges(stream.next_offset(start, is_limited=False)) == {"orders@a:1": (7, 10), "orders@b:1": (5, 5)}
+    stream.close()
+    alone = make_stream(endpoints="a:1", startingTimestamp="4500")
+    assert ranges(alone.initial_offset()) == {"orders@a:1": (7, 7)}
+
+
 def test_start_at_latest_in_part_reads_the_rest_at_once(fakes: FakeServers, make_stream: MakeStream) -> None:
     """The first batch holds the events of other shards, since the trigger `once` has no second batch."""
     fakes.make("a:1", event_count=9)
