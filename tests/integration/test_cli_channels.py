@@ -70,6 +70,20 @@ def test_file_channel_keeps_what_was_put_while_the_server_is_away(
     assert run_millrace(second.grpc, "take", "orders", "--max-events", "3").stdout == b"a\nb\nc\n"
 
 
+def test_channel_retention_is_set_and_lifted(server: str) -> None:
+    """A duration with a unit is in force at once, and 0 lifts it; `find` tells where younger events begin."""
+    created = run_millrace(server, "channel", "create", "kept", "--retention", "2h", "--json")
+    assert json.loads(created.stdout)["config"]["retention_seconds"] == 7_200.0
+    run_millrace(server, "put", "kept", typed=b"a\nb\n")
+    find = run_millrace(server, "channel", "find", "kept", "--since", "1h", "--json")
+    assert json.loads(find.stdout)["sequence"] == 1
+    [kept] = [one for one in json.loads(run_millrace(server, "channels", "--json").stdout) if one["name"] == "kept"]
+    assert json.loads(find.stdout)["commit_time"] == kept["gauges"]["oldest_commit_time"]
+    assert (kept["counters"]["event_expired_count"], kept["counters"]["refused"]) == (0, {})
+    lifted = run_millrace(server, "channel", "update", "kept", "--retention", "0", "--json")
+    assert json.loads(lifted.stdout)["config"]["retention_seconds"] is None
+
+
 def test_channel_update_without_room_to_shrink_changes_nothing(server: str) -> None:
     """The exit code says that a retry may succeed."""
     run_millrace(server, "channel", "create", "wide", "--transaction-capacity", "2", "--keep-alive", "0.1")
