@@ -1,5 +1,6 @@
 import base64
 import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,8 @@ def test_dump_of_a_good_log_shows_each_record_in_order(home: Path) -> None:
     assert (state["segment"], state["position"], state["kind"]) == (1, 64, "STATE")
     assert put["message"] == {"count": 10, "body_bytes": 140, "header_keys": []}
     assert commit["message"]["put_counts"] == [10]
+    committed = datetime.fromisoformat(commit["message"]["commit_time"])
+    assert timedelta() <= datetime.now(UTC) - committed < timedelta(days=1)
     assert documents[-1]["kind"] == "MARK"
     assert record_line(put) == (
         f"1:{put['position']}  PUT  number 2, synced up to {put['synced_position']}, {put['payload_bytes']} bytes  "

@@ -13,6 +13,8 @@ from millrace_server.log_tools.backup import ToolContext
 from millrace_server.log_tools.layout import DamagedError, ToolError, UsageError
 from millrace_server.log_tools.repair import Repair, repair, skipping_records
 from millrace_server.log_tools.scanning import ToolProgress
+from millrace_server.log_tools.verify import recover_without
+from millrace_server.log_tools.view import open_view
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Kind, UnknownVersionError
 from millrace_server.wal.log import WriteAheadLog
@@ -150,6 +152,23 @@ def test_repair_keeps_the_epochs_of_claims_that_were_given_up(home: Path) -> Non
     repaired(home)
     assert claim is not None
     assert durable_state_of(home).claim == claim
+
+
+@pytest.mark.parametrize("is_gone", [True, False], ids=["no segment left", "cut"])
+def test_repair_keeps_the_newest_time_of_what_was_given_up(home: Path, *, is_gone: bool) -> None:
+    """No later commit has an earlier one, even if the clock is set back."""
+    with open_view(layout_of(home), is_live=False) as view:
+        last_time = recover_without(view, PayloadCodec()).last_commit_time
+    assert last_time
+    for segment in segments(home):
+        if is_gone:
+            segment.unlink()
+    if not is_gone:
+        flip(segments(home)[0], 100)
+    report = repaired(home).report
+    assert report is not None
+    assert report.recovered is not None
+    assert report.recovered.last_commit_time >= last_time
 
 
 async def take_most(base: Path) -> None:

@@ -19,7 +19,7 @@ from millrace_server.channels.records import (
     restore_ledger,
     stamps_of,
 )
-from millrace_server.channels.replay import ContradictionError, Replay
+from millrace_server.channels.replay import ContradictionError, Replay, last_time_of
 from millrace_server.channels.stamps import StampLedger
 from millrace_server.channels.transaction import EndedTxns, Outcome, TxnState
 from millrace_server.errors import MillraceError
@@ -210,7 +210,7 @@ class _Recovery(Replay[Location]):
                 recovered.queue.remove_range(*taken)
         for stamp in stamps_of(commit):
             recovered.ledger.accept(stamp)
-        self._note_time(commit.commit_time + (commit.commit_offsets[-1] if commit.commit_offsets else 0))
+        self._note_time(last_time_of(commit))
         self._end_txns(commit)
 
     def _note_time(self, commit_time: int) -> None:

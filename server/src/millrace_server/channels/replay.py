@@ -185,6 +185,11 @@ class Replay(ABC, Generic[PutT]):
         """Applies a claim that began or ended."""
 
 
+def last_time_of(commit: pb.Commit) -> int:
+    """Returns the time of the last event that a COMMIT puts, or of the commit."""
+    return commit.commit_time + (commit.commit_offsets[-1] if commit.commit_offsets else 0)
+
+
 def decode_message(record: LogRecord) -> Message:
     """Decodes a record other than PUT and SYNC_POINT; raises ContradictionError where it is not a message."""
     return _parsed(_MESSAGES[record.kind], record)

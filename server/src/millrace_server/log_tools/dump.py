@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from google.protobuf.message import DecodeError, Message
@@ -22,6 +23,9 @@ from millrace_server.wal.segments import LogCorruptError
 
 Document = dict[str, Any]
 """A JSON object."""
+
+_TIMES = {"commit_time", "last_commit_time"}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # Scripts read these names, which are older than those in the code.
 _KIND_NAMES = {Kind.SYNC_POINT: "MARK", Kind.MEMORY_STATE: "KEEP"}
@@ -131,7 +135,17 @@ class _Decoder:
 
 def _document_of(message: Message) -> Document:
     """Returns a message as JSON values, with the field names of the protos and integers as numbers."""
-    return {field.name: _plain(value) for field, value in message.ListFields()}
+    return {
+        field.name: time_text(value) if field.name in _TIMES else _plain(value) for field, value in message.ListFields()
+    }
+
+
+def time_text(micros: int) -> str | None:
+    """Returns the time of a commit in ISO 8601; None for no time."""
+    try:
+        return (_EPOCH + timedelta(microseconds=micros)).isoformat(timespec="microseconds") if micros else None
+    except OverflowError:
+        return str(micros)
 
 
 def _plain(value: Any) -> Any:

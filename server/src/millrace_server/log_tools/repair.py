@@ -177,18 +177,19 @@ def _write_record(layout: ChannelLayout, plan: Plan, codec: PayloadCodec) -> Non
 
 def _last_records(plan: Plan) -> list[Record]:
     if not plan.has_log:
-        return [state_record(pb.State(next_sequence=plan.next_sequence, claim=plan.claim))]
+        state = pb.State(next_sequence=plan.next_sequence, claim=plan.claim, last_commit_time=plan.last_commit_time)
+        return [state_record(state)]
     records: list[Record] = []
     if plan.claim is not None:
         records.append((Kind.CLAIM, [plan.claim.SerializeToString()]))
     if plan.skips_sequences:
-        records += skipping_records(plan.recovered.next_sequence, plan.next_sequence)
+        records += skipping_records(plan.recovered.next_sequence, plan.next_sequence, plan.last_commit_time)
     return records
 
 
-def skipping_records(next_sequence: int, wanted: int) -> list[Record]:
+def skipping_records(next_sequence: int, wanted: int, commit_time: int = 0) -> list[Record]:
     """Returns a commit that puts empty events up to a sequence and takes them at once."""
-    commit = pb.Commit(first_sequence=next_sequence, take_records=1)
+    commit = pb.Commit(first_sequence=next_sequence, take_records=1, commit_time=commit_time)
     take = pb.Take()
     records: list[Record] = []
     for first in range(next_sequence, wanted, _PUT_COUNT_MAX):

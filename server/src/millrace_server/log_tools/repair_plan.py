@@ -39,6 +39,8 @@ class Plan:
     """To be removed in this order, so that a crash leaves no new gap."""
     next_sequence: int = 1
     """The sequence that the next event put must get."""
+    last_commit_time: int = 0
+    """The latest time of a commit that anything mentions."""
     claim: pb.Claim | None = None
     """A claim that is given up. Its epoch must not be granted again."""
     has_log: bool = True
@@ -193,6 +195,8 @@ def _plan_record(report: Report, plan: Plan) -> None:
         if state.HasField("claim"):
             contents.on_claim(state.claim)
     plan.next_sequence = max([contents.next_sequence_seen, *(state.next_sequence for state in states)])
+    times = [contents.last_commit_time_seen, *(state.last_commit_time for state in states)]
+    plan.last_commit_time = max(times)
     if report.scan.first_loss is not None:
         # The lost records may have assigned reserved sequences, so all of those are skipped.
         reserved = [contents.reserved_sequence_seen, *(state.reserved_sequence for state in states)]

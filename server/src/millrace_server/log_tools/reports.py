@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from millrace_server.channels.recovery import Recovered
-from millrace_server.log_tools.dump import Document
+from millrace_server.log_tools.dump import Document, time_text
 from millrace_server.log_tools.layout import ChannelLayout
 from millrace_server.log_tools.verify import CheckpointState, Report
 from millrace_server.log_tools.view import LogView
@@ -63,6 +63,7 @@ def state_document(recovered: Recovered) -> Document:
         "events": recovered.queue.event_count,
         "first_sequence": recovered.queue.first_sequence,
         "next_sequence": recovered.next_sequence,
+        "last_commit_time": time_text(recovered.last_commit_time),
         "batches": len(list(recovered.queue)),
         "body_bytes": sum(batch.window.body_bytes for batch in recovered.queue),
         "producers": len(recovered.ledger),
@@ -89,6 +90,8 @@ def detailed_state_document(recovered: Recovered) -> Document:
         {
             "first_sequence": batch.first_sequence,
             "count": batch.count,
+            "first_commit_time": time_text(batch.first_time),
+            "last_commit_time": time_text(batch.last_time),
             "body_bytes": batch.window.body_bytes,
             "location": batch.window.stored.location and batch.window.stored.location._asdict(),
             "start": batch.window.start,
@@ -101,6 +104,7 @@ def detailed_state_document(recovered: Recovered) -> Document:
             "state": outcome.state.value,
             "first_sequence": outcome.receipt and outcome.receipt.first_sequence,
             "last_sequence": outcome.receipt and outcome.receipt.last_sequence,
+            "commit_time": outcome.receipt and time_text(outcome.receipt.commit_time),
         }
         for txn_id, outcome in recovered.ended.items()
     }

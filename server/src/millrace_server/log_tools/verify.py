@@ -1,10 +1,12 @@
 """Checks whether a channel's files are valid and agree with each other."""
 
 import enum
+from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from zlib import crc32
 
 from millrace.wire_format import Buffer
 from millrace_server.channels.batches import StoredColumns
@@ -200,20 +202,24 @@ def differences(one: Recovered, other: Recovered) -> list[str]:
     return found
 
 
-def batches_of(recovered: Recovered) -> Sequence[tuple[int, int, int, int]]:
-    """Returns a queue as ranges without a gap: the first and the end sequence, the segment, the bytes of the bodies.
+def batches_of(recovered: Recovered) -> Sequence[tuple[int, int, int, int, int]]:
+    """Returns a queue as ranges without a gap.
 
-    Not its batches: which small ones are one run depends on where the recovery began.
+    Of each the first and the end sequence, the segment, the bytes of the bodies, and a checksum of the times. Not its
+    batches: which small ones are one run depends on where the recovery began.
     """
-    ranges: list[tuple[int, int, int, int]] = []
+    ranges: list[tuple[int, int, int, int, int]] = []
     for batch in recovered.queue:
         location = batch.window.stored.location
         assert location is not None, "what is recovered is in the log"
         first, segment_id, body_bytes = batch.first_sequence, location.segment_id, batch.window.body_bytes
+        checksum = 0
         if ranges and ranges[-1][1:3] == (first, segment_id):
-            first, _, _, body_bytes_before = ranges.pop()
+            first, _, _, body_bytes_before, checksum = ranges.pop()
             body_bytes += body_bytes_before
-        ranges.append((first, batch.end_sequence, segment_id, body_bytes))
+        times = [batch.first_time + offset for offset in batch.commit_offsets()] or [batch.first_time] * batch.count
+        checksum = crc32(array("Q", times), checksum)
+        ranges.append((first, batch.end_sequence, segment_id, body_bytes, checksum))
     return ranges
 
 
