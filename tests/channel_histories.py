@@ -252,7 +252,7 @@ class Steps:
 
     def __post_init__(self) -> None:
         usual = [self.append, self.append, self.transact, self.transact, self.take, self.take, self.end, self.end]
-        rare = [self.together, self.together, self.story.checkpoint, self._mark, self._purge]
+        rare = [self.together, self.together, self.story.checkpoint, self._mark, self._empty]
         others = [] if self.is_plain else [self.deliver, self.read, self._restart]
         self._steps = [*usual * 2, *rare, *others]
 
@@ -352,9 +352,13 @@ class Steps:
             if self.chance.random() < 0.8:
                 await self.story.do(calls.Release(reader_id, None))
 
-    async def _purge(self) -> None:
+    async def _empty(self) -> None:
+        """Purges the channel now and then; without open transactions, its log then begins anew."""
         if self.chance.random() < 0.3:
+            for txn_id in self.opened() if self.chance.random() < 0.5 else ():
+                await self.story.do(calls.Rollback(txn_id))
             await self.story.do(calls.Purge())
+            await self.story.checkpoint()
 
     async def _mark(self) -> None:
         self.story.mark()

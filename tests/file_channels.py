@@ -44,9 +44,9 @@ _WAIT_SECONDS = 30
 
 
 def file_limits(**limits: Any) -> FileChannelConfig:
-    """A configuration without reserved space; segments may be smaller than users can configure."""
+    """A configuration without reserved space and waits; segments may be smaller than users can configure."""
     config = FileChannelConfig(type="file", min_free_bytes=0, byte_capacity_buffer_percentage=0)
-    return config.model_copy(update=limits)
+    return config.model_copy(update={"keep_alive_seconds": 0.0, **limits})
 
 
 class Gate:

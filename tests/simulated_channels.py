@@ -112,6 +112,9 @@ async def _at_once(function: Callable[..., Any], *arguments: Any, **options: Any
 def make_simple(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes logs small, and runs everything on the event loop's thread."""
     make_small(monkeypatch)
+    # Logs that are emptied begin anew, often.
+    monkeypatch.setattr(checkpointing, "KEPT_BYTES", 600)
+    monkeypatch.setattr(checkpointing, "FULL_DISK_KEPT_BYTES", 300)
     monkeypatch.setattr(log, "LogWriter", TurnWriter)
     monkeypatch.setattr(asyncio, "to_thread", _at_once)
     # The log entries of thousands of openings would fill the report of a failed test.

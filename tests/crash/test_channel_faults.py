@@ -226,6 +226,7 @@ async def test_takes_on_a_full_disk_are_committed_while_puts_are_refused(chance:
         check_accounts(channel)
     assert queued(channel) == [b"%d" % number for number in range(8, 20)]
     disk.capacity_bytes = 1 << 40
+    await opened.store._journal.measure()
     assert (await append(channel, bytes(2000))).first_sequence == 21
     held = Held.by(channel)
     opened.abandon()

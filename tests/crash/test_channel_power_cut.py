@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from millrace_server.channels.config import EncryptionConfig, FileChannelConfig
-from tests.channel_histories import Moment, Story, check_moment, new_disk, recorded
+from millrace_server.channels.stamps import Stamp
+from tests.channel_histories import Moment, Recording, Story, check_moment, new_disk, recorded
 from tests.file_channels import put_version_1
 from tests.fuzz import channel_calls as calls
 from tests.simulated_channels import DATA, TWO_DIRECTORIES, Held, held_on, small_limits
@@ -91,6 +92,27 @@ def test_open_after_ten_thousand_power_cuts_finds_what_was_acknowledged(tmp_path
         fingerprints |= asyncio.run(check_moment(moment, chance, 6))
         if len(fingerprints) >= _DISK_STATES_MIN:
             break
+
+
+@pytest.mark.parametrize("configs_in", CONFIGS)
+async def test_open_after_a_crash_while_an_emptied_log_begins_anew_finds_what_was_acknowledged(
+    configs_in: Configs, tmp_path: Path, chance: random.Random
+) -> None:
+    """Stamps, outcomes and sequences are there at every moment, and what was consumed never returns."""
+    story = Story(new_disk(chance, (DATA, *TWO_DIRECTORIES)), config=configs_in(tmp_path)[0])
+    await story.open()
+    recording = Recording(story.disk, story.moment)
+    for number in range(3):
+        await story.do(calls.Append([bytes(800), bytes(800)], Stamp("p", 2 * number, 2 * number + 1)))
+        await story.do(calls.Begin(f"t{number}", 3600.0))
+        await story.do(calls.Take(f"t{number}", 2, 0, 0.0, None))
+        await story.do(calls.Commit([f"t{number}"], None))
+        await story.checkpoint()
+        await story.checkpoint()
+        assert story.opened.store.log_bytes < 600
+    story.kill()
+    for moment in recording.end():
+        await check_moment(moment, chance, 2)
 
 
 async def test_open_finds_a_take_across_parts_of_a_checkpoint(chance: random.Random) -> None:

@@ -72,6 +72,10 @@ class _Witness:
         return self._committer.is_stalled
 
     @property
+    def disk_trouble(self) -> str:
+        return self._committer.disk_trouble
+
+    @property
     def memory_event_count(self) -> int:
         return self._committer.memory_event_count
 

@@ -1,11 +1,14 @@
 """File channels that are being replayed, damaged, in use elsewhere, or on a full disk; the errors that callers get."""
 
+import asyncio
+import json
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import grpc
 import pytest
@@ -17,6 +20,7 @@ from tests.millraced import Millraced
 from tests.rpc import Rpc, bodies_of, connected, refused
 
 OPEN, REPLAYING = admin_service_pb2.CHANNEL_STATE_OPEN, admin_service_pb2.CHANNEL_STATE_REPLAYING
+DISK_FULL = admin_service_pb2.CHANNEL_STATE_DISK_FULL
 CORRUPT, LOG_FAILED = admin_service_pb2.CHANNEL_STATE_CORRUPT, admin_service_pb2.CHANNEL_STATE_LOG_FAILED
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 TOML = """
@@ -50,6 +54,11 @@ async def _state(rpc: Rpc, name: str = "orders") -> int:
     while (state := (await rpc.look(name)).state) == REPLAYING:
         pass
     return state
+
+
+def _page(server: Millraced, path: str) -> Any:
+    with urlopen(f"http://{server.http}{path}", timeout=10) as answer:
+        return json.load(answer)
 
 
 def _data(server: Millraced, name: str = "orders") -> Path:
@@ -174,7 +183,7 @@ async def test_start_with_another_version_of_a_log_is_refused_and_writes_nothing
     server = start_millraced(TOML, written.data_dir)
     async with connected(server.grpc) as rpc:
         assert await _state(rpc) == CORRUPT
-        assert "its format version is 2" in server.wait_for("a channel cannot be opened")["error"]
+        assert "its format version is 3" in server.wait_for("a channel cannot be opened")["error"]
         async with refused(grpc.StatusCode.DATA_LOSS, "CORRUPT"):
             await rpc.append("orders", b"refused")
     assert server.stop() == 0
@@ -263,6 +272,54 @@ def _filled(disk: Path, left_bytes: int) -> Iterator[None]:
     filler.unlink()
 
 
+async def _look_until(rpc: Rpc, state: int) -> admin_service_pb2.Channel:
+    """The channel once it has a state, which it gets when the disk was measured."""
+    while (channel := await rpc.look("orders")).state != state:
+        pass
+    return channel
+
+
+@pytest.mark.parametrize("channel_type", ["file", "spillable"])
+async def test_disk_that_was_full_once_takes_puts_again_when_the_channel_is_empty(
+    start_millraced: StartMillraced, small_disk: Path, channel_type: str
+) -> None:
+    """The put that finds no room waits while the emptied log is given back, each time, also after SIGKILL."""
+    toml = f"""
+    [channels.orders]
+    type = "{channel_type}"
+    data_dirs = ['{small_disk}']
+    checkpoint_interval_seconds = 3600.0
+    min_free_bytes = 500000
+    keep_alive_seconds = 0.3
+    """
+    toml += "memory_capacity = 1" * (channel_type == "spillable")
+    data_dir = None
+    for _ in range(3):
+        server = start_millraced(toml, data_dir)
+        data_dir = server.data_dir
+        async with connected(server.grpc) as rpc:
+            assert await _state(rpc) == OPEN
+            await _empty_after_filling(rpc)
+        server.kill()
+
+
+async def _empty_after_filling(rpc: Rpc) -> None:
+    """Appends until the disk is full, takes everything, and does so again without a restart."""
+    for _ in range(2):
+        stored: list[bytes] = []
+        async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL"):
+            while True:
+                body = b"%d " % len(stored) + bytes(200_000)
+                await rpc.append("orders", body)
+                stored.append(body)
+        assert len(stored) > 5
+        await _look_until(rpc, DISK_FULL)
+        taken: list[bytes] = []
+        while len(taken) < len(stored):
+            taken += await _take_all(rpc)
+        assert taken == stored
+
+
 async def test_disk_that_is_full_refuses_puts_and_goes_on_when_it_is_not(
     start_millraced: StartMillraced, small_disk: Path
 ) -> None:
@@ -275,17 +332,27 @@ async def test_disk_that_is_full_refuses_puts_and_goes_on_when_it_is_not(
         for body in stored:
             await rpc.append("orders", body)
         with _filled(small_disk, 30_000):
-            async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL"):
-                # Space reserved by a segment can still be used.
-                while True:
-                    body = b"small %d " % len(stored) + bytes(20_000)
-                    await rpc.append("orders", body)
-                    stored.append(body)
+            while (channel := await rpc.look("orders")).state != DISK_FULL:
+                async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL"):
+                    # Space reserved by a segment can still be used.
+                    while True:
+                        body = b"small %d " % len(stored) + bytes(20_000)
+                        await rpc.append("orders", body)
+                        stored.append(body)
+            assert channel.fault.startswith("the disk has no room for puts: ")
+            assert 0 < channel.gauges.disk_free_bytes < 100_000
+            assert await _status(rpc, "channels/orders") == SERVING
+            assert await asyncio.to_thread(_page, server, "/healthz") == {
+                "status": "serving",
+                "channels": {"orders": "disk full"},
+            }
             txn_id = await rpc.begin("orders")
             assert bodies_of((await rpc.take(txn_id, max_events=2)).batches) == stored[:2]
             await rpc.commit(txn_id)
-            assert (await rpc.look("orders")).state == OPEN
+        await _look_until(rpc, OPEN)
         await rpc.append("orders", b"room again")
+        told = [entry["state"] for entry in server.log if entry["event"] == "channel changed its state"]
+        assert told == ["disk full", "open"]
     server.kill()
     again = start_millraced(toml, server.data_dir)
     async with connected(again.grpc) as rpc:

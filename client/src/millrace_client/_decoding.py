@@ -47,6 +47,7 @@ CHANNEL_STATES = {
     admin_pb.CHANNEL_STATE_LOG_FAILED: ChannelState.LOG_FAILED,
     admin_pb.CHANNEL_STATE_STALLED: ChannelState.STALLED,
     admin_pb.CHANNEL_STATE_CORRUPT: ChannelState.CORRUPT,
+    admin_pb.CHANNEL_STATE_DISK_FULL: ChannelState.DISK_FULL,
 }
 COMPONENT_KINDS = {
     admin_pb.COMPONENT_KIND_SOURCE: ComponentKind.SOURCE,

@@ -48,6 +48,8 @@ class ChannelState(StrEnum):
     """Its files are damaged."""
     STALLED = "stalled"
     """Its disk does not respond, and commits wait for it."""
+    DISK_FULL = "disk_full"
+    """Its disk has no room for puts, or for checkpoints; takes are served."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

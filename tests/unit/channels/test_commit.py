@@ -18,6 +18,7 @@ class FakeCommitter:
 
     fault = None
     is_stalled = False
+    disk_trouble = ""
     memory_event_count = 0
 
     def __init__(self) -> None:

@@ -1,3 +1,4 @@
+import errno
 from pathlib import Path
 
 import pytest
@@ -6,7 +7,7 @@ from millrace_server.channels.admission import FREE_BYTES_SECONDS, DiskSpace
 from millrace_server.errors import DiskFullError
 from millrace_server.wal.disk import OsDisk
 
-LEFT, RIGHT = Path("left"), Path("right")
+LEFT, RIGHT, CHECKPOINTS = Path("left"), Path("right"), Path("checkpoints")
 
 
 class SmallDisks(OsDisk):
@@ -18,6 +19,8 @@ class SmallDisks(OsDisk):
 
     def free_bytes(self, directory: Path) -> int:
         self.looks += 1
+        if directory not in self.free:
+            raise OSError(errno.ENOENT, "no such directory")
         return self.free[directory]
 
 
@@ -31,38 +34,115 @@ class Clock:
         return self.seconds
 
 
-def test_spend_counts_what_is_put_between_two_looks() -> None:
+def small_room(disk: SmallDisks, min_free_bytes: int, *data_dirs: Path) -> DiskSpace:
+    """The space of a channel that leaves this much free."""
+    room = DiskSpace(disk, data_dirs or [LEFT], Clock())
+    room.min_free_bytes = min_free_bytes
+    return room
+
+
+def test_reserve_counts_what_is_put_between_two_measurements() -> None:
     """The disk is not queried for each commit; only writes of other programs in the meantime are missed."""
-    disk, clock = SmallDisks(left=1000), Clock()
-    room = DiskSpace(disk, [LEFT], clock)
-    room.reserve(600, 100)
-    room.reserve(300, 100)
+    disk = SmallDisks(left=1000)
+    room = small_room(disk, 100)
+    room.reserve(600)
+    room.reserve(300)
     with pytest.raises(
         DiskFullError,
         match="has 100 bytes free; a put of 1 bytes would leave less than min_free_bytes, 100; takes are still",
     ) as refused:
-        room.reserve(1, 100)
+        room.reserve(1)
     assert refused.value.retry_delay_seconds == 1
-    assert disk.looks == 1
     # Refused bytes were not spent.
-    room.reserve(100, 0)
-    clock.seconds += FREE_BYTES_SECONDS
-    room.reserve(600, 100)
+    room.min_free_bytes = 0
+    room.reserve(100)
+    assert disk.looks == 1
+    room.measure()
+    room.reserve(600)
     assert disk.looks == 2
 
 
-def test_spend_before_any_measurement_measures_first() -> None:
-    """A channel below its minimum opens, and refuses puts."""
+def test_reserve_below_the_minimum_is_refused() -> None:
+    """A channel opens on such a disk, and refuses puts."""
     with pytest.raises(DiskFullError):
-        DiskSpace(SmallDisks(left=99), [LEFT], Clock()).reserve(0, 100)
+        small_room(SmallDisks(left=99), 100).reserve(0)
 
 
-def test_spend_on_several_disks_goes_by_the_fullest() -> None:
-    """Segments use the disks in turn."""
-    disk, clock = SmallDisks(left=1000, right=500), Clock()
-    room = DiskSpace(disk, [LEFT, RIGHT], clock)
+def test_reserve_on_several_disks_goes_by_the_fullest() -> None:
+    """Segments use the disks in turn; the disk of the checkpoints, which are small, does not count."""
+    disk = SmallDisks(left=1000, right=500, checkpoints=1)
+    room = DiskSpace(disk, [LEFT, RIGHT], Clock(), CHECKPOINTS)
     with pytest.raises(DiskFullError):
-        room.reserve(500, 1)
+        room.reserve(501)
     disk.free[RIGHT] = 2000
+    room.measure()
+    room.reserve(501)
+    assert room.directories == {LEFT: 1000, RIGHT: 2000, CHECKPOINTS: 1}
+
+
+def test_measurement_counts_for_a_while() -> None:
+    """A busy channel measures a few times in a second."""
+    clock = Clock()
+    room = DiskSpace(SmallDisks(left=1000), [LEFT], clock)
+    assert not room.is_outdated
     clock.seconds += FREE_BYTES_SECONDS
-    room.reserve(500, 1)
+    assert room.is_outdated
+    room.measure()
+    assert not room.is_outdated
+
+
+def test_shortage_lasts_until_the_largest_put_would_pass() -> None:
+    """So it does not end and begin again where small puts pass and large ones do not."""
+    disk = SmallDisks(left=500)
+    room = small_room(disk, 100)
+    for byte_count in (600, 450):
+        with pytest.raises(DiskFullError):
+            room.reserve(byte_count)
+    for free_bytes, lacks_room in ((699, True), (700, False)):
+        disk.free[LEFT] = free_bytes
+        room.measure()
+        assert (room.is_short, room.lacks_room) == (True, lacks_room)
+    room.end_shortage()
+    assert not room.is_short
+
+
+def test_shortage_of_a_disk_that_seems_to_have_room_ends_with_a_put_or_more_room() -> None:
+    """A quota is in no measurement: what the disk refused is tried again only where it has more room than then."""
+    disk = SmallDisks(left=1000)
+    room = small_room(disk, 0)
+    for grows in (True, False):
+        room.reserve(10)
+        room.refuse_written(10)
+        disk.free[LEFT] = 900
+        room.measure()
+        assert room.lacks_room
+        if grows:
+            disk.free[LEFT] = 910
+            room.measure()
+        else:
+            room.note_stored()
+        assert not room.lacks_room
+        room.end_shortage()
+
+
+def test_trouble_tells_what_is_free_and_what_is_needed() -> None:
+    """Operators see how much to free."""
+    room = small_room(SmallDisks(left=500), 100)
+    assert room.trouble == ""
+    with pytest.raises(DiskFullError):
+        room.reserve(450)
+    room.is_full = True
+    assert room.trouble == (
+        "the disk has no room for puts: 500 bytes are free, and a put of 450 bytes needs 550 (min_free_bytes is 100); "
+        "take events out, or free space on the disk"
+    )
+
+
+def test_measure_of_a_directory_that_is_gone_keeps_the_last_measurement() -> None:
+    """What cannot be measured is no reason to refuse anything; the next write tells."""
+    disk = SmallDisks(left=1000)
+    room = small_room(disk, 0)
+    del disk.free[LEFT]
+    with pytest.raises(OSError, match="no such directory"):
+        room.measure()
+    assert room.free_bytes == 1000

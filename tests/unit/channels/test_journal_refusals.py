@@ -296,7 +296,7 @@ async def test_puts_that_would_leave_too_little_free_are_refused_alone(disk: Sim
         await append(channel, b"a", b"b", b"c")
         channel.enforce(file_limits(min_free_bytes=LARGE))
         disk.capacity_bytes = LARGE
-        await asyncio.sleep(0.11)
+        await opened.journal.measure()
         before = opened.journal.submitted_count
         (appending,) = await called(append(channel, b"x"))
         with pytest.raises(

@@ -39,6 +39,7 @@ class ChannelState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHANNEL_STATE_LOG_FAILED: _ClassVar[ChannelState]
     CHANNEL_STATE_CORRUPT: _ClassVar[ChannelState]
     CHANNEL_STATE_STALLED: _ClassVar[ChannelState]
+    CHANNEL_STATE_DISK_FULL: _ClassVar[ChannelState]
 
 class ComponentKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -72,6 +73,7 @@ CHANNEL_STATE_REPLAYING: ChannelState
 CHANNEL_STATE_LOG_FAILED: ChannelState
 CHANNEL_STATE_CORRUPT: ChannelState
 CHANNEL_STATE_STALLED: ChannelState
+CHANNEL_STATE_DISK_FULL: ChannelState
 COMPONENT_KIND_UNSPECIFIED: ComponentKind
 COMPONENT_KIND_SOURCE: ComponentKind
 COMPONENT_KIND_SINK: ComponentKind

@@ -78,7 +78,7 @@ def _channel_state_text(channel: ChannelInfo) -> Text:
             return Text(channel.state)
         case ChannelState.REPLAYING:
             return Text(f"{channel.state} {channel.replayed_fraction:.0%}", style="yellow")
-        case ChannelState.LOG_FAILED | ChannelState.CORRUPT | ChannelState.STALLED:
+        case ChannelState.LOG_FAILED | ChannelState.CORRUPT | ChannelState.STALLED | ChannelState.DISK_FULL:
             return Text(channel.state, style="red")
 
 

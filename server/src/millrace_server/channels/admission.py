@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from millrace_server.channels.batches import Form, StoredColumns
@@ -139,31 +140,113 @@ class Capacity:
         return kind(message, retry_delay_seconds=min(max(waited_seconds, 0.1), 1.0))
 
 
+@dataclass(slots=True)
+class _Measurement:
+    free_bytes: Mapping[Path, int]
+    measured_at: float
+    reserved_bytes: int = 0  # Bytes that puts were given since.
+
+
 class DiskSpace:
     """Keeps puts from filling the disk, so that takes and checkpoints, which free far more, find some space.
 
-    The directory with the least space counts.
+    The data directory with the least space counts. It is measured on threads, since a disk that does not answer would
+    hold up the event loop; until then the last measurement counts, less what puts were given since.
+
+    Attributes:
+        min_free_bytes: Bytes that puts leave free.
+        checkpoint_trouble: Why no checkpoint has room, in a sentence; empty where it has.
+        is_short: A put was refused, and it is not known yet that there is room.
+        is_full: What is short could not be freed.
     """
 
-    def __init__(self, disk: Disk, directories: Sequence[Path], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, disk: Disk, data_dirs: Sequence[Path], clock: Callable[[], float], checkpoint_dir: Path | None = None
+    ) -> None:
         self._disk = disk
-        self._directories = directories
+        self._data_dirs = data_dirs
+        self._directories = {*data_dirs, checkpoint_dir or data_dirs[0]}
         self._clock = clock
-        self._free_bytes = 0
-        self._measured_until = clock()
+        self._refused_bytes = 0  # Bytes of the largest put that was refused.
+        self._refusing_bytes = 0  # Free bytes with which the disk itself refused a put.
+        self.min_free_bytes = 0
+        self.checkpoint_trouble = ""
+        self.is_short = self.is_full = False
+        self.measure()
 
-    def reserve(self, byte_count: int, min_free_bytes: int) -> None:
+    @property
+    def directories(self) -> Mapping[Path, int]:
+        """The free bytes of each data directory and of the checkpoint directory, as last measured."""
+        return self._measured.free_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Free bytes of the data directory that has the fewest, less what puts were given since the measurement."""
+        measured = self._measured
+        return min([measured.free_bytes[path] for path in self._data_dirs]) - measured.reserved_bytes
+
+    @property
+    def is_outdated(self) -> bool:
+        return self._clock() >= self._measured.measured_at + FREE_BYTES_SECONDS
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether there is still too little room for what was refused."""
+        return self.is_short and self.free_bytes < self._wanted_bytes
+
+    @property
+    def _wanted_bytes(self) -> int:
+        # A disk may refuse what it seems to have room for, because of a quota: then it must get more free than it had.
+        return max(self.min_free_bytes, self._refusing_bytes) + self._refused_bytes
+
+    @property
+    def trouble(self) -> str:
+        """What is lacking, and what to do, in a sentence; empty while there is room."""
+        if not self.is_full:
+            return self.checkpoint_trouble
+        return (
+            f"the disk has no room for puts: {max(self.free_bytes, 0)} bytes are free, and a put of "
+            f"{self._refused_bytes} bytes needs {self._wanted_bytes} (min_free_bytes is {self.min_free_bytes}); take "
+            "events out, or free space on the disk"
+        )
+
+    def measure(self) -> None:
+        """Measures the free space; blocks on the disk. Any thread may call it."""
+        measured_at = self._clock()
+        free_bytes = {path: self._disk.free_bytes(path) for path in self._directories}
+        # In one assignment: the event loop finds the one or the other.
+        self._measured = _Measurement(free_bytes, measured_at)
+        self._refusing_bytes = min(self._refusing_bytes, self.free_bytes)
+
+    def reserve(self, byte_count: int) -> None:
         """Counts bytes that puts are about to write; raises DiskFullError where too little space would remain."""
-        if self._clock() >= self._measured_until:
-            self._free_bytes = min(map(self._disk.free_bytes, self._directories))
-            self._measured_until = self._clock() + FREE_BYTES_SECONDS
-        if self._free_bytes - byte_count < min_free_bytes:
+        free_bytes = self.free_bytes
+        if free_bytes - byte_count < self.min_free_bytes:
+            self._refuse(byte_count)
             raise DiskFullError(
-                f"the channel's disk has {self._free_bytes} bytes free; a put of {byte_count} bytes would leave "
-                f"less than min_free_bytes, {min_free_bytes}; takes are still possible",
+                f"the channel's disk has {free_bytes} bytes free; a put of {byte_count} bytes would leave "
+                f"less than min_free_bytes, {self.min_free_bytes}; takes are still possible",
                 retry_delay_seconds=DISK_RETRY_DELAY_SECONDS,
             )
-        self._free_bytes -= byte_count
+        self._measured.reserved_bytes += byte_count
+
+    def refuse_written(self, byte_count: int) -> None:
+        """Notes that the disk itself has refused this much."""
+        self._refusing_bytes = max(self.free_bytes, 0)
+        self._refuse(byte_count)
+
+    def note_stored(self) -> None:
+        """Notes that the disk has taken puts."""
+        self._refusing_bytes = 0
+
+    def _refuse(self, byte_count: int) -> None:
+        self._refused_bytes = max(self._refused_bytes, byte_count)
+        self.is_short = True
+
+    def end_shortage(self) -> None:
+        """Notes that there is room for all that was refused."""
+        self._refused_bytes = self._refusing_bytes = 0
+        self.is_short = self.is_full = False
 
 
 class ChannelLimits:

@@ -102,6 +102,10 @@ class Channel:
         return self._core.committer.is_stalled
 
     @property
+    def disk_trouble(self) -> str:
+        return self._core.committer.disk_trouble
+
+    @property
     def counters(self) -> ChannelCounters:
         return self._contents.counters
 

@@ -32,8 +32,12 @@ class ChannelState(enum.Enum):
     OPEN -> CORRUPT           something was read that is not what was written
     OPEN -> STALLED           the disk does not answer; commits wait
     STALLED -> OPEN           it answers again
+    OPEN -> DISK_FULL         the disk has no room for puts, or for checkpoints
+    DISK_FULL -> OPEN         it has again
     STALLED -> LOG_FAILED     as from OPEN
     STALLED -> CORRUPT        as from OPEN
+    DISK_FULL -> STALLED      as from OPEN, as to LOG_FAILED and CORRUPT
+    STALLED -> DISK_FULL      it answers again
     """
 
     OPEN = "open"
@@ -41,6 +45,7 @@ class ChannelState(enum.Enum):
     LOG_FAILED = "log failed"
     CORRUPT = "corrupt"
     STALLED = "stalled"
+    DISK_FULL = "disk full"
 
 
 class ChannelHandle:
@@ -75,6 +80,8 @@ class ChannelHandle:
         match self.fault:
             case None if self._channel is not None and self._channel.is_stalled:
                 return ChannelState.STALLED
+            case None if self._channel is not None and self._channel.disk_trouble:
+                return ChannelState.DISK_FULL
             case None:
                 return ChannelState.OPEN
             case ChannelCorruptError():
@@ -101,6 +108,8 @@ class ChannelHandle:
         """The reason for the state, in a sentence; empty while the channel works."""
         if self.state is ChannelState.STALLED:
             return "the disk does not answer; commits wait for it"
+        if self.state is ChannelState.DISK_FULL:
+            return self.channel.disk_trouble
         return str(self.fault or "")
 
     @property

@@ -1,19 +1,28 @@
 """Writes a channel's checkpoints, and removes the segments that they make unnecessary."""
 
 import asyncio
+import math
 import random
 import time
+from contextlib import suppress
 from itertools import islice
 
 import structlog
 
+from millrace_server.channels.admission import DISK_RETRY_DELAY_SECONDS, FREE_BYTES_SECONDS
 from millrace_server.channels.journal import Journal, Snapshot
 from millrace_server.channels.records import batches_message, first_needed_segment
 from millrace_server.channels.recovery import Recovered
-from millrace_server.errors import MillraceError
+from millrace_server.errors import DiskFullError, MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
-from millrace_server.wal.checkpoints import Checkpoint, CheckpointFiles
+from millrace_server.wal.checkpoints import NO_ROOM, Checkpoint, CheckpointFiles
 from millrace_server.wal.log import WriteAheadLog
+
+KEPT_BYTES = 1 << 20
+"""A segment without events is used further up to this size: less room than the next events get ahead of their need."""
+
+FULL_DISK_KEPT_BYTES = 64 << 10
+"""The same where puts lack room."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -45,17 +54,23 @@ class Checkpointing:
         self._needed_before = recovered.first_needed_segment
         # The journal's change count in the newest checkpoint. -1 differs from every count.
         self._seen_count = journal.change_count if recovered.is_checkpointed else -1
+        self.made_at: float | None = None  # When the newest one was made; None if not since the start.
         # Whether only the previous checkpoint still needs the oldest segments. Then another checkpoint frees them,
         # though nothing has changed.
         self._holds_back = log.first_segment_id < self._needed_before
         self._is_failing = False
+        self._clock = asyncio.get_running_loop().time
+        self._disk_waiters = journal.context.contents.disk_waiters
+        self._tried_at = self._clock()
+        self._freed_at = self._frees_again_at = -math.inf
         self._nudge = asyncio.Event()
         # One at a time: both write the same temporary file, and the second must know what the first has removed.
         self._making = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+        self._due: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._journal.on_new_segment = self._nudge.set
+        self._journal.on_new_segment = self._journal.on_full_disk = self._nudge.set
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -64,6 +79,8 @@ class Checkpointing:
             self._task.cancel()
             await asyncio.wait({self._task})
         # The task was cancelled, but not the checkpoint that it waited for.
+        if self._due is not None:
+            await asyncio.wait({self._due})
         async with self._making:
             pass
 
@@ -83,47 +100,111 @@ class Checkpointing:
             if self._journal.fault:
                 # A failed log takes no barrier, so no snapshot can be proven to be on the disk.
                 return
-            if self._is_due:
+            if self._is_due or self._journal.disk_space.is_short:
                 # Shielded: a stop must not abandon a checkpoint between its renames and the removal of segments.
-                await asyncio.shield(asyncio.ensure_future(self.make()))
+                self._due = asyncio.create_task(self._make_due())
+                await asyncio.shield(self._due)
 
     @property
     def _is_due(self) -> bool:
-        return self._holds_back or self._journal.change_count != self._seen_count
+        return self._holds_back or self._begins_anew or self._journal.change_count != self._seen_count
+
+    @property
+    def _begins_anew(self) -> bool:
+        is_short = self._journal.disk_space.is_short
+        return self._journal.can_begin_anew(FULL_DISK_KEPT_BYTES if is_short else KEPT_BYTES)
 
     def _seconds_to_next(self) -> float:
         interval_seconds = self._journal.config.checkpoint_interval_seconds
-        # A full disk waits for the segments that the previous checkpoint holds back, so the next one follows at once.
-        had_room_for = asyncio.get_running_loop().time() - self._journal.disk_full_at
-        return 0.0 if self._holds_back and had_room_for < interval_seconds else interval_seconds
+        if not self._journal.disk_space.is_short:
+            return interval_seconds
+        return min(interval_seconds, FREE_BYTES_SECONDS if self._disk_waiters else DISK_RETRY_DELAY_SECONDS)
+
+    async def _make_due(self) -> None:
+        is_short = self._journal.disk_space.is_short
+        if is_short:
+            # However many puts are refused.
+            await asyncio.sleep(self._freed_at + FREE_BYTES_SECONDS - self._clock())
+            await self._free_room()
+            self._freed_at = self._clock()
+        if not is_short or self._clock() >= self._tried_at + self._journal.config.checkpoint_interval_seconds:
+            await self.make()
+
+    async def _free_room(self) -> None:
+        """Frees what nothing needs any more where puts lack room, and wakes those that wait for it."""
+        space, bytes_before = self._journal.disk_space, self._log.byte_count()
+        await self._journal.measure()
+        while space.lacks_room and self._may_free():
+            byte_count = self._log.byte_count()
+            await self.make()
+            await self._journal.measure()
+            if self._log.byte_count() >= byte_count and not self._holds_back:
+                self._frees_again_at = self._clock() + DISK_RETRY_DELAY_SECONDS
+        self._journal.report_room()
+        if not space.is_short or self._log.byte_count() < bytes_before:
+            self._disk_waiters.wake_all()
+
+    def _may_free(self) -> bool:
+        """Whether a checkpoint may free segments; it is not worth its room and its syncs otherwise."""
+        if self._clock() < self._frees_again_at:
+            return False
+        if self._holds_back or self._begins_anew:
+            return True
+        if self._journal.change_count == self._seen_count:
+            return False
+        return self._journal.oldest_segment() > self._log.first_segment_id
 
     async def make(self) -> None:
-        """Writes a checkpoint if anything has changed since the last one, or can be freed. Logs a failure."""
+        """Writes a checkpoint if anything has changed since the last one, or can be freed. Logs a failure.
+
+        A log that holds no event begins a new segment, so that the former one can go.
+        """
         async with self._making:
+            self._tried_at = self._clock()
             if not self._is_due:
                 return
             # Read before the snapshot: a change in between leads to one more checkpoint, not to one too few.
-            count = self._journal.change_count
+            count, begins_anew = self._journal.change_count, self._begins_anew
             try:
                 # Once this returns, the log is synced up to the snapshot's position. A checkpoint must never be ahead
                 # of its log: replay takes its position as proof of a sync.
-                snapshot = await self._journal.snapshot()
+                snapshot = await self._snapshot(begins_anew=begins_anew)
                 # On a thread, from an immutable snapshot: the channel continues meanwhile.
                 await asyncio.to_thread(self._write, snapshot)
             except Exception as error:  # noqa: BLE001 - whatever it is, the next one must be tried
-                if not self._is_failing:
-                    _log.warning(
-                        "no checkpoint could be made; it is tried again",
-                        channel=self._name,
-                        error=str(error),
-                        exc_info=not isinstance(error, MillraceError | OSError),
-                    )
-                self._is_failing = True
-                # Tried again at the next interval, not at once: what failed now will fail in the next moment too.
-                self._holds_back, self._seen_count = False, -1
+                self._note_failure(error)
                 return
             self._seen_count = count
-            self._is_failing = False
+            self.made_at = time.time()
+            self._note_success()
+
+    async def _snapshot(self, *, begins_anew: bool) -> Snapshot:
+        if begins_anew:
+            # A refusal changes nothing. The previous checkpoint has more room than the new segment needs.
+            with suppress(DiskFullError):
+                return await self._journal.snapshot(begins_segment=True)
+            if await asyncio.to_thread(self._files.remove_previous):
+                with suppress(DiskFullError):
+                    return await self._journal.snapshot(begins_segment=True)
+        return await self._journal.snapshot()
+
+    def _note_failure(self, error: Exception) -> None:
+        if not self._is_failing:
+            _log.warning(
+                "no checkpoint could be made; it is tried again",
+                channel=self._name,
+                error=str(error),
+                exc_info=not isinstance(error, MillraceError | OSError),
+            )
+        self._is_failing = True
+        # Tried again later, not at once: what failed now will fail in the next moment too.
+        self._holds_back, self._seen_count = False, -1
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            self._journal.report_checkpoints("the disk has no room for checkpoints, so the log only grows; free space")
+
+    def _note_success(self) -> None:
+        self._is_failing = False
+        self._journal.report_checkpoints("")
 
     def _write(self, snapshot: Snapshot) -> None:
         """Writes a checkpoint, then removes the segments that neither it nor the previous one needs."""

@@ -34,6 +34,10 @@ class Committer(Protocol):
         """Whether commits wait for a slow disk."""
 
     @property
+    def disk_trouble(self) -> str:
+        """What the disk lacks room for, in a sentence; empty while it has room."""
+
+    @property
     def memory_event_count(self) -> int:
         """Events in memory only, which a crash loses."""
 
@@ -61,6 +65,7 @@ class MemoryCommitter:
 
     fault: MillraceError | None = None
     is_stalled = False
+    disk_trouble = ""
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents

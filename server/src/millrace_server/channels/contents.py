@@ -111,6 +111,7 @@ class Contents:
         self.capacity = capacity
         self.ledger = StampLedger()
         self.takers = WaitQueue()
+        self.disk_waiters = WaitQueue()  # Commits that the disk had no room for.
         self.readers = WaitQueue()
         self.counters = ChannelCounters()
         self.next_sequence = next_sequence
@@ -176,6 +177,11 @@ class Contents:
         """Returns all committed events of now, queued or taken, by sequence; another thread may iterate."""
         return merge(self.queue.entries(), sorted(self._taken.values(), key=_first_sequence), key=_first_sequence)
 
+    def oldest_batches(self) -> list[StoredBatch]:
+        """Returns the first queued batch that is in a log, and all taken ones."""
+        queued = next((batch for batch in self.queue if batch.is_in_log), None)
+        return [*([queued] if queued else []), *self._taken.values()]
+
     def restore(self, queue: EventQueue, ledger: StampLedger, last_commit_time: int) -> None:
         self.queue = queue
         self.ledger = ledger
@@ -191,6 +197,7 @@ class Contents:
         self.takers.wake_all()
         self.readers.wake_all()
         self.capacity.waiters.wake_all()
+        self.disk_waiters.wake_all()
         for subscriber in self._subscribers:
             subscriber.end()
 
@@ -250,6 +257,11 @@ class Contents:
         finally:
             # There may be room for the next one too, or it needs less than this one did.
             self.capacity.waiters.wake_next()
+
+    async def wait_for_disk(self, seconds: float) -> bool:
+        """Waits until the disk may have room for a commit that it had none for; returns False where it has not."""
+        with self.disk_waiters.join() as waiter:
+            return await waiter.wait(seconds)
 
     def prepare(self, commit: Commit) -> None:
         """Assigns a planned commit its time and its sequences, accepts its stamp, and reserves its room."""

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Container
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from millrace_server.channels.keys import load_keys
 from millrace_server.channels.log_columns import LogColumns, RecentMemory
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
 from millrace_server.channels.spillable import SpillableCommitter, TieredContext
-from millrace_server.errors import MillraceError
+from millrace_server.errors import DiskFullError, MillraceError
 from millrace_server.files import SharedSyncs
 from millrace_server.wal.checkpoints import CheckpointFiles
 from millrace_server.wal.disk import Disk
@@ -47,6 +47,7 @@ class _OpenFiles:
     log: WriteAheadLog
     checkpoints: CheckpointFiles
     columns: LogColumns
+    disk_space: DiskSpace
 
     def close(self) -> None:
         self.log.close()
@@ -77,6 +78,15 @@ class FileStore:
     @property
     def segment_count(self) -> int:
         return self._files.log.segment_count
+
+    @property
+    def disk_space(self) -> DiskSpace:
+        return self._files.disk_space
+
+    @property
+    def checkpoint_time(self) -> float | None:
+        """When the newest checkpoint was made, in seconds since 1970; None where none was since the start."""
+        return self._checkpointing.made_at
 
     @property
     def fault(self) -> MillraceError | None:
@@ -205,9 +215,13 @@ class FileStores:
             if committer is not journal:
                 # It reserves sequences.
                 recovered.is_checkpointed = False
-            if not (recovered.is_checkpointed and files.log.end.segment_id):
-                # With a new log, this makes its first segment.
+            if not files.log.end.segment_id:
+                # It makes the first segment.
                 await journal.snapshot()
+            elif not recovered.is_checkpointed:
+                # A full disk may refuse what a spillable channel writes. It opens all the same: so it can be emptied.
+                with suppress(DiskFullError):
+                    await journal.snapshot()
         except BaseException:
             journal.close()
             await asyncio.to_thread(files.close)
@@ -255,8 +269,9 @@ class FileStores:
             columns.first_segment_id = log.first_segment_id
             devices = frozenset(map(self._disk.device, directories.data_dirs))
             log.start(threads=self._writers.setdefault(devices, WriterThreads()))
+            disk_space = DiskSpace(self._disk, directories.data_dirs, time.monotonic, directories.checkpoint_dir)
             undoing.pop_all()
-        return _OpenFiles(directories, log, checkpoints, columns), recovered
+        return _OpenFiles(directories, log, checkpoints, columns, disk_space), recovered
 
     def _committer(
         self, name: str, config: LogChannelConfig, files: _OpenFiles, recovered: Recovered
@@ -265,13 +280,12 @@ class FileStores:
         capacity = Capacity(config.capacity, config.body_bytes_max)
         contents = Contents(name, capacity, recovered.next_sequence, files.columns)
         contents.restore(recovered.queue, recovered.ledger, recovered.last_commit_time)
-        disk_space = DiskSpace(self._disk, files.directories.data_dirs, time.monotonic)
         log_side = contents, files.columns, recovered.ended, recovered.claim
         if (spillable := config.spillable) is None:
-            journal = Journal(LogContext(*log_side), files.log, disk_space, config)
+            journal = Journal(LogContext(*log_side), files.log, files.disk_space, config)
             return journal, journal
         context = TieredContext(*log_side, spillable)
-        journal = Journal(context, files.log, disk_space, config)
+        journal = Journal(context, files.log, files.disk_space, config)
         return SpillableCommitter(name, context, journal), journal
 
 

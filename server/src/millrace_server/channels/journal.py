@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -98,6 +99,16 @@ class LogContext:
 
     def _all_ended(self, ending: Iterable[tuple[str, Outcome]]) -> Iterator[tuple[str, Outcome]]:
         return chain(self._ended.items(), ending)
+
+    @property
+    def log_event_count(self) -> int:
+        """Events that the log stores: queued, taken, or in flight."""
+        return self.contents.capacity.event_count
+
+    def oldest_segment(self) -> int | None:
+        """Returns the segment of the oldest events in the log, as far as the front of the queue and the takes tell."""
+        locations = (batch.window.stored.location for batch in self.contents.oldest_batches())
+        return min((location.segment_id for location in locations if location is not None), default=None)
 
 
 class RollbackEntry(JournalEntry):
@@ -200,11 +211,13 @@ class Journal:
         self._loop = asyncio.get_running_loop()
         self.context = context
         self._log = log
-        self._disk_space = disk_space
+        self.disk_space = disk_space
+        self._measuring: asyncio.Task[None] | None = None
         self._in_flight: deque[JournalEntry] = deque()
         self._generation = 0
-        self._segment_bytes = log.end.position
+        self._segment_bytes = self._former_segment_bytes = log.end.position
         self._state_bytes = 0
+        self._must_rotate = False  # Whether the next entry begins a segment, however full this one is.
         self._is_rotating = False
         self._rotates_again_at = 0.0
         self._sync_timer: asyncio.TimerHandle | None = None
@@ -212,12 +225,14 @@ class Journal:
         self.is_stalled = False
         self._fault = ""
         self.config = config
+        disk_space.min_free_bytes = config.min_free_bytes
         self.submitted_count = 0
         self.change_count = 0  # Grows with each change since the last checkpoint.
         self.disk_full_at = -math.inf  # When the disk last had no room, on the event loop's clock.
         self.before_snapshot: Callable[[], None] = _ignore
         self.on_new_segment: Callable[[], None] = _ignore
-        # Called with a sentence when the log fails, or the disk stalls or recovers.
+        self.on_full_disk: Callable[[], None] = _ignore
+        # Called with a sentence when the log fails, or the disk stalls, is full, or recovers.
         self.on_change: Callable[[str], None] = _ignore
 
     @property
@@ -228,12 +243,17 @@ class Journal:
     def memory_event_count(self) -> int:
         return 0
 
+    @property
+    def disk_trouble(self) -> str:
+        return self.disk_space.trouble
+
     def enforce(self, config: ChannelConfig) -> None:
         log_config = config.log
         assert log_config is not None, "a channel's type never changes"
         if log_config.compression != self.config.compression:
             self._log.compress(compresses=log_config.compression == "zstd")
         self.config = log_config
+        self.disk_space.min_free_bytes = log_config.min_free_bytes
 
     # Entries.
 
@@ -259,11 +279,37 @@ class Journal:
         commit.complete()
 
     def _reserve(self, byte_count: int) -> None:
+        if self.disk_space.is_outdated and (self._measuring is None or self._measuring.done()):
+            self._measuring = self._loop.create_task(self.measure())
         try:
-            self._disk_space.reserve(byte_count, self.config.min_free_bytes)
+            self.disk_space.reserve(byte_count)
         except DiskFullError:
             self.disk_full_at = self._loop.time()
+            self.on_full_disk()
             raise
+
+    def report_checkpoints(self, trouble: str) -> None:
+        """Tells once that checkpoints have no room, `trouble`, and once that they have again, an empty string."""
+        before, self.disk_space.checkpoint_trouble = self.disk_space.checkpoint_trouble, trouble
+        if before != trouble:
+            self.on_change(trouble or "checkpoints have room again")
+
+    async def measure(self) -> None:
+        """Measures the free space of the directories; where that fails, the last measurement stays."""
+        with suppress(OSError):
+            await asyncio.to_thread(self.disk_space.measure)
+
+    def report_room(self) -> None:
+        """Tells once that the disk has no room for puts, and once that it has again."""
+        space, was_full = self.disk_space, self.disk_space.is_full
+        if space.lacks_room:
+            space.is_full = True
+            if not was_full:
+                self.on_change(space.trouble)
+        elif space.is_short:
+            space.end_shortage()
+            if was_full:
+                self.on_change("the disk has room for puts again")
 
     def record_rollback(self, txn_id: str, *, has_expired: bool) -> None:
         if not self._fault:
@@ -278,16 +324,31 @@ class Journal:
         self.enqueue(ClaimEntry(self.context, claim, future))
         return future
 
-    async def snapshot(self) -> Snapshot:
-        """Returns the channel at a position of the log that is synced by then; commits continue meanwhile."""
+    async def snapshot(self, *, begins_segment: bool = False) -> Snapshot:
+        """Returns the channel at a position of the log that is synced by then; commits continue meanwhile.
+
+        `begins_segment`: in a new segment, which has all that is needed of the log where this holds no events. Raises
+        DiskFullError where there is no room for it; the former segment is then used further.
+        """
         self.refuse_after_fault()
+        self._must_rotate = begins_segment
         change_count = self.change_count
         self.before_snapshot()
         future: asyncio.Future[Snapshot] = self._loop.create_future()
         self.enqueue(SnapshotEntry(self.context, self.state(), future))
+        self._must_rotate = False
         # A snapshot is no change by itself.
         self.change_count = change_count
         return await asyncio.shield(future)
+
+    def can_begin_anew(self, kept_bytes: int) -> bool:
+        """Whether the log holds no events, and a new segment would free more than `kept_bytes`."""
+        # The state may also follow as the MEMORY_STATE of a checkpoint, and as what has changed it since.
+        return not self.context.log_event_count and self._segment_bytes > kept_bytes + 3 * self._state_bytes
+
+    def oldest_segment(self) -> int:
+        """Returns the oldest segment that the channel's events need, the newest where it has none."""
+        return self.context.oldest_segment() or self._log.newest_segment_id
 
     def state(self) -> pb.State:
         """Returns the channel's state without its events, once everything in flight is applied."""
@@ -318,7 +379,7 @@ class Journal:
         if begins_segment and mergeable:
             ((_, records),), mergeable = entry.merge([entry]), None
         if begins_segment:
-            self._segment_bytes = 0
+            self._former_segment_bytes, self._segment_bytes = self._segment_bytes, 0
             self._state_bytes = sum(len(piece) for _, pieces in segment_start for piece in pieces)
             self._is_rotating = True
         entry.submitted_at = self._loop.time()
@@ -344,9 +405,9 @@ class Journal:
     def _needs_segment(self) -> bool:
         if not self.submitted_count and self._log.end.segment_id == 0:
             return True
-        if self._segment_bytes < self._full_bytes:
-            return False
-        return not self._is_rotating and self._loop.time() >= self._rotates_again_at
+        if self._is_rotating or self._must_rotate:
+            return not self._is_rotating
+        return self._segment_bytes >= self._full_bytes and self._loop.time() >= self._rotates_again_at
 
     def _needs_sync(self, entry: JournalEntry) -> bool:
         if entry.is_urgent or not entry.needs_sync or self.config.fsync == "commit":
@@ -403,6 +464,8 @@ class Journal:
                 # Until now an estimate, since the log may compress what it is given.
                 self._segment_bytes = submission.end.position
             entry.apply(submission.locations[state_records:], submission.end)
+            if entry.has_puts and self.disk_space.is_short:
+                self.disk_space.note_stored()
             if state_records:
                 self._is_rotating = False
                 self.on_new_segment()
@@ -411,12 +474,15 @@ class Journal:
         """Aborts everything in flight: the log has refused the first entry, on which the others build."""
         self.disk_full_at = self._loop.time()
         aborted = self._abort_all()
+        if refused_bytes := max(_record_bytes(entry) for entry in aborted):
+            self.disk_space.refuse_written(refused_bytes)
+            self.on_full_disk()
         # Without puts, or without a new segment, there may be room.
         may_fit = self._is_rotating or any(entry.has_puts for entry in aborted)
         if self._is_rotating:
             # The full segment is used further, as far as its space goes.
             self._is_rotating = False
-            self._segment_bytes = self._full_bytes
+            self._segment_bytes = self._former_segment_bytes
             self._rotates_again_at = self._loop.time() + _ROTATION_PAUSE_SECONDS
         self._log.resume()
         for entry in aborted:
@@ -450,6 +516,10 @@ class Journal:
     def refuse_after_fault(self) -> None:
         if self._fault:
             raise ChannelLogFailedError(self._fault)
+
+
+def _record_bytes(entry: JournalEntry) -> int:
+    return sum(len(piece) for _, pieces in entry.records for piece in pieces)
 
 
 def _ignore(*_: object) -> None:

@@ -1,12 +1,13 @@
 """All channels of a server."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Container
+from collections.abc import AsyncGenerator, Callable, Container, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
+from millrace_server.channels.admission import DiskSpace
 from millrace_server.channels.channel import Channel, memory_storage
 from millrace_server.channels.channel_core import ChannelStorage
 from millrace_server.channels.channel_file import DirectoryError
@@ -33,6 +34,18 @@ _ENVELOPE_BYTES = 1024
 """Bytes of an answer besides its events: tags, lengths and counts."""
 
 
+_MEASURING_SECONDS = 0.1
+"""How long a look at the channels waits for their disks."""
+
+
+def _measure(spaces: Iterable[DiskSpace]) -> None:
+    for space in spaces:
+        # A directory that is gone: the next write tells more.
+        with suppress(OSError):
+            if space.is_outdated:
+                space.measure()
+
+
 class ChannelRegistry:
     """Finds channels by name; those that configure no directory are below `channels_dir`."""
 
@@ -52,6 +65,7 @@ class ChannelRegistry:
         self._answer_bytes_max = message_bytes_max - _ENVELOPE_BYTES
         self._stores = FileStores(channels_dir, disk or OsDisk())
         self._watchers: list[Callable[[str], None]] = []
+        self._measuring: asyncio.Future[None] | None = None
         self._is_draining = False
         self.transactions = TxnDirectory(open_transactions_max, self.refuse_while_replaying)
 
@@ -100,6 +114,7 @@ class ChannelRegistry:
 
     async def visit(self) -> AsyncGenerator[ChannelHandle]:
         """Yields all channels for a listing, and lets others run meanwhile: there may be thousands of channels."""
+        await self.measure_disks()
         clock = asyncio.get_running_loop().time
         pause_at = clock() + _VISIT_SECONDS
         for handle in self.handles():
@@ -239,6 +254,15 @@ class ChannelRegistry:
 
     def channels(self) -> list[Channel]:
         return [channel for handle in self.handles() if (channel := handle.channel_if_open)]
+
+    async def measure_disks(self) -> None:
+        """Measures the free space of all directories; disks that do not answer soon keep their last measurements."""
+        if self._measuring is None or self._measuring.done():
+            spaces = [handle.store.disk_space for handle in self._handles.values() if handle.store]
+            if not any(space.is_outdated for space in spaces):
+                return
+            self._measuring = asyncio.ensure_future(asyncio.to_thread(_measure, spaces))
+        await asyncio.wait({self._measuring}, timeout=_MEASURING_SECONDS)
 
     def drain(self) -> None:
         self._is_draining = True

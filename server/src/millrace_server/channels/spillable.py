@@ -102,6 +102,10 @@ class TieredContext(LogContext):
             reserved_sequence=tier.reserving_sequence,
         )
 
+    @property
+    def log_event_count(self) -> int:
+        return self.tier.log_event_count
+
 
 class MemoryStateEntry(JournalEntry):
     """The channel's state with a new reserve of sequences, and `batches` that are spilled from memory to the log."""
@@ -165,6 +169,10 @@ class SpillableCommitter:
     @property
     def is_stalled(self) -> bool:
         return self._journal.is_stalled
+
+    @property
+    def disk_trouble(self) -> str:
+        return self._journal.disk_trouble
 
     @property
     def memory_event_count(self) -> int:

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
@@ -181,17 +181,30 @@ class Transactions:
         """Commits transactions, all or none, as soon as there is room for their puts. They stay open after an error."""
         if len(set(txn_ids)) != len(txn_ids):
             raise BadArgumentError("txn_ids: names a transaction twice; each may come once")
-        commit = self._plan_commit(txn_ids, stamp)
-        if commit.state is CommitState.PLANNED and not self._contents.admits(commit):
-            with ExitStack() as leases:
-                for txn_id in txn_ids:
-                    leases.enter_context(self._open[txn_id].lease.paused())
-                commit = await self._contents.wait_for_room(
-                    lambda: self._plan_commit(txn_ids, stamp), self._core.config.keep_alive_seconds
-                )
-        if commit.state is CommitState.PLANNED:
-            self._submit(commit, txn_ids)
-        return await commit
+        give_up = self._clock() + self._core.config.keep_alive_seconds
+        while True:
+            commit = self._plan_commit(txn_ids, stamp)
+            if commit.state is CommitState.PLANNED and not self._contents.admits(commit):
+                with self._leases_paused(txn_ids):
+                    commit = await self._contents.wait_for_room(
+                        lambda: self._plan_commit(txn_ids, stamp), self._core.config.keep_alive_seconds
+                    )
+            try:
+                if commit.state is CommitState.PLANNED:
+                    self._submit(commit, txn_ids)
+                return await commit
+            except DiskFullError:
+                with self._leases_paused(txn_ids):
+                    if not await self._contents.wait_for_disk(give_up - self._clock()):
+                        raise
+
+    @contextmanager
+    def _leases_paused(self, txn_ids: Sequence[str]) -> Iterator[None]:
+        with ExitStack() as leases:
+            for txn_id in txn_ids:
+                if txn := self._open.get(txn_id):
+                    leases.enter_context(txn.lease.paused())
+            yield
 
     def _submit(self, commit: Commit, txn_ids: Sequence[str]) -> None:
         if stamp := commit.stamp:
@@ -233,7 +246,12 @@ class Transactions:
         since they drain it.
         """
         commit = self.begin_append(batches, stamp, also_draining=also_draining)
-        return await (self.append_later(batches, stamp) if commit is None else commit)
+        try:
+            return await (self.append_later(batches, stamp) if commit is None else commit)
+        except DiskFullError:
+            if commit is None or not await self._contents.wait_for_disk(self._core.config.keep_alive_seconds):
+                raise
+        return await self.append_later(batches, stamp)
 
     def begin_append(
         self, batches: Sequence[StoredColumns], stamp: Stamp | None, *, also_draining: bool = False
@@ -243,17 +261,27 @@ class Transactions:
         commit = self.plan_append(batches, stamp, also_draining=also_draining)
         if not self._contents.admits(commit):
             return None
-        self.submit_append(commit)
+        try:
+            self.submit_append(commit)
+        except DiskFullError:
+            return None
         return commit
 
     async def append_later(self, batches: Sequence[StoredColumns], stamp: Stamp | None) -> Receipt:
         """Ends an append that `begin_append` has begun; it takes its place before it waits."""
-        puts = [Window.whole(stored) for stored in batches]
-        commit = await self._contents.wait_for_room(
-            lambda: self._contents.plan(puts, [], stamp), self._core.config.keep_alive_seconds
-        )
-        self.submit_append(commit)
-        return await commit
+        plan = partial(self._contents.plan, [Window.whole(stored) for stored in batches], [], stamp)
+        keep_alive_seconds = self._core.config.keep_alive_seconds
+        give_up = self._clock() + keep_alive_seconds
+        while True:
+            commit = plan()
+            if not self._contents.admits(commit):
+                commit = await self._contents.wait_for_room(plan, keep_alive_seconds)
+            try:
+                self.submit_append(commit)
+                return await commit
+            except DiskFullError:
+                if not await self._contents.wait_for_disk(give_up - self._clock()):
+                    raise
 
     def begin_together(self, batches: Sequence[StoredColumns], stamp: Stamp | None, append_count: int) -> Commit | None:
         """Submits the events of several appends as one commit.

@@ -61,6 +61,9 @@ def channel_message(handle: ChannelHandle) -> pb.Channel:
     if handle.store is not None:
         message.gauges.log_bytes = handle.store.log_bytes
         message.gauges.segments = handle.store.segment_count
+        message.gauges.disk_free_bytes = max(handle.store.disk_space.free_bytes, 0)
+        if (seconds := handle.store.checkpoint_time) is not None:
+            message.gauges.checkpoint_time.FromDatetime(datetime.fromtimestamp(seconds, UTC))
     return message
 
 

@@ -144,6 +144,7 @@ class AdminService:
         return pb.ListChannelsResponse(channels=[channel_message(handle) async for handle in self._registry.visit()])
 
     async def _get_channel(self, request: pb.GetChannelRequest) -> pb.GetChannelResponse:
+        await self._registry.measure_disks()
         return pb.GetChannelResponse(channel=channel_message(self._registry.find(request.name)))
 
     async def _watch_channels(self, request: pb.WatchChannelsRequest) -> AsyncGenerator[pb.WatchChannelsResponse]:

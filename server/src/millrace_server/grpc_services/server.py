@@ -48,6 +48,10 @@ _STATUSES = {
 """The health service's status, by whether something serves; None: it does not exist any more."""
 
 
+_SERVING_STATES = {ChannelState.OPEN, ChannelState.DISK_FULL}
+"""On a full disk, takes are served."""
+
+
 class Health:
     """Reports the state of the channels and of the agent's components to the health service.
 
@@ -82,7 +86,7 @@ class Health:
     # The state is read when it is reported, so that the latest of several changes wins.
 
     async def _report_channel(self, name: str) -> None:
-        is_serving = self._registry.find(name).state is ChannelState.OPEN if name in self._registry else None
+        is_serving = self._registry.find(name).state in _SERVING_STATES if name in self._registry else None
         await self.servicer.set(f"channels/{name}", _STATUSES[is_serving])
 
     async def _report_component(self, component: Component) -> None:

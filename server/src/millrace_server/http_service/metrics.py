@@ -1,5 +1,6 @@
 """The metrics of channels and components, for Prometheus and in the layout of Flume's JSON."""
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -98,6 +99,12 @@ COUNTERS: tuple[Measure[Reading], ...] = (
 STORE_GAUGES: tuple[Measure[FileStore], ...] = (
     Measure("LogBytes", "log_bytes", "Bytes that the log takes on the disk.", lambda store: store.log_bytes),
     Measure("Segments", "segments", "Files of the log.", lambda store: store.segment_count),
+    Measure(
+        "CheckpointTime",
+        "checkpoint_time_seconds",
+        "When the newest checkpoint was made, since 1970; 0 before the first.",
+        lambda store: store.checkpoint_time or 0.0,
+    ),
 )
 
 
@@ -121,6 +128,7 @@ def _describe_handle(handle: ChannelHandle) -> dict[str, str | float]:
         description |= _describe_open(channel)
     if (store := handle.store) is not None:
         description |= {measure.key: measure.read(store) for measure in STORE_GAUGES}
+        description["DiskFreeBytes"] = store.disk_space.free_bytes
     return description
 
 
@@ -138,6 +146,9 @@ def _describe_open(channel: Channel) -> dict[str, str | float]:
 _LABELS = ("channel",)
 _STATE = GaugeMetricFamily(_CHANNEL_PREFIX + "state", "1 for the channel's state, 0 else.", labels=(*_LABELS, "state"))
 _REPLAYED = GaugeMetricFamily(_CHANNEL_PREFIX + "replayed_fraction", "Of its log, 0 to 1.", labels=_LABELS)
+_FREE = GaugeMetricFamily(
+    _CHANNEL_PREFIX + "disk_free_bytes", "Free bytes of a directory.", labels=(*_LABELS, "directory")
+)
 _INFO = InfoMetricFamily(_CHANNEL_PREFIX.removesuffix("_"), "What a channel is.", labels=_LABELS)
 
 
@@ -183,6 +194,9 @@ class ChannelSamples:
         if (store := handle.store) is not None:
             for lines, name, read_store in self._of_store:
                 lines.append(f"{name}{{{label}}} {read_store(store)}\n")
+            for path, free_bytes in store.disk_space.directories.items():
+                directory = json.dumps(str(path).encode(errors="replace").decode(), ensure_ascii=False)
+                self._lines[_FREE.name].append(f"{_FREE.name}{{{label},directory={directory}}} {free_bytes}\n")
         if (channel := handle.channel_if_open) is not None:
             reading = Reading(channel, channel.gauges())
             for lines, name, read in self._of_channel:
@@ -192,7 +206,7 @@ class ChannelSamples:
 
     def families(self) -> Iterator[tuple[Metric, list[str]]]:
         """Yields each metric, without samples, and the lines of its samples."""
-        for family in (_STATE, _REPLAYED, *_STORE_FAMILIES, *_CHANNEL_FAMILIES, _INFO):
+        for family in (_STATE, _REPLAYED, _FREE, *_STORE_FAMILIES, *_CHANNEL_FAMILIES, _INFO):
             yield family, self._lines[family.name]
 
 

@@ -41,7 +41,7 @@ _CONTEXT = struct.Struct("<16sQQQ")
 _CHECKSUM = struct.Struct("<I")
 _TEMPORARY = "checkpoint.new"
 # Unlike in the writer, no descriptors: removing a file does not free one.
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 # What a state is encoded with in place of a record's kind. No record has it, so neither decodes as the other.
 _STATE_KIND = 0
@@ -95,12 +95,8 @@ class CheckpointFiles:
         try:
             self._write_temporary(checkpoint)
         except OSError as error:
-            is_spare = {NEWEST, PREVIOUS} <= set(names) and self._read(self._directory / NEWEST) is not None
-            if error.errno not in _NO_ROOM or not is_spare:
+            if error.errno not in NO_ROOM or not self.remove_previous():
                 raise
-            # The previous one is about to be replaced anyway, and a new checkpoint may free far more than it takes.
-            # Until the renames there is one checkpoint only, which was just read and is valid.
-            self._disk.unlink(self._directory / PREVIOUS)
             self._write_temporary(checkpoint)
         # Renamed, not copied: the newest must stay complete under one of the two names at every moment.
         if self._keeps_previous and NEWEST in names:
@@ -110,6 +106,19 @@ class CheckpointFiles:
         # Before the caller removes segments: until then a power cut may restore the old names, and with them a
         # checkpoint that needs those segments.
         self._disk.sync_directory(self._directory)
+
+    def remove_previous(self) -> bool:
+        """Removes the previous checkpoint, for room on a full disk; returns False where the newest does not suffice.
+
+        It is about to be replaced anyway, and what needs its room may free far more. Until the next checkpoint there is
+        one only, which was just read and is valid.
+        """
+        if not {NEWEST, PREVIOUS} <= set(self._disk.list(self._directory)):
+            return False
+        if self._read(self._directory / NEWEST) is None:
+            return False
+        self._disk.unlink(self._directory / PREVIOUS)
+        return True
 
     def _write_temporary(self, checkpoint: Checkpoint) -> None:
         path = self._directory / _TEMPORARY

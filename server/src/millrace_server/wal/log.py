@@ -83,6 +83,11 @@ class WriteAheadLog:
         """The log's end as replay found it. Each later submission carries its own end."""
         return self._end
 
+    @property
+    def newest_segment_id(self) -> int:
+        """The id of the segment that is written to; 0 if there is none."""
+        return max(self._segments, default=0)
+
     def byte_count(self) -> int:
         """Returns the size of all segments."""
         # A copy, since the writer's thread may add a segment meanwhile.

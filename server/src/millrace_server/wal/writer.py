@@ -285,7 +285,9 @@ class LogWriter:
         if not encoded:
             return
         try:
-            self._preallocate(end.position)
+            # A SYNC_POINT, a head alone, allocates nothing: an idle log holds no room that it does not use.
+            if len(encoded) > 1:
+                self._preallocate(end.position)
             self._segment.file.write(encoded, self._end.position)
         except OSError as error:
             self._undo_write(error)
