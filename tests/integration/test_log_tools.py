@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from millrace_client import Channel, ChannelState, connect
+from millrace_client import Channel, ChannelState, Event, connect
 from tests.conftest import StartMillraced
-from tests.millrace_program import wait_for
+from tests.millrace_program import run_millrace, wait_for
 from tests.millraced import Millraced, run_millraced
 
 ROUNDS_IN_THE_SUITE = 2
@@ -160,7 +160,7 @@ def test_tools_after_a_kill_find_a_good_channel(start_millraced: StartMillraced)
 
 
 def test_repair_of_a_damaged_channel_has_the_server_open_it(start_millraced: StartMillraced) -> None:
-    """The server refuses the channel, the tool lists the losses and cuts the log, and the server continues after it."""
+    """The server refuses the channel, the tool keeps all but the damaged event, and the server continues after it."""
     server = start_millraced(CONFIG)
     home = server.data_dir / "channels" / "orders"
     with connect(server.grpc) as client:
@@ -187,9 +187,29 @@ def test_repair_of_a_damaged_channel_has_the_server_open_it(start_millraced: Sta
     kept = held(again)
     with connect(again.grpc) as client:
         receipt = client.channel("orders").append([b"new"])
-    assert list(kept.values()) == [b"%d" % number for number in range(len(kept))]
-    assert 0 < len(kept) < 10
+    lost = {sequence for first, last in repaired["sequences_lost"] for sequence in range(first, last + 1)}
+    assert len(lost) <= 1
+    assert kept == {number + 1: b"%d" % number for number in range(10) if number + 1 not in lost}
     assert receipt.first_sequence == 11
+
+
+def test_export_of_a_channel_is_put_back_as_it_was(start_millraced: StartMillraced, tmp_path: Path) -> None:
+    """Headers and bodies have exactly the same bytes."""
+    server = start_millraced(CONFIG)
+    sent = [Event(bytes(range(256)), {"a": "ü\n\u2028"}), Event(b"", {}), Event(b"line\r\n", {"b": ""})]
+    with connect(server.grpc) as client:
+        client.channel("orders").append(sent)
+    assert server.stop() == 0
+    home = server.data_dir / "channels" / "orders"
+    assert run_millraced("log", "export", home, "--to", tmp_path / "events.json").returncode == 0
+    other = start_millraced(CONFIG, tmp_path / "other")
+    put_back = run_millrace(other.grpc, "put", "orders", tmp_path / "events.json", "--json-lines")
+    assert put_back.returncode == 0, put_back.stderr
+    with connect(other.grpc) as client:
+        [batch] = client.channel("orders").peek(1, 10)
+        assert [(event.body, dict(event.headers)) for event in batch] == [
+            (event.body, dict(event.headers)) for event in sent
+        ]
 
 
 def test_dump_whose_reader_leaves_ends_without_a_word(start_millraced: StartMillraced) -> None:

@@ -26,6 +26,7 @@ from millrace_server.channels.queue import (
 from millrace_server.channels.runs import merged
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import ChannelCorruptError
+from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.format import RECORD_HEAD_BYTES, Kind
 from millrace_server.wal.records import Location
 from millrace_server.wal.segments import LogCorruptError
@@ -395,8 +396,8 @@ async def test_run_that_another_thread_has_read_has_its_merged_size(disk: Simula
         assert fit.answer_bytes <= len(raw)
 
 
-async def test_replay_of_a_take_amid_a_run_that_cannot_be_read_is_damage(disk: SimulatedDisk) -> None:
-    """The number of bytes before and after the take is then unknown."""
+async def test_replay_of_a_take_amid_a_run_that_cannot_be_read_shares_out_its_bytes(disk: SimulatedDisk) -> None:
+    """The channel opens with the other events; who reads the damaged ones is told so."""
     async with file_channel(disk, segment_bytes_max=1_000) as opened:
         await append_each(opened, range(8))
         transactions = [begin(opened.channel), begin(opened.channel)]
@@ -409,6 +410,26 @@ async def test_replay_of_a_take_amid_a_run_that_cannot_be_read_is_damage(disk: S
     content = bytearray(killed.content(path))
     content[next(put_positions(bytes(content)))] ^= 1
     killed.set_content(path, content)
-    with pytest.raises(LogCorruptError, match="takes events that cannot be read"):
+    async with file_channel(killed) as reopened:
+        queue = reopened.channel._contents.queue
+        assert [(batch.first_sequence, batch.count, batch.window.body_bytes) for batch in queue] == [
+            (1, 3, 3),
+            (7, 2, 2),
+        ]
+        with pytest.raises(ChannelCorruptError):
+            bodies_of(list(queue)[:1])
+
+
+async def test_replay_of_a_take_beyond_what_is_there_is_a_contradiction(disk: SimulatedDisk) -> None:
+    """It says which events it names, and no index runs out of range."""
+    async with file_channel(disk) as opened:
+        await append_each(opened, range(2))
+        take = pb.Take(first_sequences=[2], counts=[3], body_bytes=[3])
+        commit = pb.Commit(first_sequence=3, take_records=1)
+        records = [(Kind.TAKE, [take.SerializeToString()]), (Kind.COMMIT, [commit.SerializeToString()])]
+        opened.log.submit(records, needs_sync=True, done=lambda *_: None)
+        opened.log.close()
+        killed = disk.copy()
+    with pytest.raises(LogCorruptError, match="takes events 2 to 4; only some are in the channel"):
         async with file_channel(killed):
             pass

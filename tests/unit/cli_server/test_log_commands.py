@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pytest
 from rich.console import Console
 
@@ -20,6 +21,7 @@ from tests.unit.log_tools.kept_channels import (
     copied,
     flip,
     make_channel,
+    opened_again,
     positions,
     run,
     segments,
@@ -135,8 +137,10 @@ def test_log_repair_asks_before_it_changes_anything(home: Path, tmp_path: Path) 
     before = contents(home)
     asked = run("log", "repair", home)
     assert asked.exit_code == EXIT_DAMAGED
-    assert asked.stdout.startswith("This would be done with --yes:\n  end the log before its damage: ")
-    assert answered("log", "repair", home, exit_code=EXIT_DAMAGED)["is_done"] is False
+    assert asked.stdout.startswith("This would be done with --yes:\n  write the log anew, with the 47 events ")
+    document = answered("log", "repair", home, exit_code=EXIT_DAMAGED)
+    assert document["is_done"] is False
+    assert (document["sequences_lost"], document["sequences_redelivered"], document["stamps_lost"]) == ([], [], [])
     assert contents(home) == before
     done = run("log", "repair", home, "--yes", "--keep", tmp_path / "keep")
     assert done.exit_code == 0
@@ -145,6 +149,51 @@ def test_log_repair_asks_before_it_changes_anything(home: Path, tmp_path: Path) 
     assert {path.name: content for path, content in contents(tmp_path / "keep").items()} == {
         path.name: content for path, content in before.items()
     }
+
+
+def test_log_verify_with_another_key_under_the_right_id_says_so(tmp_path: Path) -> None:
+    """Nothing is called damaged, and nothing is repaired."""
+    for name in ("right", "wrong"):
+        (tmp_path / name).write_bytes(os.urandom(32))
+        (tmp_path / name).chmod(0o600)
+    encryption = EncryptionConfig(active_key="k1", keys={"k1": tmp_path / "right"})
+    home = make_channel(tmp_path / "channels", encryption=encryption)
+    for command in ("verify", "repair", "dump"):
+        key = f"k1={tmp_path / 'wrong'}"
+        if command == "dump":
+            assert "the one given is most likely another" in run("log", command, home, "--key", key).stdout
+        else:
+            assert "the one given is most likely another" in refused(
+                "log", command, home, "--key", key, exit_code=EXIT_UNAVAILABLE
+            )
+    assert run("log", "verify", home, "--key", f"k1={tmp_path / 'right'}").exit_code == 0
+
+
+def test_log_export_writes_what_can_be_read(home: Path, tmp_path: Path) -> None:
+    """As JSON lines or Avro; the exit code reports what is lost, and the channel stays as it was."""
+    events, _ = opened_again(copied(home, tmp_path / "good" / NAME).parent)
+    put = positions(segments(home)[0])[1]
+    flip(segments(home)[0], put + 40)
+    before = contents(home)
+    document = answered("log", "export", home, "--to", tmp_path / "events.json", exit_code=EXIT_DAMAGED)
+    lost = {sequence for first, last in document["sequences_lost"] for sequence in range(first, last + 1)}
+    assert lost == {1, 2}
+    expected = [event for event in events if event[0] not in lost]
+    lines = [json.loads(line) for line in (tmp_path / "events.json").read_text().splitlines()]
+    assert [(line["sequence"], line["body"].encode()) for line in lines] == expected
+    result = run("log", "export", home, "--format", "avro", "--to", tmp_path / "events.avro")
+    assert (result.exit_code, result.stdout) == (
+        EXIT_DAMAGED,
+        f"Wrote {len(expected)} events of channel orders to {tmp_path / 'events.avro'}.\n",
+    )
+    assert "sequences 1 to 2 cannot be read" in result.stderr
+    with (tmp_path / "events.avro").open("rb") as file:
+        records: Any = fastavro.reader(file)
+        assert [(record["sequence"], record["body"]) for record in records] == expected
+    assert "exists; name a file that does not" in refused(
+        "log", "export", home, "--to", tmp_path / "events.json", exit_code=EXIT_USAGE
+    )
+    assert contents(home) == before
 
 
 def test_log_repair_of_a_channel_in_use_ends_with_a_code_of_its_own(home: Path) -> None:

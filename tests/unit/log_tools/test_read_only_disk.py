@@ -22,23 +22,6 @@ def test_read_of_a_block_that_the_disk_has_lost_gives_zeros() -> None:
     assert found == content[:4096] + bytes(4096) + content[8192:]
 
 
-def test_read_behind_a_cut_gives_nothing() -> None:
-    """The file on the disk is longer than the view."""
-    file = ReadOnlyFile.of(b"0123456789").cut(6)
-    assert (file.size(), file.read(10, 2), file.read(10, 8), file.read_cached(2, 0)) == (6, b"2345", b"", b"01")
-
-
-def test_with_head_of_other_bytes_shows_them_first() -> None:
-    """This holds for any part that is read."""
-    file = ReadOnlyFile.of(b"0123456789").with_head(b"abc")
-    assert [file.read(10, 0), file.read(2, 0), file.read(4, 2), file.read(10, 3)] == [
-        b"abc3456789",
-        b"ab",
-        b"c345",
-        b"3456789",
-    ]
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -1,26 +1,34 @@
 import asyncio
 import errno
+import itertools
 import os
+import random
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from millrace_server.channels.channel_file import CHANNEL_FILE, ChannelFile
-from millrace_server.channels.directories import DirectoryInUseError, lock_directory
+from millrace_server.channels.directories import REPAIRED, DirectoryInUseError, lock_directory
+from millrace_server.log_tools import repair as repairing
 from millrace_server.log_tools.backup import ToolContext
 from millrace_server.log_tools.layout import DamagedError, ToolError, UsageError
-from millrace_server.log_tools.repair import Repair, repair, skipping_records
+from millrace_server.log_tools.read_only_disk import ReadOnlyFile
+from millrace_server.log_tools.repair import Repair, repair
 from millrace_server.log_tools.scanning import ToolProgress
 from millrace_server.log_tools.verify import recover_without
 from millrace_server.log_tools.view import open_view
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
-from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Kind, UnknownVersionError
+from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Kind, SegmentHeader, UnknownVersionError
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.payload_codec import PayloadCodec
+from millrace_server.wal.reading import SegmentScanner
 from millrace_server.wal.records import LogFullError
 from tests.channel_events import append, begin_with_takes
+from tests.crashing_os import CrashingOs, Killed
 from tests.unit.log_tools.full_disk import FullDisk
 from tests.unit.log_tools.kept_channels import (
     NAME,
@@ -76,14 +84,12 @@ def test_repair_without_agreement_only_says_what_it_would_do(home: Path) -> None
     before = contents(home)
     reported = repair(layout_of(home), TOOLS)
     assert reported.report is None
-    assert reported.steps[0].startswith(
-        "end the log before its damage: segment-000000000002.log: is damaged at byte 64;"
-    )
+    assert reported.steps == ["write the log anew, with the 47 events in the channel that can be read"]
     assert contents(home.parent) == before
 
 
-def test_repair_with_any_bit_flipped_keeps_all_before_the_damage(made: Path, tmp_path: Path) -> None:
-    """The channel opens, everything before the damage is unchanged, and no sequence is granted twice."""
+def test_repair_with_any_bit_flipped_keeps_all_that_can_be_read(made: Path, tmp_path: Path) -> None:
+    """The channel opens with each intact event under its sequence, and no sequence is granted twice."""
     events, next_sequence = opened_again(copied(made, tmp_path / "good" / NAME).parent)
     assert next_sequence == NEXT_SEQUENCE
     for segment in segments(made):
@@ -95,12 +101,14 @@ def test_repair_with_any_bit_flipped_keeps_all_before_the_damage(made: Path, tmp
             shutil.rmtree(tmp_path / "keep")
             found, next_sequence = opened_again(tmp_path)
             assert next_sequence == NEXT_SEQUENCE
-            # Takes and puts after the damage did not happen.
-            last = max((sequence for sequence, _ in found), default=0)
-            assert {event for event in events if event[0] <= last} <= set(found)
+            assert done.salvage is not None
+            # A checkpoint says what is in the channel, so nothing comes back.
+            assert done.salvage.redelivered == []
+            lost = {sequence for first, last in done.salvage.lost for sequence in range(first, last + 1)}
+            assert found == [event for event in events if event[0] not in lost]
+            assert len(lost) <= 10
             if position < SEGMENT_HEADER_BYTES:
-                assert found == events
-                assert done.steps == [f"rewrite the header of {segment.name}; nothing is given up"]
+                assert not lost
 
 
 def test_repair_keeps_a_copy_of_all_files_as_they_were(home: Path) -> None:
@@ -129,20 +137,26 @@ def test_repair_of_several_directories_keeps_each_apart(tmp_path: Path) -> None:
     assert next_sequence == NEXT_SEQUENCE
 
 
-def test_repair_says_exactly_what_is_given_up(home: Path) -> None:
-    """Lost commits, events and sequences are listed as far as they can be counted."""
-    first, second, *_, last = segments(home)
-    put = positions(first)[3]
-    flip(first, put + 40)
-    steps = repaired(home).steps
-    assert steps[0].startswith(f"end the log before its damage: {first.name}: is damaged at byte {put}; ")
-    assert steps[1:3] == [f"cut {first.name} to {put} bytes", f"remove {second.name} to {last.name}"]
-    # The COMMIT of the damaged PUT can be read, with its 10 events; 24 were taken after it.
-    assert steps[-1] == (
-        "give up 13 commits that can still be read, which put 61 events and took 24, and whatever was damaged; "
-        "sequences 11 to 71 are gone and are not granted again; events that they took are delivered again, if "
-        "they still exist"
-    )
+def test_repair_says_exactly_what_is_lost(home: Path) -> None:
+    """A PUT of 10 events is lost, 4 of which were consumed for certain, and a TAKE, which took 4 others."""
+    for name in (NEWEST, PREVIOUS):
+        (home / name).unlink()
+    first, second, *_ = segments(home)
+    flip(first, positions(first)[1] + 40)
+    [take] = [number for number, kind in enumerate(kinds(second)) if kind is Kind.TAKE][:1]
+    flip(second, positions(second)[take] + 32)
+    assert repaired(home).steps == [
+        "write the log anew, with the 45 events in the channel that can be read",
+        "give up sequences 1 to 2, 7 to 10, which cannot be read",
+        "keep sequences 27 to 30, although the lost records may have consumed them",
+    ]
+
+
+def kinds(segment: Path) -> list[Kind]:
+    """The kinds of a segment's records."""
+    content = segment.read_bytes()
+    scanner = SegmentScanner(ReadOnlyFile.of(content), SegmentHeader.decode(content))
+    return [record.head.kind for record in scanner.records()]
 
 
 def test_repair_keeps_the_epochs_of_claims_that_were_given_up(home: Path) -> None:
@@ -182,19 +196,21 @@ async def take_most(base: Path) -> None:
 
 
 def test_repair_of_damage_that_nothing_needs_gives_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A later checkpoint that needs nothing before it contains the whole channel."""
+    """Events that were consumed are not lost."""
     with monkeypatch.context() as patched:
         patched.setattr(WriteAheadLog, "remove_before", lambda _log, _segment_id: 0)
         home = make_channel(tmp_path)
         asyncio.run(take_most(tmp_path))
     before = durable_state_of(home)
-    first, *_, last = segments(home)
-    flip(first, 100)
-    done = repaired(home)
-    assert done.steps[0].startswith(f"remove {first.name} to segment-")
-    assert done.steps[0].endswith("which nothing needs any more; nothing is given up")
-    assert last.exists()
-    assert durable_state_of(home) == before
+    flip(segments(home)[0], 100)
+    assert repaired(home).steps == ["write the log anew, with the 40 events in the channel that can be read"]
+    after = durable_state_of(home)
+    assert (after.next_sequence, after.producers, after.claim, after.ended) == (
+        before.next_sequence,
+        before.producers,
+        before.claim,
+        before.ended,
+    )
     assert len(opened_again(tmp_path)[0]) == 40
 
 
@@ -211,12 +227,16 @@ def test_repair_of_a_damaged_checkpoint_removes_it_and_nothing_else(home: Path, 
     assert durable_state_of(home) == before
 
 
-def test_repair_with_a_missing_segment_ends_the_log_before_it(home: Path) -> None:
-    """Commits after a gap may depend on the missing ones."""
-    segments(home)[2].unlink()
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"\xff" * path.stat().st_size)])
+def test_repair_without_one_segment_keeps_what_the_others_have(home: Path, damage: Callable[[Path], None]) -> None:
+    """Its events are lost, and no others; the segments behind it are read."""
+    events, _ = opened_again(copied(home, home.parent / "good" / NAME).parent)
+    damage(segments(home)[2])
     done = repaired(home)
-    assert any(step.startswith("remove segment-000000000004.log") for step in done.steps)
-    assert opened_again(home.parent)[1] == NEXT_SEQUENCE
+    assert done.salvage is not None
+    lost = {sequence for first, last in done.salvage.lost for sequence in range(first, last + 1)}
+    assert 0 < len(lost) <= 20
+    assert opened_again(home.parent) == ([event for event in events if event[0] not in lost], NEXT_SEQUENCE)
 
 
 def test_repair_without_any_segment_begins_behind_what_the_checkpoint_tells(home: Path) -> None:
@@ -229,15 +249,15 @@ def test_repair_without_any_segment_begins_behind_what_the_checkpoint_tells(home
     assert opened_again(home.parent) == ([], NEXT_SEQUENCE)
 
 
-def test_repair_of_a_segment_that_grew_cuts_it(home: Path) -> None:
-    """Nothing is lost."""
-    before = durable_state_of(home)
-    first = segments(home)[0]
-    content = first.read_bytes()
-    first.write_bytes(content + b"more")
-    repaired(home)
-    assert first.read_bytes() == content
-    assert durable_state_of(home) == before
+def test_repair_of_a_segment_that_grew_loses_nothing(home: Path) -> None:
+    """What lies behind its end was never a part of the log."""
+    before, first = durable_state_of(home), segments(home)[0]
+    first.write_bytes(first.read_bytes() + b"more")
+    done = repaired(home)
+    assert done.salvage is not None
+    assert (done.salvage.lost, done.salvage.unstamped, done.salvage.is_doubtful) == ([], [], False)
+    after = durable_state_of(home)
+    assert (after.producers, after.claim, after.ended) == (before.producers, before.claim, before.ended)
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: flip(path, 80)], ids=["missing", "damaged"])
@@ -314,10 +334,10 @@ def test_repair_on_a_full_disk_changes_nothing_before_the_copy_is_whole(home: Pa
     assert contents(home) == before
 
 
-def test_repair_that_fails_half_way_says_where_the_files_are(
+def test_repair_that_finds_no_room_for_the_new_log_changes_nothing(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second repair needs them; once they are restored, it completes what the first one began."""
+    """The next attempt succeeds."""
     flip(segments(home)[1], 100)
     before = contents(home)
 
@@ -326,26 +346,66 @@ def test_repair_that_fails_half_way_says_where_the_files_are(
 
     with monkeypatch.context() as patched:
         patched.setattr(WriteAheadLog, "submit", refuse)
-        with pytest.raises(ToolError) as failed:
+        with pytest.raises(ToolError, match="No space left on device; nothing was changed"):
             repair(layout_of(home), TOOLS, keep=tmp_path / "keep", applies=True)
-    assert str(failed.value) == (
-        "cannot write to the log: a write to the log failed: No space left on device; before the next attempt, "
-        f"restore the original files from {tmp_path / 'keep'}"
-    )
-    shutil.rmtree(home)
-    (tmp_path / "keep").rename(home)
     assert contents(home) == before
     repaired(home)
     assert opened_again(home.parent)[1] == NEXT_SEQUENCE
 
 
+def test_repair_that_is_killed_leaves_the_old_channel_or_the_new_one(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the power cut keeps of what was not synced: the next opening finishes what the mark has decided."""
+    root = tmp_path / "root"
+    root.mkdir()
+    expected = opened_again(copied(made, tmp_path / "good" / NAME).parent)
+    disk, chance = CrashingOs(root, monkeypatch), random.Random(15)
+    outcomes = set()
+    write_log = repairing._write_log
+    calls_left: int | None = None
+
+    def write_and_run_on(*arguments: Any) -> None:
+        # Until here nothing was changed, and the log syncs what it writes.
+        write_log(*arguments)
+        disk.adopt()
+        disk.calls_left = calls_left
+
+    monkeypatch.setattr(repairing, "_write_log", write_and_run_on)
+    for count in itertools.count(chance.randrange(2), 2):
+        home = copied(made, root / NAME)
+        flip(segments(home)[1], 100)
+        before = contents(home)
+        disk.adopt()
+        is_whole, calls_left = False, count
+        with suppress(Killed):
+            repair(layout_of(home), TOOLS, keep=tmp_path / "keep", applies=True)
+            is_whole = True
+        disk.calls_left = calls_left = None
+        shutil.rmtree(tmp_path / "keep", ignore_errors=True)
+        disk.cut_power(chance)
+        after = {path: content for path, content in contents(home).items() if REPAIRED not in path.parts}
+        if before.items() <= after.items():
+            outcomes.add("old")
+            repair(layout_of(home), TOOLS, keep=tmp_path / "keep", applies=True)
+            shutil.rmtree(tmp_path / "keep")
+        else:
+            outcomes.add("new")
+        assert opened_again(root) == expected
+        if is_whole:
+            break
+    assert outcomes == {"old", "new"}
+
+
 def test_repair_of_a_log_without_a_claim_only_skips_sequences(tmp_path: Path) -> None:
-    """A record is written only if it is needed."""
+    """The PUT of the second batch is lost."""
     home = tmp_path / NAME
     asyncio.run(put_only(tmp_path))
     flip(segments(home)[0], positions(segments(home)[0])[3])
-    steps = repaired(home).steps
-    assert not any("claim" in step for step in steps)
+    assert repaired(home).steps == [
+        "write the log anew, with the 10 events in the channel that can be read",
+        "give up sequences 11 to 20, which cannot be read",
+    ]
     assert opened_again(tmp_path)[1] == 21
 
 
@@ -354,15 +414,6 @@ async def put_only(base: Path) -> None:
     async with open_channel(base, segment_bytes_max=1 << 20) as channel:
         for _ in range(2):
             await append(channel, *[b"x"] * 10)
-
-
-def test_repair_of_a_segment_with_nothing_good_in_it_removes_it(home: Path) -> None:
-    """A header cannot be rebuilt if no record has its LSN."""
-    segment = segments(home)[1]
-    segment.write_bytes(b"\xff" * segment.stat().st_size)
-    steps = repaired(home).steps
-    assert any(step.startswith(f"remove {segment.name} to ") for step in steps)
-    assert opened_again(home.parent)[1] == NEXT_SEQUENCE
 
 
 def test_repair_with_a_copy_that_reads_otherwise_changes_nothing(home: Path, tmp_path: Path) -> None:
@@ -384,13 +435,6 @@ def test_repair_into_a_directory_in_use_is_refused(home: Path, tmp_path: Path) -
             repair(layout_of(home), TOOLS, keep=keep, applies=True)
     with pytest.raises(UsageError, match="cannot be used"):
         repair(layout_of(home), TOOLS, keep=tmp_path / "file", applies=True)
-
-
-def test_skipping_records_of_many_sequences_come_in_several_puts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The size of a record is bounded."""
-    monkeypatch.setattr("millrace_server.log_tools.repair._PUT_COUNT_MAX", 10)
-    kinds = [kind for kind, _ in skipping_records(5, 30)]
-    assert kinds == [Kind.PUT, Kind.PUT, Kind.PUT, Kind.TAKE, Kind.COMMIT]
 
 
 def test_full_disk_raises_what_the_system_raises() -> None:

@@ -15,6 +15,7 @@ from millrace.columns import HEADER_KEYS_MAX, ColumnsCutter, check_columns
 from millrace.v1 import event_pb2
 from millrace.wire_format import Buffer
 from millrace_server.channels.plain_columns import count_plain
+from millrace_server.errors import MillraceError
 from millrace_server.wal.records import Location
 
 # Upper bounds of what protobuf adds: to a batch in an answer; to an event with a time of its own; to one row for its
@@ -344,16 +345,24 @@ class StoredBatch:
         if start == 0 and count == self.count:
             return []
         mine, time, stop = self.window, self.commit_time, start + count
-        rest_bytes = mine.body_bytes - body_bytes
+        rest_bytes = max(mine.body_bytes - body_bytes, 0)
         if start == 0:
             rest = Window(mine.stored, mine.start + stop, mine.stop, rest_bytes)
             return [StoredBatch(self.first_sequence + stop, rest, time)]
         if stop == self.count:
             rest = Window(mine.stored, mine.start, mine.start + start, rest_bytes)
             return [StoredBatch(self.first_sequence, rest, time)]
-        front = self.part(0, start)
-        back = Window(mine.stored, mine.start + stop, mine.stop, rest_bytes - front.window.body_bytes)
-        return [front, StoredBatch(self.first_sequence + stop, back, time)]
+        front_bytes = self.measured_bytes(0, start, rest_bytes * start // (self.count - count))
+        front = Window(mine.stored, mine.start, mine.start + start, front_bytes)
+        back = Window(mine.stored, mine.start + stop, mine.stop, rest_bytes - front_bytes)
+        return [StoredBatch(self.first_sequence, front, time), StoredBatch(self.first_sequence + stop, back, time)]
+
+    def measured_bytes(self, start: int, stop: int, share: int) -> int:
+        """Returns the bytes of some bodies, or a `share` if they cannot be read: who reads these events is told so."""
+        try:
+            return self.part(start, stop).window.body_bytes
+        except MillraceError:
+            return min(share, self.window.body_bytes)
 
     def joined(self, following: "StoredBatch") -> "StoredBatch | None":
         """Returns both batches as one where they are neighbours in the same stored columns, else None."""

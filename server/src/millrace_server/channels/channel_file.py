@@ -61,6 +61,9 @@ class ChannelFile:
     index: int  # Index among the channel's data directories, or CHECKPOINTS_ONLY.
     count: int  # Data directories, from index 0 on, that had their file when this one was written.
     is_deleted: bool = False  # The channel is being deleted: nothing in its directories counts any more.
+    repaired_from: int = (
+        0  # A repair has replaced the log, from the segment with this id on; see `directories`. 0: none.
+    )
 
     def write(self, directory: Path) -> None:
         """Replaces the directory's channel file durably. The old file remains on an OSError, unless the sync failed."""
@@ -73,6 +76,8 @@ class ChannelFile:
             "count": self.count,
             "is_deleted": self.is_deleted,
         }
+        if self.repaired_from:
+            described["repaired_from"] = self.repaired_from
         content = {"format": _FORMAT, "version": _VERSION, "crc32": _checksum(described), "channel": described}
         write_atomically(directory / CHANNEL_FILE, (json.dumps(content, indent=2) + "\n").encode())
 
@@ -107,6 +112,7 @@ class _Channel(BaseModel):
     index: Annotated[int, Field(ge=CHECKPOINTS_ONLY)]
     count: Annotated[int, Field(ge=0)]
     is_deleted: bool
+    repaired_from: Annotated[int, Field(ge=0)] = 0
 
 
 def why_refused(error: OSError) -> str:
@@ -142,7 +148,7 @@ def _decode(content: Any, path: Path) -> ChannelFile:
         raise _damaged(path, f"its channel is not described as it must be: {shown(', '.join(fields))}") from None
     ids = (bytes.fromhex(channel.channel_id), bytes.fromhex(channel.log_id))
     identity = ChannelIdentity(channel.name, *ids, channel.made_at_microseconds)
-    return ChannelFile(identity, channel.index, channel.count, channel.is_deleted)
+    return ChannelFile(identity, channel.index, channel.count, channel.is_deleted, channel.repaired_from)
 
 
 def _damaged(path: Path, why: str) -> DirectoryError:

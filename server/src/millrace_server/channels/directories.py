@@ -1,19 +1,23 @@
 """The directories of a file channel: they belong to it alone, and each has a file that says so.
 
-Each holds a `lock`, a `channel.json` (see `channel_file`), and the files of the write-ahead log. Two rules make a crash
-harmless at any point:
+Each holds a `lock`, a `channel.json` (see `channel_file`), and the files of the write-ahead log. Three rules make a
+crash harmless at any point:
 
 - A `channel.json` whose count is n is written only once the data directories 0 to n-1 have theirs on the disk. So a
   directory without one is new if all counted directories are there. Otherwise it stands in for a missing one, such as
   a disk that is not mounted, and the channel is refused.
 - A deleted channel is marked as such in all its directories before anything is removed, and the mark is removed last
   from each. So the next start finishes a deletion that was begun.
+- A repair writes the new log into subdirectories, marks the channel as repaired, which decides, and puts the new
+  segments in the place of the old ones. If that is interrupted, the next start finishes it. The new segments have
+  higher ids, so both are told apart wherever it was interrupted.
 """
 
 import fcntl
 import itertools
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -29,8 +33,12 @@ from millrace_server.channels.channel_file import (
     why_refused,
 )
 from millrace_server.files import SharedSyncs, lock_owner, make_directories, sync_directory, write_lock_owner
+from millrace_server.wal.segments import segment_name
 
 LOCK_FILE = "lock"
+
+REPAIRED = "repaired"
+"""The subdirectory with the segments that a repair has written."""
 
 _LOG_FILE = re.compile(r"segment-\d{12}\.(log|new)|checkpoint(\.previous|\.new)?")
 
@@ -126,6 +134,8 @@ def open_directories(
             _finish_deletion(files)
             files = dict.fromkeys(places)
         indexes = _indexes(name, data_dirs, files)
+        # Once it is known that none is missing: the part of the log in that one would stay as it was.
+        files |= finish_repair({path: file for path, file in files.items() if file})
         complete = _complete(name, files, indexes, len(data_dirs))
         return ChannelDirectories(data_dirs, checkpoint_dir, complete, locks.pop_all())
 
@@ -246,8 +256,43 @@ def _finish_deletion(files: Mapping[Path, ChannelFile | None]) -> None:
             _remove_files(path)
 
 
+def finish_repair(files: Mapping[Path, ChannelFile]) -> dict[Path, ChannelFile]:
+    """Puts the log that a repair has written in the place of the old one; returns the channel files afterwards.
+
+    Where no repair is marked, nothing is changed. Raises DirectoryError if the disk fails; another call does the rest.
+    """
+    if not (first_id := max((file.repaired_from for file in files.values()), default=0)):
+        return dict(files)
+    for path in files:
+        with _converting_errors(path):
+            for name in _log_files(path):
+                # Also the checkpoints, which refer to the old segments.
+                if name < segment_name(first_id):
+                    (path / name).unlink()
+            sync_directory(path)
+    for path in files:
+        with _converting_errors(path):
+            if not (path / REPAIRED).is_dir():
+                continue
+            for segment in sorted((path / REPAIRED).glob("*.log")):
+                segment.rename(path / segment.name)
+            # The new names first: until they are durable, the old ones must be.
+            sync_directory(path)
+            sync_directory(path / REPAIRED)
+    finished = {path: replace(file, repaired_from=0) for path, file in files.items()}
+    for path, file in finished.items():
+        _write(path, file)
+        _remove_repaired(path)
+    return finished
+
+
+def _remove_repaired(path: Path) -> None:
+    shutil.rmtree(path / REPAIRED, ignore_errors=True)
+
+
 def _remove_files(path: Path) -> None:
     """Removes the channel's files from a directory, the channel file last."""
+    _remove_repaired(path)
     for file in _log_files(path):
         (path / file).unlink(missing_ok=True)
     sync_directory(path)

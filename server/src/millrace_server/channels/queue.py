@@ -171,23 +171,28 @@ class EventQueue:
         return removed
 
     def remove_range(self, first_sequence: int, count: int, body_bytes: int) -> int:
-        """Removes `count` events that a replayed commit took; returns 0 where they were removed before.
+        """Removes `count` events that a replayed commit took; returns how many of them were still there.
 
         The `body_bytes` of the range are given, so that in most cases nothing need be read. The runs may not be those
         that the events were taken from, since replay does not know what ended them.
         """
         index = self._index_of(first_sequence)
-        if index == len(self._batches) or self._batches[index].first_sequence > first_sequence:
-            return 0
-        end_sequence = first_sequence + count
-        while (batch := self._batches[index]).end_sequence < end_sequence:
-            # The range goes on in the next batch.
-            tail = batch.between(first_sequence, batch.end_sequence)
-            self._remove_from(index, tail.first_sequence, tail.count, tail.window.body_bytes)
-            index += tail.first_sequence > batch.first_sequence
-            first_sequence, body_bytes = tail.end_sequence, body_bytes - tail.window.body_bytes
-        self._remove_from(index, first_sequence, end_sequence - first_sequence, body_bytes)
-        return count
+        removed = 0
+        while removed < count and index < len(self._batches):
+            batch, first = self._batches[index], first_sequence + removed
+            if batch.first_sequence > first:
+                break
+            # The range may go on in the next batch.
+            part_count = min(batch.end_sequence - first, count - removed)
+            part_bytes = body_bytes
+            if removed + part_count < count:
+                share = body_bytes * part_count // (count - removed)
+                start = first - batch.first_sequence
+                part_bytes = batch.measured_bytes(start, start + part_count, share)
+            self._remove_from(index, first, part_count, part_bytes)
+            index += first > batch.first_sequence
+            removed, body_bytes = removed + part_count, body_bytes - part_bytes
+        return removed
 
     def _remove_from(self, index: int, first_sequence: int, count: int, body_bytes: int) -> None:
         batch = self._batches[index]

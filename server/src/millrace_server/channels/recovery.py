@@ -1,5 +1,6 @@
 """Recovery: restores a channel from its checkpoint and its log."""
 
+from abc import abstractmethod
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +23,6 @@ from millrace_server.channels.records import (
 from millrace_server.channels.replay import ContradictionError, Replay, last_time_of
 from millrace_server.channels.stamps import StampLedger
 from millrace_server.channels.transaction import EndedTxns, Outcome, TxnState
-from millrace_server.errors import MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import Checkpoint, CheckpointFiles
 from millrace_server.wal.format import RECORD_HEAD_BYTES
@@ -100,11 +100,9 @@ def _replay(recovery: "_Recovery", log: WriteAheadLog, progress: ReplayProgress,
     for record in _within(progress.long_replays, records):
         try:
             recovery.apply(record)
-        except (ContradictionError, MillraceError) as error:
-            # To remove some events of a batch, the bodies of the others may have to be measured, and so to be read.
-            what = error if isinstance(error, ContradictionError) else f"takes events that cannot be read: {error}"
+        except ContradictionError as error:
             place = f"segment {record.location.segment_id}: the record at byte {record.location.position}"
-            raise LogCorruptError(f"{place} {what}") from None
+            raise LogCorruptError(f"{place} {error}") from None
         recovered.replayed_records += 1
         recovered.replayed_bytes += RECORD_HEAD_BYTES + record.location.payload_length
         progress.bytes_done = recovered.replayed_bytes
@@ -128,60 +126,36 @@ def _within(long_replays: AbstractContextManager[object], records: Iterator[LogR
             yield from records
 
 
-class _Recovery(Replay[Location]):
-    """Builds a channel's state from a checkpoint and the records behind it."""
+class StateRecovery(Replay[Location]):
+    """Recovers all of a channel but its events, which subclasses account for."""
 
-    def __init__(self, source: ColumnsSource, checkpoint: Checkpoint | None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._source = source
         self.recovered = Recovered()
-        if checkpoint is not None:
-            self._restore_checkpoint(checkpoint)
 
-    def _restore_checkpoint(self, checkpoint: Checkpoint) -> None:
-        message = pb.Checkpoint.FromString(checkpoint.state)
-        self.has_state = True
-        self.next_sequence = message.state.next_sequence
-        self.reserved_sequence = message.state.reserved_sequence
-        self._restore_state(message.state)
-        recovered = self.recovered
-        recovered.last_commit_time = message.state.last_commit_time
-        recovered.checkpoint = checkpoint.position
-        recovered.is_checkpointed = not checkpoint.is_previous
-        recovered.first_needed_segment = first_needed_segment(message, checkpoint.position)
-        for batch in restore_batches(message.batches, self._source):
-            recovered.queue.append(batch)
-            # PUT records without a commit may lie between two batches; the checkpoint does not say.
-            recovered.queue.end_run()
-
-    def _restore_state(self, state: pb.State) -> None:
+    def restore_state(self, state: pb.State) -> None:
         recovered = self.recovered
         recovered.ledger = restore_ledger(state.producers)
         recovered.ended = EndedTxns()
         restore_ended(state.ended_txns, recovered.ended)
         recovered.claim = restore_claim(state.claim) if state.HasField("claim") else None
 
-    def on_lost_puts(self) -> None:
-        self.recovered.queue.end_run()
-
     def on_put(self, record: LogRecord) -> Location:
         # Its payload is neither read nor decoded here: most events are consumed before they are needed.
         return record.location
 
     def on_state(self, state: pb.State) -> None:
-        self._note_time(state.last_commit_time)
+        self.note_time(state.last_commit_time)
         # A later STATE says what the records before it have led to already.
         if not self.has_state:
-            self._restore_state(state)
+            self.restore_state(state)
 
     def on_memory_state(self, message: pb.MemoryState, puts: Sequence[Location], problem: str) -> None:
-        # Its PUT records are no part of the run that the last commit may have begun.
-        self.recovered.queue.end_run()
-        self._note_time(message.state.last_commit_time)
+        self.note_time(message.state.last_commit_time)
         if not problem:
             # Unlike a later STATE it has news: stamps and transactions of commits that were in memory only.
-            self._restore_state(message.state)
-            self.recovered.queue.put_back(list(persisted_batches(message, puts, self._source)))
+            self.restore_state(message.state)
+            self.persist_events(message, puts)
 
     def on_rollback(self, rollback: pb.Rollback) -> None:
         state = TxnState.EXPIRED if rollback.has_expired else TxnState.ROLLED_BACK
@@ -193,27 +167,14 @@ class _Recovery(Replay[Location]):
     def on_commit(self, commit: pb.Commit, puts: Sequence[Location], takes: Sequence[pb.Take], problem: str) -> None:
         if problem:
             return
-        recovered = self.recovered
-        sequence = commit.first_sequence
-        sizes = zip(commit.put_counts, commit.put_body_bytes, commit.put_raw_bytes, strict=True)
-        for put, (count, body_bytes, raw_bytes) in zip(puts, sizes, strict=True):
-            stored = StoredColumns.in_log(put, self._source, count, body_bytes, raw_bytes)
-            if commit.commit_offsets:
-                index = sequence - commit.first_sequence
-                stored.offsets = array("I", commit.commit_offsets[index : index + count])
-            batch = StoredBatch(sequence, Window.whole(stored), commit.commit_time)
-            recovered.queue.append(batch)
-            sequence = batch.end_sequence
-        for take in takes:
-            # Events that are not in the queue were in a segment that was removed because nothing needed it.
-            for taken in zip(take.first_sequences, take.counts, take.body_bytes, strict=True):
-                recovered.queue.remove_range(*taken)
+        self.commit_events(commit, puts, takes)
         for stamp in stamps_of(commit):
-            recovered.ledger.accept(stamp)
-        self._note_time(last_time_of(commit))
+            self.recovered.ledger.accept(stamp)
+        self.note_time(last_time_of(commit))
         self._end_txns(commit)
 
-    def _note_time(self, commit_time: int) -> None:
+    def note_time(self, commit_time: int) -> None:
+        """Notes the time of a commit: no later one has an earlier time."""
         self.recovered.last_commit_time = max(self.recovered.last_commit_time, commit_time)
 
     def _end_txns(self, commit: pb.Commit) -> None:
@@ -228,3 +189,68 @@ class _Recovery(Replay[Location]):
         )
         for txn_id in commit.txn_ids:
             self.recovered.ended.add(txn_id, Outcome(TxnState.COMMITTED, receipt))
+
+    @abstractmethod
+    def commit_events(self, commit: pb.Commit, puts: Sequence[Location], takes: Sequence[pb.Take]) -> None:
+        """Adds what a commit puts, and removes what it takes."""
+
+    @abstractmethod
+    def persist_events(self, message: pb.MemoryState, puts: Sequence[Location]) -> None:
+        """Adds the events that a MEMORY_STATE has persisted."""
+
+
+class _Recovery(StateRecovery):
+    """Builds a channel's state from a checkpoint and the records behind it."""
+
+    def __init__(self, source: ColumnsSource, checkpoint: Checkpoint | None) -> None:
+        super().__init__()
+        self._source = source
+        if checkpoint is not None:
+            self._restore_checkpoint(checkpoint)
+
+    def _restore_checkpoint(self, checkpoint: Checkpoint) -> None:
+        message = pb.Checkpoint.FromString(checkpoint.state)
+        self.has_state = True
+        self.next_sequence = message.state.next_sequence
+        self.reserved_sequence = message.state.reserved_sequence
+        self.restore_state(message.state)
+        recovered = self.recovered
+        recovered.last_commit_time = message.state.last_commit_time
+        recovered.checkpoint = checkpoint.position
+        recovered.is_checkpointed = not checkpoint.is_previous
+        recovered.first_needed_segment = first_needed_segment(message, checkpoint.position)
+        for batch in restore_batches(message.batches, self._source):
+            recovered.queue.append(batch)
+            # PUT records without a commit may lie between two batches; the checkpoint does not say.
+            recovered.queue.end_run()
+
+    def on_lost_puts(self) -> None:
+        self.recovered.queue.end_run()
+
+    def on_memory_state(self, message: pb.MemoryState, puts: Sequence[Location], problem: str) -> None:
+        # Its PUT records are no part of the run that the last commit may have begun.
+        self.recovered.queue.end_run()
+        super().on_memory_state(message, puts, problem)
+
+    def persist_events(self, message: pb.MemoryState, puts: Sequence[Location]) -> None:
+        self.recovered.queue.put_back(list(persisted_batches(message, puts, self._source)))
+
+    def commit_events(self, commit: pb.Commit, puts: Sequence[Location], takes: Sequence[pb.Take]) -> None:
+        queue = self.recovered.queue
+        sequence = commit.first_sequence
+        sizes = zip(commit.put_counts, commit.put_body_bytes, commit.put_raw_bytes, strict=True)
+        for put, (count, body_bytes, raw_bytes) in zip(puts, sizes, strict=True):
+            stored = StoredColumns.in_log(put, self._source, count, body_bytes, raw_bytes)
+            if commit.commit_offsets:
+                index = sequence - commit.first_sequence
+                stored.offsets = array("I", commit.commit_offsets[index : index + count])
+            batch = StoredBatch(sequence, Window.whole(stored), commit.commit_time)
+            queue.append(batch)
+            sequence = batch.end_sequence
+        for take in takes:
+            for first, count, body_bytes in zip(take.first_sequences, take.counts, take.body_bytes, strict=True):
+                # Events that are not in the queue were in a segment that was removed because nothing needed it.
+                if queue.remove_range(first, count, body_bytes) not in {0, count}:
+                    raise ContradictionError(
+                        f"takes events {first} to {first + count - 1}; only some are in the channel"
+                    )

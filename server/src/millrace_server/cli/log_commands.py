@@ -1,7 +1,7 @@
-"""The commands of `millraced` that verify, dump, repair, back up and restore a log without a server."""
+"""The commands of `millraced` that verify, dump, repair, export, back up and restore a log without a server."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -128,6 +128,9 @@ def repair(
         _print_json(
             {
                 "steps": done.steps,
+                "sequences_lost": done.salvage.lost if done.salvage else [],
+                "sequences_redelivered": done.salvage.redelivered if done.salvage else [],
+                "stamps_lost": done.salvage.unstamped if done.salvage else [],
                 "is_done": done.report is not None,
                 "keep": str(done.keep) if done.keep else None,
                 "report": report_document(layout, done.report) if done.report else None,
@@ -143,6 +146,48 @@ def repair(
         _print(f"The original files are in {done.keep}.")
         _show_report(done.report)
     _end(done.report)
+
+
+@log_app.command()
+def export(
+    directories: Directories = None,
+    *,
+    config: Config = None,
+    channel: Channel = None,
+    key: Keys = None,
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The file to write; it must not exist.")],
+    file_format: Annotated[
+        Literal["json", "avro"],
+        typer.Option("--format", help="JSON lines, which `millrace put --json-lines` reads back, or Avro."),
+    ] = "json",
+    json: AsJson = False,
+) -> None:
+    """Write the events in a channel to a file, as far as they can be read. Changes nothing in the channel."""
+    from millrace_server.cli.log_targets import exit_on_error, find_log
+    from millrace_server.log_tools.account import shown_ranges
+    from millrace_server.log_tools.export import export as export_log
+    from millrace_server.log_tools.view import open_view
+
+    with exit_on_error():
+        layout, codec = find_log(directories, config, channel, key)
+        with open_view(layout) as view:
+            found = export_log(view, codec, to, is_avro=file_format == "avro")
+    if json:
+        _print_json(
+            {
+                "events": found.event_count,
+                "sequences_lost": found.lost,
+                "sequences_redelivered": found.redelivered,
+            }
+        )
+    else:
+        _print(f"Wrote {found.event_count} events of channel {layout.name} to {to}.")
+        if found.lost:
+            complain(f"sequences {shown_ranges(found.lost)} cannot be read")
+        if found.redelivered:
+            complain(f"sequences {shown_ranges(found.redelivered)} may have been consumed")
+    if found.lost or found.redelivered:
+        raise typer.Exit(EXIT_DAMAGED)
 
 
 def backup(

@@ -135,6 +135,10 @@ def _read_file(path: Path, files: dict[Path, ChannelFile], problems: dict[Path, 
         raise UnavailableError(
             f"{path}: the channel was being deleted; the server removes it when it next opens a channel of this name"
         )
+    elif file.repaired_from:
+        raise UnavailableError(
+            f"{path}: a repair was interrupted; the server finishes it when it next opens the channel"
+        )
     else:
         files[path] = file
 

@@ -27,18 +27,6 @@ class ReadOnlyFile:
     def of(cls, content: bytes) -> "ReadOnlyFile":
         return cls(lambda length, offset: content[offset : offset + length], len(content))
 
-    def cut(self, length: int) -> "ReadOnlyFile":
-        return ReadOnlyFile(self.read, min(length, self._length))
-
-    def with_head(self, head: bytes) -> "ReadOnlyFile":
-        """Returns the same file with other bytes at its beginning."""
-
-        def read(length: int, offset: int) -> bytes:
-            content = self.read(length, offset)
-            return head[offset : offset + length] + content[max(0, len(head) - offset) :]
-
-        return ReadOnlyFile(read, self._length)
-
     def read(self, length: int, offset: int) -> bytes:
         length = max(0, min(length, self._length - offset))
         try:
@@ -78,9 +66,6 @@ class ReadOnlyDisk:
     def without(self, paths: Iterable[Path]) -> "ReadOnlyDisk":
         left_out = set(paths)
         return ReadOnlyDisk({path: file for path, file in self._files.items() if path not in left_out})
-
-    def with_files(self, files: Mapping[Path, ReadOnlyFile]) -> "ReadOnlyDisk":
-        return ReadOnlyDisk({**self._files, **files})
 
     def open(self, path: Path, *, writable: bool = False) -> ReadOnlyFile:
         if writable:

@@ -1,36 +1,52 @@
-"""Repairs a damaged channel, after copying all of its files."""
+"""Repairs a damaged channel, after copying all of its files.
+
+A damaged log is not mended in place: what it still has is written as a new log, which replaces it. Other repairs need
+no new log: damaged checkpoints are removed, since the log has everything that was in them, and a missing
+`channel.json` is made of what the segments and the other directories say.
+"""
 
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from re import fullmatch
 
-from millrace.v1 import event_pb2
 from millrace_server.channels.channel_file import CHANNEL_FILE, CHECKPOINTS_ONLY, ChannelFile, ChannelIdentity
+from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.config import CHANNEL_NAME_PATTERN
-from millrace_server.channels.directories import LOCK_FILE, lock_directory
-from millrace_server.channels.records import state_record
+from millrace_server.channels.directories import LOCK_FILE, REPAIRED, finish_repair, lock_directory
+from millrace_server.channels.records import state_message, state_record
 from millrace_server.log_tools import backup
+from millrace_server.log_tools.account import Piece, shown_ranges
 from millrace_server.log_tools.backup import Copy, ToolContext, os_errors_as_refusals
-from millrace_server.log_tools.layout import ChannelLayout, ToolError, UsageError, find_layout, segment_paths
+from millrace_server.log_tools.layout import (
+    ChannelLayout,
+    DamagedError,
+    ToolError,
+    UnavailableError,
+    UsageError,
+    find_layout,
+    segment_paths,
+)
 from millrace_server.log_tools.read_only_disk import ReadOnlyFile
-from millrace_server.log_tools.repair_plan import Plan, make_plan
-from millrace_server.log_tools.verify import Report, verify
-from millrace_server.log_tools.view import open_view
+from millrace_server.log_tools.salvage import PieceReader, Salvage, salvage
+from millrace_server.log_tools.scanning import DamageKind
+from millrace_server.log_tools.verify import CheckpointState, Report, differences, recover_from, verify
+from millrace_server.log_tools.view import LogView, open_view
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.disk import Disk, OsDisk
 from millrace_server.wal.format import Kind
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.payload_codec import PayloadCodec
-from millrace_server.wal.records import Record, Submission
-from millrace_server.wal.segments import SegmentFiles
+from millrace_server.wal.records import LogPosition, Record, Submission
+from millrace_server.wal.segments import LogCorruptError, SegmentFiles
 
-_PUT_COUNT_MAX = 1_000_000
-"""Sequences that one PUT record skips."""
+_GROUP_BYTES = 8 << 20
+_SEGMENT_BYTES = 256 << 20
 
 
 @dataclass(slots=True)
@@ -39,6 +55,8 @@ class Repair:
 
     steps: list[str] = field(default_factory=list)
     """A phrase for each; empty if nothing is wrong."""
+    salvage: Salvage | None = None
+    """What the new log has; None if the log stays as it is."""
     keep: Path | None = None
     """The copy of the files; None if nothing was changed."""
     report: Report | None = None
@@ -48,33 +66,39 @@ class Repair:
 def repair(layout: ChannelLayout, tools: ToolContext, *, keep: Path | None = None, applies: bool = False) -> Repair:
     """Repairs a channel that no server uses, or returns how it would.
 
-    If it `applies` the steps, it first copies all files to `keep`, or next to the channel.
+    If it `applies` the steps, it first copies all files to `keep`, or next to the channel. If it is interrupted, the
+    channel is as it was before, or as it should be afterwards.
 
     Raises:
         DirectoryInUseError: A server uses the channel.
         KeyMissingError: Something is encrypted with a key that was not given.
         UnknownVersionError: Another version of Millrace wrote a part of it.
         DamagedError, UnavailableError: It cannot be repaired.
-        ToolError: The copy failed, and nothing was changed; or the disk failed later.
+        ToolError: The copy or the new log could not be written, and nothing was changed; or the disk failed later.
     """
     with _locked(layout.directories):
         with open_view(layout, is_live=False) as view:
-            plan = make_plan(view, verify(view, tools.codec, tools.progress), tools.codec)
-        files = _rebuilt_files(layout)
-        steps = plan.steps + [f"rewrite {path / CHANNEL_FILE}" for path in files]
-        if not steps or not applies:
-            return Repair(steps)
-        kept = _keep(layout, keep, tools)
-        try:
-            _carry_out(plan, files)
-            after = find_layout(layout.directories, layout.checkpoint_dir)
-            if plan.needs_record:
-                _write_record(after, plan, tools.codec)
-        except ToolError as error:
-            # A second repair could not know any more which sequences and epochs were granted.
-            raise ToolError(f"{error}; before the next attempt, restore the original files from {kept}") from error
-        with open_view(after, is_live=False) as view:
-            return Repair(steps, kept, verify(view, tools.codec, tools.progress))
+            done, checkpoints = _plan(view, tools)
+            files = _rebuilt_files(layout)
+            done.steps += [f"rewrite {path / CHANNEL_FILE}" for path in files]
+            if not done.steps or not applies:
+                return done
+            done.keep = _keep(layout, keep, tools)
+            files = {**layout.files, **files}
+            if done.salvage is not None:
+                _write_log(view, done.salvage, files, tools)
+        for path in checkpoints:
+            _remove(tools.disk, path)
+        first_id = done.salvage.next_segment_id if done.salvage else 0
+        marked = {path: replace(file, repaired_from=first_id) for path, file in files.items()}
+        for path, file in marked.items():
+            if file != layout.files.get(path):
+                with os_errors_as_refusals("write", path / CHANNEL_FILE):
+                    file.write(path)
+        finish_repair(marked)
+        with open_view(find_layout(layout.directories, layout.checkpoint_dir), is_live=False) as view:
+            done.report = verify(view, tools.codec, tools.progress)
+    return done
 
 
 @contextmanager
@@ -83,6 +107,49 @@ def _locked(directories: Sequence[Path]) -> Iterator[None]:
         for directory in directories:
             locks.callback(os.close, lock_directory(directory))
         yield
+
+
+def _plan(view: LogView, tools: ToolContext) -> tuple[Repair, list[Path]]:
+    """Returns the repair and the checkpoints that are to be removed."""
+    report = verify(view, tools.codec, tools.progress)
+    for damage in report.scan.damages:
+        if damage.kind is DamageKind.UNDECODABLE:
+            raise UnavailableError(
+                f"{damage.sentence}; its checksum matches, so somebody has changed it: nothing is given up for that"
+            )
+        if damage.kind is DamageKind.FOREIGN:
+            raise DamagedError(f"{damage.sentence}; move away what does not belong here, then start again")
+    # A valid checkpoint may need segments that are gone, or know of more than the log has: then the log is damaged.
+    knows_more = any(
+        (one.state is CheckpointState.DAMAGED and one.position is not None)
+        or (one.state is CheckpointState.GOOD and _is_unusable(view, tools.codec, one.path))
+        for one in report.checkpoints
+    )
+    if report.scan.damages or knows_more or _is_unusable(view, tools.codec, None):
+        found = salvage(view, tools.codec)
+        return Repair([*_losses(found)], found), []
+    damaged = [one for one in report.checkpoints if one.problem]
+    return Repair([f"remove {one.path.name}, which {one.problem}" for one in damaged]), [one.path for one in damaged]
+
+
+def _is_unusable(view: LogView, codec: PayloadCodec, checkpoint: Path | None) -> bool:
+    """Whether a valid checkpoint, or the log without any, leads to no channel, or to another than the log."""
+    try:
+        return bool(differences(recover_from(view, codec, None), recover_from(view, codec, checkpoint)))
+    except LogCorruptError:
+        return True
+
+
+def _losses(found: Salvage) -> Iterator[str]:
+    yield f"write the log anew, with the {found.event_count} events in the channel that can be read"
+    if found.lost:
+        yield f"give up sequences {shown_ranges(found.lost)}, which cannot be read"
+    if found.redelivered:
+        yield f"keep sequences {shown_ranges(found.redelivered)}, although the lost records may have consumed them"
+    if found.unstamped:
+        yield f"forget the stamps of sequences {shown_ranges(found.unstamped)}: repeats of these are stored again"
+    if found.is_doubtful:
+        yield "end the claim, so that no epoch is granted again"
 
 
 def _rebuilt_files(layout: ChannelLayout) -> dict[Path, ChannelFile]:
@@ -130,76 +197,116 @@ def _keep(layout: ChannelLayout, keep: Path | None, tools: ToolContext) -> Path:
     return target
 
 
-def _carry_out(plan: Plan, files: dict[Path, ChannelFile]) -> None:
-    # Checkpoints first: none may refer to a segment that is removed.
-    disk = OsDisk()
-    for path in plan.checkpoints:
-        _remove(disk, path)
-    for path, head in plan.headers.items():
-        with os_errors_as_refusals("write", path), closing(disk.open(path, writable=True)) as file:
-            file.write([head], 0)
-            file.sync()
-    for path in plan.segments:
-        _remove(disk, path)
-    for path, length in plan.lengths.items():
-        with os_errors_as_refusals("cut", path), closing(disk.open(path, writable=True)) as file:
-            file.truncate(length)
-            file.sync()
-    for directory, described in files.items():
-        with os_errors_as_refusals("write", directory / CHANNEL_FILE):
-            described.write(directory)
-
-
 def _remove(disk: Disk, path: Path) -> None:
     with os_errors_as_refusals("remove", path):
         disk.unlink(path)
         disk.sync_directory(path.parent)
 
 
-def _write_record(layout: ChannelLayout, plan: Plan, codec: PayloadCodec) -> None:
-    """Writes the records that keep lost sequences and epochs from being granted again."""
-    data_dirs = [path for path in layout.directories if layout.files[path].index != CHECKPOINTS_ONLY]
-    log = WriteAheadLog(SegmentFiles(OsDisk(), data_dirs, layout.log_id), codec)
-    ended: Future[Exception | None] = Future()
-
-    def done(_submission: Submission, error: Exception | None) -> None:
-        ended.set_result(error)
-
-    with closing(log), os_errors_as_refusals("write", data_dirs[0]):
+def _write_log(view: LogView, found: Salvage, files: dict[Path, ChannelFile], tools: ToolContext) -> None:
+    """Writes the new log below the directories, and checks that it has all that it should have."""
+    by_index = sorted((file.index, path) for path, file in files.items() if file.index != CHECKPOINTS_ONLY)
+    directories = [path / REPAIRED for _, path in by_index]
+    for directory in directories:
+        with os_errors_as_refusals("write", directory):
+            # An attempt that was interrupted may have left one.
+            shutil.rmtree(directory, ignore_errors=True)
+            backup.make_empty_directory(directory)
+    layout = replace(view.layout, directories=tuple(directories), checkpoint_dir=directories[0], files={}, problems={})
+    follows = LogPosition(found.next_segment_id - 1, 0, found.next_lsn)
+    codec = _codec_like(tools.codec, found)
+    log = WriteAheadLog(SegmentFiles(tools.disk, directories, layout.log_id), codec, follows=follows)
+    with os_errors_as_refusals("write", directories[0]), closing(log):
         for _ in log.replay():
-            # Replay to the end truncates the tail and makes the log writable.
-            pass
+            raise DamagedError(f"{directories[0]}: is not empty")
         log.start(lambda call: call())
-        log.submit(_last_records(plan), needs_sync=True, begins_segment=not plan.has_log, done=done)
-        if (error := ended.result()) is not None:
-            raise ToolError(f"cannot write to the log: {error}") from error
+        _NewLog(log, found).write(PieceReader(view, tools.codec))
+    with open_view(layout, is_live=False) as written:
+        after = verify(written, codec, tools.progress)
+    if after.recovered is None or not after.is_good or after.recovered.queue.event_count != found.event_count:
+        raise DamagedError(f"{directories[0]}: the disk returns something else than was written")
 
 
-def _last_records(plan: Plan) -> list[Record]:
-    if not plan.has_log:
-        state = pb.State(next_sequence=plan.next_sequence, claim=plan.claim, last_commit_time=plan.last_commit_time)
-        return [state_record(state)]
-    records: list[Record] = []
-    if plan.claim is not None:
-        records.append((Kind.CLAIM, [plan.claim.SerializeToString()]))
-    if plan.skips_sequences:
-        records += skipping_records(plan.recovered.next_sequence, plan.next_sequence, plan.last_commit_time)
-    return records
+def _codec_like(codec: PayloadCodec, found: Salvage) -> PayloadCodec:
+    """Returns a codec that encodes as the newest records are encoded: what was encrypted stays so."""
+    return replace(
+        codec,
+        active_key_id=codec.active_key_id or found.key_id,
+        compresses=codec.compresses or found.is_compressed,
+    )
 
 
-def skipping_records(next_sequence: int, wanted: int, commit_time: int = 0) -> list[Record]:
-    """Returns a commit that puts empty events up to a sequence and takes them at once."""
-    commit = pb.Commit(first_sequence=next_sequence, take_records=1, commit_time=commit_time)
-    take = pb.Take()
-    records: list[Record] = []
-    for first in range(next_sequence, wanted, _PUT_COUNT_MAX):
-        count = min(_PUT_COUNT_MAX, wanted - first)
-        payload = event_pb2.EventColumns(count=count, body_sizes=[0] * count).SerializeToString()
-        records.append((Kind.PUT, [payload]))
-        commit.put_counts.append(count)
-        commit.put_body_bytes.append(0)
-        commit.put_raw_bytes.append(len(payload))
-        take.first_sequences.append(first)
-        take.counts.append(count)
-        take.body_bytes.append(0)
-    return [*records, (Kind.TAKE, [take.SerializeToString()]), (Kind.COMMIT, [commit.SerializeToString()])]
+class _NewLog:
+    """Writes what was salvaged.
+
+    The events keep their sequences, and what lies between them is passed over as the reserve of each STATE allows.
+    """
+
+    def __init__(self, log: WriteAheadLog, found: Salvage) -> None:
+        self._log = log
+        self._found = found
+        self._segment_bytes = _SEGMENT_BYTES
+        recovered = found.recovered
+        claim = recovered.claim
+        if found.is_doubtful:
+            # Epochs are microseconds since 1970, or above those that were granted: none is granted again.
+            epoch = max(time.time_ns() // 1000, claim.epoch if claim else 0)
+            claim = ClaimRecord(claim.reader_id if claim else "", epoch, 0.0, has_ended=True)
+        self._state = state_message(
+            1,
+            recovered.ledger,
+            recovered.ended.items(),
+            claim,
+            last_commit_time=recovered.last_commit_time,
+            reserved_sequence=recovered.next_sequence,
+        )
+
+    def write(self, reader: PieceReader) -> None:
+        records: list[Record] = []
+        size = 0
+        next_sequence = (
+            self._found.pieces[0].first_sequence if self._found.pieces else self._found.recovered.next_sequence
+        )
+        self._state.next_sequence = next_sequence
+        for piece in self._found.pieces:
+            columns = reader.read(piece)
+            if columns is None:
+                raise DamagedError(f"sequence {piece.first_sequence} could be read before, and now it cannot")
+            payload = columns.SerializeToString()
+            records += _put_records(piece, payload, len(columns.bodies))
+            size += len(payload)
+            next_sequence = piece.last_sequence + 1
+            if size >= _GROUP_BYTES:
+                self._append(records, size)
+                self._state.next_sequence = next_sequence
+                records, size = [], 0
+        self._append(records, size)
+
+    def _append(self, records: list[Record], size: int) -> None:
+        self._segment_bytes += size
+        begins_segment = self._segment_bytes > _SEGMENT_BYTES or self._log.segment_count == 0
+        if begins_segment:
+            self._segment_bytes = size
+            records = [state_record(self._state), *records]
+        ended: Future[Exception | None] = Future()
+
+        def done(_submission: Submission, error: Exception | None) -> None:
+            ended.set_result(error)
+
+        if records:
+            self._log.submit(records, needs_sync=True, begins_segment=begins_segment, done=done)
+            if (error := ended.result()) is not None:
+                raise ToolError(f"cannot write the new log: {error}; nothing was changed") from error
+
+
+def _put_records(piece: Piece, payload: bytes, body_bytes: int) -> list[Record]:
+    commit_time, offsets = piece.commit_times
+    commit = pb.Commit(
+        first_sequence=piece.first_sequence,
+        commit_time=commit_time,
+        commit_offsets=offsets,
+        put_counts=[piece.event_count],
+        put_body_bytes=[body_bytes],
+        put_raw_bytes=[len(payload)],
+    )
+    return [(Kind.PUT, [payload]), (Kind.COMMIT, [commit.SerializeToString()])]

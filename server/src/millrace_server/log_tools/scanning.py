@@ -95,8 +95,6 @@ class LogScan:
     is_decoded: bool = True
     """Whether payloads were decoded; otherwise only checksums were compared."""
     contents: ContentsCheck = field(default_factory=ContentsCheck)
-    kept: Totals = field(default_factory=Totals)
-    """The commits before the first damage that cannot be repaired without a loss."""
 
     @property
     def first_loss(self) -> Damage | None:
@@ -244,8 +242,6 @@ class _LogScanner:
 
     def _add(self, damage: Damage) -> None:
         if damage.kind not in LOSSLESS:
-            if self.result.first_loss is None:
-                self.result.kept = self._before
             self.result.contents.skip_damage()
         self.result.damages.append(damage)
 

@@ -15,6 +15,7 @@ from millrace_server.channels.records import first_needed_segment
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
 from millrace_server.channels.stamps import PRODUCERS_MAX
 from millrace_server.channels.transaction import ENDED_MAX, EndedTxns, Outcome, TxnState
+from millrace_server.errors import ChannelCorruptError
 from millrace_server.log_tools.layout import CHECKPOINT_NAMES
 from millrace_server.log_tools.scanning import LogScan, ToolProgress, scan_log
 from millrace_server.log_tools.view import LogView
@@ -80,7 +81,10 @@ class LogSource:
         self._log = log
 
     def read(self, stored: StoredColumns) -> Buffer:
-        [raw] = read_columns(self._log, [stored])
+        try:
+            [raw] = read_columns(self._log, [stored])
+        except LogCorruptError as error:
+            raise ChannelCorruptError(str(error)) from error
         return raw
 
 
@@ -108,14 +112,15 @@ def verify(view: LogView, codec: PayloadCodec, progress: ToolProgress, *, decode
     return report
 
 
-def _checkpoint_files(view: LogView, codec: PayloadCodec, others: Sequence[Path]) -> CheckpointFiles:
+def checkpoint_files(view: LogView, codec: PayloadCodec, others: Sequence[Path] = ()) -> CheckpointFiles:
+    """Returns the checkpoints of a view, except for `others`."""
     layout = view.layout
     disk = view.disk.without(others)
     return CheckpointFiles(disk, layout.checkpoint_dir, layout.log_id, keeps_previous=True, codec=codec)
 
 
 def _check_checkpoint(view: LogView, codec: PayloadCodec, path: Path) -> CheckpointReport:
-    files = _checkpoint_files(view, codec, [other for other in view.checkpoint_paths if other != path])
+    files = checkpoint_files(view, codec, [other for other in view.checkpoint_paths if other != path])
     checkpoint = next(files.valid_checkpoints(), None)
     if checkpoint is None:
         problem = "is damaged, or no checkpoint of this channel"
@@ -148,7 +153,7 @@ def recover_without(view: LogView, codec: PayloadCodec, left_out: Sequence[Path]
     """Recovers a channel as the server would without some of its checkpoints; LogCorruptError: it would not open."""
     # The server's own recovery, on a read-only disk: the tools cannot come to another result than the server.
     log = WriteAheadLog(SegmentFiles(view.disk, view.layout.directories, view.layout.log_id), codec)
-    files = _checkpoint_files(view, codec, left_out)
+    files = checkpoint_files(view, codec, left_out)
     return recover(log, files, LogSource(log), ReplayProgress(), read_only=True)
 
 

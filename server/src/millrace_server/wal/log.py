@@ -20,8 +20,8 @@ CallSoon = Callable[[Callable[[], None]], object]
 """Schedules a call on the thread that awaits answers."""
 
 _REWRITE_BYTES = 8 << 20
-# The end of a log without segments: the first record gets LSN 1.
 _EMPTY = LogPosition(0, 0, 1)
+"""The end of a log without segments: the first segment gets the id 1, and the first record LSN 1."""
 
 
 class LogRecord(NamedTuple):
@@ -51,10 +51,14 @@ class WriteAheadLog:
     Args:
         files: Its segments.
         codec: Encodes and decodes payloads.
+        follows: The end of the log that it replaces: where it continues if it has no segments.
     """
 
-    def __init__(self, files: SegmentFiles, codec: PayloadCodec | None = None) -> None:
+    def __init__(
+        self, files: SegmentFiles, codec: PayloadCodec | None = None, *, follows: LogPosition = _EMPTY
+    ) -> None:
         self._files = files
+        self._follows = follows
         self._codec = codec or PayloadCodec()
         # Shared with the writer's thread, which adds, and with readers on any thread. Single dict operations are
         # atomic, so no lock is needed; code that iterates copies it first.
@@ -62,7 +66,7 @@ class WriteAheadLog:
         self._reader = RecordReader(self._segments, self._codec)
         self._writer: LogWriter | None = None
         self._call_soon: CallSoon | None = None
-        self._end = _EMPTY
+        self._end = follows
         self._is_writable = False
         # Whether the last record, or else a checkpoint, says of all before it that it was synced.
         self._ends_with_sync_point = False
@@ -124,7 +128,7 @@ class WriteAheadLog:
         assert self._writer is None, "a log that was started is not replayed"
         # Headers first: before any record is used, they show whether all segments exist and have their full length.
         segments = self._files.find(writable=not read_only)
-        self._end, self._is_writable = _EMPTY, False
+        self._end, self._is_writable = self._follows, False
         # Updated in place, since the reader shares the dict. A replay that failed may have left segments in it.
         self._segments.clear()
         self._segments.update({segment.segment_id: segment for segment in segments})

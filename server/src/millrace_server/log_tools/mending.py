@@ -1,0 +1,230 @@
+"""Makes the records of a damaged log, which has gaps, into those of a log without any.
+
+Records are matched by their LSNs. A COMMIT says how many PUT and TAKE records right before it are its own, and which
+sequences their events have; so a lost PUT costs its own events, and no others. If the COMMIT itself is lost, those
+around it tell in most cases which sequences its events have, because sequences have no gaps.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from google.protobuf.message import Message
+
+from millrace_server.channels.replay import ContradictionError, decode_message
+from millrace_server.log_tools.account import LOST, ChannelAccount, Piece, Range, readable_columns
+from millrace_server.storage.v1 import records_pb2 as pb
+from millrace_server.wal.checkpoints import Checkpoint
+from millrace_server.wal.format import RECORD_HEAD_BYTES, Flags, Kind
+from millrace_server.wal.log import LogRecord
+from millrace_server.wal.segments import LogCorruptError
+
+_EVENTS_A_BYTE_MAX = 1 << 15
+"""How many events a byte of a compressed record may hold. Uncompressed, each event takes a byte or more."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """PUT and TAKE records side by side, and what is missing behind them: first of all, perhaps, their COMMIT."""
+
+    missing: range
+    """LSNs."""
+    puts: list[tuple[LogRecord, int]] = field(default_factory=list)
+    """With the number of their events."""
+    takes: list[pb.Take] = field(default_factory=list)
+
+    @property
+    def event_count(self) -> int:
+        return sum(count for _, count in self.puts)
+
+    @property
+    def is_commit_alone(self) -> bool:
+        """Whether nothing but the COMMIT of these records can be missing."""
+        return len(self.missing) == 1
+
+
+class LogMender:
+    """Feeds a channel's account with the records of a log that has gaps, in order.
+
+    Attributes:
+        lsn: LSN of the next record.
+        gap_bytes: Bytes since the last record that are no valid record.
+    """
+
+    def __init__(self, account: ChannelAccount, checkpoint: Checkpoint | None) -> None:
+        self._account = account
+        self._checkpoint = checkpoint
+        self.lsn = 0
+        self.gap_bytes = 0
+        self._state_lsn = 0
+        # Since the last record that says what the next sequence is:
+        self._pending: dict[int, LogRecord] = {}
+        self._missing: list[range] = []
+        self._missing_bytes = 0
+        self._knows_sequence = False
+        self._is_compressed = False
+
+    def begin_segment(self, first_lsn: int) -> None:
+        """Begins a segment; `first_lsn` is 0 if its header does not tell."""
+        if not self.lsn:
+            self.lsn = first_lsn
+        elif first_lsn >= self.lsn:
+            self._miss_before(first_lsn)
+        # The first record is a STATE: if that alone is lost, no event is.
+        self._state_lsn = first_lsn or (0 if self.gap_bytes else self.lsn)
+
+    def feed(self, lsn: int, record: LogRecord) -> None:
+        """Adds the next valid record. One whose LSN was there before has no effect: it is no part of this log."""
+        if lsn < self.lsn:
+            return
+        if self.lsn == self._state_lsn < lsn:
+            self._account.is_doubtful |= not self._account.has_state
+            self.lsn += 1
+        if not self.lsn:
+            # If the header is damaged, too, nothing says how many records are missing at the log's beginning.
+            self.lsn = max(lsn - 2, 1) if self.gap_bytes else lsn
+        self._miss_before(lsn)
+        if self._checkpoint is not None and lsn >= self._checkpoint.position.lsn:
+            self._pass_checkpoint(self._checkpoint)
+        self.lsn = lsn + 1
+        self._is_compressed |= Flags.COMPRESSED in record.flags
+        if record.kind in {Kind.PUT, Kind.TAKE}:
+            self._pending[lsn] = record
+        elif record.kind is not Kind.SYNC_POINT:
+            self._apply(lsn, record)
+
+    def finish(self) -> None:
+        """Ends the log."""
+        if self._checkpoint is not None:
+            self._miss_before(max(self.lsn, self._checkpoint.position.lsn))
+            self._pass_checkpoint(self._checkpoint)
+        self._settle(self.lsn, None)
+
+    def _miss_before(self, lsn: int) -> None:
+        # Only SYNC_POINTs are as short as this, and nothing that they say is missed.
+        if self.lsn < lsn and self.gap_bytes != (lsn - self.lsn) * RECORD_HEAD_BYTES:
+            self._missing.append(range(self.lsn, lsn))
+            self._missing_bytes += self.gap_bytes
+        self.lsn, self.gap_bytes = lsn, 0
+
+    def _pass_checkpoint(self, checkpoint: Checkpoint) -> None:
+        message = pb.Checkpoint.FromString(checkpoint.state)
+        self._settle(checkpoint.position.lsn, message.state.next_sequence)
+        self._account.restore_checkpoint(message)
+        self._checkpoint = None
+
+    def _apply(self, lsn: int, record: LogRecord) -> None:
+        account, next_sequence = self._account, self._account.next_sequence
+        try:
+            self._settle_before(lsn, decode_message(record))
+            next_sequence = account.next_sequence
+            account.apply(record)
+        except (ContradictionError, LogCorruptError):
+            # What it says is as good as lost.
+            account.next_sequence = max(next_sequence, account.next_sequence)
+            self._missing.append(range(lsn, lsn + 1))
+
+    def _settle_before(self, lsn: int, message: Message) -> None:
+        match message:
+            case pb.Commit():
+                first_lsn = lsn - len(message.put_counts) - message.take_records
+                self._settle(first_lsn, message.first_sequence)
+                self._apply_own(range(first_lsn, lsn), len(message.put_counts))
+            case pb.MemoryState():
+                self._settle(lsn - len(message.put_counts), message.state.next_sequence)
+                self._apply_own(range(lsn - len(message.put_counts), lsn), len(message.put_counts))
+            case pb.State():
+                self._settle(lsn, message.next_sequence)
+            case _:
+                # It says nothing of sequences.
+                pass
+
+    def _apply_own(self, lsns: range, put_count: int) -> None:
+        """Applies the PUT and TAKE records of a COMMIT, and empty ones in place of those that are lost."""
+        for index, lsn in enumerate(lsns):
+            kind = Kind.PUT if index < put_count else Kind.TAKE
+            record = self._pending.get(lsn)
+            if record is None or record.kind is not kind:
+                record = LogRecord(kind, Flags(0), LOST, lambda: b"")
+                if kind is Kind.TAKE:
+                    self._account.doubt(list(self._account.present))
+            self._account.apply(record)
+        self._pending, self._missing, self._missing_bytes = {}, [], 0
+
+    def _settle(self, lsn: int, next_sequence: int | None) -> None:
+        """Accounts for the records before an LSN, where the next sequence is this one; None: nobody knows."""
+        groups = [self._group(range(one.start, min(one.stop, lsn))) for one in self._missing if one.start < lsn]
+        self._missing = [range(max(one.start, lsn), one.stop) for one in self._missing if one.stop > lsn]
+        self._pending = {key: record for key, record in self._pending.items() if key >= lsn}
+        account = self._account
+        if not self._knows_sequence and next_sequence is not None:
+            # What the records before the log's first STATE or COMMIT said is in no file any more.
+            self._knows_sequence = True
+            account.next_sequence = 1 if groups else next_sequence
+        if groups:
+            account.is_doubtful = True
+            self._settle_groups(groups, next_sequence)
+        elif next_sequence is not None and next_sequence > max(account.next_sequence, account.reserved_sequence):
+            account.add_lost(account.next_sequence, next_sequence)
+            account.next_sequence = next_sequence
+
+    def _group(self, missing: range) -> _Group:
+        group = _Group(missing)
+        lsn = missing.start - 1
+        while (record := self._pending.get(lsn)) is not None:
+            if record.kind is Kind.TAKE:
+                group.takes.append(pb.Take.FromString(bytes(record.payload)))
+            elif (columns := readable_columns(record)) is not None:
+                group.puts.insert(0, (record, columns.count))
+            lsn -= 1
+        return group
+
+    def _settle_groups(self, groups: list[_Group], next_sequence: int | None) -> None:
+        account, first = self._account, self._account.next_sequence
+        end = first + self._most_missing(groups) if next_sequence is None else max(first, next_sequence)
+        # From the front, sequences are known up to the first group behind which more than a COMMIT may be missing.
+        known, unknown = first, list(groups)
+        while unknown and known + unknown[0].event_count <= end:
+            group = unknown.pop(0)
+            known = self._place(group, known)
+            if not group.is_commit_alone:
+                break
+        behind = end
+        while next_sequence is not None and unknown and unknown[-1].is_commit_alone:
+            if behind - unknown[-1].event_count < known:
+                break
+            behind -= unknown[-1].event_count
+            self._place(unknown.pop(), behind)
+        if next_sequence is None and all(group.is_commit_alone for group in groups):
+            end = behind = known
+        # A reserve explains a step that no record does, unless one that is missing may have put events.
+        is_explained = end <= account.reserved_sequence and all(group.is_commit_alone for group in groups)
+        if not is_explained:
+            account.add_lost(known, behind)
+        account.next_sequence = end
+        if first < end:
+            account.unstamped.add(first, end - 1)
+        # A PUT and its COMMIT leave no room for a TAKE.
+        missing_count = sum(len(group.missing) for group in groups if not group.is_commit_alone)
+        has_no_take = next_sequence is not None and known < behind and missing_count == 2  # noqa: PLR2004 - those two
+        for group in groups:
+            is_small = group.is_commit_alone or has_no_take
+            account.doubt(taken_ranges(group.takes) if is_small else list(account.present))
+
+    def _most_missing(self, groups: list[_Group]) -> int:
+        """Returns how many events the log's end may have lost at most."""
+        events_a_byte = _EVENTS_A_BYTE_MAX if self._is_compressed else 1
+        payload_bytes = self._missing_bytes - sum(len(group.missing) for group in groups) * RECORD_HEAD_BYTES
+        return sum(group.event_count for group in groups) + max(payload_bytes, 0) * events_a_byte
+
+    def _place(self, group: _Group, sequence: int) -> int:
+        for record, count in group.puts:
+            self._account.place(Piece(sequence, count, record.location, 0))
+            sequence += count
+        return sequence
+
+
+def taken_ranges(takes: Iterable[pb.Take]) -> Iterator[Range]:
+    """Yields the first and last sequences of what TAKE records take."""
+    for take in takes:
+        for first, count in zip(take.first_sequences, take.counts, strict=True):
+            yield first, first + count - 1

@@ -1,0 +1,125 @@
+"""Finds what a damaged log still has: the state of its channel, and which of its events can be read."""
+
+from dataclasses import dataclass, field
+
+from millrace.columns import ColumnsCutter
+from millrace.v1 import event_pb2
+from millrace_server.channels.recovery import Recovered
+from millrace_server.channels.stamps import IntervalSet
+from millrace_server.log_tools.account import ChannelAccount, Piece, Range, columns_of, common
+from millrace_server.log_tools.mending import LogMender
+from millrace_server.log_tools.scanning import decode_payload, key_id_of
+from millrace_server.log_tools.verify import checkpoint_files
+from millrace_server.log_tools.view import LogView, SegmentView
+from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Flags, FormatError, Kind, SegmentHeader
+from millrace_server.wal.log import LogRecord
+from millrace_server.wal.payload_codec import PayloadCodec
+from millrace_server.wal.reading import RecordReader, ScannedRecord, SegmentScanner
+from millrace_server.wal.records import Location
+from millrace_server.wal.segments import LogCorruptError, Segment
+
+
+@dataclass(slots=True)
+class Salvage:
+    """What a log still has."""
+
+    recovered: Recovered
+    """The channel without its events."""
+    pieces: list[Piece] = field(default_factory=list)
+    """The events in the channel that can be read, by their sequences."""
+    lost: list[Range] = field(default_factory=list)
+    """Sequences of events that cannot be read, and of which nothing says that they were consumed."""
+    redelivered: list[Range] = field(default_factory=list)
+    """Sequences of readable events that may have been consumed, since the record that says so may be lost."""
+    unstamped: list[Range] = field(default_factory=list)
+    """Sequences whose stamps may be lost: if their producer sends them again, they are stored twice."""
+    is_doubtful: bool = False
+    """Whether stamps, ends of transactions and claims may be missing in `recovered`."""
+    next_segment_id: int = 1
+    next_lsn: int = 1
+    """Behind all that were used."""
+    key_id: str = ""
+    """The key of the newest encrypted record; empty: none is encrypted."""
+    is_compressed: bool = False
+    """Whether the newest PUT record is compressed."""
+
+    @property
+    def event_count(self) -> int:
+        return sum(piece.event_count for piece in self.pieces)
+
+
+class PieceReader:
+    """Reads events from a view of a log."""
+
+    def __init__(self, view: LogView, codec: PayloadCodec) -> None:
+        log_id = view.layout.log_id
+        # The ids come from the file's name and directory, since the segment's own header may be damaged.
+        segments = [Segment(one.path, SegmentHeader(log_id, one.segment_id, 0, 0), one.file) for one in view.segments]
+        self._reader = RecordReader({segment.segment_id: segment for segment in segments}, codec)
+
+    def read(self, piece: Piece) -> event_pb2.EventColumns | None:
+        """Returns the events of a piece; None if they cannot be read."""
+        try:
+            payloads = self._reader.read_run([piece.location], cached_only=False)
+        except LogCorruptError:
+            return None
+        columns = columns_of(payloads[0]) if payloads else None
+        if columns is None or columns.count < piece.start + piece.event_count:
+            return None
+        if columns.count == piece.event_count:
+            return columns
+        return ColumnsCutter(columns).cut(piece.start, piece.start + piece.event_count)
+
+
+def salvage(view: LogView, codec: PayloadCodec) -> Salvage:
+    """Reads all of a log, and then each event that is still in the channel.
+
+    Raises KeyMissingError if a key was not given, and UnknownVersionError at what another version wrote.
+    """
+    checkpoint = next(checkpoint_files(view, codec).valid_checkpoints(), None)
+    account = ChannelAccount()
+    found = Salvage(account.recovered)
+    mender = LogMender(account, checkpoint)
+    for segment in view.segments:
+        _read_segment(view, segment, codec, mender, found)
+    mender.finish()
+    found.next_lsn = max(mender.lsn, 1)
+    found.next_segment_id += max([one.segment_id for one in view.segments], default=0)
+    if checkpoint is not None:
+        found.next_segment_id = max(found.next_segment_id, checkpoint.position.segment_id + 1)
+    found.recovered.next_sequence = max(account.next_sequence, account.reserved_sequence)
+    found.unstamped, found.is_doubtful = list(account.unstamped), account.is_doubtful
+    _sort_out(account, PieceReader(view, codec), found)
+    return found
+
+
+def _sort_out(account: ChannelAccount, reader: PieceReader, found: Salvage) -> None:
+    lost, redelivered = account.present.copy(), IntervalSet()
+    for piece in account.pieces():
+        if reader.read(piece) is not None:
+            found.pieces.append(piece)
+            lost.remove(piece.first_sequence, piece.last_sequence)
+            for part in common(account.doubtful, piece.first_sequence, piece.last_sequence):
+                redelivered.add(*part)
+    found.lost, found.redelivered = list(lost), list(redelivered)
+
+
+def _read_segment(view: LogView, segment: SegmentView, codec: PayloadCodec, mender: LogMender, found: Salvage) -> None:
+    try:
+        mender.begin_segment(SegmentHeader.decode(segment.file.read(SEGMENT_HEADER_BYTES, 0)).first_lsn)
+    except FormatError:
+        mender.begin_segment(0)
+    scanner = view.scanner(segment)
+    for item in scanner.records_and_gaps(SEGMENT_HEADER_BYTES, segment.file.size()):
+        if not isinstance(item, ScannedRecord):
+            mender.gap_bytes += (item.end or segment.file.size()) - item.position
+            continue
+        found.key_id = key_id_of(item) or found.key_id
+        if item.head.kind is Kind.PUT:
+            found.is_compressed = Flags.COMPRESSED in item.head.flags
+        mender.feed(item.head.lsn, _log_record(codec, segment, scanner, item))
+
+
+def _log_record(codec: PayloadCodec, segment: SegmentView, scanner: SegmentScanner, record: ScannedRecord) -> LogRecord:
+    location = Location(segment.segment_id, record.position, record.head.payload_length)
+    return LogRecord(record.head.kind, record.head.flags, location, lambda: decode_payload(codec, scanner, record))
