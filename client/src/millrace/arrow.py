@@ -87,7 +87,7 @@ class RecordBatchBuilder:
         self._headers: dict[str, _JoinedHeader] = {}
         self._sequences: list[range] = []
         self._times = array("q")
-        self._time_offsets = array("I")
+        self._lacks_times = False
 
     def has_room_for(self, columns: event_pb2.EventColumns) -> bool:
         """Whether a batch may join. An empty builder takes any batch."""
@@ -104,8 +104,8 @@ class RecordBatchBuilder:
     def add(self, first_sequence: int, columns: event_pb2.EventColumns, times: CommitTimes = _UNKNOWN_TIMES) -> None:
         """Adds a batch after the others."""
         if self._wants_times:
-            self._times.extend(array("q", [times.first]) * columns.count)
-            self._time_offsets.frombytes(_uint32_bytes(times.offsets[:]) or bytes(4 * columns.count))
+            self._lacks_times |= not times.first
+            self._times.frombytes(_times_by_event(times, columns.count))
         for header in columns.headers if self._wants_headers else ():
             joined = self._headers.setdefault(header.key, _JoinedHeader(header.key))
             joined.add(header, columns.count, count_before=self.count)
@@ -139,12 +139,10 @@ class RecordBatchBuilder:
                 raise ValueError(f"schema: has the column {name!r}, which events do not have")
 
     def _commit_times(self, data_type: pa.DataType) -> pa.Array:
-        firsts = pa.Array.from_buffers(pa.int64(), self.count, [None, pa.py_buffer(self._times)])
-        offsets = pa.Array.from_buffers(pa.uint32(), self.count, [None, pa.py_buffer(self._time_offsets)])
-        times = pc.add(firsts, offsets.cast(pa.int64()))
-        if 0 in self._times:
-            times = pc.if_else(pc.equal(firsts, 0), None, times)
-        return times.cast(data_type)
+        times = pa.Array.from_buffers(pa.int64(), self.count, [None, pa.py_buffer(self._times)])
+        if self._lacks_times:
+            times = pc.if_else(pc.equal(times, 0), None, times)
+        return times.view(data_type)
 
     def _add_sequences(self, numbers: range) -> None:
         if self._sequences and self._sequences[-1].stop == numbers.start:
@@ -277,8 +275,14 @@ def packed_ints(values: Sequence[int]) -> bytes:
     return struct.pack(f"{len(values)}i", *values)
 
 
-def _uint32_bytes(values: Sequence[int]) -> bytes:
-    return struct.pack(f"{len(values)}I", *values)
+def _times_by_event(times: CommitTimes, count: int) -> bytes:
+    """Returns the time of each event as a 64-bit number."""
+    if not times.offsets:
+        return array("q", [times.first]).tobytes() * count
+    packed = struct.pack(f"{count}I", *times.offsets[:])
+    offsets = pa.Array.from_buffers(pa.uint32(), count, [None, pa.py_buffer(packed)]).cast(pa.int64())
+    encoded: bytes = pc.add(offsets, pa.scalar(times.first)).buffers()[1].to_pybytes()
+    return encoded[: 8 * count]
 
 
 def ints(values: pa.Array) -> Ints:
