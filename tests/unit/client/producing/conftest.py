@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ Outcome = RefusalError | str | None
 stored, "lose" after that; "hang" gives no answer."""
 
 Judge = Callable[[list[bytes]], Outcome]
+
+COMMIT_TIME = datetime(2026, 5, 4, 3, 2, 1, 7, tzinfo=UTC)
 
 
 class FakeChannels:
@@ -79,7 +82,10 @@ class FakeChannels:
             self.headers.append(headers)
             new += 1
         return pb.AppendStreamResponse(
-            first_sequence=first if new else 0, last_sequence=len(events) if new else 0, deduplicated=new < len(rows)
+            first_sequence=first if new else 0,
+            last_sequence=len(events) if new else 0,
+            deduplicated=new < len(rows),
+            commit_time=COMMIT_TIME if new else None,
         )
 
 

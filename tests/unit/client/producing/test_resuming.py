@@ -19,7 +19,7 @@ from millrace_client import (
 from millrace_client.producing.accumulator import PLACE_HEADER, Accumulator
 from millrace_client.producing.metrics import ProducerCounters
 from tests.unit.client.fake_server import RefusalError
-from tests.unit.client.producing.conftest import QUICK, FakeChannels, MakeProducer
+from tests.unit.client.producing.conftest import COMMIT_TIME, QUICK, FakeChannels, MakeProducer
 
 BODIES = [str(number).encode() for number in range(10)]
 
@@ -105,6 +105,7 @@ def test_producer_that_follows_stores_only_the_rest(channels: FakeChannels, prod
     futures = later.send_many(BODIES[2:])
     assert [future.settled(20).sequence for future in futures] == [None, None, 5, 6, 7, 8, 9, 10]
     assert [future.settled(20).deduplicated for future in futures] == [True] * 2 + [False] * 6
+    assert [future.settled(20).commit_time for future in futures] == [None] * 2 + [COMMIT_TIME] * 6
     assert channels.stored["orders"] == BODIES
     summary = futures.summary()
     assert (summary.stored_count, summary.repeated_count) == (8, 2)
