@@ -139,9 +139,10 @@ class ChannelService:
         return pb.ReleaseResponse()
 
     async def _find_sequence(self, request: pb.FindSequenceRequest) -> pb.FindSequenceResponse:
+        channel = self._registry.get(request.channel)
         if not request.HasField("time"):
             raise BadArgumentError("time: is missing; give the time from which events are wanted")
-        sequence, commit_time = self._registry.get(request.channel).first_since(micros_of("time", request.time))
+        sequence, commit_time = channel.first_since(micros_of("time", request.time))
         return pb.FindSequenceResponse(sequence=sequence, commit_time=timestamp_of(commit_time))
 
     def _find(self, txn_id: str) -> Transactions:
