@@ -23,7 +23,8 @@ from millrace_server.channels.commit import Receipt
 from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.config import FileChannelConfig
 from millrace_server.channels.contents import Contents
-from millrace_server.channels.journal import Journal, LogContext
+from millrace_server.channels.journal import Journal
+from millrace_server.channels.journal_entries import LogContext
 from millrace_server.channels.log_columns import LogColumns, RecentMemory
 from millrace_server.channels.records import restore_claim, restore_ended, restore_ledger
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover

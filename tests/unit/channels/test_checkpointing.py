@@ -9,7 +9,7 @@ from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.checkpointing import Checkpointing
 from millrace_server.channels.commit import Receipt
-from millrace_server.channels.journal import Snapshot
+from millrace_server.channels.journal_entries import Snapshot
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import ChannelLogFailedError, DiskFullError
 from millrace_server.storage.v1 import records_pb2 as pb

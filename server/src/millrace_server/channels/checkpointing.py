@@ -10,7 +10,8 @@ from itertools import islice
 import structlog
 
 from millrace_server.channels.admission import DISK_RETRY_DELAY_SECONDS, FREE_BYTES_SECONDS
-from millrace_server.channels.journal import Journal, Snapshot
+from millrace_server.channels.journal import Journal
+from millrace_server.channels.journal_entries import Snapshot
 from millrace_server.channels.records import batches_message, first_needed_segment
 from millrace_server.channels.recovery import Recovered
 from millrace_server.errors import DiskFullError, MillraceError

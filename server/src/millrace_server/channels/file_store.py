@@ -18,7 +18,8 @@ from millrace_server.channels.checkpointing import Checkpointing
 from millrace_server.channels.config import LogChannelConfig
 from millrace_server.channels.contents import Contents
 from millrace_server.channels.directories import ChannelDirectories, open_directories
-from millrace_server.channels.journal import Journal, LogContext
+from millrace_server.channels.journal import Journal
+from millrace_server.channels.journal_entries import LogContext
 from millrace_server.channels.keys import load_keys
 from millrace_server.channels.log_columns import LogColumns, RecentMemory
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover

@@ -40,7 +40,8 @@ from millrace_server.channels.commit import Commit, JournalEntry
 from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.config import ChannelConfig, SpillableChannelConfig
 from millrace_server.channels.contents import Contents
-from millrace_server.channels.journal import Journal, LogContext, fail_future
+from millrace_server.channels.journal import Journal
+from millrace_server.channels.journal_entries import LogContext, fail_future
 from millrace_server.channels.log_columns import LogColumns
 from millrace_server.channels.memory_tier import MemoryTier
 from millrace_server.channels.records import memory_state_record, put_records, state_message
