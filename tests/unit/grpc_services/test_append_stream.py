@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
+from millrace_server.channels import queue
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import DiskFullError, OverloadedError
@@ -230,6 +231,25 @@ async def test_small_appends_behind_one_that_is_being_stored_become_one_commit(r
     assert running.stream.sequences == [1, 2, 4]
     assert [answer.last_sequence for answer in running.stream.got] == [1, 3, 4]
     assert running.channel.counters.put_attempts == running.channel.counters.put_successes == 4
+
+
+async def test_small_appends_with_many_headers_become_several_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merged, each key has a size for each event: so the events of one commit are bounded by their headers too."""
+    monkeypatch.setattr(queue, "HEADER_CELLS_MAX", 100)
+    running = Running(capacity=100)
+    slow = SlowCommits(running.channel)
+    event = event_pb2.Event(headers={f"{index:02}": "" for index in range(5)})
+    for _ in range(11):
+        request = pb.AppendStreamRequest(channel="orders", events=[event])
+        running.stream.sent.put_nowait(request.SerializeToString())
+    await running.turn()
+    slow.let_last()
+    await running.turn()
+    assert [commit.put_count for commit in slow.in_flight] == [4, 4, 2]
+    slow.let_last()
+    await running.end()
+    assert running.stream.sequences == list(range(1, 12))
+    running.second_serving.cancel()
 
 
 async def test_appends_that_have_no_room_together_wait_for_it_in_their_order(running: Running) -> None:

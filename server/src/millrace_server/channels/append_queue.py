@@ -9,7 +9,7 @@ from typing import Protocol
 
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.commit import Commit, Receipt
-from millrace_server.channels.queue import is_small
+from millrace_server.channels.queue import is_small, may_merge
 from millrace_server.channels.runs import together
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transactions import Transactions
@@ -70,10 +70,18 @@ class AppendQueue:
     def _next_together(self) -> list[QueuedAppend]:
         """Removes the first appends that one commit can store."""
         waiting, appends = self._waiting, list[QueuedAppend]()
+        count = raw_bytes = body_bytes = 0
         while waiting and len(appends) < _TOGETHER_MAX:
             append = waiting[0]
             if not append.is_abandoned:
-                if appends and not _may_follow(appends[-1], append):
+                stored = append.batches[0]
+                count, raw_bytes, body_bytes = (
+                    count + stored.count,
+                    raw_bytes + stored.raw_bytes,
+                    body_bytes + stored.body_bytes,
+                )
+                is_within = may_merge(count, raw_bytes, body_bytes, raw_bytes)
+                if appends and not (is_within and _may_follow(appends[-1], append)):
                     break
                 appends.append(append)
             waiting.popleft()
