@@ -30,6 +30,7 @@ from millrace_client.producing.config import ProducerConfig
 from millrace_client.producing.metrics import ServerMetrics
 from millrace_client.producing.pages import Page
 from millrace_client.producing.targets import ConnectionOptions, HealthWatch, Target, call_in_loop
+from millrace_client.security import TlsWatch
 
 
 class Part(NamedTuple):
@@ -124,11 +125,11 @@ class Server:
         """Threads that read from this server. Each of them ends soon after the server is closed."""
         self._on_change = on_change
         self.channels: dict[str, ServerChannel] = {}
-        self._connect()
+        self._connect(self._settings.watch_tls(), self._settings.open_channel(grpc))
 
-    def _connect(self) -> None:
-        self._tls_watch = self._settings.watch_tls()
-        self.channel: grpc.Channel = self._settings.open_channel(grpc)
+    def _connect(self, tls_watch: TlsWatch | None, channel: grpc.Channel) -> None:
+        self._tls_watch = tls_watch
+        self.channel = channel
         self._health = HealthWatch(
             self.channel, Backoff(self.config.backoff_seconds, self.config.backoff_seconds_max), self._report_health
         )
@@ -137,10 +138,12 @@ class Server:
     def renew_connection(self) -> None:
         """Connects again if the server is down and files of `tls` have changed since it was connected to."""
         if self.is_down and self._tls_watch is not None and self._tls_watch.has_changed():
-            # Streams in progress keep the former gRPC channel until they end.
-            self._health.stop()
+            # Where the files cannot be used yet, the former ones are tried further, and these the next time.
             with suppress(BadArgumentError):
-                self._connect()
+                tls_watch, channel = self._settings.watch_tls(), self._settings.open_channel(grpc)
+                # Streams in progress keep the former gRPC channel until they end.
+                self._health.stop()
+                self._connect(tls_watch, channel)
 
     def unreachable_error(self, channel: str) -> MillraceError:
         """Returns the error for events that could not be sent at all."""

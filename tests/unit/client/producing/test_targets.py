@@ -1,11 +1,15 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from millrace_client import Producer, ProducerConfig, Routing, SendFailedError
-from millrace_client.producing.targets import Target, targets_of
+from millrace_client.producing.servers import Server
+from millrace_client.producing.targets import ConnectionOptions, Target, targets_of
+from millrace_client.security import Tls
+from tests.certificates import Authority
 from tests.unit.client.producing.conftest import FakeChannels
 
 
@@ -77,3 +81,32 @@ def test_send_to_an_unknown_name_says_so() -> None:
         future = producer.send(b"a")
         with pytest.raises(SendFailedError, match=r"nowhere\.invalid:7070"):
             future.result(20)
+
+
+async def test_renew_connection_with_files_that_cannot_be_used_keeps_the_former_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is watched further over the former connection, and the files are tried again each time."""
+    monkeypatch.setattr("millrace_client.security._CHECK_SECONDS", 0.0)
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(Authority().certificate)
+    server = Server(
+        Target(address="127.0.0.1:1", authority=""),
+        ConnectionOptions(tls=Tls(ca=ca), options=()),
+        ProducerConfig(),
+        lambda: None,
+    )
+    try:
+        former, server.is_down = server.channel, True
+        ca.unlink()
+        ca.mkdir()
+        server.renew_connection()
+        assert server.channel is former
+        assert not server._health._is_ending
+        # Readable again, as after a change of its mode: nothing else tells.
+        monkeypatch.setattr(Path, "read_bytes", lambda _: b"")
+        server.renew_connection()
+        assert server.channel is not former
+    finally:
+        former.close()
+        server.close()
