@@ -82,7 +82,14 @@ def test_settings_with_a_key_that_everybody_may_read_give_the_command(given: dic
 
 @pytest.mark.parametrize("name", ["certificate", "private_key", "client_ca"])
 @pytest.mark.parametrize(
-    "content", [b"", b"\xff\xfe", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
+    "content",
+    [
+        b"",
+        b"\xff\xfe",
+        b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        # Of an algorithm that there is not.
+        b"-----BEGIN PRIVATE KEY-----\nMBACAQAwBQYDKgMEBAQBAgME\n-----END PRIVATE KEY-----\n",
+    ],
 )
 def test_settings_with_a_file_of_something_else_name_it(given: dict[str, Any], name: str, content: bytes) -> None:
     """Files without certificates or keys are refused."""

@@ -5,6 +5,7 @@ Certificates are in PEM. TLS is of version 1.2 or 1.3.
 
 import asyncio
 import json
+import os
 import ssl
 import stat
 from datetime import UTC, datetime, timedelta
@@ -160,7 +161,7 @@ class TlsFiles:
             connection.context = self.material.http_context
 
         # Called for every new connection, also for those that name no server.
-        context = _http_context(self.settings)
+        context = self.material.http_context
         context.sni_callback = swap
         return context
 
@@ -210,14 +211,19 @@ def _http_context(settings: TlsSettings) -> ssl.SSLContext:
     return context
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, *, is_secret: bool = False) -> bytes:
     try:
         with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
             content = file.read(_FILE_BYTES_MAX + 1)
     except OSError as error:
         raise ValueError(f"is {json.dumps(str(path))}, which cannot be read: {error.strerror}") from None
     if len(content) > _FILE_BYTES_MAX:
         raise ValueError(f"is {json.dumps(str(path))}, which is larger than {_FILE_BYTES_MAX} bytes")
+    if is_secret and mode & stat.S_IROTH:
+        raise ValueError(
+            f"is {json.dumps(str(path))}, which every user of this machine may read; run: chmod o-rwx {path}"
+        )
     return content
 
 
@@ -251,17 +257,16 @@ def _read_certificates(path: Path) -> "tuple[bytes, list[Certificate]]":
 
 def _read_key(path: Path, certificate: "Certificate | None") -> bytes:
     """Returns a key; raises ValueError if others may read it, if it is none, or if it is not the certificate's."""
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 
     shown = json.dumps(str(path))
-    content = _read(path)
-    if path.stat().st_mode & stat.S_IROTH:
-        raise ValueError(f"is {shown}, which every user of this machine may read; run: chmod o-rwx {path}")
+    content = _read(path, is_secret=True)
     try:
         key = serialization.load_pem_private_key(content, password=None)
     except TypeError:
         raise ValueError(f"is {shown}, which is protected by a password; it must be without one") from None
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm):
         raise ValueError(f"is {shown}, which holds no private key in PEM") from None
     if certificate is not None and certificate.public_key() != key.public_key():
         raise ValueError(
