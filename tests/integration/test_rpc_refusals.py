@@ -12,7 +12,7 @@ from grpc import aio
 
 from millrace.v1 import admin_service_pb2, event_pb2
 from millrace.v1 import channel_service_pb2 as pb
-from tests.rpc import Refusal, Rpc, columns, events, refused, seconds
+from tests.rpc import NO_WAIT, TIMEOUT_SECONDS, Refusal, Rpc, columns, events, refused, seconds
 
 INVALID_ARGUMENT = grpc.StatusCode.INVALID_ARGUMENT
 NOT_FOUND = grpc.StatusCode.NOT_FOUND
@@ -466,3 +466,28 @@ async def test_unknown_fields_are_passed_over(rpc: Rpc) -> None:
     newer = pb.AppendRequest(channel=name, events=events(b"a")).SerializeToString() + b"\xa2\x06\x03new"
     answer = await answer_to(rpc, "millrace.v1.ChannelService", "Append", newer)
     assert pb.AppendResponse.FromString(answer).first_sequence == 1
+
+
+async def test_refusals_are_counted_by_their_reason(rpc: Rpc) -> None:
+    """Of calls that name the channel or a transaction of it, and of streams; not of other channels."""
+    name, other = await rpc.make_channel(capacity=1, keep_alive=NO_WAIT), await rpc.make_channel()
+    txn_id = await rpc.begin(name)
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "TXN_CAPACITY"):
+        await rpc.put(txn_id, b"a", b"b")
+    await rpc.rollback(txn_id)
+    async with refused(grpc.StatusCode.FAILED_PRECONDITION, "TXN_STATE"):
+        await rpc.commit(txn_id)
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "TXN_CAPACITY"):
+        await rpc.append(name, b"a", b"b")
+    stream = rpc.channels.AppendStream(timeout=TIMEOUT_SECONDS)
+    await stream.write(pb.AppendStreamRequest(channel=name))
+    assert (await stream.read()).HasField("error")
+    await stream.done_writing()
+    consuming = rpc.channels.Consume(timeout=TIMEOUT_SECONDS)
+    await consuming.write(pb.ConsumeRequest(start=pb.ConsumeRequest.Start(channel=name)))
+    await consuming.write(pb.ConsumeRequest(ack=pb.ConsumeRequest.Ack(delivery_ids=[9])))
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT"):
+        await consuming.read()
+        await consuming.read()
+    assert dict((await rpc.look(name)).counters.refused) == {"TXN_CAPACITY": 2, "TXN_STATE": 1, "BAD_ARGUMENT": 2}
+    assert not (await rpc.look(other)).counters.refused

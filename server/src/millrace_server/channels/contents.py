@@ -2,9 +2,9 @@
 
 import asyncio
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import merge
 from operator import attrgetter
 from time import time_ns
@@ -38,6 +38,7 @@ class ChannelCounters:
     leases_expired: int = 0  # Transactions rolled back because their lease ran out.
     deduplicated: int = 0  # Events dropped as repeats.
     expired: int = 0  # Events removed because they were older than the retention.
+    refused: Counter[str] = field(default_factory=Counter)  # Calls of clients that were refused, by their reason.
 
 
 class Subscriber:

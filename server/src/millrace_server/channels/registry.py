@@ -1,7 +1,7 @@
 """All channels of a server."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Container, Iterable
+from collections.abc import AsyncGenerator, Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from millrace_server.errors import (
     ChannelLogFailedError,
     ChannelNotEmptyError,
     ChannelNotFoundError,
+    MillraceError,
 )
 from millrace_server.wal.disk import Disk, OsDisk
 
@@ -263,6 +264,12 @@ class ChannelRegistry:
                 return
             self._measuring = asyncio.ensure_future(asyncio.to_thread(_measure, spaces))
         await asyncio.wait({self._measuring}, timeout=_MEASURING_SECONDS)
+
+    def count_refusal(self, error: MillraceError, txn_ids: Sequence[str]) -> None:
+        """Counts a refused call at the open channel that it names, or whose transactions it names."""
+        name = error.metadata.get("channel") or next(filter(None, map(self.transactions.owner_of, txn_ids)), "")
+        if (channel := self._channels.get(name)) is not None:
+            channel.counters.refused[error.reason] += 1
 
     def drain(self) -> None:
         self._is_draining = True

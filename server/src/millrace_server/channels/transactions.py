@@ -43,6 +43,11 @@ class TxnDirectory:
         if self._channels.get(txn_id) is channel:
             del self._channels[txn_id]
 
+    def owner_of(self, txn_id: str) -> str | None:
+        """Returns the name of the channel that has a transaction; None if it is not known."""
+        channel = self._channels.get(txn_id)
+        return None if channel is None else channel.name
+
     def find(self, txn_id: str) -> "Transactions":
         """Returns the transactions of the channel that has this one."""
         try:

@@ -78,6 +78,7 @@ def _counters_message(counters: ChannelCounters) -> pb.ChannelCounters:
         lease_expired_count=counters.leases_expired,
         deduplicated_count=counters.deduplicated,
         event_expired_count=counters.expired,
+        refused=counters.refused,
     )
 
 

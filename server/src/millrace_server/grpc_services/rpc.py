@@ -1,7 +1,7 @@
 """RPC handlers: parsing, limits on bytes in flight, errors and responses, the same for all methods."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import NoReturn, TypeAlias
 
@@ -10,9 +10,9 @@ import structlog
 from google.protobuf.message import Message
 from grpc import aio
 
-from millrace_server.errors import OverloadedError
+from millrace_server.errors import MillraceError, OverloadedError
 from millrace_server.grpc_services.messages import Columns, EventsRequestT, RequestT, parse, parse_apart
-from millrace_server.grpc_services.status import EndStatus, end_status
+from millrace_server.grpc_services.status import EndStatus, end_status, refusal
 
 _log = structlog.get_logger(__name__)
 
@@ -79,6 +79,10 @@ def _overloaded(whose: str, held: int, maximum: int) -> OverloadedError:
     )
 
 
+def _count_nothing(_error: MillraceError, _txn_ids: Sequence[str]) -> None:
+    """Nobody asks for the counts."""
+
+
 class Rpcs:
     """Creates RPC handlers.
 
@@ -86,8 +90,16 @@ class Rpcs:
     known, and stored events are sent without being encoded again.
     """
 
-    def __init__(self, inflight: InflightBytes) -> None:
+    def __init__(
+        self, inflight: InflightBytes, count_refusal: Callable[[MillraceError, Sequence[str]], None] = _count_nothing
+    ) -> None:
         self._inflight = inflight
+        self._count_refusal = count_refusal
+
+    def _end(self, error: Exception, request: Message | None) -> EndStatus:
+        refused = refusal(error, request)
+        self._count_refusal(refused, getattr(request, "txn_ids", None) or [getattr(request, "txn_id", "")])
+        return end_status(refused, request)
 
     def unary(self, kind: type[RequestT], serve: Callable[[RequestT], Awaitable[Answer]]) -> Handler:
         """Handles one request with one response."""
@@ -99,7 +111,7 @@ class Rpcs:
                     request = parse(kind, raw)
                     return _encoded(await serve(request))
             except Exception as error:  # noqa: BLE001 - every failure becomes a status
-                status = end_status(error, request)
+                status = self._end(error, request)
             del raw, request
             return await _abort(context, status)
 
@@ -117,7 +129,7 @@ class Rpcs:
                     request, columns = parse_apart(kind, raw)
                     return _encoded(await serve(request, columns))
             except Exception as error:  # noqa: BLE001 - every failure becomes a status
-                status = end_status(error, request)
+                status = self._end(error, request)
             del raw, request, columns
             return await _abort(context, status)
 
@@ -138,7 +150,7 @@ class Rpcs:
                     async for answer in answers:
                         await _send(context, answer)
             except Exception as error:  # noqa: BLE001 - every failure becomes a status
-                _fail_stream(context, error, request)
+                _fail_stream(context, self._end(error, request))
 
         return grpc.unary_stream_rpc_method_handler(handle)
 
@@ -152,7 +164,7 @@ class Rpcs:
                 await context.send_initial_metadata(())
                 await serve(MessageStream(context, self._inflight))
             except Exception as error:  # noqa: BLE001 - every failure becomes a status
-                _fail_stream(context, error, None)
+                _fail_stream(context, self._end(error, None))
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
@@ -187,9 +199,8 @@ async def _abort(context: Context, status: EndStatus) -> NoReturn:
     await context.abort(*status)
 
 
-def _fail_stream(context: Context, error: Exception, request: Message | None) -> None:
-    """Ends a stream with the error. gRPC does not retry it, since the response has begun."""
-    status = end_status(error, request)
+def _fail_stream(context: Context, status: EndStatus) -> None:
+    """Ends a stream with an error. gRPC does not retry it, since the response has begun."""
     context.set_trailing_metadata(status.trailing_metadata)
     context.set_details(status.sentence)
     context.set_code(status.code)

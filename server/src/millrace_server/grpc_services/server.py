@@ -110,7 +110,8 @@ class GrpcServer:
         self._tls = tls
         self._health = Health(registry, components)
         self._server = aio.server(options=_options(settings))
-        rpcs = Rpcs(InflightBytes(settings.inflight_bytes_max, settings.inflight_bytes_per_connection_max))
+        inflight = InflightBytes(settings.inflight_bytes_max, settings.inflight_bytes_per_connection_max)
+        rpcs = Rpcs(inflight, registry.count_refusal)
         for name, handlers in (
             (channel_service.NAME, ChannelService(registry).handlers(rpcs)),
             (admin_service.NAME, AdminService(registry, catalog, components).handlers(rpcs)),

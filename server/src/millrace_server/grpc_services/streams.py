@@ -87,8 +87,9 @@ class _Append:
         self._call.on_end(self)
 
     def refuse(self, error: Exception) -> None:
-        answer = pb.AppendStreamResponse(error=status_of(refusal(error, self.request)))
-        self.answer = answer.SerializeToString()
+        refused = refusal(error, self.request)
+        self._call.registry.count_refusal(refused, ())
+        self.answer = pb.AppendStreamResponse(error=status_of(refused)).SerializeToString()
         self._call.on_end(self)
 
 
@@ -100,7 +101,7 @@ class AppendStreamCall:
     """
 
     def __init__(self, registry: ChannelRegistry, stream: MessageStream) -> None:
-        self._registry = registry
+        self.registry = registry
         self._stream = stream
         self._unanswered: deque[_Append] = deque()
         # Appends that wait for room. While there are any, each later one is a task too: tasks start in the order of
@@ -146,7 +147,7 @@ class AppendStreamCall:
         self._unanswered.append(append)
         self._bytes += append.byte_count
         try:
-            append.parse(raw, self._stream.admit(raw), self._registry)
+            append.parse(raw, self._stream.admit(raw), self.registry)
         except Exception as error:  # noqa: BLE001 - answers one request and does not end the stream
             append.refuse(error)
         else:
@@ -233,6 +234,9 @@ class ConsumeCall:
             for end in (self._unsettled, delivering, listening):
                 if end.done():
                     end.result()
+        except MillraceError as error:
+            error.metadata.setdefault("channel", channel.name)
+            raise
         finally:
             for end in (self._unsettled, delivering, listening):
                 end.cancel()
