@@ -181,3 +181,21 @@ def test_thread_without_work_ends(threads: WriterThreads, monkeypatch: pytest.Mo
     is_done.clear()
     threads.run(is_done.set)
     assert is_done.wait(_WAIT_SECONDS)
+
+
+def test_run_when_the_system_has_no_thread_left_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work waits, and the next call starts a thread for both."""
+    threads = WriterThreads(threads_max=1)
+    done: Future[None] = Future()
+    order: list[int] = []
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        threads.run(lambda: order.append(1))
+    assert order == []
+    threads.run(lambda: done.set_result(order.append(2)))
+    done.result(_WAIT_SECONDS)
+    assert order == [1, 2]

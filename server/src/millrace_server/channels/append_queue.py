@@ -15,6 +15,7 @@ from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transactions import Transactions
 
 _TOGETHER_MAX = 256
+"""Appends that one commit stores at most."""
 
 
 class QueuedAppend(Protocol):

@@ -61,9 +61,7 @@ class ChannelFile:
     index: int  # Index among the channel's data directories, or CHECKPOINTS_ONLY.
     count: int  # Data directories, from index 0 on, that had their file when this one was written.
     is_deleted: bool = False  # The channel is being deleted: nothing in its directories counts any more.
-    repaired_from: int = (
-        0  # A repair has replaced the log, from the segment with this id on; see `directories`. 0: none.
-    )
+    repaired_from: int = 0  # The first segment of a log that a repair has written; see `finish_repair`. 0: none.
 
     def write(self, directory: Path) -> None:
         """Replaces the directory's channel file durably. The old file remains on an OSError, unless the sync failed."""

@@ -73,7 +73,7 @@ def _add_stamps(message: pb.Commit, commits: Iterable[Commit]) -> None:
 
 
 def is_small_append(commit: Commit) -> bool:
-    """Whether a prepared commit may share its records with its neighbours: no call of it is told apart later."""
+    """Whether a prepared commit may share its records with its neighbours: nothing later refers to it alone."""
     return len(commit.puts) == 1 and not commit.takes and not commit.txn_ids and is_small(commit.puts[0].stored)
 
 

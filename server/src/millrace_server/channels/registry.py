@@ -34,7 +34,6 @@ _PAUSE_SECONDS = 0.001
 _ENVELOPE_BYTES = 1024
 """Bytes of an answer besides its events: tags, lengths and counts."""
 
-
 _MEASURING_SECONDS = 0.1
 """How long a look at the channels waits for their disks."""
 

@@ -47,7 +47,6 @@ _STATUSES = {
 }
 """The health service's status, by whether something serves; None: it does not exist any more."""
 
-
 _SERVING_STATES = {ChannelState.OPEN, ChannelState.DISK_FULL}
 """On a full disk, takes are served."""
 

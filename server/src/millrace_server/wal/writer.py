@@ -190,6 +190,10 @@ class LogWriter:
         # would get a sync of its own and the others would wait for two. A lone caller never waits.
         if len(self._pending) < expected_count:
             self._wait_for(expected_count, delayed_until - time.monotonic())
+        return self._take_group()
+
+    def _take_group(self) -> list[Submission]:
+        """Removes the first pending submissions that one write and sync can take."""
         with self._lock:
             group = [self._pending.popleft()]
             generation, byte_count = group[0].generation, group[0].byte_count

@@ -45,9 +45,14 @@ class WriterThreads:
             if self._thread_count == self._threads_max:
                 return
             self._thread_count += 1
-        # Daemon threads: an interpreter that exits without closing its logs must not hang on them; replay handles the
-        # rest.
-        threading.Thread(target=self._work, name="log-writer", daemon=True).start()
+        try:
+            # Daemon threads: an interpreter that exits without closing its logs must not hang on them; replay handles
+            # the rest.
+            threading.Thread(target=self._work, name="log-writer", daemon=True).start()
+        except RuntimeError:
+            # The system has none left. The work waits for one of the others, or for the next call.
+            with self._lock:
+                self._thread_count -= 1
 
     def may_linger(self) -> bool:
         """Whether work that is done may keep its thread a while for what comes next; then call `end_lingering`."""
