@@ -186,7 +186,7 @@ def test_thread_without_work_ends(threads: WriterThreads, monkeypatch: pytest.Mo
 def test_run_when_the_system_has_no_thread_left_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The work waits, and the next call starts a thread for both."""
     threads = WriterThreads(threads_max=1)
-    done: Future[None] = Future()
+    done = threading.Event()
     order: list[int] = []
 
     def refuse(_thread: threading.Thread) -> None:
@@ -196,6 +196,7 @@ def test_run_when_the_system_has_no_thread_left_is_made_up_for(monkeypatch: pyte
         patch.setattr(threading.Thread, "start", refuse)
         threads.run(lambda: order.append(1))
     assert order == []
-    threads.run(lambda: done.set_result(order.append(2)))
-    done.result(_WAIT_SECONDS)
+    threads.run(lambda: order.append(2))
+    threads.run(done.set)
+    assert done.wait(_WAIT_SECONDS)
     assert order == [1, 2]
