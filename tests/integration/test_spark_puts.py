@@ -75,6 +75,7 @@ def commit(puts: Sequence[ShardPuts], number: int = 0, **but: Any) -> None:
         is_streaming=True,
         is_repeatable=True,
         retry_seconds=1.0,
+        tls=None,
     )
     commit_all(puts, replace(said, **but))
 
@@ -268,7 +269,7 @@ def test_commit_all_of_too_many_transactions_says_so(
     puts = put(client, channel, rows(*range(250)))
     with pytest.raises(MillraceSparkError, match="250 events are in 3 transactions, and one commit takes 2; raise"):
         commit(puts)
-    roll_back(puts)
+    roll_back(puts, None)
     assert bodies(client, channel) == []
 
 
@@ -299,7 +300,7 @@ def test_commit_all_with_one_server_away_says_what_is_stored(
     )
     with pytest.raises(MillraceSparkError, match=f"The rows for {puts[0].shard} are stored$"):
         commit([*puts, away], 3, retry_seconds=0, is_streaming=False, is_repeatable=False)
-    roll_back([*puts, away])
+    roll_back([*puts, away], None)
     assert bodies(client, channel) == numbered(2)
     assert f"{puts[0].shard}: stored batch 3 of producer query, 2 events from sequence 1 to 2" in caplog.text
 

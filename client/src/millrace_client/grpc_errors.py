@@ -59,7 +59,7 @@ class ErrorTranslator:
         details = failure.details() or code.name
         match code:
             case grpc.StatusCode.UNAVAILABLE:
-                message = f"cannot reach a Millrace server at {self.endpoint}; is millraced running there? ({details})"
+                message = f"cannot reach a Millrace server at {self.endpoint}; {_likely_cause(details)} ({details})"
                 return UnavailableError(message, code=code)
             case grpc.StatusCode.DEADLINE_EXCEEDED:
                 return self.deadline("")
@@ -84,6 +84,17 @@ class ErrorTranslator:
             error = MillraceError(message, reason=code.name, code=code)
         error.channel = error.channel or channel
         return error
+
+
+def _likely_cause(details: str) -> str:
+    """Returns what to look at first, for a person; gRPC has no codes for it."""
+    if "WRONG_VERSION_NUMBER" in details:
+        return "it does not use TLS, but this client does"
+    if "CERTIFICATE_VERIFY_FAILED" in details:
+        return "this client does not trust its certificate"
+    if "failed to connect" in details and ("Socket closed" in details or "Connection reset" in details):
+        return "does it want TLS, or another certificate of the client?"
+    return "is millraced running there?"
 
 
 def _error_in_metadata(metadata: Iterable[Any], code: grpc.StatusCode) -> MillraceError | None:

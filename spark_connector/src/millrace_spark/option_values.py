@@ -6,9 +6,12 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from millrace_spark.errors import OptionError
+
+if TYPE_CHECKING:
+    from millrace_client import Tls
 
 Value = TypeVar("Value")
 
@@ -24,7 +27,17 @@ _ADVICE = {
 LEASE_SECONDS_MAX = 3_600.0
 """The longest lease that servers grant."""
 
-_IS_RESERVED = re.compile(r"tls.*|token.*", re.IGNORECASE)
+TLS_OPTIONS: Mapping[str, str] = {
+    "tls.ca.file": (
+        "TLS: file of the authorities that sign the servers' certificates, in PEM; default with TLS: those that come "
+        "with gRPC"
+    ),
+    "tls.certificate.file": "TLS: file of the client's certificate, followed by the intermediate ones, in PEM",
+    "tls.key.file": "TLS: file of its private key, without a password, in PEM",
+}
+"""The options of TLS, for reading and writing, with their descriptions."""
+
+_IS_RESERVED = re.compile(r"token.*", re.IGNORECASE)
 
 
 class OptionValues:
@@ -62,14 +75,37 @@ def known_name(name: str, known: Collection[str]) -> str:
         return by_lower[name.lower()]
     if _IS_RESERVED.fullmatch(name):
         raise OptionError(
-            f"option {name}: is reserved for TLS and tokens, which Millrace does not support yet; remove it, and use "
-            "a private network"
+            f"option {name}: is reserved for tokens, which Millrace does not support yet; remove it, and use "
+            "tls.certificate.file and tls.key.file"
         )
     if name.lower() in _ADVICE:
         raise OptionError(f"option {name}: {_ADVICE[name.lower()]}")
     near = difflib.get_close_matches(name.lower(), by_lower, n=1)
     hint = f"did you mean {by_lower[near[0]]}?" if near else f"the options are {', '.join(known)}"
     raise OptionError(f"option {name}: is unknown; {hint}")
+
+
+def tls_of(values: OptionValues) -> "Tls | None":
+    """Returns how to connect over TLS; None for plain text. It has the paths of files only, which tasks read."""
+    paths = [values.value(name, _parse_path, None) for name in TLS_OPTIONS]
+    if not any(paths):
+        return None
+    # Imports gRPC.
+    from millrace_client import BadArgumentError, Tls
+
+    ca, certificate, private_key = paths
+    try:
+        return Tls(ca=ca, certificate=certificate, private_key=private_key)
+    except BadArgumentError:
+        given, missing = sorted(("tls.certificate.file", "tls.key.file"), key=values.text, reverse=True)
+        raise OptionError(f"option {given}: needs {missing}; set both, or neither") from None
+
+
+def _parse_path(text: str) -> str | None:
+    if not text:
+        # Most likely a variable that is not set; plain text would come unnoticed.
+        raise ValueError("the path of a file")
+    return text
 
 
 def parse_count(text: str) -> int:

@@ -1,6 +1,7 @@
 """Calls to servers: connections, retries, and the shards that match the options."""
 
 import contextlib
+import platform
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -97,15 +98,18 @@ def translated_errors(
     except MillraceError as error:
         message = f"channel {channel} at {endpoint}: {str(error).rstrip('.')}"
         advice = advice_by_reason.get(error.reason)
+        if str(error).startswith("tls: "):
+            # Of many executors, one may lack a file.
+            advice = f"that is on {platform.node()}; the driver and each executor read the file by this path"
         raise MillraceSparkError(f"{message}; {advice}" if advice else message) from None
 
 
 @contextlib.contextmanager
-def connected(endpoints: Sequence[str]) -> Iterator[dict[str, millrace.Client]]:
+def connected(endpoints: Sequence[str], tls: millrace.Tls | None) -> Iterator[dict[str, millrace.Client]]:
     """Opens a connection to each endpoint, and closes them all at the end of the block."""
     with ExitStack() as stack:
         yield {
-            endpoint: stack.enter_context(millrace.connect(endpoint, timeout_seconds=CALL_SECONDS_MAX))
+            endpoint: stack.enter_context(millrace.connect(endpoint, timeout_seconds=CALL_SECONDS_MAX, tls=tls))
             for endpoint in endpoints
         }
 

@@ -145,9 +145,9 @@ class MillraceReader(DataSourceReader):
             ranges = claim_all(ranges)
             starting = options.starting
             if not isinstance(starting, Bounds):
-                starting = bounds_since(starting, ranges)
+                starting = bounds_since(starting, ranges, options.tls)
             ranges = cut_ranges(ranges, starting, options.ending, fail_on_data_loss=options.fail_on_data_loss)
         return split_among_tasks(ranges, options.partitions.events_max, options.partitions.count_min)
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        return read_rows(partition, self._schema, self._options.retry_seconds)
+        return read_rows(partition, self._schema, self._options)

@@ -46,6 +46,26 @@ def test_from_rpc_with_broken_details_keeps_its_code(value: bytes | str) -> None
     assert "Socket closed" in error.message
 
 
+@pytest.mark.parametrize(
+    ("details", "cause"),
+    [
+        ("failed to connect to all addresses: Connection refused", "is millraced running there?"),
+        ("Tls handshake failed: OPENSSL_internal:CERTIFICATE_VERIFY_FAILED", "this client does not trust its certifi"),
+        ("Tls handshake failed: OPENSSL_internal:WRONG_VERSION_NUMBER", "it does not use TLS, but this client does"),
+        (
+            "failed to connect to all addresses: Socket closed",
+            "does it want TLS, or another certificate of the client?",
+        ),
+        ("failed to connect to all addresses: Connection reset by peer", "does it want TLS, or another certificate"),
+        ("Socket closed", "is millraced running there?"),
+    ],
+)
+def test_from_rpc_without_a_connection_says_what_to_look_at(details: str, cause: str) -> None:
+    """Servers with TLS close connections without, which gRPC tells in its message only."""
+    error = TRANSLATOR.from_rpc(failure(UNAVAILABLE, details), "orders")
+    assert error.message.startswith(f"cannot reach a Millrace server at server-1:7070; {cause}")
+
+
 def test_from_rpc_with_details_has_their_reason() -> None:
     """The details are an encoded status."""
     status = refused("DRAINING", UNAVAILABLE).error.SerializeToString()

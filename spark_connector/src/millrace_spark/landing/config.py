@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, Field, field_validator, model_va
 from millrace_spark.errors import OptionError
 from millrace_spark.landing.formats import LineFormat, TextFormat, columns_of
 from millrace_spark.landing.paths import WorkFolder, absolute_path, file_system_of, name_of
-from millrace_spark.option_values import parse_timestamp
+from millrace_spark.option_values import TLS_OPTIONS, parse_timestamp
 from millrace_spark.shards import is_meant, parse_endpoints
 
 EVENT_COLUMNS = ("channel", "endpoint", "sequence", "headers", "body", "commit_time")
@@ -49,6 +49,33 @@ def _checked_endpoints(endpoints: list[str]) -> list[str]:
 
 Endpoints = Annotated[list[str], Field(min_length=1, max_length=1_000), AfterValidator(_checked_endpoints)]
 FolderPath = Annotated[str, AfterValidator(_checked_path)]
+
+
+class TlsConfig(BaseModel, frozen=True, extra="forbid"):
+    """How to connect over TLS, by the paths of PEM files on the driver and each executor."""
+
+    ca: str | None = Field(None, min_length=1)
+    """The authorities that sign the servers' certificates; default: those that come with gRPC."""
+
+    certificate: str | None = Field(None, min_length=1)
+    """The client's certificate, with the intermediate ones."""
+
+    private_key: str | None = Field(None, min_length=1)
+    """Its private key, without a password."""
+
+    @model_validator(mode="after")
+    def _check_files(self) -> Self:
+        if (self.certificate is None) != (self.private_key is None):
+            raise ValueError("certificate and private_key come together, and one of them is missing")
+        if not self.model_fields_set:
+            raise ValueError("has no file; set ca, or remove the table")
+        return self
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options of TLS of reading and writing."""
+        paths = zip(TLS_OPTIONS, (self.ca, self.certificate, self.private_key), strict=True)
+        return {name: path for name, path in paths if path is not None}
 
 
 class SourceConfig(BaseModel, frozen=True, extra="forbid"):
@@ -94,6 +121,16 @@ class SourceConfig(BaseModel, frozen=True, extra="forbid"):
 
     retry_seconds: float | None = Field(None, gt=0, le=86_400, allow_inf_nan=False)
     """How long calls to a server that does not answer are retried; default: 120."""
+
+    tls: TlsConfig | None = None
+    """How to connect over TLS, also to the servers of `bad_lines`; default: plain text. The table `[source.tls]` has
+    the paths of PEM files on the driver and each executor: `ca`, the authorities that sign the servers' certificates;
+    `certificate` and `private_key`, the client's own."""
+
+    @property
+    def tls_options(self) -> dict[str, str]:
+        """The options of TLS of reading and writing."""
+        return {} if self.tls is None else self.tls.options
 
     @field_validator("starting_timestamp")
     @classmethod

@@ -18,17 +18,20 @@ from millrace_spark.workers import freeze_loaded_objects
 
 def claim_all(options: ClaimOptions) -> tuple[ClaimedRange, ...]:
     """Claims the channels on each endpoint for a batch read; the claims end with their leases."""
-    with connected(options.endpoints) as clients:
+    with connected(options.endpoints, options.tls) as clients:
         return tuple(
             _claim(shard, clients[shard.endpoint], options) for shard in find_shards(clients, options.channels)
         )
 
 
-def bounds_since(time: datetime, ranges: Iterable[ClaimedRange]) -> Bounds:
+def bounds_since(time: datetime, ranges: Iterable[ClaimedRange], tls: millrace.Tls | None) -> Bounds:
     """Returns where the events that were committed at or after a time begin in claimed ranges."""
     found, following = {}, {}
     for claimed in ranges:
-        with translated_errors(claimed.endpoint, claimed.channel), millrace.connect(claimed.endpoint) as client:
+        with (
+            translated_errors(claimed.endpoint, claimed.channel),
+            millrace.connect(claimed.endpoint, tls=tls) as client,
+        ):
             shard = Shard(claimed.channel, claimed.endpoint)
             found[shard] = client.channel(claimed.channel).find_sequence(time).sequence
             following[shard] = claimed.next_sequence
@@ -64,7 +67,10 @@ def claimed_range(endpoint: str, claim: millrace.Claim, *, is_held: bool) -> Cla
 
 
 def read_partition(
-    partition: RangePartition, schema: pa.Schema, retry_seconds: float = RETRY_SECONDS
+    partition: RangePartition,
+    schema: pa.Schema,
+    retry_seconds: float = RETRY_SECONDS,
+    tls: millrace.Tls | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Reads a partition of a claimed range.
 
@@ -75,7 +81,7 @@ def read_partition(
     """
     freeze_loaded_objects()
     claimed = partition.claimed
-    with translated_errors(claimed.endpoint, claimed.channel), millrace.connect(claimed.endpoint) as client:
+    with translated_errors(claimed.endpoint, claimed.channel), millrace.connect(claimed.endpoint, tls=tls) as client:
         batches = _batches(client.channel(claimed.channel), partition, RetryPolicy(retry_seconds))
         columns = ((batch.first_sequence, batch.columns, batch.times) for batch in batches)
         constants = {"channel": claimed.channel, "endpoint": claimed.endpoint}

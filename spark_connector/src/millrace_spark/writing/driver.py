@@ -62,7 +62,7 @@ def commit_advice(*, is_streaming: bool) -> Mapping[str, str]:
 
 def check_targets(options: WriteOptions) -> None:
     """Checks that each server answers, and has the channel if the options name one."""
-    with connected(options.endpoints) as clients:
+    with connected(options.endpoints, options.tls) as clients:
         homes: dict[str, str] = {}
         for endpoint, client in clients.items():
             with translated_errors(endpoint, options.channel, advice_by_reason=PUT_ADVICE):
@@ -140,6 +140,7 @@ class BatchCommit:
     is_repeatable: bool
     """Whether a repeat by the same producer sends the same rows to the same servers."""
     retry_seconds: float
+    tls: millrace.Tls | None
 
 
 def stamp_producer_id(producer_id: str, options: WriteOptions) -> str:
@@ -203,7 +204,7 @@ def _commit_shard(puts: ShardPuts, commit: BatchCommit) -> None:
     advice = commit_advice(is_streaming=commit.is_streaming)
     with (
         translated_errors(shard.endpoint, shard.channel, advice_by_reason=advice),
-        millrace.connect(shard.endpoint) as client,
+        millrace.connect(shard.endpoint, tls=commit.tls) as client,
     ):
         channel = client.channel(shard.channel)
         receipt = retries.call(lambda: channel.commit(puts.txn_ids, stamp))
@@ -233,14 +234,14 @@ def _commit_shard(puts: ShardPuts, commit: BatchCommit) -> None:
 _CALL_SECONDS_MAX = 5.0
 
 
-def roll_back(puts: Iterable[ShardPuts]) -> None:
+def roll_back(puts: Iterable[ShardPuts], tls: millrace.Tls | None) -> None:
     """Rolls back open transactions. Those of an unreachable server end with their leases."""
     by_endpoint: dict[str, list[tuple[str, str]]] = {}
     for shard_puts in puts:
         pairs = [(shard_puts.shard.channel, txn_id) for txn_id in shard_puts.txn_ids]
         by_endpoint.setdefault(shard_puts.shard.endpoint, []).extend(pairs)
     for endpoint, txns in by_endpoint.items():
-        with millrace.connect(endpoint, timeout_seconds=_CALL_SECONDS_MAX) as client:
+        with millrace.connect(endpoint, timeout_seconds=_CALL_SECONDS_MAX, tls=tls) as client:
             _roll_back_at(client, txns)
 
 

@@ -54,7 +54,7 @@ class MillraceWriter(DataSourceArrowWriter):
         _commit(self._options, messages, self._options.batch_number, is_streaming=False)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        _abort(messages)
+        _abort(self._options, messages)
 
 
 class MillraceStreamWriter(DataSourceStreamArrowWriter):
@@ -85,7 +85,7 @@ class MillraceStreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         del batchId  # The messages name the transactions.
-        _abort(messages)
+        _abort(self._options, messages)
 
 
 def _checked_options(options: Mapping[str, str], schema: StructType, *, is_streaming: bool) -> WriteOptions:
@@ -137,11 +137,12 @@ def _commit(
         is_streaming=is_streaming,
         is_repeatable=bool(options.producer_id) or len(options.endpoints) == 1 or options.routing is WriteRouting.KEY,
         retry_seconds=options.retry_seconds,
+        tls=options.tls,
     )
     commit_all(puts, commit)
 
 
-def _abort(messages: Sequence[WriterCommitMessage | None]) -> None:
+def _abort(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
     from millrace_spark.writing.driver import puts_by_shard, roll_back
 
-    roll_back(puts_by_shard(messages))
+    roll_back(puts_by_shard(messages), options.tls)

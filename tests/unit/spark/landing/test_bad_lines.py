@@ -30,6 +30,8 @@ def test_letter_options_have_rising_batch_numbers() -> None:
     parsed = parse_write_options(options, is_streaming=False)
     assert (parsed.producer_id, parsed.batch_number) == (producer_id(), 3)
     assert parsed.batch_numbers_increase
+    over_tls = config(source={"endpoints": ["a:1"], "channels": ["web"], "tls": {"ca": "ca.pem"}})
+    assert dead_letter_options(over_tls, QUERY, 3)["tls.ca.file"] == "ca.pem"
     assert dead_letter_options(config(bad_lines={"channel": "x", "endpoints": ["c:3"]}), QUERY, 3)["endpoints"] == "c:3"
 
 

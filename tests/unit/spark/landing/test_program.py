@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from millrace_client import Tls
 from millrace_spark import OptionError
 from millrace_spark.landing import program
 from millrace_spark.landing.commands import MEANINGS, ExitCode, ShutdownSignals
@@ -147,6 +148,9 @@ def test_source_options_are_those_of_the_data_source() -> None:
     from millrace_spark.reading.options import parse_stream_options
 
     assert parse_stream_options(following).claim.reader_id == config().landing_name
+    tls = {"ca": "ca.pem", "certificate": "c.pem", "private_key": "c.key"}
+    over_tls = source_options(config(source=source | {"tls": tls}))
+    assert parse_stream_options(over_tls).claim.tls == Tls(**tls)
 
 
 def test_landing_name_is_the_readers_where_one_is_given() -> None:

@@ -1,4 +1,5 @@
 import getpass
+import pickle
 import platform
 import re
 from datetime import UTC, datetime
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 
+from millrace_client import Tls
 from millrace_spark import OPTIONS, ClaimedRange, OptionError
 from millrace_spark.reading.bounds import Bounds
 from millrace_spark.reading.options import (
@@ -154,11 +156,14 @@ def test_parse_batch_options_with_ranges_takes_what_was_claimed() -> None:
             "option path: does not name channels; call load() and save() ",
         ),
         ({"endpoints": "a:1", "provider": "millrace"}, "option provider: tables in Spark's catalog are not supported"),
+        (LEAST | {"tlsCaFile": "x"}, "option tlsCaFile: is unknown; did you mean tls.ca.file?"),
+        (LEAST | {"tls.ca.file": ""}, "option tls.ca.file: is ''; it must be the path of a file"),
+        (LEAST | {"tls.key.file": "x"}, "option tls.key.file: needs tls.certificate.file; set both, or neither"),
         (
-            LEAST | {"tlsCaFile": "x"},
-            "option tlsCaFile: is reserved for TLS and tokens, which Millrace does not support yet",
+            LEAST | {"TLS.certificate.FILE": "x"},
+            "option tls.certificate.file: needs tls.key.file; set both",
         ),
-        (LEAST | {"token": "x"}, "option token: is reserved for TLS and tokens"),
+        (LEAST | {"token": "x"}, "option token: is reserved for tokens, which Millrace does not support yet"),
         (LEAST | {"endpoints": "a"}, "option endpoints: 'a' is not host:port, such as 127.0.0.1:7070"),
         (LEAST | {"endpoints": "a:1,"}, "option endpoints: '' is not host:port"),
         (LEAST | {"endpoints": "http://a:1"}, "option endpoints: 'http://a:1' is not host:port"),
@@ -238,11 +243,23 @@ def test_options_document_streams_and_batch_reads() -> None:
             assert ("is for streams" in reported or "is for batch reads" in reported) == is_refused, name
 
 
+def test_tls_options_reach_tasks_as_paths() -> None:
+    """Reads and streams are planned, pickled and shown with paths, never with contents."""
+    tls = Tls(ca="/ca.pem", certificate="/c.pem", private_key="/c.key")
+    files = {"tls.ca.file": " /ca.pem ", "TLS.Certificate.File": "/c.pem", "tls.key.file": "/c.key"}
+    batch = parse_batch_options(LEAST | files, "somebody")
+    assert pickle.loads(pickle.dumps(batch)) == batch  # noqa: S301 - made here
+    assert (batch.tls, batch.source) == (tls, claim(tls=tls))
+    assert parse_stream_options(LEAST | files).claim.tls == tls
+    assert parse_batch_options(LEAST | {"tls.ca.file": "/ca.pem"}, "").tls == Tls(ca="/ca.pem")
+    assert parse_batch_options({"ranges": ranges_to_json([RANGE]), **files}, "").tls == tls
+
+
 def test_readme_documents_each_option() -> None:
     """The README's table is that of `OPTIONS`."""
     readme = (Path(__file__).resolve().parents[4] / "spark_connector" / "README.md").read_text()
     section = readme.partition("## Options of reading")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*) \|$", section, re.MULTILINE)
     assert {name: text.replace("`", "") for name, text in rows} == dict(OPTIONS)
 
 

@@ -1,4 +1,7 @@
+import platform
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
@@ -11,6 +14,17 @@ from millrace_spark.reading import tasks as reading
 from millrace_spark.reading.ranges import RangePartition
 
 SCHEMA = pa.schema([("sequence", pa.int64()), ("body", pa.binary())])
+CLAIMED = ClaimedRange(
+    endpoint="a:1",
+    channel="orders",
+    reader_id="me",
+    epoch=7,
+    first_sequence=1,
+    next_sequence=21,
+    lease_seconds=30.0,
+    channel_id="id",
+    is_held=True,
+)
 
 
 class UnreliableServer:
@@ -45,24 +59,25 @@ class UnreliableServer:
 
 
 def rows(server: UnreliableServer, monkeypatch: pytest.MonkeyPatch, retry_seconds: float = 60.0) -> list[int]:
-    claimed = ClaimedRange(
-        endpoint="a:1",
-        channel="orders",
-        reader_id="me",
-        epoch=7,
-        first_sequence=1,
-        next_sequence=21,
-        lease_seconds=30.0,
-        channel_id="id",
-        is_held=True,
-    )
-    monkeypatch.setattr(millrace, "connect", lambda _endpoint: server)
+    monkeypatch.setattr(millrace, "connect", lambda _endpoint, **_settings: server)
     monkeypatch.setattr("millrace_spark.servers._PAUSE_SECONDS", 0.0)
-    batches = reading.read_partition(RangePartition(claimed, 2, 21), SCHEMA, retry_seconds)
+    batches = reading.read_partition(RangePartition(CLAIMED, 2, 21), SCHEMA, retry_seconds)
     table = pa.Table.from_batches(list(batches), SCHEMA)
     assert table["body"].to_pylist() == [f"{sequence}".encode() for sequence in table["sequence"].to_pylist()]
     sequences: list[int] = table["sequence"].to_pylist()
     return sequences
+
+
+def test_read_partition_without_a_file_of_tls_names_the_machine(tmp_path: Path) -> None:
+    """The driver may have the file. It is not retried: no server is needed."""
+    partition = RangePartition(replace(CLAIMED, endpoint="127.0.0.1:1"), 2, 21)
+    tls = millrace.Tls(ca=tmp_path / "ca.pem")
+    with pytest.raises(MillraceSparkError) as refused:
+        list(reading.read_partition(partition, SCHEMA, 60.0, tls))
+    assert str(refused.value) == (
+        f"channel orders at 127.0.0.1:1: tls: {tls.ca} cannot be read: No such file or directory; that is on "
+        f"{platform.node()}; the driver and each executor read the file by this path"
+    )
 
 
 def test_read_partition_goes_on_behind_what_came(monkeypatch: pytest.MonkeyPatch) -> None:

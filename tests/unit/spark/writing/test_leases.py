@@ -10,6 +10,8 @@ import millrace_client as millrace
 from millrace_spark.shards import Shard
 from millrace_spark.writing.leases import LeaseKeeper
 
+TLS = millrace.Tls(ca="ca.pem")
+
 _WAIT_SECONDS_MAX = 20.0
 HERE, AWAY = Shard("orders", "here:1"), Shard("orders", "away:1")
 
@@ -32,9 +34,9 @@ class Servers:
         self.open_count = 0
 
     @contextmanager
-    def connect(self, endpoint: str, *, timeout_seconds: float, wait_for_ready: bool = False) -> Iterator[Any]:
+    def connect(self, endpoint: str, *, timeout_seconds: float, tls: millrace.Tls | None) -> Iterator[Any]:
         """Replaces `millrace_client.connect`."""
-        assert not wait_for_ready
+        assert tls is TLS
         self.timeouts.append(timeout_seconds)
         self.open_count += 1
         yield FakeClient(self, endpoint)
@@ -79,7 +81,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
 
 
 def keeper_of(lease_seconds: float, *shards: Shard, txn_count: int = 1) -> LeaseKeeper:
-    keeper = LeaseKeeper(lease_seconds)
+    keeper = LeaseKeeper(lease_seconds, TLS)
     for number in range(txn_count):
         for shard in shards:
             keeper.add(shard, f"t{number}")
@@ -137,7 +139,7 @@ def assert_set(event: threading.Event) -> None:
 @pytest.mark.parametrize(("lease_seconds", "count"), [(0.000_001, 3), (600.0, 0)])
 def test_stop_for_a_commit_renews_what_has_waited(servers: Servers, lease_seconds: float, count: int) -> None:
     """Before a commit, transactions are renewed unless they were renewed recently, with short deadlines."""
-    keeper = LeaseKeeper(lease_seconds)
+    keeper = LeaseKeeper(lease_seconds, TLS)
     keeper._is_stopped.set()
     for number in range(3):
         keeper.add(HERE, f"t{number}")

@@ -5,6 +5,7 @@ import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
+from millrace_client import Tls
 from millrace_spark import OptionError
 from millrace_spark.writing.options import WRITE_OPTIONS, WriteOptions, WriteRouting, parse_write_options
 from millrace_spark.writing.schema import options_for
@@ -42,6 +43,7 @@ def test_parse_write_options_with_all_takes_them() -> None:
             "ROUTING": "roundrobin",
             "leaseSeconds": "10m",
             "retryseconds": "7",
+            "TLS.CA.FILE": "/ca.pem",
         }
     )
     assert parse_write_options(options, is_streaming=False) == WriteOptions(
@@ -53,6 +55,7 @@ def test_parse_write_options_with_all_takes_them() -> None:
         routing=WriteRouting.ROUND_ROBIN,
         lease_seconds=600.0,
         retry_seconds=7.0,
+        tls=Tls(ca="/ca.pem"),
     )
 
 
@@ -178,5 +181,5 @@ def test_readme_documents_each_write_option() -> None:
     """The README's table is that of `WRITE_OPTIONS`."""
     readme = (Path(__file__).resolve().parents[4] / "spark_connector" / "README.md").read_text()
     section = readme.partition("### Options of writing")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*) \|$", section, re.MULTILINE)
     assert {name: text.replace("`", "") for name, text in rows} == dict(WRITE_OPTIONS)
