@@ -10,6 +10,7 @@ from millrace_server.errors import (
     BytesFullError,
     ChannelFullError,
     ChannelNotFoundError,
+    DiskFullError,
     EventTooLargeError,
     OffsetGapError,
     TxnCapacityError,
@@ -27,6 +28,7 @@ from tests.channel_events import (
     stored,
     take,
 )
+from tests.slow_commits import SlowCommits
 from tests.virtual_clock import now, settle, started
 
 
@@ -493,3 +495,19 @@ async def test_update_that_waits_when_the_channel_is_deleted_fails_at_once(chann
     with pytest.raises(ChannelNotFoundError):
         await call.answer()
     assert now() == 0
+
+
+async def test_append_that_the_disk_refuses_twice_waits_for_it_within_one_keep_alive() -> None:
+    """The second refusal does not begin the wait anew."""
+    channel = open_channel(keep_alive_seconds=10)
+    slow = SlowCommits(channel)
+    call = await started(append(channel, b"a"))
+    slow.refuse(DiskFullError("no room"))
+    await asyncio.sleep(6)
+    channel._contents.disk_waiters.wake_all()
+    await settle()
+    slow.refuse(DiskFullError("no room"))
+    with pytest.raises(DiskFullError):
+        await call.answer()
+    assert now() == 10
+    check_accounts(channel)

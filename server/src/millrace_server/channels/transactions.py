@@ -250,13 +250,7 @@ class Transactions:
         `also_draining` is for the server's own sinks that set events aside: sinks continue while the server drains,
         since they drain it.
         """
-        commit = self.begin_append(batches, stamp, also_draining=also_draining)
-        try:
-            return await (self.append_later(batches, stamp) if commit is None else commit)
-        except DiskFullError:
-            if commit is None or not await self._contents.wait_for_disk(self._core.config.keep_alive_seconds):
-                raise
-        return await self.append_later(batches, stamp)
+        return await self.append_later(batches, stamp, self.begin_append(batches, stamp, also_draining=also_draining))
 
     def begin_append(
         self, batches: Sequence[StoredColumns], stamp: Stamp | None, *, also_draining: bool = False
@@ -272,19 +266,23 @@ class Transactions:
             return None
         return commit
 
-    async def append_later(self, batches: Sequence[StoredColumns], stamp: Stamp | None) -> Receipt:
-        """Ends an append that `begin_append` has begun; it takes its place before it waits."""
-        plan = partial(self._contents.plan, [Window.whole(stored) for stored in batches], [], stamp)
+    async def append_later(
+        self, batches: Sequence[StoredColumns], stamp: Stamp | None, commit: Commit | None = None
+    ) -> Receipt:
+        """Ends an append that `begin_append` has begun, which returned `commit`; takes its place before it waits."""
         keep_alive_seconds = self._core.config.keep_alive_seconds
         give_up = self._clock() + keep_alive_seconds
         while True:
-            commit = plan()
-            if not self._contents.admits(commit):
-                commit = await self._contents.wait_for_room(plan, keep_alive_seconds)
             try:
-                self.submit_append(commit)
+                if commit is None:
+                    plan = partial(self._contents.plan, [Window.whole(stored) for stored in batches], [], stamp)
+                    commit = plan()
+                    if not self._contents.admits(commit):
+                        commit = await self._contents.wait_for_room(plan, keep_alive_seconds)
+                    self.submit_append(commit)
                 return await commit
             except DiskFullError:
+                commit = None
                 if not await self._contents.wait_for_disk(give_up - self._clock()):
                     raise
 
