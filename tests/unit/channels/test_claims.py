@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
 
+from millrace_server.channels import claims
 from millrace_server.channels.admission import Capacity
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.claims import ClaimRegistry
@@ -342,6 +343,24 @@ async def test_acknowledge_through_a_sequence_removes_all_up_to_it(desk: ClaimRe
     assert (contents.capacity.event_count, contents.counters.take_successes) == (3, 3)
     assert await desk.acknowledge("r", 1, 6) == 7
     assert (contents.capacity.event_count, contents.capacity.body_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("takes_over", [False, True])
+async def test_acknowledge_of_many_batches_ends_where_the_claim_does(
+    desk: ClaimRegistry, contents: Contents, monkeypatch: pytest.MonkeyPatch, *, takes_over: bool
+) -> None:
+    """Other calls are served between its commits; a takeover there fences the rest, which the new reader gets."""
+    monkeypatch.setattr(claims, "REMOVED_BATCHES_MAX", 1)
+    call = asyncio.ensure_future(desk.acknowledge("r", 1, 5))
+    await asyncio.sleep(0)
+    assert contents.first_sequence == 3
+    if not takes_over:
+        assert await call == 6
+        return
+    assert (await desk.grant("other", LEASE, takeover=True)).epoch == 2
+    with pytest.raises(StaleEpochError):
+        await call
+    assert await read(desk, reader_id="other", epoch=2) == [3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("through_sequence", [7, 8, (1 << 64) - 1])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from millrace_server.channels import channel as channel_module
-from millrace_server.channels import journal
+from millrace_server.channels import claims, journal
 from millrace_server.channels.commit import Receipt
 from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.channels.queue import TakeLimits
@@ -493,7 +493,7 @@ async def test_purge_of_many_batches_lets_other_calls_through(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each commit removes some of them; what is appended meanwhile stays."""
-    monkeypatch.setattr(channel_module, "_PURGED_BATCHES_MAX", 2)
+    monkeypatch.setattr(channel_module, "REMOVED_BATCHES_MAX", 2)
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         for _ in range(5):
@@ -507,6 +507,33 @@ async def test_purge_of_many_batches_lets_other_calls_through(
         assert queued(channel) == [b"new"]
         assert opened.kinds().count(Kind.TAKE) == 3
         check_accounts(channel)
+
+
+async def test_acknowledge_of_many_batches_that_is_killed_has_removed_the_first(
+    disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only when all are on the disk is it answered; what the kill leaves is an earlier acknowledgement."""
+    monkeypatch.setattr(claims, "REMOVED_BATCHES_MAX", 2)
+    async with file_channel(disk) as opened:
+        channel, gate = opened.channel, Gate(disk)
+        for _ in range(5):
+            await append(channel, b"x" * 5_000)
+        await channel.claim("r", None, takeover=False)
+        gate.close()
+        (acknowledging,) = await called(channel.claims.acknowledge("r", None, 5))
+        await gate.reached()
+        gate.open()
+        gate.close()
+        await gate.reached()
+        killed = disk.copy()
+        assert not acknowledging.done()
+        gate.open()
+        assert await acknowledging == 6
+        assert opened.kinds().count(Kind.TAKE) == 3
+    async with file_channel(killed) as opened:
+        assert opened.channel.first_sequence in {3, 5}
+        assert await opened.channel.claims.acknowledge("r", None, 5) == 6
+        check_accounts(opened.channel)
 
 
 @pytest.mark.parametrize("error_number", [0, FULL, errno.EIO])

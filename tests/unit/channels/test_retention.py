@@ -146,7 +146,7 @@ class RetentionModel(RuleBasedStateMachine):
         super().__init__()
         self._patch = pytest.MonkeyPatch()
         self._loop = VirtualClockLoop()
-        self._patch.setattr(retention_module, "_BATCHES_MAX", 2)
+        self._patch.setattr(retention_module, "REMOVED_BATCHES_MAX", 2)
         self.times: dict[int, float] = {}
         self.consumed: set[int] = set()
         self.away: list[Transaction] = []

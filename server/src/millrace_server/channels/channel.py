@@ -11,7 +11,7 @@ from millrace_server.channels.append_queue import AppendQueue
 from millrace_server.channels.batches import Form, StoredBatch
 from millrace_server.channels.channel_core import ChannelCore, ChannelStorage
 from millrace_server.channels.claims import Claim, ClaimRegistry
-from millrace_server.channels.committer import MemoryCommitter, remove
+from millrace_server.channels.committer import REMOVED_BATCHES_MAX, MemoryCommitter, remove
 from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.contents import ChannelCounters, Contents, Subscriber
 from millrace_server.channels.deliveries import Deliveries
@@ -21,9 +21,6 @@ from millrace_server.channels.transactions import Transactions, TxnDirectory
 from millrace_server.errors import MillraceError
 
 _MICROSECONDS = 1_000_000
-
-_PURGED_BATCHES_MAX = 1_000
-"""Batches that one commit of a purge removes."""
 
 
 def memory_storage(name: str, config: ChannelConfig) -> ChannelStorage:
@@ -236,12 +233,11 @@ class Channel:
         """Removes all queued events without delivering them; returns their number."""
         self._contents.refuse_if_closed()
         newest, count = self._contents.next_sequence - 1, 0
-        # In parts, each with a commit of its own: other calls wait no longer however many batches there are.
         while True:
-            purged = self._contents.take_through(newest, _PURGED_BATCHES_MAX)
+            purged = self._contents.take_through(newest, REMOVED_BATCHES_MAX)
             await remove(self._contents, self._core.committer, purged, is_purge=True)
             count += sum(batch.count for batch in purged)
-            if len(purged) < _PURGED_BATCHES_MAX:
+            if len(purged) < REMOVED_BATCHES_MAX:
                 return count
             await asyncio.sleep(0)
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from millrace_server.channels.batches import StoredBatch
-from millrace_server.channels.committer import ClaimRecord, Committer, remove
+from millrace_server.channels.committer import REMOVED_BATCHES_MAX, ClaimRecord, Committer, remove
 from millrace_server.channels.config import check_identifier
 from millrace_server.channels.contents import Contents
 from millrace_server.channels.leases import Lease
@@ -190,18 +190,27 @@ class ClaimRegistry:
             raise SequenceGoneError(f"sequence {min(first, end)} is acknowledged; the oldest that is not is {oldest}")
 
     async def acknowledge(self, reader_id: str, epoch: int | None, through_sequence: int) -> int:
-        """Removes all events up to a sequence, included; returns the oldest that remains."""
+        """Removes all events up to a sequence, included; returns the oldest that remains.
+
+        Many batches are removed by several commits, the oldest first. Where the claim ends between two of them, or one
+        fails, the events of the later ones stay.
+        """
         self._require(reader_id, epoch)
         if through_sequence >= self._contents.next_sequence:
             raise SequenceGoneError(
                 f"through_sequence: {through_sequence} does not exist yet; the newest is "
                 f"{self._contents.next_sequence - 1}"
             )
-        await self._contents.prefetch_end(through_sequence)
-        # Again, since it may have ended meanwhile.
-        self._require(reader_id, epoch)
-        await remove(self._contents, self._committer, self._contents.take_through(through_sequence))
-        return self._contents.first_sequence
+        while True:
+            await self._contents.prefetch_end(through_sequence)
+            # Again, since it may have ended meanwhile.
+            self._require(reader_id, epoch)
+            taken = self._contents.take_through(through_sequence, REMOVED_BATCHES_MAX)
+            await remove(self._contents, self._committer, taken)
+            if len(taken) < REMOVED_BATCHES_MAX:
+                return self._contents.first_sequence
+            # In a channel in memory, nothing else has waited.
+            await asyncio.sleep(0)
 
     def _require(self, reader_id: str, epoch: int | None) -> Claim:
         """Returns the reader's active claim, and restarts its lease."""

@@ -11,6 +11,9 @@ from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.contents import Contents
 from millrace_server.errors import MillraceError
 
+REMOVED_BATCHES_MAX = 1_000
+"""Batches that one commit of a removal has, so that other calls wait no longer however many there are."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClaimRecord:

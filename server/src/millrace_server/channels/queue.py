@@ -3,7 +3,7 @@
 import sys
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
@@ -140,22 +140,32 @@ class EventQueue:
         self.event_count -= count
         return first
 
-    def put_back(self, batches: Sequence[StoredBatch]) -> None:
+    def put_back(self, batches: Iterable[StoredBatch]) -> None:
+        """Returns batches into their places; their number counts, not that of the others in the queue."""
         self._growing = None
-        for batch in batches:
-            index = self._index_after(batch.first_sequence)
-            following = self._batches[index] if index < len(self._batches) else None
-            if following is not None and (joined := batch.joined(following)):
-                del self._batches[index]
-                batch_back = joined
-            else:
-                batch_back = batch
-            preceding = self._batches[index - 1] if index else None
-            if preceding is not None and (joined := preceding.joined(batch_back)):
-                self._batches[index - 1] = joined
-            else:
-                self._batches.insert(index, batch_back)
+        back = sorted(batches, key=_first_sequence)
+        if not back:
+            return
+        queue, index = self._batches, self._index_after(back[0].first_sequence)
+        # At its ends, a deque is quick: what lies before stands behind the others meanwhile.
+        queue.rotate(-index)
+        later_count = len(queue) - index
+        for batch in back:
+            while later_count and queue[0].first_sequence < batch.first_sequence:
+                self._rejoin(queue.popleft())
+                later_count -= 1
+            self._rejoin(batch)
             self.event_count += batch.count
+        if later_count:
+            self._rejoin(queue.popleft())
+            later_count -= 1
+        queue.rotate(-later_count)
+
+    def _rejoin(self, batch: StoredBatch) -> None:
+        if self._batches and (joined := self._batches[-1].joined(batch)):
+            self._batches[-1] = joined
+        else:
+            self._batches.append(batch)
 
     def remove_through(self, sequence: int, batches_max: int = sys.maxsize) -> list[StoredBatch]:
         """Removes and returns the events up to a sequence, included, of the first batches."""
@@ -214,11 +224,11 @@ class EventQueue:
             return []
         self._growing = None
         index = self._index_of(from_sequence)
-        return [
-            batch.between(from_sequence, to_sequence)
-            for batch in islice(self._batches, index, index + _READ_AHEAD)
-            if batch.first_sequence < to_sequence
-        ]
+        # Much faster than to iterate up to there.
+        self._batches.rotate(-index)
+        ahead = list(islice(self._batches, min(_READ_AHEAD, len(self._batches) - index)))
+        self._batches.rotate(index)
+        return [batch.between(from_sequence, to_sequence) for batch in ahead if batch.first_sequence < to_sequence]
 
     def batch_of(self, sequence: int) -> StoredBatch | None:
         """Returns the batch that holds a sequence; None if none does."""
@@ -252,6 +262,7 @@ class EventQueue:
             yield batch
 
 
+_first_sequence = attrgetter("first_sequence")
 _last_time = attrgetter("last_time")
 
 

@@ -254,13 +254,14 @@ def _times(steps: Sequence[int], count: int) -> Sequence[int]:
 
 
 def _producers_message(ledger: StampLedger) -> pb.Producers:
-    message = pb.Producers()
-    for producer_id, intervals in ledger.producers():
-        message.producer_ids.append(producer_id)
-        message.interval_counts.append(len(intervals))
-        message.firsts.extend([first for first, _ in intervals])
-        message.lasts.extend([last for _, last in intervals])
-    return message
+    # Lists first: this happens on the event loop, and a message grows slowly item by item.
+    producers = ledger.by_producer()
+    return pb.Producers(
+        producer_ids=list(producers),
+        interval_counts=[len(intervals.firsts) for intervals in producers.values()],
+        firsts=[first for intervals in producers.values() for first in intervals.firsts],
+        lasts=[last for intervals in producers.values() for last in intervals.lasts],
+    )
 
 
 def restore_ledger(message: pb.Producers) -> StampLedger:
@@ -273,25 +274,21 @@ def restore_ledger(message: pb.Producers) -> StampLedger:
 
 
 def _ended_message(ended: Iterable[tuple[str, Outcome]]) -> pb.EndedTxns:
-    message = pb.EndedTxns()
+    outcomes = dict(ended)
     # Transactions that were committed together share a receipt: a repeat that names some of them is known by that.
-    indexes: dict[int, int] = {}
-    times: list[int] = []
-    for txn_id, outcome in ended:
-        message.txn_ids.append(txn_id)
-        receipt = outcome.receipt
-        if receipt is None:
-            message.outcomes.append(_EXPIRED if outcome.state is TxnState.EXPIRED else _ROLLED_BACK)
-            continue
-        index = indexes.setdefault(id(receipt), len(indexes))
-        if index == len(message.first_sequences):
-            message.first_sequences.append(receipt.first_sequence)
-            message.last_sequences.append(receipt.last_sequence)
-            message.are_deduplicated.append(receipt.is_deduplicated)
-            times.append(receipt.commit_time)
-        message.outcomes.append(_COMMITTED_FROM + index)
-    message.commit_time_steps.extend(_steps(times))
-    return message
+    receipts = {id(receipt): receipt for outcome in outcomes.values() if (receipt := outcome.receipt) is not None}
+    codes = {key: code for code, key in enumerate(receipts, _COMMITTED_FROM)}
+    return pb.EndedTxns(
+        txn_ids=list(outcomes),
+        outcomes=[
+            codes.get(id(outcome.receipt)) or (_EXPIRED if outcome.state is TxnState.EXPIRED else _ROLLED_BACK)
+            for outcome in outcomes.values()
+        ],
+        first_sequences=[receipt.first_sequence for receipt in receipts.values()],
+        last_sequences=[receipt.last_sequence for receipt in receipts.values()],
+        are_deduplicated=[receipt.is_deduplicated for receipt in receipts.values()],
+        commit_time_steps=_steps([receipt.commit_time for receipt in receipts.values()]),
+    )
 
 
 def restore_ended(message: pb.EndedTxns, ended: EndedTxns) -> None:

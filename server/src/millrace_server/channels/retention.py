@@ -4,16 +4,13 @@ import asyncio
 from contextlib import suppress
 
 from millrace_server.channels.commit import Commit
-from millrace_server.channels.committer import Committer, submit_removal
+from millrace_server.channels.committer import REMOVED_BATCHES_MAX, Committer, submit_removal
 from millrace_server.channels.contents import Contents
 from millrace_server.errors import MillraceError
 
 _CHECK_SECONDS_MIN = 0.5
 # The wall clock, which tells what has expired, may be set while a timer runs.
 _CHECK_SECONDS_MAX = 60.0
-
-_BATCHES_MAX = 1_000
-"""Batches that one commit removes, so that others are served in between."""
 
 _MICROS = 1_000_000
 
@@ -88,7 +85,7 @@ class Retention:
     def _remove_through(self, sequence: int) -> None:
         self._is_removing = True
         try:
-            expired = self._contents.take_through(sequence, _BATCHES_MAX)
+            expired = self._contents.take_through(sequence, REMOVED_BATCHES_MAX)
             submit_removal(self._contents, self._committer, expired, is_purge=True).add_done_callback(self._on_end)
         except MillraceError:
             # Nothing has changed; the next check tries again.

@@ -3,7 +3,6 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 
 from millrace_server.channels.config import check_identifier
 from millrace_server.errors import BadArgumentError, OffsetGapError
@@ -174,8 +173,11 @@ class StampLedger:
 
     def producers(self) -> Iterator[tuple[str, list[tuple[int, int]]]]:
         """Yields each producer with its intervals; of each kind the least recently active first."""
-        for producer_id, intervals in chain(self._permanent.items(), self._transient.items()):
-            yield producer_id, list(intervals)
+        return ((producer_id, list(intervals)) for producer_id, intervals in self.by_producer().items())
+
+    def by_producer(self) -> "dict[str, IntervalSet]":
+        """Returns the intervals of each producer, in the same order; they are not copies."""
+        return self._permanent | self._transient
 
     def restore(self, producer_id: str, intervals: Iterable[tuple[int, int]]) -> None:
         restored = self._group_of(producer_id)[producer_id] = IntervalSet()
@@ -203,42 +205,42 @@ class IntervalSet:
     """A set of whole numbers as closed intervals, ascending and at least one number apart."""
 
     def __init__(self) -> None:
-        self._firsts: list[int] = []
-        self._lasts: list[int] = []
+        self.firsts: list[int] = []
+        self.lasts: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._firsts)
+        return len(self.firsts)
 
     def add(self, first: int, last: int) -> None:
         low, high = self._neighbours(first, last)
         if low < high:
-            first = min(first, self._firsts[low])
-            last = max(last, self._lasts[high - 1])
-        self._firsts[low:high] = [first]
-        self._lasts[low:high] = [last]
+            first = min(first, self.firsts[low])
+            last = max(last, self.lasts[high - 1])
+        self.firsts[low:high] = [first]
+        self.lasts[low:high] = [last]
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return zip(self._firsts, self._lasts, strict=True)
+        return zip(self.firsts, self.lasts, strict=True)
 
     def copy(self) -> "IntervalSet":
         copy = IntervalSet()
-        copy._firsts, copy._lasts = self._firsts[:], self._lasts[:]
+        copy.firsts, copy.lasts = self.firsts[:], self.lasts[:]
         return copy
 
     def remove(self, first: int, last: int) -> None:
-        low, high = bisect_left(self._lasts, first), bisect_right(self._firsts, last)
+        low, high = bisect_left(self.lasts, first), bisect_right(self.firsts, last)
         if low >= high:
             return
-        parts = [(self._firsts[low], first - 1), (last + 1, self._lasts[high - 1])]
+        parts = [(self.firsts[low], first - 1), (last + 1, self.lasts[high - 1])]
         kept = [(low, high) for low, high in parts if low <= high]
-        self._firsts[low:high] = [first for first, _ in kept]
-        self._lasts[low:high] = [last for _, last in kept]
+        self.firsts[low:high] = [first for first, _ in kept]
+        self.lasts[low:high] = [last for _, last in kept]
 
     def gaps(self, first: int, last: int) -> list[tuple[int, int]]:
         """Returns the parts of `first` to `last` that are not in the set."""
         gaps = []
         low, high = self._neighbours(first, last)
-        for known_first, known_last in zip(self._firsts[low:high], self._lasts[low:high], strict=True):
+        for known_first, known_last in zip(self.firsts[low:high], self.lasts[low:high], strict=True):
             if first < known_first:
                 gaps.append((first, min(known_first - 1, last)))
             first = max(first, known_last + 1)
@@ -253,6 +255,6 @@ class IntervalSet:
 
     def _neighbours(self, first: int, last: int) -> tuple[int, int]:
         """Returns the index range of the intervals that overlap or adjoin `first` to `last`."""
-        low = bisect_left(self._lasts, first - 1)
-        high = bisect_left(self._firsts, last + 2)
+        low = bisect_left(self.lasts, first - 1)
+        high = bisect_left(self.firsts, last + 2)
         return low, max(low, high)
