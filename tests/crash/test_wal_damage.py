@@ -242,7 +242,7 @@ DAMAGES = [
     (_record_of_another_segment, "is damaged at byte"),
     (_number_left_out, "the record at byte .* has LSN 14; it must be 13"),
     (_older_segment, "begins with LSN 7; it must be 9"),
-    (_next_version, "segment-000000000003.log: its format version is 2; this program knows version 1 only"),
+    (_next_version, "segment-000000000003.log: its format version is 3; this program knows 1 and 2"),
     (_kind_of_a_later_version, "segment-000000000003.log: it has a record of kind 99 with flags 0"),
 ]
 
