@@ -157,8 +157,10 @@ class Rpc:
             channel_id=channel.channel_id, config=channel.config, gauges=channel.gauges, claim=channel.claim
         )
         stable.claim.ClearField("remaining")
-        # A log also reserves space and marks what it has synced on its own initiative.
-        stable.gauges.ClearField("log_bytes")
+        # A log also reserves space, makes checkpoints and marks what it has synced on its own initiative, and others
+        # use its disk.
+        for changing in ("log_bytes", "checkpoint_time", "disk_free_bytes"):
+            stable.gauges.ClearField(changing)
         return stable.SerializeToString(deterministic=True), await self.peek(name)
 
     async def _names(self) -> list[str]:

@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import grpc
 import structlog
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
@@ -20,6 +19,7 @@ from millrace.setting_problems import shown_value
 from millrace_server.files import NamedPath
 
 if TYPE_CHECKING:
+    import grpc
     from cryptography.x509 import Certificate
 
 _FILE_BYTES_MAX = 1 << 20
@@ -138,8 +138,11 @@ class TlsFiles:
                 expiry_time=self.material.expiry_time.isoformat(),
             )
 
-    def grpc_credentials(self) -> grpc.ServerCredentials:
+    def grpc_credentials(self) -> "grpc.ServerCredentials":
         """Returns credentials that take the files of the moment for each new connection."""
+        # Embedded agents have settings of TLS, too, and no gRPC server.
+        import grpc
+
         used = self._grpc_configuration()
         last = [self.material]
 
@@ -165,7 +168,9 @@ class TlsFiles:
         context.sni_callback = swap
         return context
 
-    def _grpc_configuration(self) -> grpc.ServerCertificateConfiguration:
+    def _grpc_configuration(self) -> "grpc.ServerCertificateConfiguration":
+        import grpc
+
         material = self.material
         return grpc.ssl_server_certificate_configuration([(material.key, material.chain)], material.client_ca)
 
