@@ -28,9 +28,8 @@ def commit_of(first: int, puts: Sequence[bytes] = (), counts: Sequence[int] = ()
     ).SerializeToString()
 
 
-def state_of(next_sequence: int, claim: pb.Claim | None = None, reserved_sequence: int = 0) -> bytes:
-    state = pb.State(next_sequence=next_sequence, claim=claim, reserved_sequence=reserved_sequence)
-    return state.SerializeToString()
+def state_of(next_sequence: int, reserved_sequence: int = 0) -> bytes:
+    return pb.State(next_sequence=next_sequence, reserved_sequence=reserved_sequence).SerializeToString()
 
 
 def keep_of(next_sequence: int, reserved_sequence: int = 0, puts: Sequence[bytes] = (), first: int = 6) -> bytes:
@@ -80,7 +79,7 @@ def test_apply_of_records_that_fit_follows_the_sequences(check: ContentsCheck) -
         (Kind.STATE, state_of(9)),
     ]:
         check.apply(record_of(kind, payload))
-    assert (check.next_sequence, check.next_sequence_seen, check.lost) == (9, 9, [])
+    assert (check.next_sequence, check.lost) == (9, [])
     assert check.totals == Totals(commit_count=2, event_count=4, taken_count=1)
 
 
@@ -97,8 +96,7 @@ def test_apply_of_what_was_reserved_and_kept_follows_the_sequences(check: Conten
         (Kind.COMMIT, commit_of(14)),
     ]:
         check.apply(record_of(kind, payload))
-    assert (check.next_sequence, check.next_sequence_seen, check.lost) == (14, 14, [])
-    assert (check.reserved_sequence, check.reserved_sequence_seen) == (0, 20)
+    assert (check.next_sequence, check.reserved_sequence, check.lost) == (14, 0, [])
     with pytest.raises(ContradictionError):
         check.apply(record_of(Kind.COMMIT, commit_of(15)))
 
@@ -149,12 +147,3 @@ def test_apply_behind_damage_names_what_was_lost(check: ContentsCheck) -> None:
     check.skip_damage()
     check.apply(record_of(Kind.STATE, state_of(20)))
     assert check.lost == [(6, 8), (10, 12), (13, 19)]
-    assert check.next_sequence_seen == 20
-
-
-def test_apply_of_claims_remembers_the_highest_epoch(check: ContentsCheck) -> None:
-    """That epoch must not be granted again."""
-    for epoch in (3, 7, 5):
-        check.apply(record_of(Kind.CLAIM, pb.Claim(reader_id="r", epoch=epoch).SerializeToString()))
-    check.apply(record_of(Kind.STATE, state_of(6, pb.Claim(reader_id="s", epoch=6))))
-    assert check.claim_seen == pb.Claim(reader_id="r", epoch=7)

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 
 from millrace.columns import ColumnsError, check_columns
 from millrace.v1 import event_pb2
-from millrace_server.channels.replay import ContradictionError, Replay, last_time_of
+from millrace_server.channels.replay import ContradictionError, Replay
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.log import LogRecord
 
@@ -27,18 +27,11 @@ class ContentsCheck(Replay[PutSizes]):
     """Replays a log without building a channel, and compares the PUT records with what their commits say of them.
 
     Attributes:
-        next_sequence_seen: The highest `next_sequence` that any record leads to.
-        reserved_sequence_seen: The highest sequence up to which any record reserves.
-        last_commit_time_seen: The latest time of a commit that any record mentions.
-        claim_seen: The claim with the highest epoch that any record mentions.
         totals: All commits so far.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.next_sequence_seen = 1
-        self.reserved_sequence_seen = self.last_commit_time_seen = 0
-        self.claim_seen: pb.Claim | None = None
         self.totals = Totals()
 
     def on_put(self, record: LogRecord) -> PutSizes:
@@ -59,25 +52,18 @@ class ContentsCheck(Replay[PutSizes]):
         return f"says that it has puts of {stated} (events, bytes of bodies, bytes); before it lie puts of {puts}"
 
     def on_commit(self, commit: pb.Commit, _puts: Sequence[PutSizes], takes: Sequence[pb.Take], _problem: str) -> None:
-        self.next_sequence_seen = max(self.next_sequence_seen, self.next_sequence)
-        self.last_commit_time_seen = max(self.last_commit_time_seen, last_time_of(commit))
         taken_count = sum(sum(take.counts) for take in takes)
         counts = (1, sum(commit.put_counts), taken_count)
         self.totals = Totals(*map(sum, zip(self.totals, counts, strict=True)))
 
     def on_state(self, state: pb.State) -> None:
-        if state.HasField("claim"):
-            self.on_claim(state.claim)
-        self.next_sequence_seen = max(self.next_sequence_seen, state.next_sequence)
-        self.last_commit_time_seen = max(self.last_commit_time_seen, state.last_commit_time)
-        self.reserved_sequence_seen = max(self.reserved_sequence_seen, state.reserved_sequence)
+        """Does nothing: what it says of sequences is compared before this call."""
 
     def on_memory_state(self, message: pb.MemoryState, _puts: Sequence[PutSizes], _problem: str) -> None:
-        self.on_state(message.state)
+        """Does nothing, for the same reason."""
 
     def on_claim(self, claim: pb.Claim) -> None:
-        if self.claim_seen is None or claim.epoch >= self.claim_seen.epoch:
-            self.claim_seen = claim
+        """Does nothing: any claim may follow any other."""
 
     def on_rollback(self, rollback: pb.Rollback) -> None:
         """Does nothing: the puts and takes of a transaction enter the log with its commit only."""
