@@ -16,6 +16,7 @@ from millrace_server.channels.config import FileChannelConfig
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import MillraceError
 from tests.channel_events import check_accounts
+from tests.file_channels import until
 from tests.fuzz import channel_calls as calls
 from tests.fuzz.channel_account import Account, RefusedError
 from tests.simulated_channels import DATA, Held, SimulatedChannel, held_on, open_simulated_channel, small_limits
@@ -198,6 +199,23 @@ class Story:
         if deliver.delivery is not None:
             self.deliveries.append((deliver.delivery, self.account.deliveries[-1]))
 
+    async def expire(self, age_micros: int) -> None:
+        """Removes what is older, as the channel's retention does: the oldest first, in one commit or several."""
+        expired = self.account.expired(_CLOCK.micros - age_micros)
+        for event in expired:
+            self.account.queue.remove(event)
+            self._note()
+        retention = self.opened.channel._core.retention
+        # Half a microsecond more, since seconds are rounded down.
+        retention.enforce((age_micros + 0.5) / 1_000_000)
+        retention._check()
+        # What is being removed is held until that is durable.
+        await until(lambda: retention._loading is None and Held.by(self.opened.channel) == self.states[-1])
+        assert not retention._is_removing
+        retention.stop()
+        if expired:
+            self.have_lasted(len(self.states) - 1)
+
     async def checkpoint(self) -> None:
         """Writes a checkpoint."""
         count = len(self.opened.disk.calls)
@@ -253,7 +271,7 @@ class Steps:
     def __post_init__(self) -> None:
         usual = [self.append, self.append, self.transact, self.transact, self.take, self.take, self.end, self.end]
         rare = [self.together, self.together, self.story.checkpoint, self._mark, self._empty]
-        others = [] if self.is_plain else [self.deliver, self.read, self._restart]
+        others = [] if self.is_plain else [self.deliver, self.read, self._expire, self._restart]
         self._steps = [*usual * 2, *rare, *others]
 
     async def go(self, count: int) -> None:
@@ -346,7 +364,8 @@ class Steps:
         [outcome] = await self.story.do(calls.Claim(reader_id, 3600.0, self.chance.random() < 0.3))
         if isinstance(outcome, int):
             first = self.story.account.first_sequence
-            await self.story.do(calls.Read(reader_id, outcome, 0, 0))
+            # From the first event ever, too, which is gone once anything has been consumed or has expired.
+            await self.story.do(calls.Read(reader_id, outcome, self.chance.choice([0, 1]), 0))
             through = first + self.chance.randint(0, 3)
             await self.story.do(calls.Acknowledge(reader_id, None, through))
             if self.chance.random() < 0.8:
@@ -359,6 +378,10 @@ class Steps:
                 await self.story.do(calls.Rollback(txn_id))
             await self.story.do(calls.Purge())
             await self.story.checkpoint()
+
+    async def _expire(self) -> None:
+        """Keeps events for some steps only; what is taken expires in a later step, if it has come back."""
+        await self.story.expire(self.chance.choice([0, 2, 5, 10]))
 
     async def _mark(self) -> None:
         self.story.mark()

@@ -6,6 +6,7 @@ channel keeps windows on columns. Calls that may wait are first examined without
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from millrace_server.channels.commit import Receipt
@@ -285,6 +286,12 @@ class Account:
         purged, self.queue = self.queue, []
         self.consumed += purged
         return len(purged)
+
+    def expired(self, limit: int) -> list[Event]:
+        """The queued events before the first that was committed at the limit or later."""
+        old = list(takewhile(lambda event: self.times[event[0]] < limit, self.queue))
+        # Events without a time are as old as the next that has one.
+        return old if any(self.times[sequence] for sequence, _ in old) else []
 
     # Claims.
 

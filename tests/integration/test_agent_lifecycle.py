@@ -315,3 +315,24 @@ def test_agent_with_nothing_to_do_needs_next_to_no_processor(start_millraced: St
     before = cpu_seconds(server.process.pid)
     time.sleep(2.0)
     assert cpu_seconds(server.process.pid) - before <= 0.1
+
+
+def test_sighup_sets_and_lifts_the_retention_and_what_expired_stays_gone(start_millraced: StartMillraced) -> None:
+    """A reader and `millrace channels` see events expire, and neither a lifted retention nor SIGKILL restores them."""
+    kept = '[channels.orders]\ntype = "file"\n'
+    server = start_millraced(kept)
+    with millrace_client.connect(server.grpc) as client:
+        orders = client.channel("orders")
+        orders.append([b"a", b"b"])
+        claim = orders.claim("reader", lease_seconds=60.0)
+        assert reload(server, kept + "retention_seconds = 0.01\n")["channels_changed"] == ["orders"]
+        until(lambda: client.admin.get_channel("orders").gauges.queued_events == 0)
+        with pytest.raises(millrace_client.SequenceGoneError):
+            list(claim.read(1, 3))
+        assert reload(server, kept)["channels_changed"] == ["orders"]
+        orders.append([b"c"])
+    [shown] = json.loads(run_millrace(server.grpc, "channels", "--json").stdout)
+    assert (shown["gauges"]["queued_events"], shown["counters"]["event_expired_count"]) == (1, 2)
+    server.kill()
+    again = start_millraced(kept, server.data_dir)
+    assert run_millrace(again.grpc, "peek", "orders").stdout == b"c\n"
