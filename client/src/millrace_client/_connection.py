@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -17,8 +18,9 @@ from millrace_client._forks import FORKS, forked_error
 from millrace_client._methods import Method
 from millrace_client._settings import ConnectionSettings, Numbering
 from millrace_client._watchdog import Watchdog
-from millrace_client.errors import BadArgumentError, ClientClosedError, MillraceError
+from millrace_client.errors import ClientClosedError, MillraceError
 from millrace_client.grpc_errors import ErrorTranslator
+from millrace_client.security import renewed
 
 T = TypeVar("T")
 
@@ -58,16 +60,6 @@ class _Opened:
         return known
 
 
-def _reopened(settings: ConnectionSettings, former: _Opened | None) -> _Opened:
-    try:
-        return _Opened(settings, former)
-    except BadArgumentError:
-        if former is None:
-            raise
-        # Not all files of `tls` are replaced yet.
-        return former
-
-
 class Connection:
     """Executes calls. The first call opens it, in the process of the caller. Threads may share it."""
 
@@ -98,7 +90,7 @@ class Connection:
                 raise ClientClosedError("the client is closed")
             # Unless another thread was first. Calls in progress keep the former gRPC channel until they end.
             if self._opened is former and (former is None or former.process_id == os.getpid()):
-                self._opened = _reopened(self.settings, former)
+                self._opened = renewed(partial(_Opened, self.settings, former), former)
             assert self._opened is not None
             return self._opened
 

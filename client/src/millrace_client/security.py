@@ -3,8 +3,10 @@
 import os
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 
@@ -14,6 +16,8 @@ _CHECK_SECONDS = 1.0
 """How late a changed file is noticed."""
 
 File = str | os.PathLike[str]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,16 @@ class TlsWatch:
             return False
         self._check_at = now + _CHECK_SECONDS
         return self._tls.state() != self._state
+
+
+def renewed(connect: Callable[[], T], former: T | None) -> T:
+    """Returns a new connection, or the former one where files cannot be used: not all of them may be replaced yet."""
+    try:
+        return connect()
+    except BadArgumentError:
+        if former is None:
+            raise
+        return former
 
 
 def _read(file: File | None) -> bytes | None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 import grpc
@@ -16,8 +17,9 @@ from millrace_client._calls import Call
 from millrace_client._forks import FORKS, forked_error
 from millrace_client._methods import Method
 from millrace_client._settings import ConnectionSettings, Numbering
-from millrace_client.errors import BadArgumentError, ClientClosedError, MillraceError
+from millrace_client.errors import ClientClosedError, MillraceError
 from millrace_client.grpc_errors import ErrorTranslator
+from millrace_client.security import renewed
 
 T = TypeVar("T")
 
@@ -55,16 +57,6 @@ class _Opened:
         return known
 
 
-def _reopened(settings: ConnectionSettings, former: _Opened | None) -> _Opened:
-    try:
-        return _Opened(settings, former)
-    except BadArgumentError:
-        if former is None:
-            raise
-        # Not all files of `tls` are replaced yet.
-        return former
-
-
 class Connection:
     """Executes calls. The first call opens it and binds it to its event loop."""
 
@@ -87,7 +79,7 @@ class Connection:
             raise forked_error(opened.process_id)
         if opened is None or (opened.tls_watch is not None and opened.tls_watch.has_changed()):
             # Calls in progress keep the former gRPC channel until they end.
-            opened = self._opened = _reopened(self.settings, opened)
+            opened = self._opened = renewed(partial(_Opened, self.settings, opened), opened)
         return opened
 
     @property
