@@ -2,7 +2,7 @@
 
 Records are matched by their LSNs. A COMMIT says how many PUT and TAKE records right before it are its own, and which
 sequences their events have; so a lost PUT costs its own events, and no others. If the COMMIT itself is lost, those
-around it tell in most cases which sequences its events have, because sequences have no gaps.
+around it tell in most cases which sequences its events have, because sequences have no gaps without a reserve.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from google.protobuf.message import Message
 
 from millrace_server.channels.replay import ContradictionError, decode_message
+from millrace_server.channels.stamps import IntervalSet
 from millrace_server.log_tools.account import LOST, ChannelAccount, Piece, Range, readable_columns
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import Checkpoint
@@ -45,13 +46,23 @@ class _Group:
 class LogMender:
     """Feeds a channel's account with the records of a log that has gaps, in order.
 
+    Args:
+        account: The account of an empty channel.
+        checkpoint: The newest valid checkpoint.
+        has_reserves: Whether sequences may have gaps, because some events were in memory only.
+
     Attributes:
+        account: The account that it feeds.
         lsn: LSN of the next record.
         gap_bytes: Bytes since the last record that are no valid record.
+        is_damaged: Whether records are missing.
+        has_reserves: As given, and true once a MEMORY_STATE was fed.
     """
 
-    def __init__(self, account: ChannelAccount, checkpoint: Checkpoint | None) -> None:
-        self._account = account
+    def __init__(self, account: ChannelAccount, checkpoint: Checkpoint | None, *, has_reserves: bool) -> None:
+        self.account = account
+        self.is_damaged = False
+        self.has_reserves = has_reserves
         self._checkpoint = checkpoint
         self.lsn = 0
         self.gap_bytes = 0
@@ -61,6 +72,8 @@ class LogMender:
         self._missing: list[range] = []
         self._missing_bytes = 0
         self._knows_sequence = False
+        # Sequences that a reserve explains and no record has had so far: those of events that were in memory only.
+        self._skipped = IntervalSet()
         self._is_compressed = False
 
     def begin_segment(self, first_lsn: int) -> None:
@@ -77,7 +90,7 @@ class LogMender:
         if lsn < self.lsn:
             return
         if self.lsn == self._state_lsn < lsn:
-            self._account.is_doubtful |= not self._account.has_state
+            self.account.is_doubtful |= not self.account.has_state
             self.lsn += 1
         if not self.lsn:
             # If the header is damaged, too, nothing says how many records are missing at the log's beginning.
@@ -87,6 +100,7 @@ class LogMender:
             self._pass_checkpoint(self._checkpoint)
         self.lsn = lsn + 1
         self._is_compressed |= Flags.COMPRESSED in record.flags
+        self.has_reserves |= record.kind is Kind.MEMORY_STATE
         if record.kind in {Kind.PUT, Kind.TAKE}:
             self._pending[lsn] = record
         elif record.kind is not Kind.SYNC_POINT:
@@ -102,6 +116,7 @@ class LogMender:
     def _miss_before(self, lsn: int) -> None:
         # Only SYNC_POINTs are as short as this, and nothing that they say is missed.
         if self.lsn < lsn and self.gap_bytes != (lsn - self.lsn) * RECORD_HEAD_BYTES:
+            self.is_damaged = True
             self._missing.append(range(self.lsn, lsn))
             self._missing_bytes += self.gap_bytes
         self.lsn, self.gap_bytes = lsn, 0
@@ -109,15 +124,18 @@ class LogMender:
     def _pass_checkpoint(self, checkpoint: Checkpoint) -> None:
         message = pb.Checkpoint.FromString(checkpoint.state)
         self._settle(checkpoint.position.lsn, message.state.next_sequence)
-        self._account.restore_checkpoint(message)
+        self.account.restore_checkpoint(message)
         self._checkpoint = None
 
     def _apply(self, lsn: int, record: LogRecord) -> None:
-        account, next_sequence = self._account, self._account.next_sequence
+        account, next_sequence = self.account, self.account.next_sequence
         try:
             self._settle_before(lsn, decode_message(record))
             next_sequence = account.next_sequence
             account.apply(record)
+            if account.reserved_sequence <= account.next_sequence:
+                # A MEMORY_STATE that ends a reserve has all events that were in memory only.
+                self._skipped = IntervalSet()
         except (ContradictionError, LogCorruptError):
             # What it says is as good as lost.
             account.next_sequence = max(next_sequence, account.next_sequence)
@@ -146,8 +164,8 @@ class LogMender:
             if record is None or record.kind is not kind:
                 record = LogRecord(kind, Flags(0), LOST, lambda: b"")
                 if kind is Kind.TAKE:
-                    self._account.doubt(list(self._account.present))
-            self._account.apply(record)
+                    self.account.doubt(list(self.account.present))
+            self.account.apply(record)
         self._pending, self._missing, self._missing_bytes = {}, [], 0
 
     def _settle(self, lsn: int, next_sequence: int | None) -> None:
@@ -155,16 +173,22 @@ class LogMender:
         groups = [self._group(range(one.start, min(one.stop, lsn))) for one in self._missing if one.start < lsn]
         self._missing = [range(max(one.start, lsn), one.stop) for one in self._missing if one.stop > lsn]
         self._pending = {key: record for key, record in self._pending.items() if key >= lsn}
-        account = self._account
+        account = self.account
         if not self._knows_sequence and next_sequence is not None:
             # What the records before the log's first STATE or COMMIT said is in no file any more.
             self._knows_sequence = True
             account.next_sequence = 1 if groups else next_sequence
         if groups:
             account.is_doubtful = True
-            self._settle_groups(groups, next_sequence)
-        elif next_sequence is not None and next_sequence > max(account.next_sequence, account.reserved_sequence):
-            account.add_lost(account.next_sequence, next_sequence)
+            if self._may_skip_sequences(groups, next_sequence):
+                self._lose_groups(groups, next_sequence)
+            else:
+                self._settle_groups(groups, next_sequence)
+        elif next_sequence is not None and next_sequence > account.next_sequence:
+            if next_sequence > account.reserved_sequence:
+                account.add_lost(account.next_sequence, next_sequence)
+            else:
+                self._skipped.add(account.next_sequence, next_sequence - 1)
             account.next_sequence = next_sequence
 
     def _group(self, missing: range) -> _Group:
@@ -178,8 +202,33 @@ class LogMender:
             lsn -= 1
         return group
 
+    def _may_skip_sequences(self, groups: list[_Group], next_sequence: int | None) -> bool:
+        """Whether sequences between the groups may belong to events that were in memory only."""
+        account, count = self.account, sum(group.event_count for group in groups)
+        if not self.has_reserves and account.reserved_sequence <= account.next_sequence:
+            return False
+        is_step_explained = next_sequence == account.next_sequence + count or not count
+        return not (is_step_explained and all(group.is_commit_alone for group in groups))
+
+    def _lose_groups(self, groups: list[_Group], next_sequence: int | None) -> None:
+        """Names all sequences that the groups may have: which of them are whose, nobody can tell.
+
+        A group may also have been the events of a MEMORY_STATE, which had their sequences long before.
+        """
+        account, first = self.account, self.account.next_sequence
+        end = first + self._most_missing(groups) if next_sequence is None else max(first, next_sequence)
+        if next_sequence is None:
+            end = max(end, account.reserved_sequence)
+        for skipped_first, skipped_last in self._skipped:
+            account.add_lost(skipped_first, skipped_last + 1)
+        account.add_lost(first, end)
+        account.next_sequence = end
+        if first < end:
+            account.unstamped.add(first, end - 1)
+        account.doubt(list(account.present))
+
     def _settle_groups(self, groups: list[_Group], next_sequence: int | None) -> None:
-        account, first = self._account, self._account.next_sequence
+        account, first = self.account, self.account.next_sequence
         end = first + self._most_missing(groups) if next_sequence is None else max(first, next_sequence)
         # From the front, sequences are known up to the first group behind which more than a COMMIT may be missing.
         known, unknown = first, list(groups)
@@ -218,7 +267,7 @@ class LogMender:
 
     def _place(self, group: _Group, sequence: int) -> int:
         for record, count in group.puts:
-            self._account.place(Piece(sequence, count, record.location, 0))
+            self.account.place(Piece(sequence, count, record.location, 0))
             sequence += count
         return sequence
 

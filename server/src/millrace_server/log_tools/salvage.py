@@ -11,6 +11,7 @@ from millrace_server.log_tools.mending import LogMender
 from millrace_server.log_tools.scanning import decode_payload, key_id_of
 from millrace_server.log_tools.verify import checkpoint_files
 from millrace_server.log_tools.view import LogView, SegmentView
+from millrace_server.wal.checkpoints import Checkpoint
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Flags, FormatError, Kind, SegmentHeader
 from millrace_server.wal.log import LogRecord
 from millrace_server.wal.payload_codec import PayloadCodec
@@ -77,12 +78,11 @@ def salvage(view: LogView, codec: PayloadCodec) -> Salvage:
     Raises KeyMissingError if a key was not given, and UnknownVersionError at what another version wrote.
     """
     checkpoint = next(checkpoint_files(view, codec).valid_checkpoints(), None)
-    account = ChannelAccount()
-    found = Salvage(account.recovered)
-    mender = LogMender(account, checkpoint)
-    for segment in view.segments:
-        _read_segment(view, segment, codec, mender, found)
-    mender.finish()
+    found, mender = _read_log(view, codec, checkpoint, has_reserves=False)
+    if mender.has_reserves and mender.is_damaged:
+        # That sequences may have gaps was not known from the beginning.
+        found, mender = _read_log(view, codec, checkpoint, has_reserves=True)
+    account = mender.account
     found.next_lsn = max(mender.lsn, 1)
     found.next_segment_id += max([one.segment_id for one in view.segments], default=0)
     if checkpoint is not None:
@@ -91,6 +91,17 @@ def salvage(view: LogView, codec: PayloadCodec) -> Salvage:
     found.unstamped, found.is_doubtful = list(account.unstamped), account.is_doubtful
     _sort_out(account, PieceReader(view, codec), found)
     return found
+
+
+def _read_log(
+    view: LogView, codec: PayloadCodec, checkpoint: Checkpoint | None, *, has_reserves: bool
+) -> tuple[Salvage, LogMender]:
+    account = ChannelAccount()
+    found, mender = Salvage(account.recovered), LogMender(account, checkpoint, has_reserves=has_reserves)
+    for segment in view.segments:
+        _read_segment(view, segment, codec, mender, found)
+    mender.finish()
+    return found, mender
 
 
 def _sort_out(account: ChannelAccount, reader: PieceReader, found: Salvage) -> None:
