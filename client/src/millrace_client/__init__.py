@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         DrainingError,
         EventDroppedError,
         EventTooLargeError,
+        ForbiddenError,
         InternalError,
         LeaseExpiredError,
         LogFailedError,
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
         TxnNotFoundError,
         TxnsOpenError,
         TxnStateError,
+        UnauthenticatedError,
         UnavailableError,
     )
     from millrace_client.events import Batch, Event, FoundSequence, Receipt, Stamp
@@ -153,6 +155,7 @@ __all__ = [
     "Event",
     "EventDroppedError",
     "EventTooLargeError",
+    "ForbiddenError",
     "FoundSequence",
     "FsyncPolicy",
     "InternalError",
@@ -193,6 +196,7 @@ __all__ = [
     "TxnNotFoundError",
     "TxnStateError",
     "TxnsOpenError",
+    "UnauthenticatedError",
     "UnavailableError",
     "connect",
 ]

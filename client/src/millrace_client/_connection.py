@@ -40,7 +40,7 @@ class _Opened:
         self.process_id = os.getpid()
         self.numbering: Numbering = Numbering() if former is None else former.numbering
         self.watchdog: Watchdog = Watchdog() if former is None else former.watchdog
-        self.tls_watch = settings.watch_tls()
+        self.file_watch = settings.watch_files()
         self.channel: grpc.Channel = settings.open_channel(grpc)
         self._unary: dict[Method[Any, Any], grpc.UnaryUnaryMultiCallable[Any, Any]] = {}
         self._streaming: dict[Method[Any, Any], grpc.UnaryStreamMultiCallable[Any, Any]] = {}
@@ -78,7 +78,7 @@ class Connection:
     def opened(self) -> _Opened:
         """Returns the gRPC channel and what depends on it; opens it unless closed or used by a parent process."""
         opened = self._opened
-        if opened is None or self._is_closed or (opened.tls_watch is not None and opened.tls_watch.has_changed()):
+        if opened is None or self._is_closed or (opened.file_watch is not None and opened.file_watch.has_changed()):
             opened = self._open(opened)
         if opened.process_id != os.getpid():
             raise forked_error(opened.process_id)

@@ -10,7 +10,7 @@ from typing import Any
 from millrace_client._methods import METHODS
 from millrace_client.errors import BadArgumentError
 from millrace_client.events import Stamp
-from millrace_client.security import Tls, TlsWatch
+from millrace_client.security import BearingChannel, FileWatch, Tls, Token
 
 MIB = 1 << 20
 
@@ -84,6 +84,7 @@ class ConnectionSettings:
     timeout_seconds: float
     wait_for_ready: bool
     tls: Tls | None
+    token: Token | None = None
     options: tuple[tuple[str, str | int], ...]
 
     def __post_init__(self) -> None:
@@ -94,16 +95,21 @@ class ConnectionSettings:
         """Returns a new channel of `grpc` or `grpc.aio`. The user's options override the client's own.
 
         Raises:
-            BadArgumentError: A file of `tls` cannot be read.
+            BadArgumentError: A file of `tls`, or of the token, cannot be read.
         """
         options = [*channel_options(), *self.options]
+        # First: nothing is to be closed where it cannot be read.
+        metadata = () if self.token is None else self.token.metadata()
         if self.tls is None:
-            return api.insecure_channel(self.endpoint, options)
-        return api.secure_channel(self.endpoint, self.tls.credentials(), options)
+            channel = api.insecure_channel(self.endpoint, options)
+        else:
+            channel = api.secure_channel(self.endpoint, self.tls.credentials(), options)
+        return BearingChannel(channel, metadata) if metadata else channel
 
-    def watch_tls(self) -> TlsWatch | None:
+    def watch_files(self) -> FileWatch | None:
         """Returns what tells that a channel opened from now on would use other files; None where there are none."""
-        return None if self.tls is None else TlsWatch(self.tls)
+        watched = [one for one in (self.tls, self.token) if one is not None]
+        return FileWatch(*watched) if watched else None
 
 
 def check_endpoints(endpoints: str | Iterable[str]) -> tuple[str, ...]:

@@ -10,15 +10,17 @@ from millrace_client._watchdog import TIMEOUT_SECONDS
 from millrace_client.channel import Channel
 from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelUpdate
 from millrace_client.component_info import ComponentInfo
-from millrace_client.security import Tls
+from millrace_client.security import File, Tls, Token
 
 
-def connect(
+def connect(  # noqa: PLR0913 - all but the first have defaults
     endpoint: str,
     *,
     timeout_seconds: float = TIMEOUT_SECONDS,
     wait_for_ready: bool = False,
     tls: Tls | None = None,
+    token: str | None = None,
+    token_file: File | None = None,
     options: tuple[tuple[str, str | int], ...] = (),
 ) -> "Client":
     """Creates a client. It connects with its first call, so this does not fail if no server is running.
@@ -34,10 +36,13 @@ def connect(
             connection is refused, 5 to 7 s if nothing answers; then it raises UnavailableError. True: it waits for the
             server until its deadline; then it raises DeadlineError.
         tls: How to connect over TLS. None: plain text.
+        token: The bearer token that proves who calls. None: that of `token_file`, or none.
+        token_file: File that holds the token; it is read again when it changes, for calls from then on.
         options: Options of the gRPC channel; they override the client's own.
 
     Raises:
-        BadArgumentError: `timeout_seconds` is not above 0. The first call raises it if a file of `tls` cannot be read.
+        BadArgumentError: `timeout_seconds` is not above 0, or there are two tokens. The first call raises it if a file
+            cannot be read.
     """
     return Client(
         ConnectionSettings(
@@ -45,6 +50,7 @@ def connect(
             timeout_seconds=timeout_seconds,
             wait_for_ready=wait_for_ready,
             tls=tls,
+            token=Token.given(token, token_file),
             options=tuple(options),
         )
     )
@@ -154,6 +160,12 @@ class Client:
     def tls(self) -> Tls | None:
         """How it connects over TLS, as given to `connect`."""
         return self._connection.settings.tls
+
+    @property
+    def token_file(self) -> File | None:
+        """The file of its token, as given to `connect`."""
+        token = self._connection.settings.token
+        return None if token is None else token.file
 
     def channel(self, name: str) -> Channel:
         """Returns a handle on a channel. Makes no call, and does not create the channel."""

@@ -99,6 +99,20 @@ class RefusedError(MillraceError):
     is_outcome_known = True
 
 
+# Who may do what.
+
+
+class UnauthenticatedError(MillraceError, reason="UNAUTHENTICATED", advice=RetryAdvice.LOST):
+    """Raised when the client does not prove who it is, or its token is not valid any more.
+
+    A stream that is open when its token is removed ends with it, so the outcome of its last requests is not known.
+    """
+
+
+class ForbiddenError(RefusedError, reason="FORBIDDEN", advice=RetryAdvice.NEVER):
+    """Raised when no role allows the call, whether the channel exists or not."""
+
+
 # Malformed or impossible requests.
 
 

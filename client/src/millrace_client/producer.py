@@ -27,7 +27,7 @@ from millrace_client.producing.send_many import SendFutures, SendSummary, put_ma
 from millrace_client.producing.sending import NO_HEADERS, check_body, check_key, parts_of
 from millrace_client.producing.targets import ConnectionOptions
 from millrace_client.producing.threaded import ProducerCloseReport, ThreadedEngine
-from millrace_client.security import Tls
+from millrace_client.security import File, Tls, Token
 
 CLOSE_SECONDS = 60.0
 """How long `close` waits by default."""
@@ -43,6 +43,8 @@ class BaseProducer:
         *,
         config: ProducerConfig | None = None,
         tls: Tls | None = None,
+        token: str | None = None,
+        token_file: File | None = None,
         options: tuple[tuple[str, str | int], ...] = (),
         hooks: ProducerHooks | None = None,
     ) -> None:
@@ -51,12 +53,14 @@ class BaseProducer:
         if tls is not None:
             # What is wrong with its files now is raised here; later, the former ones stay in use.
             tls.credentials()
+        if (bearer := Token.given(token, token_file)) is not None:
+            bearer.metadata()
         self._producer_id = self._config.producer_id or new_txn_id()
         self._counters = ProducerCounters()
         self._accumulator = Accumulator(self._config, self._producer_id, self._counters)
         self._settings = EngineSettings(
             endpoints=check_endpoints(endpoints),
-            connection=ConnectionOptions(tls=tls, options=tuple(options)),
+            connection=ConnectionOptions(tls=tls, token=bearer, options=tuple(options)),
             config=self._config,
             hooks=hooks,
         )
@@ -130,12 +134,14 @@ class Producer(BaseProducer):
         channel: The default channel of `send`.
         config: The limits; see `ProducerConfig`.
         tls: How to connect over TLS. None: plain text.
+        token: The bearer token that proves who calls. None: that of `token_file`, or none.
+        token_file: File that holds the token; it is read again when it changes, for streams that start from then on.
         options: Options of the gRPC channels; they override the client's own.
         hooks: Called as the producer works.
 
     Raises:
-        BadArgumentError: There is no endpoint, or several of them with a `producer_id`, or a file of `tls` cannot be
-            read.
+        BadArgumentError: There is no endpoint, or several of them with a `producer_id`, or two tokens, or a file cannot
+            be read.
     """
 
     def _prepare_engine(self) -> None:

@@ -1,12 +1,13 @@
-"""How clients reach a server over TLS."""
+"""How clients reach a server over TLS, and prove who they are."""
 
 import os
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -59,12 +60,60 @@ class Tls:
         return tuple(map(_state, (self.ca, self.private_key, self.certificate)))
 
 
-class TlsWatch:
-    """Tells whether the files have changed since it was created; cheap enough to ask before each call."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """The token that proves who the client is: a text, or a file, which is read again when it changes."""
 
-    def __init__(self, tls: Tls) -> None:
-        self._tls = tls
-        self._state = tls.state()
+    text: str | None = field(default=None, repr=False)
+    file: File | None = None
+
+    @classmethod
+    def given(cls, text: str | None, file: File | None) -> "Token | None":
+        """Returns the token of a caller's arguments; raises BadArgumentError if both are given."""
+        if text is not None and file is not None:
+            raise BadArgumentError("token: is given together with token_file; set only one of them")
+        return None if text is None and file is None else cls(text=text, file=file)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Returns the metadata of a call; raises BadArgumentError if the file cannot be read, or is no token."""
+        text = (_read_token(self.file) if self.text is None else self.text).strip()
+        if not text or not all("!" <= character <= "~" for character in text):
+            source = "token" if self.file is None else f"token_file: {self.file}"
+            # The text itself may be a secret that is only miswritten.
+            raise BadArgumentError(f"{source} is not a token, which is printable ASCII without spaces")
+        return (("authorization", f"Bearer {text}"),)
+
+    def state(self) -> object:
+        """Returns what differs once the file was changed or replaced."""
+        return _state(self.file)
+
+
+class BearingChannel:
+    """A channel of `grpc` or `grpc.aio` whose calls carry metadata."""
+
+    def __init__(self, channel: Any, metadata: tuple[tuple[str, str], ...]) -> None:
+        self._channel = channel
+        self._metadata = metadata
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    def unary_unary(self, *method: Any, **others: Any) -> Any:
+        return partial(self._channel.unary_unary(*method, **others), metadata=self._metadata)
+
+    def unary_stream(self, *method: Any, **others: Any) -> Any:
+        return partial(self._channel.unary_stream(*method, **others), metadata=self._metadata)
+
+    def stream_stream(self, *method: Any, **others: Any) -> Any:
+        return partial(self._channel.stream_stream(*method, **others), metadata=self._metadata)
+
+
+class FileWatch:
+    """Tells whether files have changed since it was created; cheap enough to ask before each call."""
+
+    def __init__(self, *watched: Tls | Token) -> None:
+        self._watched = watched
+        self._state = self._states()
         self._check_at = time.monotonic() + _CHECK_SECONDS
 
     def has_changed(self) -> bool:
@@ -72,7 +121,10 @@ class TlsWatch:
         if now < self._check_at:
             return False
         self._check_at = now + _CHECK_SECONDS
-        return self._tls.state() != self._state
+        return self._states() != self._state
+
+    def _states(self) -> list[object]:
+        return [one.state() for one in self._watched]
 
 
 def renewed(connect: Callable[[], T], former: T | None) -> T:
@@ -90,6 +142,15 @@ def _read(file: File | None) -> bytes | None:
         return None if file is None else Path(file).read_bytes()
     except OSError as error:
         raise BadArgumentError(f"tls: {file} cannot be read: {error.strerror}") from None
+
+
+def _read_token(file: File | None) -> str:
+    try:
+        return "" if file is None else Path(file).read_text("ascii")
+    except OSError as error:
+        raise BadArgumentError(f"token_file: {file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        return ""
 
 
 def _check_pair(certificate: File, private_key: File | None) -> None:

@@ -57,6 +57,21 @@ class EventTooLargeError(MillraceError):
     reason = "EVENT_TOO_LARGE"
 
 
+# Who may do what.
+
+
+class UnauthenticatedError(MillraceError):
+    """Raised when a caller does not prove who it is, or with something that is not valid."""
+
+    reason = "UNAUTHENTICATED"
+
+
+class ForbiddenError(MillraceError):
+    """Raised when no role allows the call; alike for channels that do not exist."""
+
+    reason = "FORBIDDEN"
+
+
 # Names.
 
 

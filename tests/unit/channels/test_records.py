@@ -141,7 +141,9 @@ def test_rollback_record_contains_its_cause(*, has_expired: bool) -> None:
     assert (kind, rollback.txn_id, rollback.has_expired) == (Kind.ROLLBACK, "t", has_expired)
 
 
-@pytest.mark.parametrize("note", [ClaimRecord("r", SEQUENCE_MAX, 0.25), ClaimRecord("r", 1, 3600.0, has_ended=True)])
+@pytest.mark.parametrize(
+    "note", [ClaimRecord("r", SEQUENCE_MAX, 0.25, owner="é"), ClaimRecord("r", 1, 3600.0, has_ended=True)]
+)
 def test_claim_record_is_read_back_as_it_was(note: ClaimRecord) -> None:
     """Reader, epoch, duration and end are restored from a record and from a state."""
     kind, (payload,) = claim_record(note)

@@ -27,7 +27,7 @@ async def test_add_of_another_channels_id_is_refused() -> None:
         open_channel("bills", directory=directory).transactions,
     )
     directory.add("a", orders)
-    with pytest.raises(TxnStateError, match="belongs to a transaction of channel 'orders', not 'bills'"):
+    with pytest.raises(TxnStateError, match="belongs to a transaction of another channel than 'bills'"):
         directory.add("a", bills)
     assert directory.find("a") is orders
 

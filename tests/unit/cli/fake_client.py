@@ -466,6 +466,7 @@ class FakeClient:
         self.endpoint = ""
         self.timeout_seconds = 0.0
         self.tls: Tls | None = None
+        self.token_file: str | None = None
         self.is_closed = False
 
     def orders_with(self, **limits: int) -> FakeChannel:
@@ -474,13 +475,20 @@ class FakeClient:
         return self.orders
 
     def produce(
-        self, _endpoint: str, channel: str, *, config: ProducerConfig, tls: Tls | None, hooks: ProducerHooks
+        self,
+        _endpoint: str,
+        channel: str,
+        *,
+        config: ProducerConfig,
+        tls: Tls | None,
+        token_file: str | None,
+        hooks: ProducerHooks,
     ) -> FakeProducer:
-        assert tls is self.tls
+        assert (tls, token_file) == (self.tls, self.token_file)
         return FakeProducer(self.channel(channel), config, hooks)
 
-    def connect(self, endpoint: str, *, timeout_seconds: float, tls: Tls | None) -> Self:
-        self.endpoint, self.timeout_seconds, self.tls = endpoint, timeout_seconds, tls
+    def connect(self, endpoint: str, *, timeout_seconds: float, tls: Tls | None, token_file: str | None) -> Self:
+        self.endpoint, self.timeout_seconds, self.tls, self.token_file = endpoint, timeout_seconds, tls, token_file
         return self
 
     def channel(self, name: str) -> FakeChannel:

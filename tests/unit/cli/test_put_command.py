@@ -131,7 +131,7 @@ def test_put_that_ends_early_repeats_all_options_in_the_resume(
     given = [
         *("--header=a=b c", "--header=d=", "--json-lines", "--also=elsewhere:2", "--key=a", "--batch-size=5"),
         *("--patience=1234567.5", "--json", "--server=elsewhere:1", "--timeout=7.5"),
-        *("--tls-ca=ca.pem", "--tls-certificate=own.pem", "--tls-key=own.key"),
+        *("--tls-ca=ca.pem", "--tls-certificate=own.pem", "--tls-key=own.key", "--token-file=token"),
     ]
     own = {"skip_lines", "producer_id", "channel", "file", "context"}
     flags = {f"--{name.replace('_', '-')}" for name in inspect.signature(put).parameters.keys() - own}

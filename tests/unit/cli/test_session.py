@@ -85,6 +85,19 @@ def test_tls_said_in_several_places_is_the_nearest(
     assert client.tls == Tls(ca="before.pem", certificate="own.pem", private_key="behind.key")
 
 
+def test_token_file_said_in_several_places_is_the_nearest(
+    millrace: RunMillrace, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the command counts before in front of it, and both before the environment."""
+    millrace("channels")
+    assert client.token_file is None
+    monkeypatch.setenv("MILLRACE_TOKEN_FILE", "environment")
+    millrace("channels")
+    assert client.token_file == "environment"  # noqa: S105 - a path
+    millrace("--token-file", "before", "channels", "--token-file", "behind")
+    assert client.token_file == "behind"  # noqa: S105 - a path
+
+
 def test_tls_with_a_certificate_alone_says_what_is_missing(millrace: RunMillrace) -> None:
     """A certificate is of no use without its key."""
     result = millrace("channels", "--tls-certificate", "own.pem")

@@ -329,14 +329,20 @@ def test_load_with_a_smaller_bound_in_all_reduces_the_default_per_connection(tmp
 @pytest.mark.parametrize("address", ["0.0.0.0:7070", "[::]:7070", "mill.example.com:7070", "192.168.0.1:0"])
 @pytest.mark.parametrize("field", ["listen", "http_listen"])
 def test_load_when_others_could_connect_asks_for_consent(tmp_path: Path, field: str, address: str) -> None:
-    """Without TLS, a server that listens on other addresses needs explicit consent."""
+    """Without TLS, or without identities, a server that listens on other addresses needs consent for each."""
     toml = f'[server]\n{field} = "{address}"\n'
-    [problem] = problems_of(tmp_path, toml)
-    assert problem == (
+    in_plain_text = (
         f'server.{field}: is "{address}", which other machines can reach in plain text; there must be a table '
         "server.tls, or it must be a loopback address, or server.allow_plaintext must be true"
     )
-    assert load(tmp_path, toml + "allow_plaintext = true\n").server.allow_plaintext is True
+    anonymous = (
+        f'server.{field}: is "{address}", where everybody on other machines may do everything; there must be a table '
+        "auth, or it must be a loopback address, or server.allow_anonymous must be true"
+    )
+    assert problems_of(tmp_path, toml) == [in_plain_text, anonymous]
+    assert problems_of(tmp_path, toml + "allow_plaintext = true\n") == [anonymous]
+    assert problems_of(tmp_path, toml + "allow_anonymous = true\n") == [in_plain_text]
+    assert load(tmp_path, toml + "allow_plaintext = true\nallow_anonymous = true\n").server.allow_plaintext is True
 
 
 @pytest.mark.parametrize("address", ["[::1]:7070", "localhost:0", "127.0.0.1:0"])
@@ -444,3 +450,47 @@ def test_load_of_random_tables_ends_in_settings_or_sentences(tmp_path: Path, lin
         problems = error.problems
     assert problems
     assert all(problem.isprintable() for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("toml", "problem"),
+    [
+        (
+            "[auth]\n",
+            (
+                "auth: nobody could prove who calls; there must be a tokens_file, or server.tls.client_certificate "
+                'must be "required"'
+            ),
+        ),
+        (
+            "[roles.a]\nallow = []\n",
+            "roles: says nothing without a table auth, which makes the server check; add one",
+        ),
+        (
+            '[auth]\ntokens_file = "/nowhere/tokens"\n',
+            'auth.tokens_file: is "/nowhere/tokens", which cannot be read: No such file or directory',
+        ),
+        (
+            '[auth]\ntokens_file = "/dev/null"\n[roles.reader]\nallow = []\n[identities.a]\nroles = ["raeder"]\n',
+            'identities.a.roles[0]: is "raeder"; it must be a role; did you mean "reader"?',
+        ),
+        (
+            '[auth]\ntokens_file = "/dev/null"\n[identities.a]\nroles = ["b"]\n',
+            'identities.a.roles[0]: is "b"; it must be a role, so there must be a table roles.b',
+        ),
+        (
+            '[auth]\ntokens_file = "/dev/null"\n[roles.r]\nallow = ["read"]\n',
+            'roles.r.allow[0]: is "read"; it must be PERMISSION:PATTERN, such as append:web.* or *:*',
+        ),
+        (
+            'auth.tokens_file = "/dev/null"\nroles.r.allow = []\n[identities]\n"a*".roles = ["r"]\n"*b".roles=["r"]\n',
+            (
+                'identities: "a*" and "*b" have the same length and match the same names; one of them must be longer, '
+                "as the longest pattern counts"
+            ),
+        ),
+    ],
+)
+def test_load_of_permissions_that_do_not_fit_says_so(tmp_path: Path, toml: str, problem: str) -> None:
+    """Each problem is one sentence, with its path and what is allowed."""
+    assert problems_of(tmp_path, toml) == [problem]

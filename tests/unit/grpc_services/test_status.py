@@ -14,6 +14,8 @@ KINDS = [
 ]
 
 DOCUMENTED_CODES = {
+    grpc.StatusCode.UNAUTHENTICATED: {"UNAUTHENTICATED"},
+    grpc.StatusCode.PERMISSION_DENIED: {"FORBIDDEN"},
     grpc.StatusCode.NOT_FOUND: {"CHANNEL_NOT_FOUND", "TXN_NOT_FOUND"},
     grpc.StatusCode.ALREADY_EXISTS: {"CHANNEL_EXISTS"},
     grpc.StatusCode.FAILED_PRECONDITION: {

@@ -4,6 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
+from millrace_server.access.settings import AuthSettings
 from millrace_server.agent.sink_group_config import SinkGroupConfig
 from millrace_server.agent.sinks.sink import SinkConfig
 from millrace_server.agent.sources.source import SourceConfig
@@ -40,11 +41,13 @@ def test_example_with_everything_in_force_shows_every_setting(tmp_path: Path) ->
     authority = Authority()
     authority.issue(tmp_path, "server")
     (tmp_path / "clients.pem").write_bytes(authority.certificate)
-    # The files of TLS are read with the configuration.
-    everything = re.sub(r"/etc/millrace/(?=(?:server|clients)\.)", f"{tmp_path}/", _with("(?:For example: )?"))
+    (tmp_path / "tokens").touch()
+    # These files are read with the configuration.
+    everything = re.sub(r"/etc/millrace/(?=(?:server|clients)\.|tokens)", f"{tmp_path}/", _with("(?:For example: )?"))
     tables = tomllib.loads(everything)
     assert tables["server"].keys() == ServerSettings.model_fields.keys()
     assert tables["server"]["tls"].keys() == TlsSettings.model_fields.keys()
+    assert tables["auth"].keys() == AuthSettings.model_fields.keys()
     assert tables["channels"]["events"].keys() == MemoryChannelConfig.model_fields.keys()
     assert tables["channels"]["orders"].keys() == FileChannelConfig.model_fields.keys()
     its_own = SpillableChannelConfig.model_fields.keys() - FileChannelConfig.model_fields.keys()

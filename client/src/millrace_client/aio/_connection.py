@@ -38,7 +38,7 @@ class _Opened:
         FORKS.check_usable()
         self.process_id = os.getpid()
         self.numbering: Numbering = Numbering() if former is None else former.numbering
-        self.tls_watch = settings.watch_tls()
+        self.file_watch = settings.watch_files()
         self.channel: aio.Channel = settings.open_channel(aio)
         self._unary: dict[Method[Any, Any], aio.UnaryUnaryMultiCallable[Any, Any]] = {}
         self._streaming: dict[Method[Any, Any], aio.UnaryStreamMultiCallable[Any, Any]] = {}
@@ -77,7 +77,7 @@ class Connection:
         opened = self._opened
         if opened is not None and opened.process_id != os.getpid():
             raise forked_error(opened.process_id)
-        if opened is None or (opened.tls_watch is not None and opened.tls_watch.has_changed()):
+        if opened is None or (opened.file_watch is not None and opened.file_watch.has_changed()):
             # Calls in progress keep the former gRPC channel until they end.
             opened = self._opened = renewed(partial(_Opened, self.settings, opened), opened)
         return opened

@@ -10,15 +10,17 @@ from millrace_client.aio._connection import Connection
 from millrace_client.aio.channel import Channel
 from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelUpdate
 from millrace_client.component_info import ComponentInfo
-from millrace_client.security import Tls
+from millrace_client.security import File, Tls, Token
 
 
-def connect(
+def connect(  # noqa: PLR0913 - all but the first have defaults
     endpoint: str,
     *,
     timeout_seconds: float = TIMEOUT_SECONDS,
     wait_for_ready: bool = False,
     tls: Tls | None = None,
+    token: str | None = None,
+    token_file: File | None = None,
     options: tuple[tuple[str, str | int], ...] = (),
 ) -> "Client":
     """Creates a client; see `millrace_client.connect`. It belongs to the event loop of its first call."""
@@ -28,6 +30,7 @@ def connect(
             timeout_seconds=timeout_seconds,
             wait_for_ready=wait_for_ready,
             tls=tls,
+            token=Token.given(token, token_file),
             options=tuple(options),
         )
     )

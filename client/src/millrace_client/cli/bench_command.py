@@ -151,7 +151,9 @@ def _put(client: Client, channel: str, load: dict[str, Any]) -> Figures:
         delivery_timeout_seconds=timeout_seconds,
         max_block_seconds=timeout_seconds + _BUFFER_WAIT_SECONDS,
     )
-    with Producer(client.endpoint, channel, config=config, tls=client.tls, hooks=_TroubleNotes()) as producer:
+    with Producer(
+        client.endpoint, channel, config=config, tls=client.tls, token_file=client.token_file, hooks=_TroubleNotes()
+    ) as producer:
         return measure_put(producer, Load(**load))
 
 

@@ -55,6 +55,8 @@ FINDINGS = {
 """What happened, by the error's reason, in place of a message that does not help people."""
 
 ADVICE = {
+    "UNAUTHENTICATED": "name the file of a valid token with --token-file or MILLRACE_TOKEN_FILE",
+    "FORBIDDEN": "ask for a role that allows it, in the server's configuration",
     "CHANNEL_NOT_FOUND": (
         "see the names with `millrace channels`, or create it with `millrace channel create {channel}`"
     ),

@@ -26,6 +26,7 @@ from millrace_client.cli.session import (
     TlsCaOption,
     TlsCertificateOption,
     TlsKeyOption,
+    TokenFileOption,
     current_session,
 )
 from millrace_client.cli.terminal import note
@@ -116,6 +117,7 @@ def _millrace(
     tls_ca: TlsCaOption = None,
     tls_certificate: TlsCertificateOption = None,
     tls_key: TlsKeyOption = None,
+    token_file: TokenFileOption = None,
     version: Annotated[  # noqa: ARG001 - its callback does everything.
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
@@ -129,4 +131,5 @@ def _millrace(
         tls_ca=tls_ca,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
+        token_file=token_file,
     )

@@ -172,7 +172,7 @@ def put(
     options += [f"--patience={patience:.15g}"] * (patience != PATIENCE_SECONDS) + ["--json"] * as_json
     options += [f"--server={client.endpoint}"] * (client.endpoint != Session().address)
     options += [f"--timeout={session.timeout_seconds:.15g}"] if session.timeout_seconds else []
-    options += session.tls_options
+    options += session.security_options
     account = PutAccount(
         channel, producer_id or f"put-{uuid.uuid4().hex}", skip_lines, server_count=1 + len(also or [])
     )
@@ -249,7 +249,9 @@ def _destinations(
             timeout_seconds=client.timeout_seconds + KEEP_ALIVE_SECONDS,
         )
         hooks = TroubleHooks()
-        producer = Producer(client.endpoint, account.channel, config=own, tls=client.tls, hooks=hooks)
+        producer = Producer(
+            client.endpoint, account.channel, config=own, tls=client.tls, token_file=client.token_file, hooks=hooks
+        )
         yield Destination(client.endpoint, producer, hooks)
 
 

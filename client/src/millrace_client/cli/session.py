@@ -105,6 +105,14 @@ TlsCaOption = Annotated[
 ]
 TlsCertificateOption = Annotated[str | None, _tls_option("--tls-certificate", "This client's certificate")]
 TlsKeyOption = Annotated[str | None, _tls_option("--tls-key", "Its private key")]
+TokenFileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--token-file",
+        metavar="FILE",
+        help=f"The file of this client's token; by default {_variable('--token-file')} of the environment.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 
 
@@ -131,6 +139,7 @@ class Session:
     tls_ca: str | None = None
     tls_certificate: str | None = None
     tls_key: str | None = None
+    token_file: str | None = None
     connect: Callable[..., "millrace_client.Client"] | None = None
     """Creates the client, in tests; otherwise `millrace_client.connect` does."""
 
@@ -148,9 +157,14 @@ class Session:
             raise CommandError(ExitCode.USAGE, f"{SERVER_VARIABLE}: {error}") from error
 
     @property
-    def tls_options(self) -> list[str]:
-        """The options given so far that say how to connect over TLS."""
-        given = {"--tls-ca": self.tls_ca, "--tls-certificate": self.tls_certificate, "--tls-key": self.tls_key}
+    def security_options(self) -> list[str]:
+        """The options given so far that say how to connect over TLS, and prove who calls."""
+        given = {
+            "--tls-ca": self.tls_ca,
+            "--tls-certificate": self.tls_certificate,
+            "--tls-key": self.tls_key,
+            "--token-file": self.token_file,
+        }
         return [f"{flag}={file}" for flag, file in given.items() if file]
 
     @property
@@ -170,7 +184,9 @@ class Session:
     def open(self) -> "millrace_client.Client":
         """Creates the client; nothing is sent yet."""
         connect = self.connect or millrace_client.connect
-        return connect(self.address, timeout_seconds=self.timeout_seconds or TIMEOUT_SECONDS, tls=self.tls)
+        token_file = self.token_file or os.environ.get(_variable("--token-file")) or None
+        timeout_seconds = self.timeout_seconds or TIMEOUT_SECONDS
+        return connect(self.address, timeout_seconds=timeout_seconds, tls=self.tls, token_file=token_file)
 
 
 def current_session(context: typer.Context) -> Session:
@@ -232,6 +248,7 @@ _SESSION_OPTIONS = {
     "tls_ca": TlsCaOption,
     "tls_certificate": TlsCertificateOption,
     "tls_key": TlsKeyOption,
+    "token_file": TokenFileOption,
 }
 _CONNECTION_OPTIONS = [
     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=None)

@@ -9,7 +9,7 @@ from millrace_client._calls import ConsumeLimits
 from millrace_client._deliveries import DeliveredEvents
 from millrace_client._settings import ConnectionSettings
 from millrace_client.errors import BadArgumentError
-from millrace_client.security import Tls
+from millrace_client.security import File, Tls, Token
 
 MIB: Final = 1 << 20
 SUBSCRIPTIONS_MAX: Final = 1_000
@@ -77,6 +77,10 @@ class ConsumerConfig:
     """How long a server may take to answer; see `connect`."""
     tls: Tls | None = None
     """How to connect over TLS. None: plain text."""
+    token: str | None = field(default=None, repr=False)
+    """The bearer token that proves who calls. None: that of `token_file`, or none."""
+    token_file: File | None = None
+    """File that holds the token; it is read again when it changes, for streams that start from then on."""
     options: Sequence[tuple[str, str | int]] = ()
     """Options of the gRPC channels; they override the client's own."""
     hooks: ConsumerHooks = field(default_factory=ConsumerHooks)
@@ -91,6 +95,7 @@ class ConsumerConfig:
         for name in ("reconnect_seconds", "reconnect_seconds_max", "retry_seconds", "retry_seconds_max"):
             _seconds(name, getattr(self, name))
         _seconds("timeout_seconds", self.timeout_seconds)
+        Token.given(self.token, self.token_file)
         _seconds("close_seconds", self.close_seconds, is_zero_allowed=True)
 
     def limits(self, subscription_count: int) -> ConsumeLimits:
@@ -105,6 +110,7 @@ class ConsumerConfig:
             timeout_seconds=self.timeout_seconds,
             wait_for_ready=False,
             tls=self.tls,
+            token=Token.given(self.token, self.token_file),
             options=tuple(self.options),
         )
 

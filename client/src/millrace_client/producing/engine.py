@@ -154,7 +154,7 @@ class Engine:
         for target in wanted:
             if target not in known:
                 with suppress(BadArgumentError):
-                    # If a file of `tls` cannot be read now, it is tried again later.
+                    # If a file cannot be read now, it is tried again later.
                     known[target] = Server(target, self._settings.connection, self._config, self.run_once)
         for target, server in known.items():
             server.is_retired = target not in wanted

@@ -30,7 +30,7 @@ from millrace_client.producing.config import ProducerConfig
 from millrace_client.producing.metrics import ServerMetrics
 from millrace_client.producing.pages import Page
 from millrace_client.producing.targets import ConnectionOptions, HealthWatch, Target, call_in_loop
-from millrace_client.security import TlsWatch
+from millrace_client.security import FileWatch
 
 
 class Part(NamedTuple):
@@ -118,6 +118,7 @@ class Server:
             timeout_seconds=config.timeout_seconds,
             wait_for_ready=False,
             tls=connection.tls,
+            token=connection.token,
             options=(*_naming_options(target, connection), *connection.options),
         )
         self.loop = asyncio.get_running_loop()
@@ -125,10 +126,10 @@ class Server:
         """Threads that read from this server. Each of them ends soon after the server is closed."""
         self._on_change = on_change
         self.channels: dict[str, ServerChannel] = {}
-        self._connect(self._settings.watch_tls(), self._settings.open_channel(grpc))
+        self._connect(self._settings.watch_files(), self._settings.open_channel(grpc))
 
-    def _connect(self, tls_watch: TlsWatch | None, channel: grpc.Channel) -> None:
-        self._tls_watch = tls_watch
+    def _connect(self, file_watch: FileWatch | None, channel: grpc.Channel) -> None:
+        self._file_watch = file_watch
         self.channel = channel
         self._health = HealthWatch(
             self.channel, Backoff(self.config.backoff_seconds, self.config.backoff_seconds_max), self._report_health
@@ -136,14 +137,15 @@ class Server:
         self.start_thread(self._health.run, "health")
 
     def renew_connection(self) -> None:
-        """Connects again if the server is down and files of `tls` have changed since it was connected to."""
-        if self.is_down and self._tls_watch is not None and self._tls_watch.has_changed():
+        """Connects again if files have changed since it was connected to, and calls would fail with the former ones."""
+        is_wanted = self.is_down or self._settings.token is not None
+        if is_wanted and self._file_watch is not None and self._file_watch.has_changed():
             # Where the files cannot be used yet, the former ones are tried further, and these the next time.
             with suppress(BadArgumentError):
-                tls_watch, channel = self._settings.watch_tls(), self._settings.open_channel(grpc)
+                file_watch, channel = self._settings.watch_files(), self._settings.open_channel(grpc)
                 # Streams in progress keep the former gRPC channel until they end.
                 self._health.stop()
-                self._connect(tls_watch, channel)
+                self._connect(file_watch, channel)
 
     def unreachable_error(self, channel: str) -> MillraceError:
         """Returns the error for events that could not be sent at all."""
@@ -275,6 +277,7 @@ class ServerChannel:
         self.server.inflight_count += 1
         session = self._session
         if session is None:
+            self.server.renew_connection()
             session = self._session = ThreadedAppendSession(self.server.channel, self.server.errors, self.name)
             _Reader(self, session)
         session.send(batch, batch.request, now)

@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeVarTuple
 import grpc
 
 from millrace_client._retries import Backoff
-from millrace_client.security import Tls
+from millrace_client.security import Tls, Token
 
 _Arguments = TypeVarTuple("_Arguments")
 
@@ -42,6 +42,7 @@ class ConnectionOptions:
     """How to connect to servers."""
 
     tls: Tls | None
+    token: Token | None = None
     options: tuple[tuple[str, str | int], ...]
 
 

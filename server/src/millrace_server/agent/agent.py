@@ -127,7 +127,7 @@ class Agent:
 
     def _source_plan(self, name: str, config: AnySourceConfig) -> _RunnerPlan:
         def start() -> SourceRunner:
-            component = self.components.add(ComponentKind.SOURCE, name, config.type)
+            component = self.components.add(ComponentKind.SOURCE, name, config.type, config.channels)
 
             def make() -> tuple[Source, ChannelWriter]:
                 interceptors = [each.make() for each in config.interceptors]
@@ -145,7 +145,7 @@ class Agent:
 
     def _sink_plan(self, name: str, config: AnySinkConfig) -> _RunnerPlan:
         def start() -> SinkRunner:
-            component = self.components.add(ComponentKind.SINK, name, config.type)
+            component = self.components.add(ComponentKind.SINK, name, config.type, [config.channel])
             reader = ChannelReader(self._registry, config.channel, _limits(config), component)
             return SinkRunner(component, (), reader, self._sink_factory(name, config))
 
@@ -155,10 +155,11 @@ class Agent:
         members = {member: sinks[member] for member in config.sinks}
 
         def start() -> SinkRunner:
-            component = self.components.add(ComponentKind.SINK_GROUP, name, config.policy)
-            reader = GroupReader(self._registry, members[config.sinks[0]].channel, component)
+            channel = members[config.sinks[0]].channel
+            component = self.components.add(ComponentKind.SINK_GROUP, name, config.policy, [channel])
+            reader = GroupReader(self._registry, channel, component)
             for member, sink in members.items():
-                reader.add_member(self.components.add(ComponentKind.SINK, member, sink.type), _limits(sink))
+                reader.add_member(self.components.add(ComponentKind.SINK, member, sink.type, [channel]), _limits(sink))
             factories = [self._sink_factory(member, sink) for member, sink in members.items()]
             components = [member.component for member in reader.members]
             return SinkRunner(component, components, reader, lambda: SinkGroup(config, reader, factories))

@@ -2,7 +2,7 @@
 
 import enum
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 
@@ -76,14 +76,21 @@ class Component:
         byte_count: Bytes of their bodies.
         outcome_counts: Events with each other outcome.
         since: When it entered its state, in seconds since 1970.
+        channels: The channels that it writes or reads; who may describe one of them may see the component.
     """
 
     def __init__(
-        self, kind: ComponentKind, name: str, type_name: str, on_change: Callable[["Component"], None]
+        self,
+        kind: ComponentKind,
+        name: str,
+        type_name: str,
+        on_change: Callable[["Component"], None],
+        channels: Sequence[str] = (),
     ) -> None:
         self.kind = kind
         self.name = name
         self.type_name = type_name
+        self.channels = channels
         self.log = _log.bind(**{kind.key: name})
         self._on_change = on_change
         self._failures = FailureLog()
@@ -180,9 +187,9 @@ class Components:
     def find(self, kind: ComponentKind, name: str) -> Component | None:
         return self._components.get((kind, name))
 
-    def add(self, kind: ComponentKind, name: str, type_name: str) -> Component:
+    def add(self, kind: ComponentKind, name: str, type_name: str, channels: Sequence[str] = ()) -> Component:
         """Creates a component; it replaces an earlier one of its kind and name."""
-        component = Component(kind, name, type_name, self._notify)
+        component = Component(kind, name, type_name, self._notify, channels)
         self._components[kind, name] = component
         self._notify(component)
         return component

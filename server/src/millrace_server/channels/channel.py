@@ -206,9 +206,10 @@ class Channel:
 
     # Claims.
 
-    async def claim(self, reader_id: str, lease_seconds: float | None, *, takeover: bool) -> Claim:
+    async def claim(self, reader_id: str, lease_seconds: float | None, *, takeover: bool, owner: str = "") -> Claim:
         self._core.refuse_new()
-        return await self.claims.grant(reader_id, lease_seconds or self.config.lease_seconds, takeover=takeover)
+        lease_seconds = lease_seconds or self.config.lease_seconds
+        return await self.claims.grant(reader_id, lease_seconds, takeover=takeover, owner=owner)
 
     def renew_claim(self, reader_id: str, epoch: int, lease_seconds: float | None) -> Claim:
         """Renews a claim, also while the server drains."""

@@ -23,12 +23,13 @@ from millrace_server.errors import (
 class Claim:
     """An active claim; `durable` ends once it survives a crash, and is None where nothing is to be awaited."""
 
-    __slots__ = ("durable", "epoch", "lease", "reader_id")
+    __slots__ = ("durable", "epoch", "lease", "owner", "reader_id")
 
-    def __init__(self, reader_id: str, epoch: int, lease: Lease) -> None:
+    def __init__(self, reader_id: str, epoch: int, lease: Lease, owner: str) -> None:
         self.reader_id = reader_id
         self.epoch = epoch
         self.lease = lease
+        self.owner = owner
         self.durable: asyncio.Future[None] | None = None
 
 
@@ -49,7 +50,7 @@ class ClaimRegistry:
         """Restores the newest claim before a restart; a live one gets its whole lease again."""
         self._epoch = max(self._epoch, last.epoch)
         if not last.has_ended:
-            self.claim = Claim(last.reader_id, last.epoch, Lease(last.lease_seconds, self.end))
+            self.claim = Claim(last.reader_id, last.epoch, Lease(last.lease_seconds, self.end), last.owner)
 
     def renew(self, reader_id: str, epoch: int, lease_seconds: float | None = None) -> Claim:
         """Renews a live claim, with another lease if given."""
@@ -57,8 +58,8 @@ class ClaimRegistry:
         claim.lease.renew(lease_seconds)
         return claim
 
-    async def grant(self, reader_id: str, lease_seconds: float, *, takeover: bool) -> Claim:
-        """Grants a reader a claim, or renews its claim.
+    async def grant(self, reader_id: str, lease_seconds: float, *, takeover: bool, owner: str = "") -> Claim:
+        """Grants a reader a claim, which belongs to an identity, or renews its claim.
 
         Raises:
             ChannelClaimedError: Another reader's claim lives, and it is not to be taken over.
@@ -69,7 +70,7 @@ class ClaimRegistry:
         check_identifier("reader_id", reader_id)
         claim = self._renewed(reader_id, lease_seconds, takeover=takeover)
         if claim is None:
-            claim = self._begin(reader_id, lease_seconds)
+            claim = self._begin(reader_id, lease_seconds, owner)
         if claim.durable is not None:
             try:
                 await asyncio.shield(claim.durable)
@@ -87,16 +88,16 @@ class ClaimRegistry:
         self.claim.lease.renew(lease_seconds)
         return self.claim
 
-    def _begin(self, reader_id: str, lease_seconds: float) -> Claim:
+    def _begin(self, reader_id: str, lease_seconds: float, owner: str) -> Claim:
         if taken_count := self._contents.taken_count:
             raise TxnsOpenError(
                 f"open transactions have taken {taken_count} events of the channel; claim it when they have ended",
                 retry_delay_seconds=1.0,
             )
-        durable = self._committer.record_claim(ClaimRecord(reader_id, self._epoch + 1, lease_seconds))
+        durable = self._committer.record_claim(ClaimRecord(reader_id, self._epoch + 1, lease_seconds, owner=owner))
         self._drop()
         self._epoch += 1
-        self.claim = Claim(reader_id, self._epoch, Lease(lease_seconds, self.end))
+        self.claim = Claim(reader_id, self._epoch, Lease(lease_seconds, self.end), owner)
         self.claim.durable = durable
         # Takes that wait for events must answer that the channel is claimed now.
         self._contents.takers.wake_all()
@@ -109,7 +110,7 @@ class ClaimRegistry:
         claim = self.claim
         self._drop()
         return self._committer.record_claim(
-            ClaimRecord(claim.reader_id, claim.epoch, claim.lease.seconds, has_ended=True)
+            ClaimRecord(claim.reader_id, claim.epoch, claim.lease.seconds, has_ended=True, owner=claim.owner)
         )
 
     def forget(self) -> None:

@@ -23,6 +23,7 @@ class ClaimRecord:
     epoch: int
     lease_seconds: float
     has_ended: bool = False
+    owner: str = ""
 
 
 class Committer(Protocol):

@@ -162,13 +162,17 @@ def state_record(state: pb.State) -> Record:
 
 def _claim_message(claim: ClaimRecord) -> pb.Claim:
     return pb.Claim(
-        reader_id=claim.reader_id, epoch=claim.epoch, lease_seconds=claim.lease_seconds, has_ended=claim.has_ended
+        reader_id=claim.reader_id,
+        epoch=claim.epoch,
+        lease_seconds=claim.lease_seconds,
+        has_ended=claim.has_ended,
+        owner=claim.owner,
     )
 
 
 def restore_claim(message: pb.Claim) -> ClaimRecord:
     """Returns the claim in a CLAIM record or a state."""
-    return ClaimRecord(message.reader_id, message.epoch, message.lease_seconds, message.has_ended)
+    return ClaimRecord(message.reader_id, message.epoch, message.lease_seconds, message.has_ended, message.owner)
 
 
 def stamps_of(commit: pb.Commit) -> list[Stamp]:

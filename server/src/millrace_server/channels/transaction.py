@@ -43,6 +43,8 @@ class Outcome:
 
     state: TxnState
     receipt: Receipt | None = None
+    owner: str = ""
+    """Who began it; empty where nobody is told apart, and after a restart."""
 
     def refuse(self, txn_id: str) -> Never:
         """Raises the error for a call on an ended transaction."""
@@ -81,10 +83,24 @@ class EndedTxns:
 class Transaction:
     """Puts and takes that happen together or not at all; while `committing`, only a repeat of the commit is allowed."""
 
-    __slots__ = ("committing", "lease", "put_body_bytes", "put_count", "puts", "state", "take_count", "takes", "txn_id")
+    __slots__ = (
+        "committing",
+        "lease",
+        "owner",
+        "put_body_bytes",
+        "put_count",
+        "puts",
+        "state",
+        "take_count",
+        "takes",
+        "txn_id",
+    )
 
-    def __init__(self, txn_id: str, lease_seconds: float, on_expired: "Callable[[Transaction], None]") -> None:
+    def __init__(
+        self, txn_id: str, lease_seconds: float, on_expired: "Callable[[Transaction], None]", owner: str = ""
+    ) -> None:
         self.txn_id = txn_id
+        self.owner = owner
         self.state = TxnState.OPEN
         self.committing: Commit | None = None
         self.lease = Lease(lease_seconds, partial(on_expired, self))

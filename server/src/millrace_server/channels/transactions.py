@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from typing import Never
 
 from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
 from millrace_server.channels.channel_core import ChannelCore
@@ -33,9 +34,9 @@ class TxnDirectory:
 
     def add(self, txn_id: str, channel: "Transactions") -> None:
         """Adds a transaction; raises TxnStateError where another channel has one of this id."""
-        if (owner := self._channels.setdefault(txn_id, channel)) is not channel:
+        if self._channels.setdefault(txn_id, channel) is not channel:
             raise TxnStateError(
-                f"txn_id: belongs to a transaction of channel {owner.name!r}, not {channel.name!r}; use another",
+                f"txn_id: belongs to a transaction of another channel than {channel.name!r}; use another",
                 txn_id=txn_id,
             )
 
@@ -50,15 +51,18 @@ class TxnDirectory:
 
     def find(self, txn_id: str) -> "Transactions":
         """Returns the transactions of the channel that has this one."""
-        try:
-            return self._channels[txn_id]
-        except KeyError:
-            check_identifier("txn_id", txn_id)
-            self._refuse_while_replaying()
-            raise TxnNotFoundError(
-                "no transaction of this id is known: it was never begun, ended long ago, or the server was restarted",
-                txn_id=txn_id,
-            ) from None
+        if (channel := self._channels.get(txn_id)) is not None:
+            return channel
+        check_identifier("txn_id", txn_id)
+        return self.refuse_unknown(txn_id)
+
+    def refuse_unknown(self, txn_id: str) -> Never:
+        """Raises the error for a transaction that does not exist, at least for the caller."""
+        self._refuse_while_replaying()
+        raise TxnNotFoundError(
+            "no transaction of this id is known: it was never begun, ended long ago, or the server was restarted",
+            txn_id=txn_id,
+        )
 
     def find_common(self, txn_ids: Sequence[str]) -> "Transactions":
         """Returns the transactions of the one channel that has all of these; raises TxnStateError if several do."""
@@ -96,21 +100,28 @@ class Transactions:
     def name(self) -> str:
         return self._core.name
 
-    def begin(self, txn_id: str | None, lease_seconds: float | None) -> tuple[str, float]:
-        """Opens a transaction, or finds the open one of that id; returns its id and its lease."""
+    def begin(self, txn_id: str | None, lease_seconds: float | None, owner: str = "") -> tuple[str, float]:
+        """Opens a transaction, or finds the owner's open one of that id; returns its id and its lease."""
         txn_id = secrets.token_hex(16) if txn_id is None else txn_id
         check_identifier("txn_id", txn_id)
         if txn_id in self._open:
+            if self._open[txn_id].owner != owner:
+                raise TxnStateError("txn_id: belongs to a transaction of another identity; use another", txn_id=txn_id)
             return txn_id, self._find_open(txn_id).lease.seconds
         if outcome := self._ended.get(txn_id):
             raise TxnStateError(f"txn_id: its transaction is {outcome.state.value}; use another id", txn_id=txn_id)
         self._core.refuse_new()
         self._core.refuse_one_more()
         self._directory.add(txn_id, self)
-        txn = Transaction(txn_id, lease_seconds or self._core.config.lease_seconds, self._expire)
+        txn = Transaction(txn_id, lease_seconds or self._core.config.lease_seconds, self._expire, owner)
         self._open[txn_id] = txn
         self._core.count_open(1)
         return txn_id, txn.lease.seconds
+
+    def owner_of(self, txn_id: str) -> str:
+        """Returns who began a transaction, open or ended; empty if that is not known."""
+        known = self._open.get(txn_id) or self._ended.get(txn_id)
+        return known.owner if known else ""
 
     def renew(self, txn_id: str) -> float:
         """Restarts a transaction's lease; returns its seconds."""
@@ -365,7 +376,7 @@ class Transactions:
 
     def close(self) -> None:
         for txn in list(self._open.values()):
-            self._end(txn, Outcome(TxnState.ROLLED_BACK))
+            self._end(txn, TxnState.ROLLED_BACK)
         for txn_id in self._ended:
             self._directory.remove(txn_id, self)
         # The former object is the journal's too, which may still write it.
@@ -389,17 +400,17 @@ class Transactions:
 
     def _roll_back(self, txn: Transaction, state: TxnState) -> None:
         takes = txn.takes
-        self._end(txn, Outcome(state))
+        self._end(txn, state)
         self._contents.put_back(takes)
 
     def _end_committed(self, txns: Sequence[Transaction], commit: Commit) -> None:
         for txn in txns:
             if txn.state is TxnState.OPEN:
-                self._end(txn, Outcome(TxnState.COMMITTED, commit.receipt))
+                self._end(txn, TxnState.COMMITTED, commit.receipt)
 
-    def _end(self, txn: Transaction, outcome: Outcome) -> None:
+    def _end(self, txn: Transaction, state: TxnState, receipt: Receipt | None = None) -> None:
         self._open_body_bytes -= txn.put_body_bytes
-        txn.end(outcome.state)
+        txn.end(state)
         # A commit in flight counts as one waiting call.
         if txn.lease.waiting_calls > int(txn.committing is not None):
             # Its waiting calls must answer at once, and not keep others waiting behind them.
@@ -407,11 +418,11 @@ class Transactions:
             self._contents.capacity.waiters.wake_all()
         self._core.count_open(-1)
         del self._open[txn.txn_id]
-        if (forgotten := self._ended.add(txn.txn_id, outcome)) is not None:
+        if (forgotten := self._ended.add(txn.txn_id, Outcome(state, receipt, txn.owner))) is not None:
             self._directory.remove(forgotten, self)
-        if outcome.receipt is None:
+        if receipt is None:
             self._contents.counters.rollbacks += 1
-            self._core.committer.record_rollback(txn.txn_id, has_expired=outcome.state is TxnState.EXPIRED)
+            self._core.committer.record_rollback(txn.txn_id, has_expired=state is TxnState.EXPIRED)
 
 
 def _reopen(txns: Sequence[Transaction], _commit: Commit) -> None:

@@ -15,6 +15,7 @@ import typer
 
 from millrace_server.cli.log_commands import backup, log_app, restore
 from millrace_server.cli.reporting import EXIT_BAD_SETTINGS, EXIT_CANNOT_START, complain, load_or_exit
+from millrace_server.cli.token_commands import token_app
 
 app = typer.Typer(
     name="millraced",
@@ -24,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(log_app, name="log")
+app.add_typer(token_app, name="token")
 app.command()(backup)
 app.command()(restore)
 

@@ -88,6 +88,29 @@ def _texts(value: object) -> list[str]:
     return [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else []
 
 
+def anonymous_addresses(tables: Mapping[str, Any]) -> list[str]:
+    """Returns a sentence for each address on which everybody on other machines may do everything, unless it is said.
+
+    Addresses that are not valid are reported elsewhere.
+    """
+    server = table if isinstance(table := tables.get("server"), dict) else {}
+    if "auth" in tables or server.get("allow_anonymous") is True:
+        return []
+    return [
+        f"server.{field}: is {shown_value(text)}, where everybody on other machines may do everything; there must be a "
+        "table auth, or it must be a loopback address, or server.allow_anonymous must be true"
+        for field in ("listen", "http_listen")
+        if isinstance(text := server.get(field), str) and _is_reachable(text)
+    ]
+
+
+def _is_reachable(text: str) -> bool:
+    try:
+        return not Address.parse(text).is_loopback
+    except ValueError:
+        return False
+
+
 _ANY_HOST = {"0.0.0.0", "::"}  # noqa: S104 - compared with the settings, not listened on
 _LOOPBACK_HOST = "127.0.0.1"
 

@@ -9,12 +9,19 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
 from millrace.setting_problems import describe_problems, shown_value
+from millrace_server.access.settings import (
+    AuthSettings,
+    IdentityPattern,
+    IdentitySettings,
+    RoleSettings,
+    access_problems,
+)
 from millrace_server.agent.setting_types import ChannelName
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
 from millrace_server.agent.sink_group_config import SinkGroupConfig, group_problems
 from millrace_server.agent.sources.stdin import stdin_problems
 from millrace_server.channels.config import AnyChannelConfig
-from millrace_server.configuration.consistency import address_conflicts, unknown_channels
+from millrace_server.configuration.consistency import address_conflicts, anonymous_addresses, unknown_channels
 from millrace_server.network import Address
 from millrace_server.network.tls import TlsSettings
 
@@ -49,7 +56,10 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     # Checks between fields are validators of the later field, so that one invalid field hides no other.
 
     allow_plaintext: bool = False
-    """Listen on addresses that other machines can reach, although nothing is encrypted or authenticated."""
+    """Listen on addresses that other machines can reach, although nothing is encrypted."""
+
+    allow_anonymous: bool = False
+    """Listen on addresses that other machines can reach without `[auth]`, so that everybody may do everything."""
 
     tls: TlsSettings | None = None
     """The certificate with which gRPC and HTTP are served over TLS. Without it they are served in plain text."""
@@ -147,6 +157,15 @@ class Settings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     server: ServerSettings = Field(default_factory=ServerSettings)
     """The table `[server]`."""
 
+    auth: AuthSettings | None = None
+    """The table `[auth]`. Without it everybody may do everything."""
+
+    roles: dict[str, RoleSettings] = Field(default_factory=dict)
+    """The tables `[roles.NAME]`, by name."""
+
+    identities: dict[IdentityPattern, IdentitySettings] = Field(default_factory=dict)
+    """The tables `[identities."PATTERN"]`, by pattern; the longest that matches an identity's name counts."""
+
     channels: dict[ChannelName, AnyChannelConfig] = Field(default_factory=dict)
     """The tables `[channels.NAME]`, by name."""
 
@@ -181,6 +200,8 @@ def check_settings(tables: Mapping[str, Any], source: str, overrides: Mapping[st
         *group_problems(tables),
         *stdin_problems(tables),
         *address_conflicts(tables, listening),
+        *access_problems(tables),
+        *anonymous_addresses(tables),
     ]
     try:
         # Strict: TOML has types, so neither "100" nor true is a capacity.

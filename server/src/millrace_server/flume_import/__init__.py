@@ -164,7 +164,7 @@ class _Import:
             return
         server: Table = {"listen": f"{host}:{port}"}
         if not host.startswith(_LOOPBACK):
-            server["allow_plaintext"] = True
+            server |= {"allow_plaintext": True, "allow_anonymous": True}
         self.result.tables = {"server": {"": server}, **self.result.tables}
 
     def _remove_unconnected(self) -> None:

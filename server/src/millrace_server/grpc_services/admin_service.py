@@ -2,11 +2,12 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from millrace.v1 import admin_service_pb2 as pb
+from millrace_server.access.permissions import Permission
 from millrace_server.agent.components import Component
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel import Channel
@@ -24,6 +25,7 @@ from millrace_server.grpc_services.admin_messages import (
     number_name,
     word_of,
 )
+from millrace_server.grpc_services.guard import current_call
 from millrace_server.grpc_services.messages import encode_batches, form_of, micros_of, seconds_of
 from millrace_server.grpc_services.rpc import Handler, Rpcs
 from millrace_server.hosting.data_dir import Catalog
@@ -141,7 +143,14 @@ class AdminService:
             raise DiskFullError("the disk has no room for the server's catalog of channels; free some space") from None
 
     async def _list_channels(self, _request: pb.ListChannelsRequest) -> pb.ListChannelsResponse:
-        return pb.ListChannelsResponse(channels=[channel_message(handle) async for handle in self._registry.visit()])
+        return pb.ListChannelsResponse(channels=[channel_message(handle) async for handle in self._described()])
+
+    async def _described(self) -> AsyncGenerator[ChannelHandle]:
+        """Yields the channels that the caller may describe."""
+        call = current_call()
+        async for handle in self._registry.visit():
+            if call.may(Permission.DESCRIBE, handle.name):
+                yield handle
 
     async def _get_channel(self, request: pb.GetChannelRequest) -> pb.GetChannelResponse:
         await self._registry.measure_disks()
@@ -154,7 +163,7 @@ class AdminService:
             raise BadArgumentError(f"names: has {len(names)}; at most {WATCHED_NAMES_MAX} are allowed, or none for all")
         while True:
             watched = [
-                channel_message(handle) async for handle in self._registry.visit() if not names or handle.name in names
+                channel_message(handle) async for handle in self._described() if not names or handle.name in names
             ]
             yield pb.WatchChannelsResponse(channels=watched)
             await asyncio.sleep(interval_seconds)
@@ -177,12 +186,19 @@ class AdminService:
         return pb.PurgeChannelResponse(purged_count=await self._registry.get(request.name).purge())
 
     async def _list_components(self, _request: pb.ListComponentsRequest) -> pb.ListComponentsResponse:
-        return pb.ListComponentsResponse(components=map(component_message, self._components))
+        return pb.ListComponentsResponse(components=self._described_components())
+
+    def _described_components(self) -> Iterator[pb.Component]:
+        """Yields the components of which the caller may describe a channel."""
+        call = current_call()
+        for component in self._components:
+            if any(call.may(Permission.DESCRIBE, channel) for channel in component.channels):
+                yield component_message(component)
 
     async def _watch_components(self, request: pb.WatchComponentsRequest) -> AsyncGenerator[pb.WatchComponentsResponse]:
         interval_seconds = _interval_seconds(request)
         while True:
-            yield pb.WatchComponentsResponse(components=map(component_message, self._components))
+            yield pb.WatchComponentsResponse(components=self._described_components())
             await asyncio.sleep(interval_seconds)
 
 

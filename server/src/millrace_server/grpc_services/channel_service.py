@@ -8,6 +8,7 @@ from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.transactions import Transactions
 from millrace_server.errors import BadArgumentError
+from millrace_server.grpc_services.guard import current_call
 from millrace_server.grpc_services.messages import (
     Columns,
     duration_of,
@@ -45,8 +46,8 @@ class ChannelService:
             "Rollback": rpcs.unary(pb.RollbackRequest, self._rollback),
             "RenewTxn": rpcs.unary(pb.RenewTxnRequest, self._renew_txn),
             "Append": rpcs.unary_with_events(pb.AppendRequest, self._append),
-            "AppendStream": rpcs.stream(self._append_stream),
-            "Consume": rpcs.stream(self._consume),
+            "AppendStream": rpcs.stream(pb.AppendStreamRequest, self._append_stream),
+            "Consume": rpcs.stream(pb.ConsumeRequest, self._consume),
             "Claim": rpcs.unary(pb.ClaimRequest, self._claim),
             "Read": rpcs.server_stream(pb.ReadRequest, self._read),
             "Acknowledge": rpcs.unary(pb.AcknowledgeRequest, self._acknowledge),
@@ -57,7 +58,8 @@ class ChannelService:
     async def _begin_txn(self, request: pb.BeginTxnRequest) -> pb.BeginTxnResponse:
         txn_id = request.txn_id if request.HasField("txn_id") else None
         lease_seconds = seconds_of("lease", request.lease)
-        txn_id, lease_seconds = self._registry.get(request.channel).transactions.begin(txn_id, lease_seconds)
+        transactions = self._registry.get(request.channel).transactions
+        txn_id, lease_seconds = transactions.begin(txn_id, lease_seconds, current_call().identity)
         return pb.BeginTxnResponse(txn_id=txn_id, lease=duration_of(lease_seconds))
 
     async def _put(self, request: pb.PutRequest, columns: Columns | None) -> pb.PutResponse:
@@ -106,7 +108,8 @@ class ChannelService:
         epoch = _epoch_of(request)
         channel = self._registry.get(request.channel)
         if epoch is None:
-            claim = await channel.claim(request.reader_id, lease_seconds, takeover=request.takeover)
+            owner = current_call().identity
+            claim = await channel.claim(request.reader_id, lease_seconds, takeover=request.takeover, owner=owner)
         elif request.takeover:
             raise BadArgumentError("epoch: renews a claim, and takeover begins one; set only one of them")
         else:

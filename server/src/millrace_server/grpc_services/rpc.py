@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import NoReturn, TypeAlias
 
 import grpc
@@ -11,6 +12,7 @@ from google.protobuf.message import Message
 from grpc import aio
 
 from millrace_server.errors import MillraceError, OverloadedError
+from millrace_server.grpc_services.guard import ANYBODY, RULES, Call, Guard
 from millrace_server.grpc_services.messages import Columns, EventsRequestT, RequestT, parse, parse_apart
 from millrace_server.grpc_services.status import EndStatus, end_status, refusal
 
@@ -91,24 +93,37 @@ class Rpcs:
     """
 
     def __init__(
-        self, inflight: InflightBytes, count_refusal: Callable[[MillraceError, Sequence[str]], None] = _count_nothing
+        self,
+        inflight: InflightBytes,
+        count_refusal: Callable[[MillraceError, Sequence[str]], None] = _count_nothing,
+        guard: Guard | None = None,
     ) -> None:
         self._inflight = inflight
         self._count_refusal = count_refusal
+        self._guard = guard
 
     def _end(self, error: Exception, request: Message | None) -> EndStatus:
         refused = refusal(error, request)
         self._count_refusal(refused, getattr(request, "txn_ids", None) or [getattr(request, "txn_id", "")])
         return end_status(refused, request)
 
+    def _entrance(self, kind: type[Message]) -> Callable[[Context], Call]:
+        """Returns what admits the calls of an RPC, which has the name of its request."""
+        if self._guard is None:
+            return lambda _: ANYBODY
+        name = kind.DESCRIPTOR.name.removesuffix("Request")
+        return partial(self._guard.enter, RULES[name], name)
+
     def unary(self, kind: type[RequestT], serve: Callable[[RequestT], Awaitable[Answer]]) -> Handler:
         """Handles one request with one response."""
+        enter = self._entrance(kind)
 
         async def handle(raw: bytes, context: Context) -> bytes:
             request = None
             try:
-                with self._inflight.admit(len(raw), context.peer()):
+                with enter(context) as call, self._inflight.admit(len(raw), context.peer()):
                     request = parse(kind, raw)
+                    call.check(request)
                     return _encoded(await serve(request))
             except Exception as error:  # noqa: BLE001 - every failure becomes a status
                 status = self._end(error, request)
@@ -121,12 +136,14 @@ class Rpcs:
         self, kind: type[EventsRequestT], serve: Callable[[EventsRequestT, Columns | None], Awaitable[Answer]]
     ) -> Handler:
         """Handles one request, whose columns stay encoded, with one response."""
+        enter = self._entrance(kind)
 
         async def handle(raw: bytes, context: Context) -> bytes:
             request = columns = None
             try:
-                with self._inflight.admit(len(raw), context.peer()):
+                with enter(context) as call, self._inflight.admit(len(raw), context.peer()):
                     request, columns = parse_apart(kind, raw)
+                    call.check(request)
                     return _encoded(await serve(request, columns))
             except Exception as error:  # noqa: BLE001 - every failure becomes a status
                 status = self._end(error, request)
@@ -137,32 +154,37 @@ class Rpcs:
 
     def server_stream(self, kind: type[RequestT], serve: Callable[[RequestT], AsyncGenerator[Answer]]) -> Handler:
         """Handles one request with a stream of responses."""
+        enter = self._entrance(kind)
 
         async def handle(raw: bytes, context: Context) -> None:
             request = None
             try:
-                with self._inflight.admit(len(raw), context.peer()):
-                    request = parse(kind, raw)
-                # Until it receives metadata, a gRPC client may restart the stream, and waits forever if the connection
-                # breaks before the first response.
-                await context.send_initial_metadata(())
-                async with aclosing(serve(request)) as answers:
-                    async for answer in answers:
-                        await _send(context, answer)
+                with enter(context) as call:
+                    with self._inflight.admit(len(raw), context.peer()):
+                        request = parse(kind, raw)
+                    # Until it receives metadata, a gRPC client may restart the stream, and waits forever if the
+                    # connection breaks before the first response.
+                    await context.send_initial_metadata(())
+                    call.check(request)
+                    async with aclosing(serve(request)) as answers:
+                        async for answer in answers:
+                            await _send(context, answer)
             except Exception as error:  # noqa: BLE001 - every failure becomes a status
                 _fail_stream(context, self._end(error, request))
 
         return grpc.unary_stream_rpc_method_handler(handle)
 
-    def stream(self, serve: Callable[["MessageStream"], Awaitable[None]]) -> Handler:
-        """Handles a bidirectional stream."""
+    def stream(self, kind: type[Message], serve: Callable[["MessageStream"], Awaitable[None]]) -> Handler:
+        """Handles a bidirectional stream, whose messages `serve` parses and checks."""
+        enter = self._entrance(kind)
 
         async def handle(_requests: AsyncIterator[bytes], context: Context) -> None:
             try:
-                # Sent first: if a response is cut short, gRPC would send the metadata again with the error, fail, and
-                # leave the caller without either.
-                await context.send_initial_metadata(())
-                await serve(MessageStream(context, self._inflight))
+                with enter(context):
+                    # Sent first: if a response is cut short, gRPC would send the metadata again with the error, fail,
+                    # and leave the caller without either.
+                    await context.send_initial_metadata(())
+                    await serve(MessageStream(context, self._inflight))
             except Exception as error:  # noqa: BLE001 - every failure becomes a status
                 _fail_stream(context, self._end(error, None))
 

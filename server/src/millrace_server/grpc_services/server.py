@@ -2,23 +2,29 @@
 
 import asyncio
 import resource
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from functools import partial
 from types import ModuleType
+from typing import Any
 
 from grpc import aio, method_handlers_generic_handler
-from grpc_channelz.v1 import channelz, channelz_pb2
+from grpc_channelz.v1 import channelz, channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as aio_health
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
+from millrace_server.access.control import AccessControl
 from millrace_server.agent.components import Component, Components
 from millrace_server.channels.channel_handle import ChannelState
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.configuration.settings import ServerSettings
+from millrace_server.errors import MillraceError
 from millrace_server.grpc_services import admin_service, channel_service
 from millrace_server.grpc_services.admin_service import AdminService
 from millrace_server.grpc_services.channel_service import ChannelService
+from millrace_server.grpc_services.guard import TOOLS, Guard, Rule, health_rule
 from millrace_server.grpc_services.rpc import InflightBytes, Rpcs
+from millrace_server.grpc_services.status import end_status
 from millrace_server.hosting.data_dir import Catalog
 from millrace_server.network import Address
 from millrace_server.network.tls import TlsFiles
@@ -97,35 +103,44 @@ class Health:
 class GrpcServer:
     """Serves a registry's channels and an agent's components over gRPC."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of the server that it serves
         self,
         registry: ChannelRegistry,
         settings: ServerSettings,
         catalog: Catalog,
         components: Components,
+        *,
         tls: TlsFiles | None = None,
+        access: AccessControl | None = None,
     ) -> None:
         self._settings = settings
         self._tls = tls
+        has_certificates = tls is not None and tls.requires_client_certificate
+        guard = None if access is None else Guard(access, registry, has_certificates=has_certificates)
         self._health = Health(registry, components)
         self._server = aio.server(options=_options(settings))
         inflight = InflightBytes(settings.inflight_bytes_max, settings.inflight_bytes_per_connection_max)
-        rpcs = Rpcs(inflight, registry.count_refusal)
+        rpcs = Rpcs(inflight, registry.count_refusal, guard)
         for name, handlers in (
             (channel_service.NAME, ChannelService(registry).handlers(rpcs)),
             (admin_service.NAME, AdminService(registry, catalog, components).handlers(rpcs)),
         ):
             self._server.add_generic_rpc_handlers((method_handlers_generic_handler(name, handlers),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)
-        self._add_tools()
+        health: Any = self._server if guard is None else _GuardedHealth(self._server, guard, components)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, health)
+        tools: Any = self._server if guard is None else _GuardedServer(self._server, guard, TOOLS)
+        if guard is not None or Address.parse(settings.listen).is_loopback:
+            self._add_tools(tools)
 
-    def _add_tools(self) -> None:
+    def _add_tools(self, server: Any) -> None:
         names = [channel_service.NAME, admin_service.NAME, _service_name(health_pb2, "Health")]
         if self._settings.channelz:
-            channelz.add_channelz_servicer(self._server)
+            channelz_pb2_grpc.add_ChannelzServicer_to_server(channelz.aio.ChannelzServicer(), server)
             names.append(_service_name(channelz_pb2, "Channelz"))
         if self._settings.reflection:
-            reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], self._server)
+            servicer = reflection.aio.ReflectionServicer([*names, reflection.SERVICE_NAME])
+            add_reflection: Any = reflection_pb2_grpc.add_ServerReflectionServicer_to_server
+            add_reflection(servicer, server)
 
     async def start(self) -> str:
         """Starts to serve; returns the address with the port that was bound."""
@@ -145,6 +160,69 @@ class GrpcServer:
     async def stop(self, grace_seconds: float) -> None:
         """Refuses new calls, lets calls in progress end within the grace period, and closes all connections."""
         await self._server.stop(grace_seconds)
+
+
+class _GuardedServer:
+    """Takes the services of gRPC's own packages for a server, and puts a guard with one rule before them."""
+
+    def __init__(self, server: aio.Server, guard: Guard, rule: Rule) -> None:
+        self._server = server
+        self._enter = partial(guard.enter, rule)
+
+    def add_generic_rpc_handlers(self, _handlers: object) -> None:
+        """Does nothing: the generated code gives the same handlers to `add_registered_method_handlers`."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        guarded = {name: self._guarded(f"{service}/{name}", handler) for name, handler in handlers.items()}
+        self._server.add_generic_rpc_handlers((method_handlers_generic_handler(service, guarded),))
+
+    def is_open(self, _request: Any) -> bool:
+        """Whether everybody may make this request."""
+        return False
+
+    def _guarded(self, name: str, handler: Any) -> Any:
+        async def handle(request: Any, context: Any) -> Any:
+            serve = handler.unary_unary or handler.unary_stream
+            if self.is_open(request):
+                return await serve(request, context)
+            try:
+                with self._enter(name, context) as call:
+                    call.check(request)
+                    return await serve(request, context)
+            except MillraceError as error:
+                status = end_status(error, None)
+            await context.abort(*status)
+            return None
+
+        async def stream(requests: Any, context: Any) -> AsyncGenerator[Any]:
+            try:
+                with self._enter(name, context) as call:
+                    call.check(None)
+                    async for answer in handler.stream_stream(requests, context):
+                        yield answer
+            except MillraceError as error:
+                status = end_status(error, None)
+            else:
+                return
+            await context.abort(*status)
+
+        if handler.stream_stream:
+            return handler._replace(stream_stream=stream)
+        shape = "unary_unary" if handler.unary_unary else "unary_stream"
+        return handler._replace(**{shape: handle})
+
+
+class _GuardedHealth(_GuardedServer):
+    """The health of the server is for all; that of its parts is for those who may describe them."""
+
+    def __init__(self, server: aio.Server, guard: Guard, components: Components) -> None:
+        def channels_of(kind: str, name: str) -> Sequence[str]:
+            return next((one.channels for one in components if (f"{one.kind.key}s", one.name) == (kind, name)), ())
+
+        super().__init__(server, guard, health_rule(channels_of))
+
+    def is_open(self, request: Any) -> bool:
+        return not request.service
 
 
 def _service_name(module: ModuleType, name: str) -> str:

@@ -25,6 +25,8 @@ _CODES: dict[type[errors.MillraceError], grpc.StatusCode] = {
     errors.OffsetGapError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.TxnCapacityError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.EventTooLargeError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    errors.ForbiddenError: grpc.StatusCode.PERMISSION_DENIED,
     errors.ChannelNotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.TxnNotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.ChannelExistsError: grpc.StatusCode.ALREADY_EXISTS,

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from millrace.v1 import channel_service_pb2 as pb
+from millrace_server.access.permissions import Permission
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.commit import Commit, Receipt
@@ -16,6 +17,7 @@ from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transaction import Transaction
 from millrace_server.errors import BadArgumentError, DrainingError, MillraceError
+from millrace_server.grpc_services.guard import current_call
 from millrace_server.grpc_services.messages import (
     consume_response,
     encode_append_answer,
@@ -65,6 +67,7 @@ class _Append:
     def parse(self, raw: bytes, admission: Admission, registry: ChannelRegistry) -> None:
         self._admission = admission
         self.request, columns = parse_apart(pb.AppendStreamRequest, raw)
+        self._call.caller.require(Permission.APPEND, channel=self.request.channel)
         self.channel = registry.get(self.request.channel)
         self.batches, self.stamp = nonempty_events_of(self.request, columns), stamp_of(self.request)
 
@@ -103,6 +106,7 @@ class AppendStreamCall:
     def __init__(self, registry: ChannelRegistry, stream: MessageStream) -> None:
         self.registry = registry
         self._stream = stream
+        self.caller = current_call()
         self._unanswered: deque[_Append] = deque()
         # Appends that wait for room. While there are any, each later one is a task too: tasks start in the order of
         # their creation, and an append takes its place before its first await.
@@ -223,6 +227,7 @@ class ConsumeCall:
 
     async def run(self) -> None:
         start = await self._read_start()
+        current_call().require_throughout(Permission.TAKE, channel=start.channel)
         channel = self._registry.get(start.channel)
         if start.prefetch > PREFETCH_MAX:
             raise BadArgumentError(f"start.prefetch: is {start.prefetch}; at most {PREFETCH_MAX} are allowed")

@@ -20,16 +20,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from millrace_server.access.audit import Audit
+from millrace_server.access.control import AccessControl, Credentials, Identity, certificate_name, credentials_of
+from millrace_server.access.permissions import Permission
 from millrace_server.agent.components import Component
 from millrace_server.channels.channel_handle import ChannelState
 from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.errors import ForbiddenError, UnauthenticatedError
 from millrace_server.http_service.metrics import (
     ChannelSamples,
     ComponentCollector,
     describe_channel,
     describe_components,
 )
-from millrace_server.network.http_server import HAS_CERTIFICATE, EmbeddedHttp, HttpLimits
+from millrace_server.network.http_server import CERTIFICATE, EmbeddedHttp, HttpLimits
 from millrace_server.network.tls import TlsFiles
 
 _EOF = b"# EOF\n"  # The end of all metrics in the format of OpenMetrics.
@@ -42,11 +46,16 @@ class HttpService:
     """The HTTP service of a server, in the server's event loop."""
 
     def __init__(
-        self, registry: ChannelRegistry, components: Iterable[Component] = (), tls: TlsFiles | None = None
+        self,
+        registry: ChannelRegistry,
+        components: Iterable[Component] = (),
+        tls: TlsFiles | None = None,
+        access: AccessControl | None = None,
     ) -> None:
         self._registry = registry
         self._components = components
         self._tls = tls
+        self._access = access
         self._collectors = CollectorRegistry()
         self._collectors.register(ComponentCollector(components))
         self._collectors.register(_ServerCollector(registry, tls))
@@ -64,6 +73,8 @@ class HttpService:
             Route("/components", self._list_components),
         ]
         guard = [Middleware(_CertifiedClients)] if self._tls and self._tls.requires_client_certificate else []
+        if self._access is not None:
+            guard.append(Middleware(_PermittedClients, access=self._access))
         return Starlette(routes=[Route("/healthz", self._healthz), Mount("/", routes=shielded, middleware=guard)])
 
     async def start(self, bound: socket.socket) -> None:
@@ -144,11 +155,50 @@ class _CertifiedClients:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app if scope["state"][HAS_CERTIFICATE] else _CERTIFICATE_REQUIRED
+        app = self._app if scope["state"][CERTIFICATE] else _CERTIFICATE_REQUIRED
         await app(scope, receive, send)
 
 
 _CERTIFICATE_REQUIRED = JSONResponse({"error": "this server asks for a client certificate"}, status_code=401)
+
+
+class _PermittedClients:
+    """Serves those who may describe all channels, since all paths show all of them."""
+
+    def __init__(self, app: ASGIApp, access: AccessControl) -> None:
+        self._app = app
+        self._access = access
+        self._audit = Audit()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        peer, path = ":".join(map(str, scope.get("client") or ())), f"HTTP {scope['path']}"
+        identity = None
+        try:
+            identity = self._access.identify(_credentials_of(scope))
+            self._require_rights(identity)
+        except (UnauthenticatedError, ForbiddenError) as error:
+            self._audit.note(identity, peer, path, error, administers=False)
+            status, headers = (403, {}) if identity else (401, {"WWW-Authenticate": "Bearer"})
+            refusal = JSONResponse({"error": str(error)}, status_code=status, headers=headers)
+            await refusal(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _require_rights(self, identity: Identity) -> None:
+        if not self._access.rights_of(identity).may_everywhere(Permission.DESCRIBE):
+            raise ForbiddenError(f"no role of {identity.name!a} allows describe:*")
+
+
+def _credentials_of(scope: Scope) -> Credentials:
+    certificate = scope["state"].get(CERTIFICATE) or {}
+    names = certificate.get("subjectAltName", ())
+    name = certificate_name(
+        [value for kind, value in names if kind == "URI"],
+        [value for kind, value in names if kind == "DNS"],
+        [value for part in certificate.get("subject", ()) for kind, value in part if kind == "commonName"],
+    )
+    authorizations = [value.decode("latin-1") for key, value in scope["headers"] if key == b"authorization"]
+    return credentials_of(authorizations, name)
 
 
 class _Collected(Collector):

@@ -13,8 +13,8 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HAS_CERTIFICATE = "has_certificate"
-"""Key of a request's state: whether the client of the connection has a certificate, which is valid."""
+CERTIFICATE = "certificate"
+"""Key of a request's state: the certificate of the connection's client, as `ssl` has it; None without a valid one."""
 
 _HEADER_BYTES_MAX = 16 * 1024
 _DATE_SECONDS = 1.0
@@ -128,7 +128,7 @@ class _UvicornProtocol(H11Protocol):
         super().connection_made(transport)
         self.logger = _log
         tls = transport.get_extra_info("ssl_object")
-        self.app_state = {HAS_CERTIFICATE: tls is not None and tls.getpeercert() is not None}
+        self.app_state = {CERTIFICATE: None if tls is None else tls.getpeercert()}
         limits, waiting = self.config.limits, self.config.waiting
         busy_count = len(self.connections) - len(waiting) - 1
         limit = limits.connections_max * (1 if busy_count < limits.connections_max else 2)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 
+from millrace_server.access.control import AccessControl
 from millrace_server.agent.agent import Agent
 from millrace_server.configuration.settings import ServerSettings, Settings
 from millrace_server.errors import StartError
@@ -43,6 +44,7 @@ async def serve(
     not start; everything that it opened is closed.
     """
     tls = _tls_files(settings.server)
+    access = _access_control(settings)
     stops, reloads = StopRequests(), ReloadRequests()
     with stops.from_signals(), reloads.from_signals(), locked_data_dir(settings.server.data_dir):
         catalog = Catalog(settings.server.data_dir / CATALOG_FILE)
@@ -50,12 +52,12 @@ async def serve(
         # Callers retry while a channel replays its log; a short wait spares them that for most channels.
         await registry.wait_open(_OPENING_SECONDS)
         agent = Agent(registry, settings.server.data_dir)
-        reloader = Reloader(settings, load_again, registry, catalog, agent)
-        grpc_server = GrpcServer(registry, settings.server, catalog, agent.components, tls)
-        http_service = HttpService(registry, agent.components, tls)
+        reloader = Reloader(settings, load_again, registry, catalog, agent, access=access)
+        grpc_server = GrpcServer(registry, settings.server, catalog, agent.components, tls=tls, access=access)
+        http_service = HttpService(registry, agent.components, tls, access)
         listening = _listening(settings.server, grpc_server, http_service, stops)
         try:
-            async with tuned_allocator(), _followed(tls), listening as addresses:
+            async with tuned_allocator(), _followed(tls, access), listening as addresses:
                 agent.start(flows_of(settings))
                 with tuned_garbage_collector(), published_addresses(address_file, addresses):
                     _log.info(
@@ -86,15 +88,23 @@ def _tls_files(settings: ServerSettings) -> TlsFiles | None:
         raise StartError(f"server.tls: {error}") from None
 
 
+def _access_control(settings: Settings) -> AccessControl | None:
+    try:
+        return None if settings.auth is None else AccessControl(settings.auth, settings.roles, settings.identities)
+    except ValueError as error:
+        # It was valid when the configuration was read.
+        raise StartError(f"auth.tokens_file: {error}") from None
+
+
 @asynccontextmanager
-async def _followed(tls: TlsFiles | None) -> AsyncIterator[None]:
-    """Reads changed TLS files again while the block runs."""
-    following = asyncio.create_task(tls.follow()) if tls else None
+async def _followed(*followed: TlsFiles | AccessControl | None) -> AsyncIterator[None]:
+    """Reads changed files again while the block runs."""
+    following = [asyncio.create_task(files.follow()) for files in followed if files]
     try:
         yield
     finally:
-        if following:
-            following.cancel()
+        for task in following:
+            task.cancel()
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ from typing import Any
 
 import structlog
 
+from millrace_server.access.control import AccessControl
 from millrace_server.agent.agent import Agent, AgentChanges
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.config import AnyChannelConfig
@@ -40,15 +41,19 @@ class _Report:
 class Reloader:
     """Applies changes of the configuration to a running server."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a reload changes
         self,
         settings: Settings,
         load: Callable[[], Settings] | None,
         registry: ChannelRegistry,
         catalog: Catalog,
         agent: Agent,
+        *,
+        access: AccessControl | None = None,
     ) -> None:
         self._server = settings.server
+        self._auth = settings.auth
+        self._access = access
         self._load = load
         self._registry = registry
         self._catalog = catalog
@@ -85,6 +90,10 @@ class Reloader:
         _log.info("reloading")
         report = _Report()
         self._compare_server(settings.server, report)
+        if settings.auth != self._auth:
+            report.pending["auth"] = _NEEDS_RESTART
+        elif self._access is not None:
+            self._access.replace(settings.roles, settings.identities)
         # New channels come first, since flows may use them; changes of other channels may have to wait for room.
         self._create_channels(settings, report)
         flows = flows_of(settings)

@@ -35,7 +35,7 @@ def test_error_that_time_may_mend_passes(error: MillraceError) -> None:
         errors.MessageTooLargeError("x"),
         errors.ClientForkedError("x"),
         MillraceError("x", reason="UNIMPLEMENTED", code=grpc.StatusCode.UNIMPLEMENTED),
-        MillraceError("x", reason="UNAUTHENTICATED", code=grpc.StatusCode.UNAUTHENTICATED),
+        errors.ForbiddenError("x", code=grpc.StatusCode.PERMISSION_DENIED),
     ],
     ids=lambda error: error.reason,
 )

@@ -61,16 +61,18 @@ class Rollback(_message.Message):
     def __init__(self, txn_id: _Optional[str] = ..., has_expired: bool = ...) -> None: ...
 
 class Claim(_message.Message):
-    __slots__ = ("reader_id", "epoch", "lease_seconds", "has_ended")
+    __slots__ = ("reader_id", "epoch", "lease_seconds", "has_ended", "owner")
     READER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HAS_ENDED_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     reader_id: str
     epoch: int
     lease_seconds: float
     has_ended: bool
-    def __init__(self, reader_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., has_ended: bool = ...) -> None: ...
+    owner: str
+    def __init__(self, reader_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., has_ended: bool = ..., owner: _Optional[str] = ...) -> None: ...
 
 class Producers(_message.Message):
     __slots__ = ("producer_ids", "interval_counts", "firsts", "lasts")

@@ -81,6 +81,9 @@ class MillraceSinkConfig(SinkConfig):
     tls: ClientTlsConfig | None = None
     """The table `tls`: how to connect over TLS; without it, the sink connects in plain text."""
 
+    token_file: NamedPath | None = None
+    """File of the token that proves who the sink is, in one line; it is read for each connection."""
+
     target_channel: ChannelName
     """The channel there."""
 

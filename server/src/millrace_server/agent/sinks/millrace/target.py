@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import structlog
@@ -14,6 +14,7 @@ from millrace.v1 import admin_service_pb2
 from millrace_client.append_session import AsyncAppendSession
 from millrace_client.errors import MillraceError, RetryAdvice
 from millrace_client.grpc_errors import ErrorTranslator
+from millrace_client.security import BearingChannel, Token
 from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
 from millrace_server.agent.supervision import AnswerTimeoutError, ComponentError
 from millrace_server.files import make_directories, write_atomically
@@ -140,7 +141,8 @@ async def connected(endpoint: str, config: MillraceSinkConfig) -> AsyncGenerator
     So nothing is taken for a server that cannot be reached. Resolves the name each time, since a server may have moved.
     """
     timeout_seconds = config.connect_timeout_seconds
-    async with await _opened(endpoint, config) as connection:
+    async with await _opened(endpoint, config) as opened:
+        connection = await _bearing(opened, config)
         found = await _find(connection, endpoint, config.target_channel, timeout_seconds)
         yield TargetChannel(connection, endpoint, found)
 
@@ -153,6 +155,17 @@ async def _opened(endpoint: str, config: MillraceSinkConfig) -> aio.Channel:
     except MillraceError as error:
         raise ComponentError(error.message) from None
     return aio.secure_channel(endpoint, credentials, options=_OPTIONS)
+
+
+async def _bearing(connection: aio.Channel, config: MillraceSinkConfig) -> aio.Channel:
+    """Returns the connection with the sink's token, if it has one."""
+    if config.token_file is None:
+        return connection
+    try:
+        metadata = await asyncio.to_thread(Token(file=config.token_file).metadata)
+    except MillraceError as error:
+        raise ComponentError(error.message) from None
+    return cast("aio.Channel", BearingChannel(connection, metadata))
 
 
 async def _find(

@@ -1,0 +1,158 @@
+"""What roles allow: permissions on channels, by patterns of names."""
+
+import enum
+import fnmatch
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from itertools import combinations
+from typing import NamedTuple
+
+ANYTHING = "*"
+"""Stands for all permissions, and as a pattern for all names."""
+
+PATTERN_LENGTH_MAX = 255
+
+_KNOWN_MAX = 4_096
+_WILD = frozenset("*?")
+
+
+class Permission(enum.StrEnum):
+    """A right on a channel."""
+
+    APPEND = "append"
+    TAKE = "take"
+    READ = "read"
+    PEEK = "peek"
+    DESCRIBE = "describe"
+    OPERATE = "operate"
+    ADMIN = "admin"
+
+
+class Grant(NamedTuple):
+    """Permissions on the channels whose names match a pattern."""
+
+    permissions: frozenset[Permission]
+    pattern: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Grant":
+        """Parses `PERMISSION:PATTERN`; raises ValueError, with what is wrong, if that is not valid."""
+        name, colon, pattern = text.partition(":")
+        if not colon or not pattern:
+            raise ValueError("it must be PERMISSION:PATTERN, such as append:web.* or *:*")
+        check_pattern(pattern)
+        if name == ANYTHING:
+            return cls(frozenset(Permission), pattern)
+        if name not in set(Permission):
+            raise ValueError(f"its permission must be one of {', '.join(Permission)}, or * for all of them")
+        return cls(frozenset({Permission(name)}), pattern)
+
+
+def check_pattern(pattern: str) -> None:
+    """Raises ValueError if a pattern is not valid: `*` matches any text, dots too, and `?` one character."""
+    if not 0 < len(pattern) <= PATTERN_LENGTH_MAX or not pattern.isprintable():
+        raise ValueError(f"a pattern must have 1 to {PATTERN_LENGTH_MAX} printable characters")
+    if set("[]") & set(pattern):
+        raise ValueError("a pattern knows only * and ?, so it must not hold [ or ]")
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a whole name matches a pattern."""
+    return _compiled(pattern).fullmatch(name) is not None
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    # Without brackets in the pattern, that is all it knows.
+    return re.compile(fnmatch.translate(pattern))
+
+
+class Rights:
+    """What one identity may do."""
+
+    def __init__(self, grants: Iterable[Grant]) -> None:
+        self._patterns: dict[Permission, list[str]] = {permission: [] for permission in Permission}
+        for grant in grants:
+            for permission in grant.permissions:
+                self._patterns[permission].append(grant.pattern)
+        self._known: dict[tuple[Permission, str], bool] = {}
+
+    def may(self, permission: Permission, channel: str) -> bool:
+        """Whether a role allows this on a channel, which need not exist."""
+        if (known := self._known.get((permission, channel))) is not None:
+            return known
+        # Callers may ask for any number of names, of any length; no channel has such a long one.
+        if len(channel) > PATTERN_LENGTH_MAX:
+            return self.may_everywhere(permission)
+        if len(self._known) >= _KNOWN_MAX:
+            self._known.clear()
+        is_allowed = any(matches(pattern, channel) for pattern in self._patterns[permission])
+        self._known[permission, channel] = is_allowed
+        return is_allowed
+
+    def may_everywhere(self, permission: Permission) -> bool:
+        """Whether a role allows this on all channels."""
+        return ANYTHING in self._patterns[permission]
+
+
+class Policy:
+    """The roles of identities, by patterns of their names; the longest pattern that matches a name counts."""
+
+    def __init__(self, roles: Mapping[str, Iterable[Grant]], identities: Mapping[str, Iterable[str]]) -> None:
+        self._rights = {
+            pattern: Rights(grant for role in names for grant in roles[role]) for pattern, names in identities.items()
+        }
+        self._by_length = sorted(self._rights, key=len, reverse=True)
+        self._known: dict[str, Rights] = {}
+
+    def rights_of(self, identity: str) -> Rights:
+        if (known := self._known.get(identity)) is not None:
+            return known
+        pattern = next((pattern for pattern in self._by_length if matches(pattern, identity)), None)
+        rights = _NONE if pattern is None else self._rights[pattern]
+        if len(self._known) >= _KNOWN_MAX:
+            self._known.clear()
+        self._known[identity] = rights
+        return rights
+
+
+_NONE = Rights(())
+
+
+def ambiguous_patterns(patterns: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yields the pairs of patterns of the same length that match a name in common."""
+    by_length: dict[int, list[str]] = {}
+    for pattern in patterns:
+        by_length.setdefault(len(pattern), []).append(pattern)
+    for same in by_length.values():
+        # Names without wildcards differ from each other, and there may be thousands of them.
+        wild = [pattern for pattern in same if _WILD & set(pattern)]
+        plain = [pattern for pattern in same if not _WILD & set(pattern)]
+        yield from (pair for pair in combinations(wild, 2) if _have_common_name(*pair))
+        yield from ((one, name) for one in wild for name in plain if matches(one, name))
+
+
+def _have_common_name(left: str, right: str) -> bool:
+    """Whether a name matches both patterns."""
+    # The places in `right` that the part of `left` so far can have reached.
+    reached = _after_stars({0}, right)
+    for mark in left:
+        if mark == "*":
+            reached = set(range(min(reached, default=len(right) + 1), len(right) + 1))
+            continue
+        stepped = {place for place in reached if right[place : place + 1] == "*"}
+        stepped |= {
+            place + 1 for place in reached if place < len(right) and (right[place] in (mark, "?") or mark == "?")
+        }
+        reached = _after_stars(stepped, right)
+    return len(right) in reached
+
+
+def _after_stars(places: set[int], pattern: str) -> set[int]:
+    found = set(places)
+    for place in places:
+        while pattern[place : place + 1] == "*":
+            place += 1  # noqa: PLW2901 - walks over the stars
+            found.add(place)
+    return found

@@ -1,0 +1,105 @@
+"""The tables `[auth]`, `[roles.NAME]` and `[identities."PATTERN"]` of the configuration."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, Field, field_validator
+
+from millrace.setting_problems import shown_path, shown_value
+from millrace_server.access.permissions import Grant, ambiguous_patterns, check_pattern
+from millrace_server.access.tokens import read_tokens
+from millrace_server.files import NamedPath
+
+
+def _check_grant(text: str) -> str:
+    try:
+        Grant.parse(text)
+    except ValueError as error:
+        raise ValueError(f"is {shown_value(text)}; {error}") from None
+    return text
+
+
+def _check_identity_pattern(pattern: str) -> str:
+    try:
+        check_pattern(pattern)
+    except ValueError as error:
+        raise ValueError(f"is not the name of an identity: {error}") from None
+    return pattern
+
+
+IdentityPattern = Annotated[str, AfterValidator(_check_identity_pattern)]
+
+
+class AuthSettings(BaseModel, frozen=True, extra="forbid"):
+    """How callers prove who they are. With this table, even if it is empty, nobody may do what no role allows."""
+
+    tokens_file: NamedPath | None = None
+    """File with lines `NAME:sha256:HEX`, made by `millraced token make NAME`; it is read again when it changes."""
+
+    @field_validator("tokens_file")
+    @classmethod
+    def _check_tokens(cls, path: Path | None) -> Path | None:
+        if path is not None:
+            read_tokens(path)
+        return path
+
+
+class RoleSettings(BaseModel, frozen=True, extra="forbid"):
+    """What those may do who have a role."""
+
+    allow: list[Annotated[str, AfterValidator(_check_grant)]]
+    """`PERMISSION:PATTERN`: `append`, `take`, `read`, `peek`, `describe`, `operate`, `admin` or `*`, and the channels.
+
+    In patterns, `*` matches any text, dots too, and `?` one character.
+    """
+
+
+class IdentitySettings(BaseModel, frozen=True, extra="forbid"):
+    """What the identities may do whose names match the pattern and no longer pattern."""
+
+    roles: list[str] = Field(min_length=1)
+    """Names of roles; what one of them allows is allowed."""
+
+
+def access_problems(tables: Mapping[str, Any]) -> list[str]:
+    """Returns a sentence for each role that is unknown, and for whatever else does not fit together."""
+    return list(_problems(tables))
+
+
+def _problems(tables: Mapping[str, Any]) -> Iterator[str]:
+    identities, roles = (_table(tables.get(key)) for key in ("identities", "roles"))
+    for pattern, table in identities.items():
+        named = _table(table).get("roles")
+        for index, role in enumerate(named if isinstance(named, list) else []):
+            if isinstance(role, str) and role not in roles:
+                yield f"{shown_path(('identities', pattern, 'roles', index))}: {_unknown(role, list(roles))}"
+    for one, other in ambiguous_patterns(identities):
+        yield (
+            f"identities: {shown_value(one)} and {shown_value(other)} have the same length and match the same names; "
+            "one of them must be longer, as the longest pattern counts"
+        )
+    if "auth" not in tables:
+        for key in ("roles", "identities"):
+            if key in tables:
+                yield f"{key}: says nothing without a table auth, which makes the server check; add one"
+    elif isinstance(auth := tables["auth"], dict) and "tokens_file" not in auth and not _has_certificates(tables):
+        yield (
+            "auth: nobody could prove who calls; there must be a tokens_file, or server.tls.client_certificate "
+            'must be "required"'
+        )
+
+
+def _unknown(role: str, roles: list[str]) -> str:
+    if close := difflib.get_close_matches(role, roles, n=1):
+        return f"is {shown_value(role)}; it must be a role; did you mean {shown_value(close[0])}?"
+    return f"is {shown_value(role)}; it must be a role, so there must be a table {shown_path(('roles', role))}"
+
+
+def _has_certificates(tables: Mapping[str, Any]) -> bool:
+    return bool(_table(_table(tables.get("server")).get("tls")).get("client_certificate") == "required")
+
+
+def _table(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,136 @@
+"""Bearer tokens, of which the server keeps only hashes: lines `NAME:sha256:HEX` of the tokens file."""
+
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+FILE_BYTES_MAX = 16 << 20
+NAME_LENGTH_MAX = 255
+
+_TOKEN_BYTES = 32
+_KIND = "sha256"
+_HASH = re.compile("[0-9a-f]{64}")
+_FILE_MODE = 0o600
+
+_log = structlog.stdlib.get_logger(__name__)
+
+
+def check_identity(name: str) -> None:
+    """Raises ValueError if a name cannot be an identity's."""
+    if not 0 < len(name) <= NAME_LENGTH_MAX or not name.isprintable() or any(map(str.isspace, name)):
+        raise ValueError(f"a name must have 1 to {NAME_LENGTH_MAX} printable characters, and no spaces")
+
+
+def hash_of(token: str) -> str:
+    """Returns what is kept of a token: the SHA-256 of its text, in hexadecimal digits."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+class TokensFile:
+    """The tokens that are valid now. A changed file that is not valid, or is gone, leaves the former ones in force."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads the file; raises ValueError, with the file and what is wrong, if it is not valid."""
+        self.path = path
+        self._stamp = _stamp(path)
+        # Where a hash is found in a dictionary takes time that depends on it; a keyed hash tells a caller nothing.
+        self._key = secrets.token_bytes()
+        self._names = self._indexed(read_tokens(path))
+
+    def refresh(self) -> bool:
+        """Reads the file again if it has changed; returns whether that changed what is in force. Blocks on the disk."""
+        stamp = _stamp(self.path)
+        if stamp == self._stamp:
+            return False
+        # Noted first: a file that is not valid is read again when it changes again.
+        self._stamp = stamp
+        try:
+            tokens = read_tokens(self.path)
+        except ValueError as error:
+            _log.error("changed tokens are not in force; the former ones are", why=f"auth.tokens_file: {error}")
+            return False
+        self._names = self._indexed(tokens)
+        _log.info("tokens read again", tokens=len(tokens))
+        return True
+
+    def name_of(self, token_hash: str) -> str | None:
+        """Returns whose token has this hash, in a time that does not depend on how close it is to a valid one."""
+        found = self._names.get(self._keyed(token_hash))
+        return found[1] if found is not None and hmac.compare_digest(found[0], token_hash) else None
+
+    def _indexed(self, tokens: dict[str, str]) -> dict[bytes, tuple[str, str]]:
+        return {self._keyed(token_hash): (token_hash, name) for token_hash, name in tokens.items()}
+
+    def _keyed(self, token_hash: str) -> bytes:
+        return hashlib.blake2b(token_hash.encode(), key=self._key).digest()
+
+
+def read_tokens(path: Path) -> dict[str, str]:
+    """Returns the names by the hashes of their tokens; raises ValueError, with the file and what is wrong."""
+    shown = json.dumps(str(path))
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+        if len(content) > FILE_BYTES_MAX:
+            raise ValueError(f"is {shown}, which is larger than {FILE_BYTES_MAX} bytes")
+        return dict(_parsed(shown, content.decode()))
+    except OSError as error:
+        raise ValueError(f"is {shown}, which cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"is {shown}, which is not UTF-8") from None
+
+
+def _parsed(shown: str, text: str) -> Iterator[tuple[str, str]]:
+    owners: dict[str, str] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if not (entry := line.strip()) or entry.startswith("#"):
+            continue
+        # Names such as spiffe://example/web hold colons themselves.
+        name, kind, token_hash = (["", "", *entry.rsplit(":", 2)])[-3:]
+        try:
+            check_identity(name)
+        except ValueError as error:
+            raise ValueError(f"is {shown}, whose line {number} is not NAME:sha256:HEX: {error}") from None
+        if kind != _KIND or not _HASH.fullmatch(token_hash):
+            raise ValueError(
+                f"is {shown}, whose line {number} is not NAME:sha256:HEX, with 64 hexadecimal digits; make it with: "
+                f"millraced token make NAME"
+            )
+        if owners.setdefault(token_hash, name) != name:
+            raise ValueError(f"is {shown}, whose line {number} gives the token of {owners[token_hash]} to {name}")
+        yield token_hash, name
+
+
+def make_token(path: Path, name: str) -> str:
+    """Adds a new token to a tokens file, which it creates if there is none, and returns the token.
+
+    Raises ValueError if the name or the file is not valid, and OSError if the file cannot be written.
+    """
+    check_identity(name)
+    if path.exists():
+        read_tokens(path)
+    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, _FILE_MODE)
+    with os.fdopen(descriptor, "r+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        before = b"\n" if size and os.pread(descriptor, 1, size - 1) != b"\n" else b""
+        # In one write: a server that reads the file meanwhile never sees a part of the line.
+        file.write(before + f"{name}:{_KIND}:{hash_of(token)}\n".encode())
+        os.fsync(descriptor)
+    return token
+
+
+def _stamp(path: Path) -> object:
+    """Returns what differs once a file was changed or replaced; None if there is none."""
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns
+    return None

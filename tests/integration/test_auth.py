@@ -1,0 +1,480 @@
+"""Who may do what: identities, permissions, and what belongs to whom."""
+
+import asyncio
+import json
+import signal
+import urllib.error
+import urllib.request
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+import millrace_client as millrace
+import millrace_client.aio
+from millrace.googleapis import error_details_pb2, status_pb2
+from millrace.v1 import admin_service_pb2 as admin_pb
+from millrace.v1 import channel_service_pb2 as pb
+from millrace_client import ComponentState, Tls
+from millrace_server.access.permissions import Permission
+from millrace_server.access.tokens import make_token
+from millrace_server.grpc_services.guard import RULES
+from tests.certificates import Authority
+from tests.conftest import StartMillraced
+from tests.millrace_program import run_millrace
+from tests.millraced import Millraced, run_millraced
+
+WAIT_SECONDS_MAX = 60.0
+WRONG = "no-such-token"
+
+SERVICES = [admin_pb.DESCRIPTOR.services_by_name["AdminService"], pb.DESCRIPTOR.services_by_name["ChannelService"]]
+METHODS = {method.name: method for service in SERVICES for method in service.methods}
+
+NEEDED = {
+    "append": {"Append", "AppendStream", "Put", "BeginTxn"},
+    "take": {"Take", "Consume", "BeginTxn"},
+    "read": {"Claim", "Read", "Acknowledge", "Release"},
+    "peek": {"PeekEvents"},
+    "describe": {"GetChannel", "FindSequence"},
+    "operate": {"UpdateChannel", "PurgeChannel"},
+    "admin": {"CreateChannel", "DeleteChannel"},
+}
+"""The calls that each permission allows, on the channels of its pattern."""
+FILTERED = {"ListChannels", "WatchChannels", "ListComponents", "WatchComponents"}
+OF_A_TXN = {"Put", "Take", "Commit", "Rollback", "RenewTxn"}
+
+
+class Site:
+    """A server with tokens: every identity has the role of its own name."""
+
+    def __init__(self, folder: Path, roles: dict[str, list[str]]) -> None:
+        self.tokens_file = folder / "tokens"
+        self.roles = roles
+        self.tokens = {name: make_token(self.tokens_file, name) for name in roles}
+
+    def toml(self) -> str:
+        tables = [f'auth.tokens_file = "{self.tokens_file}"']
+        for name, allow in self.roles.items():
+            tables.append(f"roles.{name}.allow = {json.dumps(allow)}\nidentities.{name}.roles = [{json.dumps(name)}]")
+        tables.append('[channels.orders]\ntype = "file"\n[channels.other]\ntype = "memory"\n')
+        tables.append('[sources.web]\ntype = "http"\nlisten = "127.0.0.1:0"\nchannels = ["other"]\n')
+        return "\n".join(tables)
+
+    def reload(self, server: Millraced) -> None:
+        """Puts the roles of now in force."""
+        Path(server.arguments[1]).write_text(self.toml(), encoding="utf-8")
+        server.send(signal.SIGHUP)
+
+    def revoke(self, name: str) -> None:
+        lines = [line for line in self.tokens_file.read_text().splitlines() if not line.startswith(f"{name}:")]
+        beside = self.tokens_file.with_suffix(".new")
+        beside.write_text("\n".join(lines))
+        beside.replace(self.tokens_file)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path, {"boss": ["*:*"], "other": ["*:orders"], **{one: [f"{one}:orders"] for one in Permission}})
+
+
+@pytest.fixture
+def server(site: Site, start_millraced: StartMillraced) -> Millraced:
+    return start_millraced(site.toml())
+
+
+def request_of(method: str, channel: str, txn_id: str) -> Message:
+    """A request of the RPC about this channel and transaction, so far as it has them."""
+    request: Any = GetMessageClass(METHODS[method].input_type)()
+    fields = request.DESCRIPTOR.fields_by_name
+    for name in {"channel", "name"} & set(fields):
+        setattr(request, name, channel)
+    if "txn_id" in fields:
+        request.txn_id = txn_id
+    if "txn_ids" in fields:
+        request.txn_ids.append(txn_id)
+    if method == "Consume":
+        request.start.channel = channel
+    made: Message = request
+    return made
+
+
+def call(address: str, method: str, request: Message, metadata: Any) -> tuple[str, str, Any]:
+    """Makes one call; returns the code, the reason, and the first answer."""
+    descriptor = METHODS[method]
+    path = f"/{descriptor.containing_service.full_name}/{method}"
+    codec = (type(request).SerializeToString, GetMessageClass(descriptor.output_type).FromString)
+    with grpc.insecure_channel(address) as connection:
+        try:
+            if descriptor.client_streaming:
+                answers = connection.stream_stream(path, *codec)(iter([request]), WAIT_SECONDS_MAX, metadata)
+                answer: Any = next(answers, None)
+            elif descriptor.server_streaming:
+                answers = connection.unary_stream(path, *codec)(request, WAIT_SECONDS_MAX, metadata)
+                answer = next(answers, None)
+            else:
+                answer = connection.unary_unary(path, *codec)(request, WAIT_SECONDS_MAX, metadata)
+        except grpc.RpcError as failure:
+            trailing: Any = failure.trailing_metadata()
+            details = dict(trailing).get("grpc-status-details-bin", b"")
+            return failure.code().name, reason_of(status_pb2.Status.FromString(details)), None
+    if method == "AppendStream" and answer is not None and answer.HasField("error"):
+        return "", reason_of(answer.error), answer
+    return "OK", "", answer
+
+
+def reason_of(status: status_pb2.Status) -> str:
+    info = error_details_pb2.ErrorInfo()
+    return next((info.reason for detail in status.details if detail.Unpack(info)), "")
+
+
+def bearer(token: str) -> tuple[tuple[str, str]]:
+    return (("authorization", f"Bearer {token}"),)
+
+
+def get(server: Millraced, path: str, *tokens: str) -> int:
+    """Returns the status of an answer over HTTP."""
+    asked = urllib.request.Request(f"http://{server.http}{path}")
+    for token in tokens:
+        asked.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(asked, timeout=WAIT_SECONDS_MAX) as answer:  # noqa: S310 - the same
+            return int(answer.status)
+    except urllib.error.HTTPError as refusal:
+        return refusal.code
+
+
+def test_every_rpc_has_a_rule() -> None:
+    """An RPC without a rule is not served with `[auth]`; each belongs to a permission, to a transaction, or filters."""
+    assert set(RULES) == set(METHODS)
+    assert set(METHODS) == set.union(*NEEDED.values()) | FILTERED | OF_A_TXN
+    assert all(method.input_type.name == f"{name}Request" for name, method in METHODS.items())
+
+
+def test_each_permission_allows_its_calls_and_no_others(server: Millraced, site: Site) -> None:
+    """The whole matrix; a channel that does not exist is refused alike, and another's transaction is not known."""
+    begin = pb.BeginTxnRequest(channel="orders")
+    _, _, others_txn = call(server.grpc, "BeginTxn", begin, bearer(site.tokens["boss"]))
+    for permission, allowed in NEEDED.items():
+        metadata = bearer(site.tokens[permission])
+        for method in METHODS:
+            found = call(server.grpc, method, request_of(method, "orders", others_txn.txn_id), metadata)
+            if method in OF_A_TXN:
+                assert found[:2] == ("NOT_FOUND", "TXN_NOT_FOUND"), (permission, method)
+            elif method in FILTERED:
+                assert found[0] == "OK"
+                [names] = found[2].ListFields() or [(None, [])]
+                assert [one.name for one in names[1]] == ["orders"] * (permission == "describe" and "Ch" in method)
+            elif method in allowed:
+                assert found[1] != "FORBIDDEN", (permission, method)
+            else:
+                assert found[1] == "FORBIDDEN", (permission, method)
+                absent = call(server.grpc, method, request_of(method, "no-such", ""), metadata)
+                assert absent[:2] == found[:2], (permission, method)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_call_without_an_identity_is_refused(server: Millraced, method: str) -> None:
+    """No call of any RPC gets further, whatever is sent in place of a token."""
+    wrong: list[Any] = [(), bearer(WRONG), (("authorization", "Basic Ym9zczo="),), (("authorization", "Bearer "),)]
+    for metadata in wrong:
+        assert call(server.grpc, method, request_of(method, "orders", "x"), metadata)[1] == "UNAUTHENTICATED"
+
+
+def test_odd_authorization_headers_are_refused(server: Millraced, site: Site) -> None:
+    """Two headers, even the same, and huge metadata let nobody in, and the server goes on."""
+    good = bearer(site.tokens["boss"])
+    listing = admin_pb.ListChannelsRequest()
+    assert call(server.grpc, "ListChannels", listing, good * 2)[1] == "UNAUTHENTICATED"
+    assert call(server.grpc, "ListChannels", listing, bearer("x" * 10_000))[1] == "UNAUTHENTICATED"
+    assert call(server.grpc, "ListChannels", listing, (*good, ("padding", "x" * 100_000)))[0] == "RESOURCE_EXHAUSTED"
+    assert call(server.grpc, "ListChannels", listing, (("authorization-bin", b"\xff"),))[1] == "UNAUTHENTICATED"
+    assert call(server.grpc, "ListChannels", listing, good)[0] == "OK"
+
+
+def test_transactions_belong_to_who_began_them(server: Millraced, site: Site) -> None:
+    """Another identity with all rights cannot commit or end them; one without the right may not take in its own."""
+    with (
+        millrace.connect(server.grpc, token=site.tokens["boss"]) as boss,
+        millrace.connect(server.grpc, token=site.tokens["append"]) as appender,
+    ):
+        other = bearer(site.tokens["other"])
+        with boss.channel("orders").transaction(txn_id="mine") as txn:
+            txn.put([b"one"])
+            for method in OF_A_TXN:
+                found = call(server.grpc, method, request_of(method, "orders", "mine"), other)
+                assert found[1] == "TXN_NOT_FOUND", method
+            begun = call(server.grpc, "BeginTxn", pb.BeginTxnRequest(channel="orders", txn_id="mine"), other)
+            assert begun[1] == "TXN_STATE"
+        repeated = call(server.grpc, "Commit", pb.CommitRequest(txn_ids=["mine"]), other)
+        assert repeated[1] == "TXN_NOT_FOUND"
+        with pytest.raises(millrace.ForbiddenError, match="take"), appender.channel("orders").transaction() as own:
+            own.take()
+        assert boss.admin.get_channel("orders").gauges.queued_events == 1
+
+
+def test_claims_belong_to_who_holds_them(server: Millraced, site: Site, start_millraced: StartMillraced) -> None:
+    """Another's claim stands in the way, also with the same reader and after a restart; an operator ends it."""
+    with millrace.connect(server.grpc, token=site.tokens["boss"]) as boss:
+        boss.channel("orders").append([b"one"])
+        boss.channel("orders").claim("reader", lease_seconds=3_000)
+    reader, other = bearer(site.tokens["read"]), bearer(site.tokens["other"])
+    calls = ("Claim", "Read", "Acknowledge", "Release")
+    requests = {name: request_of(name, "orders", "") for name in calls}
+    for request in requests.values():
+        request.reader_id = "reader"  # type: ignore[attr-defined] # all four have it
+    for name, request in requests.items():
+        assert call(server.grpc, name, request, other)[1] == "CHANNEL_CLAIMED", name
+    server.stop()
+    server = start_millraced(site.toml(), server.data_dir)
+    for name, request in requests.items():
+        assert call(server.grpc, name, request, reader)[1] == "CHANNEL_CLAIMED", name
+    takeover = pb.ClaimRequest(channel="orders", reader_id="reader", takeover=True)
+    assert call(server.grpc, "Claim", takeover, reader)[1] == "FORBIDDEN"
+    assert call(server.grpc, "Claim", takeover, other)[0] == "OK"
+
+
+def test_removed_token_ends_open_streams_and_waiting_takes(server: Millraced, site: Site) -> None:
+    """Streams of the identity end with UNAUTHENTICATED and its deliveries return; those of others go on."""
+    with (
+        millrace.connect(server.grpc, token=site.tokens["boss"]) as boss,
+        millrace.connect(server.grpc, token=site.tokens["other"]) as other,
+    ):
+        boss.channel("orders").append([b"one"])
+        kept, watched = (
+            boss.admin.watch_channels(interval_seconds=0.1),
+            other.admin.watch_channels(interval_seconds=0.1),
+        )
+        next(kept), next(watched)
+        with other.channel("orders").consume() as stream:
+            next(stream)
+            site.revoke("other")
+            with pytest.raises(millrace.UnauthenticatedError):
+                next(stream)
+        with pytest.raises(millrace.UnauthenticatedError):
+            list(watched)
+        with pytest.raises(millrace.UnauthenticatedError):
+            other.channel("orders").append([b"two"])
+        assert boss.admin.get_channel("orders").gauges.queued_events == 1
+        next(kept)
+
+
+def test_broken_tokens_file_changes_nothing(server: Millraced, site: Site) -> None:
+    """The former tokens stay in force, and the log says what is wrong."""
+    site.tokens_file.write_text("boss:md5:00\n")
+    told = server.wait_for("changed tokens are not in force; the former ones are")
+    assert "line 1 is not NAME:sha256:HEX" in told["why"]
+    assert call(server.grpc, "ListChannels", admin_pb.ListChannelsRequest(), bearer(site.tokens["boss"]))[0] == "OK"
+
+
+def test_changed_roles_act_on_open_streams(server: Millraced, site: Site) -> None:
+    """A role that is taken away ends a Consume, empties a watch, and refuses the next append of an open stream."""
+    with millrace.connect(server.grpc, token=site.tokens["other"]) as other:
+        watched = other.admin.watch_channels(interval_seconds=0.1)
+        assert [channel.name for channel in next(watched)] == ["orders"]
+        other.channel("orders").append([b"one"])
+        with other.channel("orders").consume() as stream:
+            next(stream)
+            site.roles["other"] = ["append:other"]
+            site.reload(server)
+            with pytest.raises(millrace.ForbiddenError, match="take"):
+                next(stream)
+        assert next(one for one in watched if not one) == []
+        with pytest.raises(millrace.ForbiddenError):
+            other.channel("orders").append([b"two"])
+        assert other.channel("other").append([b"three"]).last_sequence == 1
+
+
+def test_every_client_sends_its_token(server: Millraced, site: Site, tmp_path: Path) -> None:
+    """The asyncio client, the producer, the consumer and the command line do, from a file too."""
+    token_file = tmp_path / "token"
+    token_file.write_text(site.tokens["boss"] + "\n")
+    with millrace.Producer(server.grpc, channel="orders", token_file=token_file) as producer:
+        assert producer.send(b"one").result(WAIT_SECONDS_MAX).sequence == 1
+    asyncio.run(append_in_asyncio(server, site.tokens["boss"]))
+    put = run_millrace(server.grpc, "put", "orders", f"--token-file={token_file}", typed=b"three\n")
+    assert put.returncode == 0, put.stderr
+    with millrace.Consumer(server.grpc, "orders", config=millrace.ConsumerConfig(token_file=token_file)) as consumer:
+        bodies: list[bytes] = []
+        for delivery in consumer:
+            bodies += delivery.bodies()
+            if len(bodies) == 3:
+                break
+    assert bodies == [b"one", b"two", b"three"]
+    refused = run_millrace(server.grpc, "channels")
+    assert (refused.returncode, b"--token-file or MILLRACE_TOKEN_FILE" in refused.stderr) == (1, True)
+
+
+async def append_in_asyncio(server: Millraced, token: str) -> None:
+    async with millrace_client.aio.connect(server.grpc, token=token) as client:
+        assert (await client.channel("orders").append([b"two"])).last_sequence == 2
+
+
+def test_token_file_that_changes_is_read_again(server: Millraced, site: Site, tmp_path: Path) -> None:
+    """A client and a producer go on with a new token when the former one is removed, and lose nothing."""
+    token_file = tmp_path / "token"
+    token_file.write_text(site.tokens["other"])
+    with (
+        millrace.connect(server.grpc, token_file=token_file) as client,
+        millrace.Producer(server.grpc, channel="orders", token_file=token_file) as producer,
+    ):
+        assert producer.send(b"one").result(WAIT_SECONDS_MAX).sequence == 1
+        token_file.write_text(site.tokens["boss"] + "\n")
+        site.revoke("other")
+        server.wait_for("tokens read again")
+        assert producer.send(b"two").result(WAIT_SECONDS_MAX).sequence == 2
+        names = [channel.name for channel in eventually_listed(client)]
+    assert names == ["orders", "other"]
+
+
+def eventually_listed(client: millrace.Client) -> list[millrace.ChannelInfo]:
+    while True:
+        try:
+            return client.admin.list_channels()
+        except millrace.UnauthenticatedError:
+            # A changed file is noticed within a second.
+            continue
+
+
+def test_sink_with_a_refused_token_keeps_its_events(
+    server: Millraced, site: Site, start_millraced: StartMillraced, tmp_path: Path
+) -> None:
+    """It says why, and delivers once it has a valid token."""
+    token_file = tmp_path / "token"
+    token_file.write_text("wrong")
+    edge = start_millraced(
+        '[channels.edge]\ntype = "memory"\n[sinks.up]\ntype = "millrace"\nchannel = "edge"\n'
+        f'endpoints = ["{server.grpc}"]\ntarget_channel = "orders"\ntoken_file = "{token_file}"\n'
+    )
+    with (
+        millrace.connect(edge.grpc) as client,
+        millrace.connect(server.grpc, token=site.tokens["boss"]) as target,
+    ):
+        client.channel("edge").append([b"one"])
+        watched = chain.from_iterable(client.admin.watch_components(0.1))
+        failing = next(one for one in watched if one.state is ComponentState.BACKING_OFF)
+        assert "the token is not valid" in failing.reason
+        token_file.write_text(site.tokens["other"])
+        with target.channel("orders").transaction() as txn:
+            (batch,) = txn.take(wait_seconds=WAIT_SECONDS_MAX)
+            assert [event.body for event in batch] == [b"one"]
+
+
+def test_http_wants_an_identity_that_may_describe_all(server: Millraced, site: Site) -> None:
+    """401 without an identity, 403 without the right; `/healthz` is open."""
+    for path in ("/metrics", "/channels", "/components", "/nowhere"):
+        assert get(server, path) == 401
+        assert get(server, path, "wrong") == 401
+        assert get(server, path, site.tokens["describe"]) == 403
+        assert get(server, path, site.tokens["boss"]) == (404 if path == "/nowhere" else 200)
+    assert get(server, "/healthz") == 200
+
+
+def test_health_and_tools_follow_the_rules(server: Millraced, site: Site) -> None:
+    """The server's health is open, a channel's is for those who may describe it; reflection is for administrators."""
+    with grpc.insecure_channel(server.grpc) as connection:
+        check = connection.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            health_pb2.HealthCheckRequest.SerializeToString,
+            health_pb2.HealthCheckResponse.FromString,
+        )
+        reflect = connection.stream_stream(
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+            reflection_pb2.ServerReflectionRequest.SerializeToString,
+            reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        servers: Any = connection.unary_unary("/grpc.channelz.v1.Channelz/GetServers")
+
+        def health(service: str, name: str | None) -> str:
+            metadata = None if name is None else bearer(site.tokens[name])
+            return code(lambda: check(health_pb2.HealthCheckRequest(service=service), metadata=metadata))
+
+        assert health("", None) == "OK"
+        assert [health("channels/orders", name) for name in (None, "append", "describe", "boss")] == [
+            "UNAUTHENTICATED",
+            "PERMISSION_DENIED",
+            "OK",
+            "OK",
+        ]
+        assert health("channels/no-such", "append") == "PERMISSION_DENIED"
+        assert [health("sources/web", name) for name in ("describe", "boss")] == ["PERMISSION_DENIED", "OK"]
+        listing = reflection_pb2.ServerReflectionRequest(list_services="")
+        for name, expected in (("admin", "PERMISSION_DENIED"), ("boss", "OK")):
+            metadata = bearer(site.tokens[name])
+            assert code(lambda: next(reflect(iter([listing]), metadata=metadata))) == expected  # noqa: B023 - called here
+            assert code(lambda: servers(b"", metadata=metadata)) == expected  # noqa: B023 - called here
+        assert code(lambda: next(reflect(iter([listing])))) == "UNAUTHENTICATED"
+
+
+def code(act: Any) -> str:
+    try:
+        act()
+    except grpc.RpcError as failure:
+        return str(failure.code().name)
+    return "OK"
+
+
+def test_certificates_name_identities(start_millraced: StartMillraced, tmp_path: Path) -> None:
+    """The first DNS name counts; with a token, both must be valid and the token's name counts, over HTTP too."""
+    authority = Authority()
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(authority.certificate)
+    certificate, private_key = authority.issue(tmp_path, "both")
+    tls = Tls(ca=ca, certificate=certificate, private_key=private_key)
+    token = make_token(tmp_path / "tokens", "reader")
+    server = start_millraced(
+        f'server.tls = {{ certificate = "{certificate}", private_key = "{private_key}", client_ca = "{ca}", '
+        f'client_certificate = "required" }}\nauth.tokens_file = "{tmp_path}/tokens"\n'
+        'roles.all.allow = ["*:*"]\nroles.none.allow = []\n'
+        'identities."local*".roles = ["all"]\nidentities.reader.roles = ["none"]\nchannels.orders.type = "memory"\n'
+    )
+    with millrace.connect(server.grpc, tls=tls) as client:
+        assert client.channel("orders").append([b"one"]).last_sequence == 1
+    with millrace.connect(server.grpc, tls=tls, token=token) as client:
+        assert client.admin.list_channels() == []
+        with pytest.raises(millrace.ForbiddenError, match=r"no role of 'reader' allows append on channel 'orders'"):
+            client.channel("orders").append([b"two"])
+    with millrace.connect(server.grpc, tls=tls, token=WRONG) as client, pytest.raises(millrace.UnauthenticatedError):
+        client.admin.list_channels()
+
+
+def test_audit_tells_of_administration_and_denials(server: Millraced, site: Site) -> None:
+    """Who, from where, what, which and the outcome; denials once a second, and never a token."""
+    with millrace.connect(server.grpc, token=site.tokens["boss"]) as boss:
+        boss.admin.create_channel("new")
+        with pytest.raises(millrace.ChannelExistsError):
+            boss.admin.create_channel("new")
+    with millrace.connect(server.grpc, token=site.tokens["append"]) as appender:
+        for _ in range(20):
+            with pytest.raises(millrace.ForbiddenError):
+                appender.admin.delete_channel("new")
+    with millrace.connect(server.grpc, token=WRONG) as nobody, pytest.raises(millrace.UnauthenticatedError):
+        nobody.admin.list_channels()
+    server.stop()
+    audit = [entry for entry in server.log if entry["event"] == "audit"]
+    assert [(entry["outcome"], entry["identity"], entry["call"], entry.get("name")) for entry in audit[:3]] == [
+        ("done", "boss", "CreateChannel", "new"),
+        ("failed", "boss", "CreateChannel", "new"),
+        ("denied", "append", "DeleteChannel", "new"),
+    ]
+    assert all(entry["peer"].startswith("ipv4:127.0.0.1:") for entry in audit)
+    assert audit[-1]["identity"] is None
+    assert len(audit) < 20
+    assert not any(secret in str(server.log) for secret in (WRONG, *site.tokens.values()))
+
+
+def test_token_commands_keep_only_hashes(tmp_path: Path) -> None:
+    """`make` prints the token once and adds a line; `list` shows names; a name that is not valid is refused."""
+    file = tmp_path / "tokens"
+    made = [run_millraced("token", "make", "spiffe://a/b", "--tokens-file", file).stdout.strip() for _ in range(2)]
+    assert len(set(made)) == 2
+    assert not any(token in file.read_text() for token in made)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert run_millraced("token", "list", "--tokens-file", file).stdout == "spiffe://a/b\t2\n"
+    refused = run_millraced("token", "make", "a b", "--tokens-file", file)
+    assert (refused.returncode, "and no spaces" in refused.stderr) == (2, True)
