@@ -10,7 +10,7 @@ from typing import Any
 from millrace_client._methods import METHODS
 from millrace_client.errors import BadArgumentError
 from millrace_client.events import Stamp
-from millrace_client.security import BearingChannel, FileWatch, Tls, Token
+from millrace_client.security import BearingChannel, FileWatch, Tls, Token, check_unread
 
 MIB = 1 << 20
 
@@ -90,6 +90,7 @@ class ConnectionSettings:
     def __post_init__(self) -> None:
         if not self.timeout_seconds > 0:
             raise BadArgumentError(f"timeout_seconds: is {self.timeout_seconds}; it must be above 0")
+        check_unread(self.token, self.endpoint, is_encrypted=self.tls is not None)
 
     def open_channel(self, api: Any) -> Any:
         """Returns a new channel of `grpc` or `grpc.aio`. The user's options override the client's own.

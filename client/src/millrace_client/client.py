@@ -36,13 +36,15 @@ def connect(  # noqa: PLR0913 - all but the first have defaults
             connection is refused, 5 to 7 s if nothing answers; then it raises UnavailableError. True: it waits for the
             server until its deadline; then it raises DeadlineError.
         tls: How to connect over TLS. None: plain text.
-        token: The bearer token that proves who calls. None: that of `token_file`, or none.
-        token_file: File that holds the token; it is read again when it changes, for calls from then on.
+        token: The bearer token that proves who calls. None: that of `token_file`, or none. A token travels unencrypted
+            only to this machine, or anywhere if the environment has `MILLRACE_ALLOW_PLAINTEXT=true`.
+        token_file: File that holds the token; it is read again when it changes, for calls from then on. A call with a
+            token that is refused meanwhile is repeated with the new one.
         options: Options of the gRPC channel; they override the client's own.
 
     Raises:
-        BadArgumentError: `timeout_seconds` is not above 0, or there are two tokens. The first call raises it if a file
-            cannot be read.
+        BadArgumentError: `timeout_seconds` is not above 0, there are two tokens, or a token would travel unencrypted.
+            The first call raises it if a file cannot be read.
     """
     return Client(
         ConnectionSettings(
@@ -155,17 +157,6 @@ class Client:
     def timeout_seconds(self) -> float:
         """How long an answer may take."""
         return self._connection.settings.timeout_seconds
-
-    @property
-    def tls(self) -> Tls | None:
-        """How it connects over TLS, as given to `connect`."""
-        return self._connection.settings.tls
-
-    @property
-    def token_file(self) -> File | None:
-        """The file of its token, as given to `connect`."""
-        token = self._connection.settings.token
-        return None if token is None else token.file
 
     def channel(self, name: str) -> Channel:
         """Returns a handle on a channel. Makes no call, and does not create the channel."""

@@ -27,7 +27,7 @@ from millrace_client.producing.send_many import SendFutures, SendSummary, put_ma
 from millrace_client.producing.sending import NO_HEADERS, check_body, check_key, parts_of
 from millrace_client.producing.targets import ConnectionOptions
 from millrace_client.producing.threaded import ProducerCloseReport, ThreadedEngine
-from millrace_client.security import File, Tls, Token
+from millrace_client.security import File, Tls, Token, check_unread
 
 CLOSE_SECONDS = 60.0
 """How long `close` waits by default."""
@@ -53,13 +53,16 @@ class BaseProducer:
         if tls is not None:
             # What is wrong with its files now is raised here; later, the former ones stay in use.
             tls.credentials()
+        checked = check_endpoints(endpoints)
         if (bearer := Token.given(token, token_file)) is not None:
             bearer.metadata()
+            for endpoint in checked:
+                check_unread(bearer, endpoint, is_encrypted=tls is not None)
         self._producer_id = self._config.producer_id or new_txn_id()
         self._counters = ProducerCounters()
         self._accumulator = Accumulator(self._config, self._producer_id, self._counters)
         self._settings = EngineSettings(
-            endpoints=check_endpoints(endpoints),
+            endpoints=checked,
             connection=ConnectionOptions(tls=tls, token=bearer, options=tuple(options)),
             config=self._config,
             hooks=hooks,

@@ -1,6 +1,8 @@
 """How clients reach a server over TLS, and prove who they are."""
 
+import ipaddress
 import os
+import re
 import ssl
 import time
 from collections.abc import Callable
@@ -15,6 +17,8 @@ from millrace_client.errors import BadArgumentError
 
 _CHECK_SECONDS = 1.0
 """How late a changed file is noticed."""
+
+PLAINTEXT_VARIABLE = "MILLRACE_ALLOW_PLAINTEXT"
 
 File = str | os.PathLike[str]
 
@@ -88,6 +92,30 @@ class Token:
         return _state(self.file)
 
 
+def check_unread(token: Token | None, endpoint: str, *, is_encrypted: bool) -> None:
+    """Raises BadArgumentError if a token would travel where others can read it.
+
+    Loopback and sockets of this machine are fine. Where the network encrypts what it carries, as a service mesh does,
+    `MILLRACE_ALLOW_PLAINTEXT=true` in the environment allows it everywhere.
+    """
+    if token is None or is_encrypted or _is_local(endpoint) or os.environ.get(PLAINTEXT_VARIABLE) == "true":
+        return
+    raise BadArgumentError(
+        f"token: would travel to {endpoint} unencrypted; connect over TLS, or set {PLAINTEXT_VARIABLE}=true in the "
+        "environment if the network itself encrypts"
+    )
+
+
+def _is_local(endpoint: str) -> bool:
+    if endpoint.startswith(("unix:", "unix-abstract:")):
+        return True
+    host = re.sub(r"^(?:dns|ipv4|ipv6):(?://[^/]*/)?", "", endpoint).rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class BearingChannel:
     """A channel of `grpc` or `grpc.aio` whose calls carry metadata."""
 
@@ -115,6 +143,10 @@ class FileWatch:
         self._watched = watched
         self._state = self._states()
         self._check_at = time.monotonic() + _CHECK_SECONDS
+
+    def look_now(self) -> None:
+        """Makes the next question look at the files, however soon it comes."""
+        self._check_at = 0.0
 
     def has_changed(self) -> bool:
         now = time.monotonic()

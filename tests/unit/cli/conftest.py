@@ -1,4 +1,6 @@
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import pytest
@@ -6,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 from millrace_client.cli import put_command
 from millrace_client.cli.program import app
-from millrace_client.cli.session import SERVER_VARIABLE, Session
+from millrace_client.cli.session import Session
 from millrace_client.dead_letters import targets
 from tests.unit.cli.fake_client import FakeChannel, FakeClient, fake_append_pipelined
 
@@ -26,9 +28,11 @@ def orders(client: FakeClient) -> FakeChannel:
 
 
 @pytest.fixture
-def millrace(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> RunMillrace:
-    """Runs `millrace` in this process with the fake client."""
-    monkeypatch.delenv(SERVER_VARIABLE, raising=False)
+def millrace(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunMillrace:
+    """Runs `millrace` in this process with the fake client, in an environment without variables and contexts."""
+    for name in [name for name in os.environ if name.startswith("MILLRACE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(put_command, "Producer", client.produce)
     monkeypatch.setattr(targets, "append_pipelined", fake_append_pipelined)
     session = Session(connect=cast("Callable[..., Any]", client.connect))

@@ -466,6 +466,7 @@ class FakeClient:
         self.endpoint = ""
         self.timeout_seconds = 0.0
         self.tls: Tls | None = None
+        self.token: str | None = None
         self.token_file: str | None = None
         self.is_closed = False
 
@@ -480,15 +481,17 @@ class FakeClient:
         channel: str,
         *,
         config: ProducerConfig,
-        tls: Tls | None,
-        token_file: str | None,
         hooks: ProducerHooks,
+        **security: object,
     ) -> FakeProducer:
-        assert (tls, token_file) == (self.tls, self.token_file)
+        assert security == {"tls": self.tls, "token": self.token, "token_file": self.token_file}
         return FakeProducer(self.channel(channel), config, hooks)
 
-    def connect(self, endpoint: str, *, timeout_seconds: float, tls: Tls | None, token_file: str | None) -> Self:
-        self.endpoint, self.timeout_seconds, self.tls, self.token_file = endpoint, timeout_seconds, tls, token_file
+    def connect(
+        self, endpoint: str, *, timeout_seconds: float, tls: Tls | None, token: str | None, token_file: str | None
+    ) -> Self:
+        self.endpoint, self.timeout_seconds, self.tls = endpoint, timeout_seconds, tls
+        self.token, self.token_file = token, token_file
         return self
 
     def channel(self, name: str) -> FakeChannel:

@@ -133,7 +133,7 @@ def test_put_that_ends_early_repeats_all_options_in_the_resume(
         *("--patience=1234567.5", "--json", "--server=elsewhere:1", "--timeout=7.5"),
         *("--tls-ca=ca.pem", "--tls-certificate=own.pem", "--tls-key=own.key", "--token-file=token"),
     ]
-    own = {"skip_lines", "producer_id", "channel", "file", "context"}
+    own = {"skip_lines", "producer_id", "channel", "file", "context", "context_name"}
     flags = {f"--{name.replace('_', '-')}" for name in inspect.signature(put).parameters.keys() - own}
     named = {"--headers": "--header", "--as-json": "--json", "--timeout-seconds": "--timeout"}
     assert {option.partition("=")[0] for option in given} == {named.get(flag, flag) for flag in flags}

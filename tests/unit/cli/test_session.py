@@ -98,6 +98,18 @@ def test_token_file_said_in_several_places_is_the_nearest(
     assert client.token_file == "behind"  # noqa: S105 - a path
 
 
+def test_token_of_the_environment_gives_way_to_a_nearer_file(
+    millrace: RunMillrace, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MILLRACE_TOKEN holds the token itself; together with the variable for a file it is a mistake."""
+    monkeypatch.setenv("MILLRACE_TOKEN", "secret")
+    millrace("channels")
+    assert (client.token, client.token_file) == ("secret", None)
+    millrace("channels", "--token-file", "near")
+    assert (client.token, client.token_file) == (None, "near")
+    assert "secret" not in repr(Session().resolved())
+
+
 def test_tls_with_a_certificate_alone_says_what_is_missing(millrace: RunMillrace) -> None:
     """A certificate is of no use without its key."""
     result = millrace("channels", "--tls-certificate", "own.pem")

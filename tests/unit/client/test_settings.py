@@ -1,7 +1,10 @@
 import pytest
 
-from millrace_client import BadArgumentError, Consumer, Producer
+import millrace_client.aio
+from millrace_client import BadArgumentError, Consumer, ConsumerConfig, Producer, Tls
 from millrace_client._settings import check_endpoints
+
+SECRET = "token-of-a-test"  # noqa: S105 - the name says it
 
 
 def test_check_endpoints_takes_one_or_several() -> None:
@@ -27,3 +30,26 @@ def test_check_endpoints_of_nonsense_says_why(endpoints: str | list[str], messag
         Producer(endpoints, "orders")
     with pytest.raises(BadArgumentError, match=message):
         Consumer(endpoints, "orders")
+
+
+@pytest.mark.parametrize(
+    "local",
+    ["localhost:1", "127.0.0.9:1", "[::1]:1", "unix:/s", "dns:///localhost:1", "ipv4:127.0.0.1:1"],
+)
+def test_token_travels_in_plain_text_on_this_machine_only(local: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every client refuses to show it to a network, unless TLS or the network itself encrypts; none shows it itself."""
+    for connect in (millrace_client.connect, millrace_client.aio.connect):
+        assert SECRET not in repr(vars(connect(local, token=SECRET)._connection))
+        connect("far:1", token=SECRET, tls=Tls())
+        with pytest.raises(BadArgumentError, match="would travel to far:1 unencrypted"):
+            connect("far:1", token=SECRET)
+    with pytest.raises(BadArgumentError, match="would travel to far:1 unencrypted"):
+        Producer([local, "far:1"], "orders", token=SECRET)
+    config = ConsumerConfig(token=SECRET)
+    assert SECRET not in repr(config)
+    with pytest.raises(BadArgumentError, match="would travel to ipv4:"):
+        config.connection("ipv4:127.0.0.1:1,10.0.0.1:1")
+    with pytest.raises(BadArgumentError, match="would travel"):
+        Consumer("far:1", "orders", config=config)
+    monkeypatch.setenv("MILLRACE_ALLOW_PLAINTEXT", "true")
+    assert config.connection("far:1").token is not None

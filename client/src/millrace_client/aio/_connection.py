@@ -88,15 +88,25 @@ class Connection:
         return self._opened is not None and not self._is_closed
 
     async def run(self, call: Call[T]) -> T:
-        make = self.opened().unary(call.method)
+        opened = self.opened()
+        make = opened.unary(call.method)
         timeout_seconds = self.settings.timeout_seconds + (call.wait_seconds or 0.0)
         try:
             answer = await make(call.request, timeout=timeout_seconds, wait_for_ready=self.settings.wait_for_ready)
         except grpc.RpcError as failure:
+            if self._has_newer_token(failure, opened):
+                return await self.run(call)
             raise self.errors.from_rpc(failure, call.channel, call.txn_id) from None
         except asyncio.CancelledError:
             raise self.cancelled_error(call.channel, call.txn_id) from None
         return call.decode(answer)
+
+    def _has_newer_token(self, failure: grpc.RpcError, refused: _Opened) -> bool:
+        """Whether a refused call is repeated, since its token's file has changed: the former one is gone at once."""
+        if failure.code() is not grpc.StatusCode.UNAUTHENTICATED or refused.file_watch is None:
+            return False
+        refused.file_watch.look_now()
+        return self.opened() is not refused
 
     async def drive(self, sequence: CallSequence[T]) -> T:
         """Executes the calls of a sequence, and returns its result."""

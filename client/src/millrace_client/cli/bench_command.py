@@ -10,7 +10,7 @@ import typer
 from millrace_client import Client, MillraceError, Producer, ProducerConfig, SendAttempt
 from millrace_client.cli.bench_load import STAMP_BYTES, Figures, Load, measure_put, measure_take
 from millrace_client.cli.exit_status import CommandError, ExitCode
-from millrace_client.cli.session import ChannelArgument, JsonOption, seconds_option, with_client, with_options
+from millrace_client.cli.session import ChannelArgument, JsonOption, Session, seconds_option, with_client, with_options
 from millrace_client.cli.terminal import note
 from millrace_client.producer import ProducerHooks
 
@@ -64,13 +64,15 @@ _LOAD_DEFAULTS = {
 @bench_app.command()
 @with_client
 @with_options(_LOAD_OPTIONS, defaults=_LOAD_DEFAULTS)
-def put(client: Client, channel: ChannelArgument, *, as_json: JsonOption = False, **load: Any) -> None:
+def put(
+    client: Client, session: Session, channel: ChannelArgument, *, as_json: JsonOption = False, **load: Any
+) -> None:
     """Send events into a channel, which keeps them.
 
     Latencies are from sending an event until the server has stored it. A full channel is waited for, up to --timeout.
     """
     client.admin.get_channel(channel)
-    _write({"put": _put(client, channel, load)}, as_json=as_json)
+    _write({"put": _put(client, session, channel, load)}, as_json=as_json)
 
 
 @bench_app.command()
@@ -95,7 +97,9 @@ def take(
 @bench_app.command()
 @with_client
 @with_options(_LOAD_OPTIONS, defaults=_LOAD_DEFAULTS)
-def both(client: Client, channel: ChannelArgument, *, as_json: JsonOption = False, **load: Any) -> None:
+def both(
+    client: Client, session: Session, channel: ChannelArgument, *, as_json: JsonOption = False, **load: Any
+) -> None:
     """Send events into an empty channel, and take them out at the same time.
 
     Latencies of the takes are from sending an event until its delivery.
@@ -116,7 +120,7 @@ def both(client: Client, channel: ChannelArgument, *, as_json: JsonOption = Fals
             _NO_TIME_LIMIT,
         )
         try:
-            sent = _put(client, channel, load)
+            sent = _put(client, session, channel, load)
         except MillraceError:
             stopping.set()
             # If the takes failed, that is why the channel is full.
@@ -143,7 +147,7 @@ class _TroubleNotes(ProducerHooks):
             note(f"{attempt.message}; waiting")
 
 
-def _put(client: Client, channel: str, load: dict[str, Any]) -> Figures:
+def _put(client: Client, session: Session, channel: str, load: dict[str, Any]) -> Figures:
     timeout_seconds = client.timeout_seconds
     config = ProducerConfig(
         batch_events_max=load.pop("batch_events"),
@@ -151,9 +155,7 @@ def _put(client: Client, channel: str, load: dict[str, Any]) -> Figures:
         delivery_timeout_seconds=timeout_seconds,
         max_block_seconds=timeout_seconds + _BUFFER_WAIT_SECONDS,
     )
-    with Producer(
-        client.endpoint, channel, config=config, tls=client.tls, token_file=client.token_file, hooks=_TroubleNotes()
-    ) as producer:
+    with Producer(client.endpoint, channel, config=config, hooks=_TroubleNotes(), **session.security) as producer:
         return measure_put(producer, Load(**load))
 
 

@@ -21,6 +21,7 @@ from millrace_client.cli.exit_status import (
     unwrapped_interrupts,
 )
 from millrace_client.cli.session import (
+    ContextOption,
     ServerOption,
     TimeoutOption,
     TlsCaOption,
@@ -112,6 +113,7 @@ def _show_version(*, is_wanted: bool) -> None:
 def _millrace(
     context: typer.Context,
     *,
+    context_name: ContextOption = None,
     server: ServerOption = None,
     timeout_seconds: TimeoutOption = None,
     tls_ca: TlsCaOption = None,
@@ -126,6 +128,7 @@ def _millrace(
     # Commands report errors in their own words.
     logging.getLogger("millrace_client").addHandler(logging.NullHandler())
     context.obj = current_session(context).with_options(
+        context_name=context_name,
         server=server,
         timeout_seconds=timeout_seconds,
         tls_ca=tls_ca,

@@ -26,7 +26,6 @@ from millrace_client.cli.session import (
     Session,
     check_sendable,
     checked,
-    current_session,
     parse_server,
     seconds_option,
     with_client,
@@ -142,7 +141,7 @@ KeyOption = Annotated[
 @with_client
 def put(
     client: Client,
-    context: typer.Context,
+    session: Session,
     channel: ChannelArgument,
     file: FileArgument = None,
     *,
@@ -168,22 +167,20 @@ def put(
     options = [f"--header={header}" for header in headers or []]
     options += ["--json-lines"] * json_lines + [f"--also={address}" for address in also or []]
     options += [f"--key={key}"] * bool(key) + [f"--batch-size={batch_size}"] * (batch_size is not None)
-    session = current_session(context)
     options += [f"--patience={patience:.15g}"] * (patience != PATIENCE_SECONDS) + ["--json"] * as_json
-    options += [f"--server={client.endpoint}"] * (client.endpoint != Session().address)
-    options += [f"--timeout={session.timeout_seconds:.15g}"] if session.timeout_seconds else []
-    options += session.security_options
+    options += session.repeated_options
+    reached = session.resolved()
     account = PutAccount(
         channel, producer_id or f"put-{uuid.uuid4().hex}", skip_lines, server_count=1 + len(also or [])
     )
     with _opened(file) as lines_file, ExitStack() as opened:
-        others = [opened.enter_context(session.with_options(server=address).open()) for address in also or []]
+        others = [opened.enter_context(reached.with_options(server=address).open()) for address in also or []]
         clients = [client, *others]
         limits = _limits([each.admin.get_channel(channel) for each in clients], batch_size)
         lines = _Lines(LineSource(lines_file), LineFormat(parse_headers(headers or []), is_json=json_lines), limits)
         routing = LineRouting([each.endpoint for each in clients], key)
         config = _config(limits, patience)
-        destinations = [*_destinations(clients, account, lines.skip(skip_lines, routing), config)]
+        destinations = [*_destinations(clients, account, lines.skip(skip_lines, routing), config, reached)]
         upload = Upload(destinations, lines.format, routing, account, patience)
         try:
             lines.put(lines_file, upload)
@@ -237,7 +234,11 @@ def _config(limits: BatchLimits, patience: float) -> ProducerConfig:
 
 
 def _destinations(
-    clients: Sequence[Client], account: PutAccount, first_numbers: Sequence[int], config: ProducerConfig
+    clients: Sequence[Client],
+    account: PutAccount,
+    first_numbers: Sequence[int],
+    config: ProducerConfig,
+    session: Session,
 ) -> Iterator[Destination]:
     for index, (client, first_number) in enumerate(zip(clients, first_numbers, strict=True)):
         own = replace(
@@ -249,9 +250,7 @@ def _destinations(
             timeout_seconds=client.timeout_seconds + KEEP_ALIVE_SECONDS,
         )
         hooks = TroubleHooks()
-        producer = Producer(
-            client.endpoint, account.channel, config=own, tls=client.tls, token_file=client.token_file, hooks=hooks
-        )
+        producer = Producer(client.endpoint, account.channel, config=own, hooks=hooks, **session.security)
         yield Destination(client.endpoint, producer, hooks)
 
 

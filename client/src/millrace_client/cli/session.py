@@ -5,17 +5,19 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import typer
 
 import millrace_client
 from millrace_client._watchdog import TIMEOUT_SECONDS
+from millrace_client.cli.contexts import load_contexts
 from millrace_client.cli.exit_status import CommandError, ExitCode
 from millrace_client.cli.formatting import is_utf8, parse_past
 
 SERVER_VARIABLE = "MILLRACE_SERVER"
+CONTEXT_VARIABLE = "MILLRACE_CONTEXT"
 DEFAULT_SERVER = "127.0.0.1:7070"
 DEFAULT_PORT = 7070
 
@@ -58,7 +60,16 @@ ServerOption = Annotated[
         "--server",
         metavar="HOST:PORT",
         callback=checked(parse_server),
-        help=f"The server; by default {SERVER_VARIABLE} of the environment, or {DEFAULT_SERVER}.",
+        help=f"The server; by default {SERVER_VARIABLE} of the environment, that of the context, or {DEFAULT_SERVER}.",
+    ),
+]
+ContextOption = Annotated[
+    str | None,
+    typer.Option(
+        "--context",
+        metavar="NAME",
+        help=f"The context that says how to connect; by default {CONTEXT_VARIABLE} of the environment, or without a "
+        "server there or here, the context in use. See `millrace context`.",
     ),
 ]
 
@@ -92,26 +103,18 @@ TimeoutOption = Annotated[
 ]
 
 
-def _tls_option(flag: str, what: str) -> Any:
-    return typer.Option(flag, metavar="FILE", help=f"{what}, in PEM; by default {_variable(flag)} of the environment.")
-
-
-def _variable(flag: str) -> str:
-    return "MILLRACE" + flag.upper().replace("--", "_").replace("-", "_")
+def _file_option(flag: str, what: str) -> Any:
+    variable = "MILLRACE" + flag.upper().replace("--", "_").replace("-", "_")
+    return typer.Option(flag, metavar="FILE", help=f"{what}; by default {variable} of the environment.")
 
 
 TlsCaOption = Annotated[
-    str | None, _tls_option("--tls-ca", "The authority of the server's certificate, to connect over TLS")
+    str | None, _file_option("--tls-ca", "The authority of the server's certificate, in PEM, to connect over TLS")
 ]
-TlsCertificateOption = Annotated[str | None, _tls_option("--tls-certificate", "This client's certificate")]
-TlsKeyOption = Annotated[str | None, _tls_option("--tls-key", "Its private key")]
+TlsCertificateOption = Annotated[str | None, _file_option("--tls-certificate", "This client's certificate, in PEM")]
+TlsKeyOption = Annotated[str | None, _file_option("--tls-key", "Its private key, in PEM")]
 TokenFileOption = Annotated[
-    str | None,
-    typer.Option(
-        "--token-file",
-        metavar="FILE",
-        help=f"The file of this client's token; by default {_variable('--token-file')} of the environment.",
-    ),
+    str | None, _file_option("--token-file", "The file of this client's token, or MILLRACE_TOKEN for the token itself")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 
@@ -130,16 +133,29 @@ ChannelArgument = Annotated[
 ]
 
 
+_VARIABLES = {
+    "server": SERVER_VARIABLE,
+    "tls_ca": "MILLRACE_TLS_CA",
+    "tls_certificate": "MILLRACE_TLS_CERTIFICATE",
+    "tls_key": "MILLRACE_TLS_KEY",
+    "token_file": "MILLRACE_TOKEN_FILE",
+    "token": "MILLRACE_TOKEN",
+}
+
+
 @dataclass(frozen=True)
 class Session:
     """The connection options given so far: first those before the command, then those after it."""
 
+    context_name: str | None = None
     server: str | None = None
     timeout_seconds: float | None = None
     tls_ca: str | None = None
     tls_certificate: str | None = None
     tls_key: str | None = None
     token_file: str | None = None
+    token: str | None = field(default=None, repr=False)
+    """Of the environment or a context: an option would show it in the list of processes."""
     connect: Callable[..., "millrace_client.Client"] | None = None
     """Creates the client, in tests; otherwise `millrace_client.connect` does."""
 
@@ -147,46 +163,70 @@ class Session:
         """Returns the session with later options, which take precedence; one that is None was not given."""
         return replace(self, **{name: given for name, given in options.items() if given is not None})
 
-    @property
-    def address(self) -> str:
-        if self.server:
-            return self.server
-        try:
-            return parse_server(os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER)
-        except ValueError as error:
-            raise CommandError(ExitCode.USAGE, f"{SERVER_VARIABLE}: {error}") from error
+    def resolved(self) -> "Session":
+        """Returns the session with what the environment and a context say where no option does.
+
+        What is nearest counts: an option, also `--context`, before the environment, and that before a context in use.
+        That one is left out where a server is named, so that its token and certificate go to no other server.
+        """
+        found = self if self.context_name is None else self.completed(load_contexts().options(self.context_name))
+        found = found.completed({name: os.environ.get(variable) for name, variable in _VARIABLES.items()})
+        name = os.environ.get(CONTEXT_VARIABLE) or (None if found.server else load_contexts().current)
+        if self.context_name is None and name:
+            found = replace(found.completed(load_contexts().options(name)), context_name=name)
+        return replace(found, server=_checked_server(found))
+
+    def completed(self, further: Mapping[str, str | None]) -> "Session":
+        """Returns the session with further options for what it lacks."""
+        missing: dict[str, Any] = {name: value for name, value in further.items() if value and not getattr(self, name)}
+        if self.token_file or self.token:
+            # One stands for the other.
+            missing = {name: value for name, value in missing.items() if not name.startswith("token")}
+        return replace(self, **missing)
 
     @property
-    def security_options(self) -> list[str]:
-        """The options given so far that say how to connect over TLS, and prove who calls."""
+    def address(self) -> str:
+        return self.resolved().server or DEFAULT_SERVER
+
+    @property
+    def repeated_options(self) -> list[str]:
+        """The options of another command that is to reach the same server; secrets stay where they are."""
         given = {
+            "--context": self.resolved().context_name,
+            "--server": self.server,
+            "--timeout": self.timeout_seconds and f"{self.timeout_seconds:.15g}",
             "--tls-ca": self.tls_ca,
             "--tls-certificate": self.tls_certificate,
             "--tls-key": self.tls_key,
             "--token-file": self.token_file,
         }
-        return [f"{flag}={file}" for flag, file in given.items() if file]
+        return [f"{flag}={value}" for flag, value in given.items() if value]
 
     @property
     def tls(self) -> "millrace_client.Tls | None":
-        ca, certificate, private_key = (
-            given or os.environ.get(_variable(flag)) or None
-            for flag, given in (
-                ("--tls-ca", self.tls_ca),
-                ("--tls-certificate", self.tls_certificate),
-                ("--tls-key", self.tls_key),
-            )
-        )
-        if not (ca or certificate or private_key):
-            return None
-        return millrace_client.Tls(ca=ca, certificate=certificate, private_key=private_key)
+        """That of its own options."""
+        files = {"ca": self.tls_ca, "certificate": self.tls_certificate, "private_key": self.tls_key}
+        return millrace_client.Tls(**files) if any(files.values()) else None
+
+    @property
+    def security(self) -> dict[str, Any]:
+        """The arguments of clients and producers that say how to connect over TLS, and prove who calls."""
+        found = self.resolved()
+        return {"tls": found.tls, "token": found.token, "token_file": found.token_file}
 
     def open(self) -> "millrace_client.Client":
         """Creates the client; nothing is sent yet."""
         connect = self.connect or millrace_client.connect
-        token_file = self.token_file or os.environ.get(_variable("--token-file")) or None
-        timeout_seconds = self.timeout_seconds or TIMEOUT_SECONDS
-        return connect(self.address, timeout_seconds=timeout_seconds, tls=self.tls, token_file=token_file)
+        return connect(self.address, timeout_seconds=self.timeout_seconds or TIMEOUT_SECONDS, **self.security)
+
+
+def _checked_server(session: Session) -> str:
+    try:
+        return parse_server(session.server or DEFAULT_SERVER)
+    except ValueError as error:
+        is_of_environment = session.server == os.environ.get(SERVER_VARIABLE)
+        source = SERVER_VARIABLE if is_of_environment else f"server of the context {session.context_name}"
+        raise CommandError(ExitCode.USAGE, f"{source}: {error}") from error
 
 
 def current_session(context: typer.Context) -> Session:
@@ -200,19 +240,19 @@ def current_session(context: typer.Context) -> Session:
 def with_client(command: Callable[..., None]) -> Callable[..., None]:
     """Turns a function whose first parameter is a client into a typer command that has the options of a session.
 
-    A parameter `context` gets typer's context.
+    A parameter `session` gets the session.
     """
     _client, *own = inspect.signature(command, eval_str=True).parameters.values()
-    wants_context = any(parameter.name == _CONTEXT.name for parameter in own)
+    wants_session = any(parameter.name == "session" for parameter in own)
 
     @functools.wraps(command)
     def run(context: typer.Context, **options: Any) -> None:
-        given = {name: options.pop(name) for name in _SESSION_OPTIONS}
+        given = {name: options.pop(name) for name in SESSION_OPTIONS}
         context.find_root().obj = session = current_session(context).with_options(**given)
         with session.open() as client:
-            command(client, **({"context": context} if wants_context else {}), **options)
+            command(client, **({"session": session} if wants_session else {}), **options)
 
-    own = [parameter for parameter in own if parameter.name != _CONTEXT.name]
+    own = [parameter for parameter in own if parameter.name != "session"]
     # Typer reads this signature in place of that of `run`.
     vars(run)["__signature__"] = inspect.Signature([_CONTEXT, *own, *_CONNECTION_OPTIONS])
     return run
@@ -242,7 +282,8 @@ def with_options(
 
 
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-_SESSION_OPTIONS = {
+SESSION_OPTIONS = {
+    "context_name": ContextOption,
     "server": ServerOption,
     "timeout_seconds": TimeoutOption,
     "tls_ca": TlsCaOption,
@@ -252,5 +293,5 @@ _SESSION_OPTIONS = {
 }
 _CONNECTION_OPTIONS = [
     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=None)
-    for name, annotation in _SESSION_OPTIONS.items()
+    for name, annotation in SESSION_OPTIONS.items()
 ]
