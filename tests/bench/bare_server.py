@@ -74,9 +74,9 @@ class BareServer:
 
 
 @contextmanager
-def bare_server() -> Iterator[BareServer]:
-    """A bare server in a process of its own."""
-    with _running(_serve_bare) as server:
+def bare_server(certificate: bytes = b"", private_key: bytes = b"") -> Iterator[BareServer]:
+    """A bare server in a process of its own; over TLS, if it is given a certificate and its key in PEM."""
+    with _running(_serve_bare, certificate, private_key) as server:
         yield server
 
 
@@ -107,13 +107,14 @@ def _running(main: Callable[..., None], *arguments: object) -> Iterator[BareServ
         process.join()
 
 
-def _serve_bare(parent: Connection) -> None:
+def _serve_bare(parent: Connection, certificate: bytes, private_key: bytes) -> None:
     handlers: Handlers = {}
     for answering in (echo, sink, source):
         handlers[answering.__name__] = grpc.unary_unary_rpc_method_handler(_unary(answering))
         handlers[f"{answering.__name__}_stream"] = grpc.stream_stream_rpc_method_handler(_stream(answering))
     handlers["source_many"] = grpc.unary_stream_rpc_method_handler(_source_many)
-    asyncio.run(_serve(parent, handlers))
+    credentials = grpc.ssl_server_credentials([(private_key, certificate)]) if certificate else None
+    asyncio.run(_serve(parent, handlers, credentials))
 
 
 def _serve_logs(parent: Connection, directory: Path) -> None:
@@ -147,7 +148,7 @@ def _serve_logs(parent: Connection, directory: Path) -> None:
     uvloop.run(serve())
 
 
-async def _serve(parent: Connection, handlers: Handlers) -> None:
+async def _serve(parent: Connection, handlers: Handlers, credentials: grpc.ServerCredentials | None = None) -> None:
     server = aio.server(
         options=[
             ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
@@ -155,7 +156,8 @@ async def _serve(parent: Connection, handlers: Handlers) -> None:
         ]
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare.Bare", handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    address = "127.0.0.1:0"
+    port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     await server.start()
     parent.send(f"127.0.0.1:{port}")
     await server.wait_for_termination()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 from grpc import aio
 
 from millrace.v1 import channel_service_pb2 as pb
@@ -15,16 +16,16 @@ _TIMEOUT_SECONDS = 120.0
 OnAnswer = Callable[[], None]
 
 
-def connect(address: str) -> aio.Channel:
+def connect(address: str, credentials: grpc.ChannelCredentials | None = None) -> aio.Channel:
     """A connection of its own: connections to one address would otherwise be shared."""
-    return aio.insecure_channel(
-        address,
-        options=[
-            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-            ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-            ("grpc.use_local_subchannel_pool", 1),
-        ],
-    )
+    options = [
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    if credentials is None:
+        return aio.insecure_channel(address, options=options)
+    return aio.secure_channel(address, credentials, options=options)
 
 
 def _ignore() -> None:

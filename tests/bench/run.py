@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.bench import comparing
 from tests.bench.measuring import ROUNDS, measure
 from tests.bench.report import Report
-from tests.bench.scenarios.append import append_scenario
+from tests.bench.scenarios.append import append_scenario, append_tls_scenario
 from tests.bench.scenarios.append_in_rows import append_in_rows_scenario
 from tests.bench.scenarios.append_stream import append_stream_scenario
 from tests.bench.scenarios.consume import consume_scenario
@@ -63,6 +63,7 @@ from tests.bench.world import World, running_world
 
 SCENARIOS = {
     "append": append_scenario,
+    "append_tls": append_tls_scenario,
     "append_stream": append_stream_scenario,
     "take": take_scenario,
     "consume": consume_scenario,

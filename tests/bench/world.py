@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
@@ -20,6 +21,7 @@ from tests.bench.bare_server import METHOD, BareServer, bare_server, log_server
 from tests.bench.calls import Method, call_many, connect, stream_many
 from tests.bench.measuring import LOOP, Contender
 from tests.bench.payloads import FILE_CHANNEL, FULL_CHANNEL, FULL_EVENTS, MEMORY_CHANNEL, append_columns
+from tests.certificates import Authority
 from tests.millraced import Millraced
 
 ADMIN = "/millrace.v1.AdminService/{}"
@@ -71,6 +73,17 @@ class World:
         server = _started(scratch, config_toml, self.python)
         self.running.callback(server.kill)
         return server
+
+    def over_tls(self) -> "World":
+        """Millrace and a bare server of their own over TLS, which end with this world."""
+        authority = Authority()
+        certificate, private_key = authority.issue(Path(tempfile.mkdtemp(dir=self.scratch)), "server")
+        tls = f'[server.tls]\ncertificate = "{certificate}"\nprivate_key = "{private_key}"\n'
+        server = self.start_server(_CONFIG_TOML + tls)
+        bare = self.running.enter_context(bare_server(certificate.read_bytes(), private_key.read_bytes()))
+        trust = grpc.ssl_channel_credentials(authority.certificate)
+        millrace, echo = connect(server.grpc, trust), connect(bare.address, trust)
+        return replace(self, server=server, millrace=millrace, bare_server=bare, bare=echo)
 
     def bare_calls(self, method: str, request: bytes, callers: int) -> Contender:
         """The bare server with unary calls."""
