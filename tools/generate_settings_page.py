@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from millrace.setting_problems import allowed_values, choices_of, shown_value
+from millrace_server.access.jwt import JwtSettings
 from millrace_server.access.settings import AuthSettings, IdentitySettings, RoleSettings
 from millrace_server.agent.interceptors import AnyInterceptorConfig
 from millrace_server.agent.lines.config import LinesConfig, MultilineConfig
@@ -73,6 +74,7 @@ def _sections() -> Iterator[str]:
     yield from _section("`[server]`", ServerSettings)
     yield from _section("`tls` of the server", TlsSettings, level=3)
     yield from _section("`[auth]`", AuthSettings)
+    yield from _section("`jwt` of `[auth]`", JwtSettings, level=3)
     yield from _section("`[roles.NAME]`", RoleSettings)
     yield from _section('`[identities."PATTERN"]`', IdentitySettings)
     yield "## `[channels.NAME]`\n"

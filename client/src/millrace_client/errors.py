@@ -109,6 +109,10 @@ class UnauthenticatedError(MillraceError, reason="UNAUTHENTICATED", advice=Retry
     """
 
 
+class TokenExpiredError(UnauthenticatedError, reason="TOKEN_EXPIRED", advice=RetryAdvice.LOST):
+    """Raised when the client's token has expired, also during a stream; the next call reads a new one from its file."""
+
+
 class ForbiddenError(RefusedError, reason="FORBIDDEN", advice=RetryAdvice.NEVER):
     """Raised when no role allows the call, whether the channel exists or not."""
 
@@ -213,6 +217,10 @@ class BytesFullError(RefusedError, reason="BYTES_FULL", advice=RetryAdvice.FULL)
 
 class DiskFullError(RefusedError, reason="DISK_FULL", advice=RetryAdvice.FULL):
     """Raised when the server's disk has no room for puts."""
+
+
+class QuotaExceededError(RefusedError, reason="QUOTA_EXCEEDED", advice=RetryAdvice.FULL):
+    """Raised when the identity has used up its quota; `retry_delay_seconds` says when there is room again."""
 
 
 class TooManyTxnsError(RefusedError, reason="TOO_MANY_TXNS", advice=RetryAdvice.FULL):

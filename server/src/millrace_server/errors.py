@@ -66,6 +66,12 @@ class UnauthenticatedError(MillraceError):
     reason = "UNAUTHENTICATED"
 
 
+class TokenExpiredError(UnauthenticatedError):
+    """Raised when a caller's token was valid until its expiry."""
+
+    reason = "TOKEN_EXPIRED"
+
+
 class ForbiddenError(MillraceError):
     """Raised when no role allows the call; alike for channels that do not exist."""
 

@@ -1,6 +1,8 @@
-"""Atomic and durable writes of files and directories."""
+"""Atomic and durable writes of files and directories, and the reading of files that settings name."""
 
+import json
 import os
+import stat
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -93,6 +95,34 @@ def _write_new(path: Path, content: bytes, mode: int) -> None:
         file.write(content)
         file.flush()
         os.fsync(descriptor)
+
+
+def file_stamp(path: Path | None) -> object:
+    """Returns what differs once a file was changed or replaced; None if there is none."""
+    try:
+        found = None if path is None else path.stat()
+    except OSError:
+        return None
+    return found and (found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode)
+
+
+def read_named(path: Path, bytes_max: int, *, is_secret: bool = False) -> bytes:
+    """Reads the file that a setting names; raises ValueError, with what is wrong, if that is not possible.
+
+    A secret that every user may read is refused.
+    """
+    shown = json.dumps(str(path))
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(bytes_max + 1)
+    except OSError as error:
+        raise ValueError(f"is {shown}, which cannot be read: {error.strerror}") from None
+    if len(content) > bytes_max:
+        raise ValueError(f"is {shown}, which is larger than {bytes_max} bytes")
+    if is_secret and stat.S_ISREG(mode) and mode & stat.S_IROTH:
+        raise ValueError(f"is {shown}, which every user of this machine may read; run: chmod o-rwx {path}")
+    return content
 
 
 def write_lock_owner(descriptor: int) -> None:

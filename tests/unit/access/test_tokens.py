@@ -13,6 +13,7 @@ HASH = "0" * 64
 def test_make_adds_a_line_to_what_there_is(tmp_path: Path) -> None:
     """Comments, other tokens and a last line without its end stay as they were."""
     path = tmp_path / "tokens"
+    path.touch(0o600)
     path.write_text(f"# ours\n\nold:sha256:{HASH}")
     token = make_token(path, "new")
     assert path.read_text() == f"# ours\n\nold:sha256:{HASH}\nnew:sha256:{hash_of(token)}\n"
@@ -31,6 +32,7 @@ def test_refresh_takes_what_changed(tmp_path: Path) -> None:
     path.unlink()
     assert not tokens.refresh()
     assert tokens.name_of(hash_of(token)) == "a"
+    path.touch(0o600)
     path.write_text("a:sha256:0\n")
     assert not tokens.refresh()
     assert tokens.name_of(hash_of(token)) == "a"
@@ -54,6 +56,7 @@ def test_refresh_takes_what_changed(tmp_path: Path) -> None:
 def test_read_of_what_is_no_tokens_file_says_why(tmp_path: Path, content: bytes, problem: str) -> None:
     """The sentence names the file and the line, and never a hash."""
     path = tmp_path / "tokens"
+    path.touch(0o600)
     path.write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(problem)) as refused:
         read_tokens(path)

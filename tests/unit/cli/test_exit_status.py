@@ -116,6 +116,7 @@ def test_advice_where_a_retry_can_help_ends_with_later() -> None:
         "DISK_FULL",
         "TOO_MANY_TXNS",
         "OVERLOADED",
+        "QUOTA_EXCEEDED",
         "REPLAYING",
         "DRAINING",
         "LEASE_EXPIRED",

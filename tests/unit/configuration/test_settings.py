@@ -458,8 +458,8 @@ def test_load_of_random_tables_ends_in_settings_or_sentences(tmp_path: Path, lin
         (
             "[auth]\n",
             (
-                "auth: nobody could prove who calls; there must be a tokens_file, or server.tls.client_certificate "
-                'must be "required"'
+                "auth: nobody could prove who calls; there must be a tokens_file or a table jwt, or "
+                'server.tls.client_certificate must be "required"'
             ),
         ),
         (

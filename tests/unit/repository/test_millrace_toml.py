@@ -41,7 +41,7 @@ def test_example_with_everything_in_force_shows_every_setting(tmp_path: Path) ->
     authority = Authority()
     authority.issue(tmp_path, "server")
     (tmp_path / "clients.pem").write_bytes(authority.certificate)
-    (tmp_path / "tokens").touch()
+    (tmp_path / "tokens").touch(0o600)
     # These files are read with the configuration.
     everything = re.sub(r"/etc/millrace/(?=(?:server|clients)\.|tokens)", f"{tmp_path}/", _with("(?:For example: )?"))
     tables = tomllib.loads(everything)

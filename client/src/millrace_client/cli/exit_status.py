@@ -56,6 +56,7 @@ FINDINGS = {
 
 ADVICE = {
     "UNAUTHENTICATED": "name the file of a valid token with --token-file or MILLRACE_TOKEN_FILE",
+    "TOKEN_EXPIRED": "get another token, and name its file with --token-file or MILLRACE_TOKEN_FILE",
     "FORBIDDEN": "ask for a role that allows it, in the server's configuration",
     "CHANNEL_NOT_FOUND": (
         "see the names with `millrace channels`, or create it with `millrace channel create {channel}`"
@@ -68,6 +69,7 @@ ADVICE = {
     "BYTES_FULL": "take events out, or make room with `millrace channel update {channel} --byte-capacity N`",
     "DISK_FULL": "take events out, or free space on the server's disk",
     "TOO_MANY_TXNS": "try again when other clients have ended theirs",
+    "QUOTA_EXCEEDED": "try again later, or ask for a larger quota, in the server's configuration",
     "OVERLOADED": "try again, with a smaller --batch-size if it happens again",
     "REPLAYING": "try again when the channel has replayed its log",
     "DRAINING": "try again when the server is up again",

@@ -1,37 +1,47 @@
 """Who a caller is, and what it may do, while tokens and roles change."""
 
 import asyncio
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import structlog
+from pydantic import SecretStr
 
+from millrace_server.access.jwt import Jwts
 from millrace_server.access.permissions import Grant, Policy, Rights
 from millrace_server.access.settings import AuthSettings, IdentitySettings, RoleSettings
-from millrace_server.access.tokens import NAME_LENGTH_MAX, TokensFile, hash_of
+from millrace_server.access.tokens import NAME_LENGTH_MAX, TOKEN, TokensFile, hash_of
 from millrace_server.errors import UnauthenticatedError
 
 _CHECK_SECONDS = 1.0
-"""How late a changed tokens file is in force."""
+"""How late a changed file is in force."""
 
-_BEARER = re.compile(r"bearer +([A-Za-z0-9._~+/=-]{1,8192})", re.IGNORECASE)
+_PREPARATION_SECONDS = 2.0
+
+_BEARER = re.compile(f"bearer +({TOKEN.pattern})", re.IGNORECASE)
+_JWT_DOTS = 2
 
 _log = structlog.stdlib.get_logger(__name__)
 
 
 class Credentials(NamedTuple):
-    """What a caller shows, and nothing that could be used in its place: the hash of its token."""
+    """What a caller shows: of a token only the hash, unless it may be a JSON Web Token, whose check needs the whole."""
 
     token_hash: str | None
     certificate_name: str | None
+    jwt: SecretStr | None = None
 
 
 class Identity(NamedTuple):
-    """Who calls, and by what that is proven."""
+    """Who calls, by what that is proven, and until when."""
 
     name: str
     proof: str
+    expiry_time: float = math.inf
+    """When the credentials expire, in seconds since the epoch."""
 
 
 def credentials_of(authorizations: Sequence[str | bytes], certificate_name: str | None) -> Credentials:
@@ -44,7 +54,8 @@ def credentials_of(authorizations: Sequence[str | bytes], certificate_name: str 
     bearer = _BEARER.fullmatch(header) if isinstance(header, str) else None
     if bearer is None:
         raise UnauthenticatedError("authorization: is not a bearer token; send it as: authorization: Bearer TOKEN")
-    return Credentials(hash_of(bearer[1]), certificate_name)
+    token = bearer[1]
+    return Credentials(hash_of(token), certificate_name, SecretStr(token) if token.count(".") == _JWT_DOTS else None)
 
 
 def certificate_name(uris: Sequence[str], dns_names: Sequence[str], common_names: Sequence[str]) -> str | None:
@@ -61,22 +72,29 @@ class AccessControl:
     def __init__(
         self, auth: AuthSettings, roles: Mapping[str, RoleSettings], identities: Mapping[str, IdentitySettings]
     ) -> None:
-        """Reads the tokens file; raises ValueError if it is not valid any more."""
+        """Reads the files of tokens and keys; raises ValueError if one of them is not valid any more."""
         self._tokens = None if auth.tokens_file is None else TokensFile(auth.tokens_file)
+        self._jwts = None if auth.jwt is None else Jwts(auth.jwt)
         self._policy = _policy(roles, identities)
         self._watchers: list[Callable[[], None]] = []
 
     def identify(self, credentials: Credentials) -> Identity:
         """Returns who shows these credentials; raises UnauthenticatedError if they are not valid now."""
-        token_hash, certificate = credentials
-        if token_hash is not None:
-            name = None if self._tokens is None else self._tokens.name_of(token_hash)
-            if name is None:
-                raise UnauthenticatedError("authorization: the token is not valid; it may have been removed")
-            return Identity(name, "token" if certificate is None else "token and certificate")
+        certificate = credentials.certificate_name
+        if credentials.token_hash is not None:
+            proven = self._proven_by_token(credentials.token_hash, credentials.jwt)
+            return proven if certificate is None else proven._replace(proof=f"{proven.proof} and certificate")
         if certificate is None:
             raise UnauthenticatedError("authorization: is missing; send a token, as: authorization: Bearer TOKEN")
         return Identity(certificate, "certificate")
+
+    def _proven_by_token(self, token_hash: str, jwt: SecretStr | None) -> Identity:
+        if self._tokens is not None and (name := self._tokens.name_of(token_hash)) is not None:
+            return Identity(name, "token")
+        if self._jwts is not None and jwt is not None:
+            proven = self._jwts.check(jwt.get_secret_value())
+            return Identity(proven.name, "JWT", proven.expiry_time)
+        raise UnauthenticatedError("authorization: the token is not valid; it may have been removed")
 
     def rights_of(self, identity: Identity) -> Rights:
         return self._policy.rights_of(identity.name)
@@ -90,15 +108,25 @@ class AccessControl:
         self._policy = _policy(roles, identities)
         self._notify()
 
+    async def prepare(self) -> None:
+        """Fetches the keys of JSON Web Tokens; if their address does not answer soon, that goes on in `follow`."""
+        if self._jwts is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PREPARATION_SECONDS):
+                    await asyncio.to_thread(self._jwts.refresh)
+
     async def follow(self) -> None:
-        """Puts a changed tokens file in force, until it is cancelled."""
-        while self._tokens is not None:
+        """Puts changed files and keys in force, until it is cancelled."""
+        await asyncio.gather(*(self._follow(source) for source in (self._tokens, self._jwts) if source is not None))
+
+    async def _follow(self, source: TokensFile | Jwts) -> None:
+        while True:
             await asyncio.sleep(_CHECK_SECONDS)
             try:
-                if await asyncio.to_thread(self._tokens.refresh):
+                if await asyncio.to_thread(source.refresh):
                     self._notify()
             except Exception:  # noqa: BLE001 - a token that is removed later must still be noticed
-                _log.exception("the tokens file could not be followed")
+                _log.exception("tokens or keys could not be followed")
 
     def _notify(self) -> None:
         for on_change in self._watchers:

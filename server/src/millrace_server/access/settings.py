@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, Field, field_validator
 
 from millrace.setting_problems import shown_path, shown_value
+from millrace_server.access.jwt import JwtSettings
 from millrace_server.access.permissions import Grant, ambiguous_patterns, check_pattern
 from millrace_server.access.tokens import read_tokens
 from millrace_server.files import NamedPath
@@ -37,6 +38,9 @@ class AuthSettings(BaseModel, frozen=True, extra="forbid"):
 
     tokens_file: NamedPath | None = None
     """File with lines `NAME:sha256:HEX`, made by `millraced token make NAME`; it is read again when it changes."""
+
+    jwt: JwtSettings | None = None
+    """The table `[auth.jwt]`: JSON Web Tokens of another issuer, such as service accounts' in Kubernetes."""
 
     @field_validator("tokens_file")
     @classmethod
@@ -84,11 +88,14 @@ def _problems(tables: Mapping[str, Any]) -> Iterator[str]:
         for key in ("roles", "identities"):
             if key in tables:
                 yield f"{key}: says nothing without a table auth, which makes the server check; add one"
-    elif isinstance(auth := tables["auth"], dict) and "tokens_file" not in auth and not _has_certificates(tables):
+    elif isinstance(auth := tables["auth"], dict) and not ({*auth} & _PROOFS or _has_certificates(tables)):
         yield (
-            "auth: nobody could prove who calls; there must be a tokens_file, or server.tls.client_certificate "
-            'must be "required"'
+            "auth: nobody could prove who calls; there must be a tokens_file or a table jwt, or "
+            'server.tls.client_certificate must be "required"'
         )
+
+
+_PROOFS = {"tokens_file", "jwt"}
 
 
 def _unknown(role: str, roles: list[str]) -> str:

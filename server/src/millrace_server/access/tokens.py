@@ -7,13 +7,17 @@ import os
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
+from millrace_server.files import file_stamp, read_named
+
 FILE_BYTES_MAX = 16 << 20
 NAME_LENGTH_MAX = 255
+
+TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{1,8192}")
+"""What a bearer token is made of, by RFC 6750."""
 
 _TOKEN_BYTES = 32
 _KIND = "sha256"
@@ -40,14 +44,14 @@ class TokensFile:
     def __init__(self, path: Path) -> None:
         """Reads the file; raises ValueError, with the file and what is wrong, if it is not valid."""
         self.path = path
-        self._stamp = _stamp(path)
+        self._stamp = file_stamp(path)
         # Where a hash is found in a dictionary takes time that depends on it; a keyed hash tells a caller nothing.
         self._key = secrets.token_bytes()
         self._names = self._indexed(read_tokens(path))
 
     def refresh(self) -> bool:
         """Reads the file again if it has changed; returns whether that changed what is in force. Blocks on the disk."""
-        stamp = _stamp(self.path)
+        stamp = file_stamp(self.path)
         if stamp == self._stamp:
             return False
         # Noted first: a file that is not valid is read again when it changes again.
@@ -74,16 +78,14 @@ class TokensFile:
 
 
 def read_tokens(path: Path) -> dict[str, str]:
-    """Returns the names by the hashes of their tokens; raises ValueError, with the file and what is wrong."""
+    """Returns the names by the hashes of their tokens; raises ValueError, with the file and what is wrong.
+
+    A file that others may read is refused: whoever has a hash can test guesses, and the names are nobody's business.
+    """
     shown = json.dumps(str(path))
+    content = read_named(path, FILE_BYTES_MAX, is_secret=True)
     try:
-        with path.open("rb") as file:
-            content = file.read(FILE_BYTES_MAX + 1)
-        if len(content) > FILE_BYTES_MAX:
-            raise ValueError(f"is {shown}, which is larger than {FILE_BYTES_MAX} bytes")
         return dict(_parsed(shown, content.decode()))
-    except OSError as error:
-        raise ValueError(f"is {shown}, which cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError(f"is {shown}, which is not UTF-8") from None
 
@@ -126,11 +128,3 @@ def make_token(path: Path, name: str) -> str:
         file.write(before + f"{name}:{_KIND}:{hash_of(token)}\n".encode())
         os.fsync(descriptor)
     return token
-
-
-def _stamp(path: Path) -> object:
-    """Returns what differs once a file was changed or replaced; None if there is none."""
-    with suppress(OSError):
-        found = path.stat()
-        return found.st_ino, found.st_size, found.st_mtime_ns
-    return None

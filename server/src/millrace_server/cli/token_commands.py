@@ -1,6 +1,5 @@
 """The commands `millraced token`."""
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,8 @@ token_app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_SHOWN_DIGITS = 12
+
 TokensFileOption = Annotated[
     Path, typer.Option("--tokens-file", metavar="FILE", help="The file that auth.tokens_file names.")
 ]
@@ -30,29 +31,40 @@ def make(
 
     A name may have several tokens: to replace one, make another, give it to the clients, then remove the old line.
     """
-    from millrace_server.access.tokens import make_token
+    from millrace_server.access.tokens import check_identity, hash_of, make_token
 
-    with _complaints(tokens_file):
-        typer.echo(make_token(tokens_file, name))
+    with _complaints("NAME"):
+        check_identity(name)
+    with _complaints("--tokens-file"):
+        token = make_token(tokens_file, name)
+    # Only the token goes to standard output, so that it can be written to a client's file.
+    typer.echo(token)
+    said = f"{tokens_file} has its hash now, {_shown(hash_of(token))}; the token itself is kept nowhere."
+    typer.echo(said, err=True)
 
 
 @token_app.command("list")
 def list_tokens(tokens_file: TokensFileOption = Path("tokens")) -> None:
-    """List the names in the file, with the number of their tokens."""
+    """List the tokens in the file: the name of each, and how its hash begins."""
     from millrace_server.access.tokens import read_tokens
 
-    with _complaints(tokens_file):
-        for name, count in sorted(Counter(read_tokens(tokens_file).values()).items()):
-            typer.echo(f"{name}\t{count}")
+    with _complaints("--tokens-file"):
+        tokens = read_tokens(tokens_file)
+    for token_hash, name in tokens.items():
+        typer.echo(f"{name}\t{_shown(token_hash)}")
+
+
+def _shown(token_hash: str) -> str:
+    return f"sha256:{token_hash[:_SHOWN_DIGITS]}..."
 
 
 @contextmanager
-def _complaints(path: Path) -> Iterator[None]:
+def _complaints(about: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        complain(f"token: {error}")
+        complain(f"{about}: {error}")
         raise typer.Exit(EXIT_BAD_SETTINGS) from None
     except OSError as error:
-        complain(f"{path}: cannot be written: {error.strerror}")
+        complain(f"{about}: cannot be written: {error.strerror}")
         raise typer.Exit(EXIT_BAD_SETTINGS) from None

@@ -4,6 +4,8 @@ Without a `Guard` everybody may do everything, as `Call` says.
 """
 
 import asyncio
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from types import TracebackType
@@ -20,6 +22,9 @@ from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import ForbiddenError, MillraceError, UnauthenticatedError
 
 _AUTHORIZATION = "authorization"
+
+_EXPIRY_CHECK_SECONDS = 60.0
+"""How late it is noticed that the clock was set past the expiry of credentials."""
 
 
 class Call:
@@ -115,6 +120,7 @@ class GuardedCall(Call):
         self._rights: Rights = guard.access.rights_of(identity)
         self._held: tuple[tuple[Permission, ...], str] | None = None
         self._refusal: MillraceError | None = None
+        self._expiry: asyncio.TimerHandle | None = None
         self.identity = identity.name
         self.about: dict[str, str] = {}
 
@@ -123,12 +129,26 @@ class GuardedCall(Call):
         if self._rule.lasts:
             self._task = asyncio.current_task()
             self._guard.calls.add(self)
+            self._await_expiry()
         return self
+
+    def _await_expiry(self) -> None:
+        """Checks again once the credentials expire, by a clock that may be set meanwhile."""
+        remaining = self._identity.expiry_time - time.time()
+        if remaining < math.inf and self._refusal is None:
+            delay = min(max(remaining, 0.0), _EXPIRY_CHECK_SECONDS)
+            self._expiry = asyncio.get_running_loop().call_later(delay, self._on_expiry)
+
+    def _on_expiry(self) -> None:
+        self.check_again()
+        self._await_expiry()
 
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self._guard.calls.discard(self)
+        if self._expiry is not None:
+            self._expiry.cancel()
         ended = self._refusal if isinstance(error, asyncio.CancelledError) else None
         self._guard.audit.note(
             self._identity, self._peer, self._name, ended or error, self.about, administers=self._rule.administers

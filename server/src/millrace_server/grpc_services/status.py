@@ -26,6 +26,7 @@ _CODES: dict[type[errors.MillraceError], grpc.StatusCode] = {
     errors.TxnCapacityError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.EventTooLargeError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    errors.TokenExpiredError: grpc.StatusCode.UNAUTHENTICATED,
     errors.ForbiddenError: grpc.StatusCode.PERMISSION_DENIED,
     errors.ChannelNotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.TxnNotFoundError: grpc.StatusCode.NOT_FOUND,

@@ -5,9 +5,7 @@ Certificates are in PEM. TLS is of version 1.2 or 1.3.
 
 import asyncio
 import json
-import os
 import ssl
-import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -16,7 +14,7 @@ import structlog
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
-from millrace_server.files import NamedPath
+from millrace_server.files import NamedPath, file_stamp, read_named
 
 if TYPE_CHECKING:
     import grpc
@@ -176,16 +174,7 @@ class TlsFiles:
 
     def _stamps(self) -> tuple[object, ...]:
         settings = self.settings
-        return tuple(map(_stamp, (settings.certificate, settings.private_key, settings.client_ca)))
-
-
-def _stamp(path: Path | None) -> object:
-    """Returns what differs once a file was changed or replaced; None if there is none."""
-    try:
-        found = None if path is None else path.stat()
-    except OSError:
-        return None
-    return found and (found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode)
+        return tuple(map(file_stamp, (settings.certificate, settings.private_key, settings.client_ca)))
 
 
 def _read_material(settings: TlsSettings) -> TlsMaterial:
@@ -216,22 +205,6 @@ def _http_context(settings: TlsSettings) -> ssl.SSLContext:
     return context
 
 
-def _read(path: Path, *, is_secret: bool = False) -> bytes:
-    try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            content = file.read(_FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ValueError(f"is {json.dumps(str(path))}, which cannot be read: {error.strerror}") from None
-    if len(content) > _FILE_BYTES_MAX:
-        raise ValueError(f"is {json.dumps(str(path))}, which is larger than {_FILE_BYTES_MAX} bytes")
-    if is_secret and mode & stat.S_IROTH:
-        raise ValueError(
-            f"is {json.dumps(str(path))}, which every user of this machine may read; run: chmod o-rwx {path}"
-        )
-    return content
-
-
 def _read_certificates(path: Path) -> "tuple[bytes, list[Certificate]]":
     """Returns a file and its certificates; raises ValueError if it holds none, or one that is not valid now."""
     # Heavy, and not needed without TLS.
@@ -239,7 +212,7 @@ def _read_certificates(path: Path) -> "tuple[bytes, list[Certificate]]":
 
     shown = json.dumps(str(path))
     try:
-        content = _read(path)
+        content = read_named(path, _FILE_BYTES_MAX)
         certificates = x509.load_pem_x509_certificates(content)
     except ValueError as error:
         raise ValueError(
@@ -266,7 +239,7 @@ def _read_key(path: Path, certificate: "Certificate | None") -> bytes:
     from cryptography.hazmat.primitives import serialization
 
     shown = json.dumps(str(path))
-    content = _read(path, is_secret=True)
+    content = read_named(path, _FILE_BYTES_MAX, is_secret=True)
     try:
         key = serialization.load_pem_private_key(content, password=None)
     except TypeError:

@@ -51,6 +51,8 @@ async def serve(
         registry = open_channels(settings, catalog)
         # Callers retry while a channel replays its log; a short wait spares them that for most channels.
         await registry.wait_open(_OPENING_SECONDS)
+        if access is not None:
+            await access.prepare()
         agent = Agent(registry, settings.server.data_dir)
         reloader = Reloader(settings, load_again, registry, catalog, agent, access=access)
         grpc_server = GrpcServer(registry, settings.server, catalog, agent.components, tls=tls, access=access)
@@ -93,7 +95,7 @@ def _access_control(settings: Settings) -> AccessControl | None:
         return None if settings.auth is None else AccessControl(settings.auth, settings.roles, settings.identities)
     except ValueError as error:
         # It was valid when the configuration was read.
-        raise StartError(f"auth.tokens_file: {error}") from None
+        raise StartError(f"auth: {error}") from None
 
 
 @asynccontextmanager

@@ -1,0 +1,333 @@
+"""JSON Web Tokens: whose are accepted, and the keys of their issuer, which change while the server runs."""
+
+import ipaddress
+import json
+import ssl
+import time
+import urllib.error
+import urllib.request
+from http import HTTPStatus
+from http.client import HTTPException
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+import structlog
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
+
+from millrace.setting_problems import shown_value
+from millrace_server.access.tokens import TOKEN, check_identity
+from millrace_server.errors import TokenExpiredError, UnauthenticatedError
+from millrace_server.files import NamedPath, file_stamp, read_named
+
+if TYPE_CHECKING:
+    from jwt import PyJWK
+
+LEEWAY_SECONDS = 60
+"""How far the clocks of the issuer and of this machine may be apart."""
+
+_TIME_MAX = 1 << 40
+_REFRESH_SECONDS = 300.0
+_RETRY_SECONDS = 5.0
+_ANSWER_SECONDS_MAX = 5.0
+_FETCH_SECONDS_MAX = 10.0
+_READ_BYTES = 64 << 10
+_BYTES_MAX = 1 << 20
+_RSA_BITS_MIN, _RSA_BITS_MAX = 2_048, 8_192  # Each signature by a larger key would take the event loop's time.
+
+_ALGORITHMS = {"RSA/": "RS256", "EC/P-256": "ES256", "OKP/Ed25519": "EdDSA"}
+"""The only algorithm of a key, by its kty and crv; so what a token says of its algorithm decides nothing."""
+
+_log = structlog.stdlib.get_logger(__name__)
+
+
+class JwtSettings(BaseModel, frozen=True, extra="forbid"):
+    """Whose JSON Web Tokens are accepted: those with a key of the issuer, signed with RS256, ES256 or EdDSA."""
+
+    # Validators of later fields look at the earlier ones, which are missing if they are wrong.
+
+    issuer: str = Field(min_length=1)
+    """The claim `iss` that tokens must have."""
+
+    audience: str = Field(min_length=1)
+    """What the claim `aud` of tokens must be, or hold."""
+
+    jwks_file: NamedPath | None = None
+    """File of the issuer's public keys, a JSON Web Key Set; it is read again when it changes."""
+
+    jwks_url: str | None = Field(None, validate_default=True)
+    """Address of the issuer's public keys: of HTTPS, or of HTTP on this machine. They are fetched every 5 minutes, and
+    when a token names another key. While the address does not answer, the former keys are in force."""
+
+    jwks_ca: NamedPath | None = None
+    """File of the certificates, in PEM, of who signs that of `jwks_url`; by default those of the system."""
+
+    jwks_token_file: NamedPath | None = None
+    """File of a bearer token that is sent to `jwks_url`, such as a service account's in Kubernetes."""
+
+    identity_claim: str = Field("sub", min_length=1)
+    """The claim that is the name of the identity."""
+
+    @field_validator("jwks_file")
+    @classmethod
+    def _check_file(cls, path: Path | None) -> Path | None:
+        if path is not None:
+            _KeysFile(path).read()
+        return path
+
+    @field_validator("jwks_url")
+    @classmethod
+    def _check_url(cls, url: str | None, info: ValidationInfo) -> str | None:
+        if "jwks_file" in info.data and (url is None) == (info.data["jwks_file"] is None):
+            raise ValueError("must be there where jwks_file is not, and only there")
+        if url is not None:
+            _check_url(url)
+        return url
+
+
+def _check_url(url: str) -> None:
+    if "@" in url:
+        # The URL is not shown here: it may contain a secret.
+        raise ValueError("has a user name before its host; use jwks_token_file for credentials")
+    try:
+        parts = urlsplit(url)
+        is_safe = parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname))
+        is_valid = url.isascii() and url.isprintable() and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_safe = is_valid = False
+    if not (is_safe and is_valid):
+        raise ValueError(f"is {shown_value(url)}; it must be a URL of HTTPS, or of HTTP on a loopback address")
+
+
+def _is_loopback(host: str | None) -> bool:
+    return host == "localhost" or (host is not None and ipaddress.ip_address(host).is_loopback)
+
+
+class ProvenName(NamedTuple):
+    """The identity that a token proves, until it expires."""
+
+    name: str
+    expiry_time: float
+    """When the token is refused, with the leeway; seconds since the epoch."""
+
+
+class Jwts:
+    """The check of tokens by the keys that are in force. Keys that cannot be read leave the former ones in force."""
+
+    def __init__(self, settings: JwtSettings) -> None:
+        """Reads the file of keys, if there is one; raises ValueError if it is not valid any more."""
+        self._settings = settings
+        self._keys: dict[str | None, PyJWK] = {}
+        self._trouble = ""
+        self._source: _KeysFile | _KeysUrl
+        if settings.jwks_file is not None:
+            self._source = _KeysFile(settings.jwks_file)
+            self._keys = self._source.read() or {}
+        else:
+            self._source = _KeysUrl(settings)
+
+    def refresh(self) -> bool:
+        """Reads the keys again if it is time to; returns whether others are in force. Blocks on disk and network."""
+        try:
+            keys = self._source.read()
+        except ValueError as error:
+            self._source.want()
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                _log.error("the keys of JSON Web Tokens cannot be read; former ones stay in force", why=self._trouble)
+            return False
+        if keys is None:
+            return False
+        is_changed = {kid: key.key for kid, key in keys.items()} != {kid: key.key for kid, key in self._keys.items()}
+        if is_changed or self._trouble:
+            _log.info("keys of JSON Web Tokens read", keys=len(keys))
+        self._keys, self._trouble = keys, ""
+        return is_changed
+
+    def check(self, token: str) -> ProvenName:
+        """Returns whom a token names; raises UnauthenticatedError unless the issuer signed it for this server."""
+        # Heavy, and not needed without such tokens.
+        import jwt
+
+        settings = self._settings
+        try:
+            key = self._key_of(jwt.get_unverified_header(token).get("kid"))
+            claims = jwt.decode(
+                token,
+                key,
+                algorithms=[key.algorithm_name],
+                issuer=settings.issuer,
+                audience=settings.audience,
+                leeway=LEEWAY_SECONDS,
+                options={"require": ["exp", "iss", "aud"]},
+            )
+            expiry_time = min(int(claims["exp"]), _TIME_MAX) + LEEWAY_SECONDS
+            return ProvenName(_name_in(claims, settings.identity_claim), expiry_time)
+        except jwt.ExpiredSignatureError:
+            raise TokenExpiredError("authorization: the token has expired; get another one") from None
+        except UnauthenticatedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a token makes the library raise, it is not valid
+            # Claims are checked after the signature, so that only the issuer's clients learn what is wrong with them.
+            why = _SAID.get(type(error).__name__, "is not valid")
+            raise UnauthenticatedError(f"authorization: the token {why}") from None
+
+    def _key_of(self, kid: str | None) -> "PyJWK":
+        if kid is None and len(self._keys) == 1:
+            return next(iter(self._keys.values()))
+        if kid is not None and (key := self._keys.get(kid)) is not None:
+            return key
+        self._source.want()
+        why = "of the token is not known" if self._keys else "could not be fetched from the token's issuer yet"
+        raise UnauthenticatedError(f"authorization: the key {why}", retry_delay_seconds=_RETRY_SECONDS)
+
+
+_SAID = {
+    "ImmatureSignatureError": "is not valid yet",
+    "InvalidAudienceError": "is not for this server, as its aud says",
+    "InvalidIssuerError": "is of another issuer, as its iss says",
+    "MissingRequiredClaimError": "must have the claims exp, iss and aud",
+}
+
+
+def _name_in(claims: dict[str, Any], claim: str) -> str:
+    name = claims.get(claim)
+    try:
+        check_identity(name if isinstance(name, str) else "")
+    except ValueError as error:
+        raise UnauthenticatedError(f"authorization: the token's claim {claim!a} is no name: {error}") from None
+    return str(name)
+
+
+class _KeysFile:
+    """Keys in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp: object = ()
+
+    def read(self) -> "dict[str | None, PyJWK] | None":
+        """Returns the keys; None if the file has not changed; raises ValueError if they are not valid."""
+        stamp = file_stamp(self._path)
+        if stamp == self._stamp:
+            return None
+        # Noted first: a file that is not valid is read again when it changes again.
+        self._stamp = stamp
+        return _parsed(json.dumps(str(self._path)), read_named(self._path, _BYTES_MAX))
+
+    def want(self) -> None:
+        """Does nothing: a file says by itself when it has changed."""
+
+
+class _KeysUrl:
+    """Keys at an address."""
+
+    def __init__(self, settings: JwtSettings) -> None:
+        assert settings.jwks_url is not None, "checked with the configuration"
+        self._url = settings.jwks_url
+        self._settings = settings
+        self._tried_at = self._due = float("-inf")
+
+    def read(self) -> "dict[str | None, PyJWK] | None":
+        """Returns the keys; None if it is not time yet; raises ValueError if they are not valid or not there."""
+        now = time.monotonic()
+        if now < self._due:
+            return None
+        self._tried_at, self._due = now, now + _REFRESH_SECONDS
+        try:
+            content = self._fetch(now + _FETCH_SECONDS_MAX)
+        except (OSError, HTTPException, ValueError) as error:
+            why = error.reason if isinstance(error, urllib.error.URLError) else error
+            raise ValueError(f"is {shown_value(self._url)}, which cannot be fetched: {why}") from None
+        return _parsed(shown_value(self._url), content)
+
+    def want(self) -> None:
+        """Makes `read` fetch the keys soon, but not at once after the last time."""
+        self._due = min(self._due, self._tried_at + _RETRY_SECONDS)
+
+    def _fetch(self, deadline: float) -> bytes:
+        request = urllib.request.Request(self._url)  # noqa: S310 - of HTTPS, or of HTTP on this machine
+        if (token_file := self._settings.jwks_token_file) is not None:
+            token = read_named(token_file, _BYTES_MAX).decode("latin-1").strip()
+            if not TOKEN.fullmatch(token):
+                # Left to the library, the token would be in its error.
+                raise ValueError(f"{shown_value(str(token_file))} has no bearer token")
+            request.add_unredirected_header("Authorization", f"Bearer {token}")
+        content = b""
+        with self._opener().open(request, timeout=_ANSWER_SECONDS_MAX) as answer:
+            if answer.status != HTTPStatus.OK:
+                raise ValueError(f"it answers {answer.status} {answer.reason}")
+            while part := answer.read1(_READ_BYTES):
+                content += part
+                if len(content) > _BYTES_MAX or time.monotonic() > deadline:
+                    raise ValueError(f"it has more than {_BYTES_MAX} bytes, or takes too long")
+        return content
+
+    def _opener(self) -> urllib.request.OpenerDirector:
+        # A proxy may be needed to reach an issuer, but never this machine.
+        proxies: dict[str, str] | None = {} if self._url.startswith("http:") else None
+        context = ssl.create_default_context(cafile=self._settings.jwks_ca)
+        return urllib.request.build_opener(
+            urllib.request.ProxyHandler(proxies), urllib.request.HTTPSHandler(context=context), _AnyAnswer
+        )
+
+
+class _AnyAnswer(urllib.request.HTTPErrorProcessor):
+    """Follows no redirect: the address that is configured is the one that is trusted."""
+
+    def http_response(self, _request: Any, response: Any) -> Any:
+        return response
+
+    def https_response(self, _request: Any, response: Any) -> Any:
+        return response
+
+
+def _parsed(where: str, content: bytes) -> "dict[str | None, PyJWK]":
+    """Returns the keys of a JSON Web Key Set that may check tokens, by their kid; raises ValueError without any."""
+    try:
+        return _keys(content)
+    except ValueError as error:
+        raise ValueError(f"is {where}, which {error}") from None
+
+
+def _keys(content: bytes) -> "dict[str | None, PyJWK]":
+    keys: dict[str | None, PyJWK] = {}
+    for key in filter(None, map(_key, _entries(content))):
+        if key.key_id in keys:
+            raise ValueError(f"has several keys with the kid {key.key_id!a}")
+        keys[key.key_id] = key
+    if not keys:
+        raise ValueError("has no key for signatures of RS256, ES256 or EdDSA")
+    return keys
+
+
+def _entries(content: bytes) -> list[dict[str, Any]]:
+    try:
+        entries = json.loads(content)["keys"]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        entries = None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError("is no JSON Web Key Set")
+    return entries
+
+
+def _key(entry: dict[str, Any]) -> "PyJWK | None":
+    """Returns a key; None if it is for something else; raises ValueError if it cannot be trusted."""
+    from jwt import PyJWK, PyJWTError
+
+    if "d" in entry:
+        raise ValueError("has a private key; it must have the public ones only")
+    algorithm = _ALGORITHMS.get(f"{entry.get('kty')}/{entry.get('crv', '')}")
+    operations = entry.get("key_ops", ["verify"])
+    is_for_signatures = entry.get("use", "sig") == "sig" and isinstance(operations, list) and "verify" in operations
+    if algorithm is None or entry.get("alg", algorithm) != algorithm or not is_for_signatures:
+        return None
+    try:
+        key = PyJWK(entry, algorithm)
+    except PyJWTError:
+        raise ValueError(f"has a key for {algorithm} that is not valid") from None
+    if not isinstance(key.key_id, str | None):
+        raise ValueError("has a key whose kid is no text")  # noqa: TRY004 - a problem of the file
+    if algorithm == "RS256" and not _RSA_BITS_MIN <= key.key.key_size <= _RSA_BITS_MAX:
+        raise ValueError(f"has a key of RSA with {key.key.key_size} bits, not {_RSA_BITS_MIN} to {_RSA_BITS_MAX}")
+    return key
