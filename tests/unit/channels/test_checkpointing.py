@@ -410,11 +410,11 @@ async def test_make_without_room_for_checkpoints_is_told_until_there_is(disk: Si
         await opened.checkpointing.make()
         await opened.checkpointing.make()
         trouble = "the disk has no room for checkpoints, so the log only grows; free space"
-        assert (opened.journal.disk_trouble, opened.checkpointing.made_at) == (trouble, None)
+        assert (opened.journal.disk_trouble, opened.checkpointing.made_at) == (trouble, 0.0)
         await opened.checkpointing.make()
         assert opened.faults == [trouble, "checkpoints have room again"]
         assert opened.journal.disk_trouble == ""
-        assert opened.checkpointing.made_at is not None
+        assert opened.checkpointing.made_at > 0.0
 
 
 async def test_make_after_a_restart_needs_what_the_checkpoint_before_needs(disk: SimulatedDisk) -> None:

@@ -56,7 +56,7 @@ class Served:
 
     async def get(self, path: str, *, method: str = "GET", accept: str = "*/*") -> Answer:
         reader, writer = await asyncio.open_connection(*self.address)
-        request = f"{method} {path} HTTP/1.1\r\nHost: mill\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"
+        request = f"{method} {path} HTTP/1.0\r\nHost: mill\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"
         writer.write(request.encode("latin-1"))
         answer = await reader.read()
         writer.close()

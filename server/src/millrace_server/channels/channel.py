@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from millrace_server.channels.admission import Capacity
 from millrace_server.channels.append_queue import AppendQueue
@@ -34,8 +34,7 @@ def memory_storage(name: str, config: ChannelConfig) -> ChannelStorage:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelGauges:
+class ChannelGauges(NamedTuple):
     """A channel at one moment."""
 
     queued_events: int  # Events that are not taken.

@@ -55,7 +55,7 @@ class Checkpointing:
         self._needed_before = recovered.first_needed_segment
         # The journal's change count in the newest checkpoint. -1 differs from every count.
         self._seen_count = journal.change_count if recovered.is_checkpointed else -1
-        self.made_at: float | None = None  # When the newest one was made; None if not since the start.
+        self.made_at = 0.0  # When the newest one was made; 0 if not since the start.
         # Whether only the previous checkpoint still needs the oldest segments. Then another checkpoint frees them,
         # though nothing has changed.
         self._holds_back = log.first_segment_id < self._needed_before

@@ -85,8 +85,8 @@ class FileStore:
         return self._files.disk_space
 
     @property
-    def checkpoint_time(self) -> float | None:
-        """When the newest checkpoint was made, in seconds since 1970; None where none was since the start."""
+    def checkpoint_time(self) -> float:
+        """When the newest checkpoint was made, in seconds since 1970; 0 where none was since the start."""
         return self._checkpointing.made_at
 
     @property

@@ -28,7 +28,7 @@ from millrace_server.wal.disk import Disk, OsDisk
 _log = structlog.stdlib.get_logger(__name__)
 
 # How long a listing occupies the event loop at a time, and then waits.
-_VISIT_SECONDS = 0.002
+_VISIT_SECONDS = 0.001
 _PAUSE_SECONDS = 0.001
 
 _ENVELOPE_BYTES = 1024
@@ -119,7 +119,7 @@ class ChannelRegistry:
         pause_at = clock() + _VISIT_SECONDS
         for handle in self.handles():
             if clock() >= pause_at:
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(0)
                 pause_at = clock() + _VISIT_SECONDS
             yield handle
 

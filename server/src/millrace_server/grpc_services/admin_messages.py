@@ -1,7 +1,6 @@
 """Channels and components as AdminService's messages, and the limits that its requests set."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -50,7 +49,7 @@ def channel_message(handle: ChannelHandle) -> pb.Channel:
     if channel is not None:
         message.channel_id = channel.channel_id
         # The message has the names of the gauges.
-        gauges = asdict(channel.gauges())
+        gauges = channel.gauges()._asdict()
         times = {name: timestamp_of(micros) for name, micros in gauges.items() if name.endswith("_time")}
         message.gauges.CopyFrom(pb.ChannelGauges(**gauges | times))
         message.counters.CopyFrom(_counters_message(channel.counters))
@@ -62,7 +61,7 @@ def channel_message(handle: ChannelHandle) -> pb.Channel:
         message.gauges.log_bytes = handle.store.log_bytes
         message.gauges.segments = handle.store.segment_count
         message.gauges.disk_free_bytes = max(handle.store.disk_space.free_bytes, 0)
-        if (seconds := handle.store.checkpoint_time) is not None:
+        if seconds := handle.store.checkpoint_time:
             message.gauges.checkpoint_time.FromDatetime(datetime.fromtimestamp(seconds, UTC))
     return message
 

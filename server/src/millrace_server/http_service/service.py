@@ -3,7 +3,6 @@
 All of it is read-only, and none of it shows the content of events.
 """
 
-import asyncio
 import json
 import socket
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +15,7 @@ from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -109,14 +108,13 @@ class HttpService:
             samples.add(handle)
         others = list(self._collectors.collect())
 
-        def text() -> bytes:
-            parts: list[bytes] = []
+        def parts() -> Iterator[bytes]:
             for family, lines in samples.families():
-                parts += encode(_Collected([family])).removesuffix(_EOF), "".join(lines).encode()
-            return b"".join([*parts, encode(_Collected(others))])
+                yield encode(_Collected([family])).removesuffix(_EOF) + lines.encode()
+            yield encode(_Collected(others))
 
-        # Channels are read on this loop, the text is put together on another thread.
-        return Response(await asyncio.to_thread(text), media_type=content_type)
+        # Channels are read on this loop; the text is put together on another thread, and sent in parts.
+        return StreamingResponse(parts(), media_type=content_type)
 
     async def _channels(self, _request: Request) -> Response:
         described = [json.dumps(describe_channel(handle))[1:-1] async for handle in self._registry.visit()]
