@@ -125,38 +125,21 @@ async def measure_small_batches(scratch: Path, plan: SmallBatchesPlan, on_step: 
             shares = [await _share(connection, plan) for _ in range(plan.rounds)]
     on_step()
     p50, p999 = (statistics.quantiles(latencies, n=1_000)[index] * 1_000 for index in (499, 998))
-    return [
-        Section(
-            f"File: {plan.events:,} single events of {len(_BODY)} bytes",
-            [
-                Line(what="memory over an empty server", value=memory / _MIB, unit="MiB", most=_MEMORY_MIB_MAX),
-                Line(
-                    what="taken in thousands, of the rate if they are stored in thousands",
-                    value=statistics.median(shares),
-                    unit="",
-                    least=_SHARE_MIN,
-                ),
-                Line(
-                    what="SIGKILL with a checkpoint: start, longer than empty",
-                    value=checkpoint_seconds,
-                    unit="s",
-                    most=_CHECKPOINT_SECONDS_MAX,
-                ),
-                Line(
-                    what="SIGKILL without a checkpoint: start, longer than empty",
-                    value=log_seconds,
-                    unit="s",
-                    most=_LOG_SECONDS_MAX,
-                ),
-                Line(
-                    what="a lone append, checkpoints each second: p99.9 above p50",
-                    value=p999 - p50,
-                    unit="ms",
-                    most=_EXCESS_MILLISECONDS_MAX,
-                ),
-            ],
-        )
+    figures = (memory / _MIB, statistics.median(shares), checkpoint_seconds, log_seconds, p999 - p50)
+    lines = [
+        Line(what=what, value=value, unit=unit, **limit)
+        for (what, unit, limit), value in zip(_FIGURES, figures, strict=True)
     ]
+    return [Section(f"File: {plan.events:,} single events of {len(_BODY)} bytes", lines)]
+
+
+_FIGURES: tuple[tuple[str, str, dict[str, float]], ...] = (
+    ("memory over an empty server", "MiB", {"most": _MEMORY_MIB_MAX}),
+    ("taken in thousands, of the rate if they are stored in thousands", "", {"least": _SHARE_MIN}),
+    ("SIGKILL with a checkpoint: start, longer than empty", "s", {"most": _CHECKPOINT_SECONDS_MAX}),
+    ("SIGKILL without a checkpoint: start, longer than empty", "s", {"most": _LOG_SECONDS_MAX}),
+    ("a lone append, checkpoints each second: p99.9 above p50", "ms", {"most": _EXCESS_MILLISECONDS_MAX}),
+)
 
 
 async def _append(connection: aio.Channel, channel: str, batches: int, events: int) -> None:
