@@ -1,6 +1,7 @@
 """The commands and programs of the README, executed."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 import millrace_client as millrace
+from millrace_server.access.tokens import make_token
 from millrace_server.cli import app
 from tests.conftest import StartMillraced
 from tests.daemon_queries import wait_until
@@ -59,7 +61,7 @@ def run(command: list[str], server: Millraced | None = None, cwd: Path | None = 
 def test_blocks_of_each_kind_are_found() -> None:
     """A README whose markers are missing would pass all other tests here."""
     kinds = ("server", "shell", "python", "spark", "check", "graph", "key", "tools", "repair", "restore")
-    assert [len(blocks(kind)) for kind in kinds] == [1, 2, 4, 2, 6, 1, 1, 1, 1, 1]
+    assert [len(blocks(kind)) for kind in (*kinds, "certificates")] == [1, 2, 4, 2, 6, 1, 1, 1, 1, 1, 1]
 
 
 def test_server_block_starts_the_command_that_is_there() -> None:
@@ -120,11 +122,23 @@ def test_spark_blocks_show_the_events_and_consume_them(
 
 def test_configuration_blocks_checked_are_good(tmp_path: Path) -> None:
     """Each configuration passes the check."""
+    make_certificates(tmp_path)
     config = tmp_path / "millrace.toml"
     for block in blocks("check"):
-        config.write_text(block, encoding="utf-8")
+        config.write_text(moved(block, tmp_path), encoding="utf-8")
         checked = CliRunner().invoke(app, ["check", str(config)])
         assert checked.exit_code == 0, checked.output
+
+
+def moved(block: str, folder: Path) -> str:
+    """A block whose files lie in a folder."""
+    return re.sub("/(data|etc/millrace|var/log)(?=/)", str(folder), block)
+
+
+def make_certificates(folder: Path) -> None:
+    """Runs the commands that make certificates and a token."""
+    (make,) = blocks("certificates")
+    run(["bash", "-euo", "pipefail", "-c", moved(make, folder)])
 
 
 def test_first_configuration_block_served_has_its_channels(start_millraced: StartMillraced) -> None:
@@ -186,12 +200,15 @@ def test_agents_of_the_readme_bring_lines_of_a_log_into_parquet(
         (tmp_path / folder).mkdir()
     lines = [f"GET /{'health' if number % 10 == 0 else number} HTTP/1.1" for number in range(200)]
     (tmp_path / "nginx" / "access.log").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    archive = configuration_with('type = "files"').replace("0.0.0.0:7070", "127.0.0.1:0")
-    collector = start_millraced(archive.replace("/data", str(tmp_path)), tmp_path / "collector")
+    make_certificates(tmp_path)
+    tls, token = millrace.Tls(ca=tmp_path / "tls" / "ca.pem"), make_token(tmp_path / "tokens", "watcher")
+    watcher = '[roles.watcher]\nallow = ["describe:*"]\n[identities.watcher]\nroles = ["watcher"]\n'
+    archive = configuration_with('type = "files"').replace("0.0.0.0:7070", "127.0.0.1:0") + watcher
+    collector = start_millraced(moved(archive, tmp_path), tmp_path / "collector")
     edge_toml = configuration_with('type = "taildir"').replace("collector-1:7070", collector.grpc)
-    edge = start_millraced(edge_toml.replace("/var/log", str(tmp_path)), tmp_path / "edge")
+    edge = start_millraced(moved(edge_toml, tmp_path), tmp_path / "edge")
     kept = [line for line in lines if "health" not in line]
-    with millrace.connect(collector.grpc) as client:
+    with millrace.connect(collector.grpc, tls=tls, token=token) as client:
         wait_until(lambda: client.admin.get_channel("web").gauges.taken_events == len(kept))
     assert edge.stop() == 0
     # The stop finishes its files.

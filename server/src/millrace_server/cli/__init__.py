@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from millrace_server.cli.certificate_commands import dev_certificates
 from millrace_server.cli.log_commands import backup, log_app, restore
 from millrace_server.cli.reporting import EXIT_BAD_SETTINGS, EXIT_CANNOT_START, complain, load_or_exit
 from millrace_server.cli.token_commands import token_app
@@ -28,6 +29,7 @@ app.add_typer(log_app, name="log")
 app.add_typer(token_app, name="token")
 app.command()(backup)
 app.command()(restore)
+app.command("dev-certificates")(dev_certificates)
 
 
 def main() -> None:

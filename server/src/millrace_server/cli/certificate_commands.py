@@ -1,0 +1,59 @@
+"""The command `millraced dev-certificates`."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from millrace_server.cli.reporting import EXIT_BAD_SETTINGS, EXIT_CANNOT_START, complain
+
+if TYPE_CHECKING:
+    from millrace_server.network.dev_certificates import DevCertificates
+
+
+def dev_certificates(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files go.")],
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--name", metavar="HOST", help="A further name or address of the server; may be repeated."),
+    ] = None,
+) -> None:
+    """Make a certificate authority that signs a certificate for a server and one for a client, to try TLS with.
+
+    The server's is for this machine, and for what --name adds. Prints settings for the server's file, with which the
+    client may do everything, and shows a client's command. The authority's key is not kept, so nobody can sign more.
+    """
+    from millrace_server.network.dev_certificates import make_dev_certificates
+
+    try:
+        files = make_dev_certificates(folder.absolute(), names or ())
+    except ValueError as error:
+        complain(f"--name: {error}")
+        raise typer.Exit(EXIT_BAD_SETTINGS) from None
+    except OSError as error:
+        complain(f"{error.filename or folder}: cannot be written: {error.strerror}; nothing is overwritten")
+        raise typer.Exit(EXIT_CANNOT_START) from None
+    typer.echo(_settings(files))
+    client = shlex.join(
+        [
+            *("millrace", "channels", "--server", "localhost:7070", "--tls-ca", str(files.ca)),
+            *("--tls-certificate", str(files.client_certificate), "--tls-key", str(files.client_key)),
+        ]
+    )
+    typer.echo(f"The settings above are for the server's file. Once it serves with them:\n{client}", err=True)
+
+
+def _settings(files: "DevCertificates") -> str:
+    """Returns the tables of a configuration in which the client may do everything."""
+    paths = {"certificate": files.certificate, "private_key": files.private_key, "client_ca": files.ca}
+    lines = [f"{key} = {json.dumps(str(path), ensure_ascii=False)}" for key, path in paths.items()]
+    return "\n".join(
+        [
+            "[server.tls]",
+            *lines,
+            'client_certificate = "required"',
+            '\n[auth]\n\n[roles.everything]\nallow = ["*:*"]\n\n[identities.client]\nroles = ["everything"]',
+        ]
+    )
