@@ -1,66 +1,56 @@
-"""Certificate authorities and certificates for tests of TLS."""
+"""Certificate authorities, certificates, and the files of a server and its clients, for tests of TLS."""
 
-import ipaddress
-from datetime import UTC, datetime, timedelta
-from functools import cached_property
+import shutil
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from millrace_client import Tls
+from millrace_server.access.tokens import make_token
+from millrace_server.files import write_atomically
+from millrace_server.network.dev_certificates import Authority
 
-_DAY = timedelta(days=1)
+__all__ = ["Authority", "RotatingSite", "Site"]
+
+CHANNEL = '[channels.orders]\ntype = "file"\n'
 
 
-class Authority:
-    """A certificate authority; `certificate` is its own certificate in PEM."""
+class Site:
+    """The files of a server and of a client, which trust the authorities in `ca.pem`."""
 
-    def __init__(self, name: str = "Test authority") -> None:
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self.authority = Authority("Authority 0")
+        self.ca = folder / "ca.pem"
+        self.trust(self.authority)
+        self.issue()
+        self.client = Tls(ca=self.ca, certificate=folder / "client.pem", private_key=folder / "client.key")
 
-    @cached_property
-    def _key(self) -> ec.EllipticCurvePrivateKey:
-        return ec.generate_private_key(ec.SECP256R1())
+    def toml(self, *, requires_certificates: bool = True) -> str:
+        tls = f'server.tls = {{ certificate = "{self.folder}/server.pem", private_key = "{self.folder}/server.key"'
+        required = f', client_ca = "{self.ca}", client_certificate = "required"' if requires_certificates else ""
+        return f"{tls}{required} }}\n{CHANNEL}"
 
-    @cached_property
-    def certificate(self) -> bytes:
-        own = self._builder(self._name, self._key, 100 * _DAY)
-        signed = own.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        return signed.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    def trust(self, *authorities: Authority) -> None:
+        """Replaces `ca.pem`."""
+        write_atomically(self.ca, b"".join(one.certificate for one in authorities))
 
-    def issue(self, folder: Path, name: str, days: float = 30.0) -> tuple[Path, Path]:
-        """Writes a certificate for this machine and its key as `NAME.pem` and `NAME.key`; returns both paths.
+    def issue(self) -> None:
+        """Replaces the certificates and keys of the server and of the client."""
+        for name in ("server", "client"):
+            # The key comes first: a certificate whose key is not there yet is not in force.
+            self.authority.issue(self.folder, name)
 
-        A negative number of days makes a certificate that has expired.
-        """
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-        signed = self._builder(subject, key, days * _DAY).add_extension(
-            x509.SubjectAlternativeName(hosts), critical=False
-        )
-        pem = signed.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-        certificate, private_key = folder / f"{name}.pem", folder / f"{name}.key"
-        certificate.write_bytes(pem)
-        private_key.touch(0o600)
-        private_key.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
-        return certificate, private_key
 
-    def _builder(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, lifetime: timedelta
-    ) -> x509.CertificateBuilder:
-        now = datetime.now(UTC)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self._name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - 100 * _DAY)
-            .not_valid_after(now + lifetime)
-        )
+class RotatingSite(Site):
+    """A site whose clients have a token, too."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.tokens_file, self.token_file = folder / "tokens", folder / "token"
+        self.token_file.write_text(make_token(self.tokens_file, "caller"))
+        self.first = Path(shutil.copytree(folder, folder.with_name("first")))
+
+    def toml(self, *, requires_certificates: bool = True) -> str:
+        tables = super().toml(requires_certificates=requires_certificates)
+        auth = f'[auth]\ntokens_file = "{self.tokens_file}"\n[roles.caller]\nallow = ["*:orders"]\n'
+        return f'{tables}{auth}[identities.caller]\nroles = ["caller"]\n'

@@ -8,8 +8,8 @@ from pyspark.sql import SparkSession
 
 import millrace_client as millrace
 from millrace_spark import claim_ranges
+from tests.certificates import Site
 from tests.conftest import StartMillraced
-from tests.integration.test_tls import Site
 
 pytestmark = pytest.mark.spark
 

@@ -109,7 +109,7 @@ def file_stamp(path: Path | None) -> object:
 def read_named(path: Path, bytes_max: int, *, is_secret: bool = False) -> bytes:
     """Reads the file that a setting names; raises ValueError, with what is wrong, if that is not possible.
 
-    A secret that every user may read is refused.
+    A file that every user may change is refused, and a secret that every user may read.
     """
     shown = json.dumps(str(path))
     try:
@@ -122,6 +122,8 @@ def read_named(path: Path, bytes_max: int, *, is_secret: bool = False) -> bytes:
         raise ValueError(f"is {shown}, which is larger than {bytes_max} bytes")
     if is_secret and stat.S_ISREG(mode) and mode & stat.S_IROTH:
         raise ValueError(f"is {shown}, which every user of this machine may read; run: chmod o-rwx {path}")
+    if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
+        raise ValueError(f"is {shown}, which every user of this machine may change; run: chmod o-w {path}")
     return content
 
 

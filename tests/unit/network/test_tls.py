@@ -1,12 +1,19 @@
+import asyncio
 import os
+import re
 import ssl
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256K1, SECP521R1, EllipticCurve, generate_private_key
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 
 from millrace.setting_problems import describe_problems
+from millrace_server.network import tls
+from millrace_server.network.dev_certificates import key_in_pem
 from millrace_server.network.tls import TlsFiles, TlsSettings
 from tests.certificates import Authority
 
@@ -81,6 +88,31 @@ def test_settings_with_a_key_that_everybody_may_read_give_the_command(given: dic
 
 
 @pytest.mark.parametrize("name", ["certificate", "private_key", "client_ca"])
+def test_settings_with_a_file_that_everybody_may_change_give_the_command(given: dict[str, Any], name: str) -> None:
+    """Nobody but the owner and the group decides whom the server trusts."""
+    path = Path(given[name])
+    path.chmod(0o642)
+    assert f'{name}: is "{path}", which every user of this machine may ' in one_problem_of(given)
+    path.chmod(0o622)
+    assert one_problem_of(given).endswith(f"may change; run: chmod o-w {path}")
+
+
+def test_settings_with_a_certificate_of_tomorrow_say_so(given: dict[str, Any], tmp_path: Path) -> None:
+    """The machine's clock may be wrong."""
+    AUTHORITY.issue(tmp_path, "server", age_days=-1)
+    assert re.search("CN=server is valid from .* only; check this machine's clock", one_problem_of(given))
+
+
+@pytest.mark.parametrize("curve", [SECP521R1(), SECP256K1()])
+def test_settings_with_a_key_that_clients_do_not_accept_are_refused(
+    given: dict[str, Any], curve: EllipticCurve
+) -> None:
+    """OpenSSL would take it, and no client of gRPC would get a connection."""
+    Path(given["private_key"]).write_bytes(key_in_pem(generate_private_key(curve)))
+    assert "whose kind of key clients of gRPC do not accept" in one_problem_of(given)
+
+
+@pytest.mark.parametrize("name", ["certificate", "private_key", "client_ca"])
 @pytest.mark.parametrize(
     "content",
     [
@@ -116,7 +148,7 @@ def test_files_that_change_together_are_in_force(given: dict[str, Any], tmp_path
     private_key.replace(given["private_key"])
     files.refresh()
     assert files.material is not former
-    assert 6 < files.days_left < 7
+    assert 6 < files.days_left()[Path(given["certificate"])] < 7
 
 
 def test_files_that_are_damaged_or_gone_leave_the_former_ones_in_force(given: dict[str, Any]) -> None:
@@ -131,10 +163,68 @@ def test_files_that_are_damaged_or_gone_leave_the_former_ones_in_force(given: di
     assert files.material is former
 
 
-def test_contexts_speak_no_old_version_of_tls(given: dict[str, Any]) -> None:
-    """TLS 1.2 is the oldest version."""
-    context = TlsFiles(TlsSettings.model_validate(given)).http_context()
-    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_sessions_are_not_resumed_with_other_files(
+    given: dict[str, Any], tmp_path: Path, version: ssl.TLSVersion
+) -> None:
+    """A client whose authority is not trusted any more cannot go on with a session from before."""
+    files = TlsFiles(TlsSettings.model_validate(given))
+    server, client = files.http_context(), ssl.create_default_context(cafile=given["client_ca"])
+    client.load_cert_chain(*AUTHORITY.issue(tmp_path, "client"))
+    client.minimum_version = client.maximum_version = version
+    first = connected(server, client)
+    assert connected(server, client, first.session).session_reused
+    Path(given["client_ca"]).write_bytes(Authority("Other").certificate)
+    files.refresh()
+    with pytest.raises(ssl.SSLCertVerificationError):
+        connected(server, client, first.session)
+
+
+def connected(server: ssl.SSLContext, client: ssl.SSLContext, session: ssl.SSLSession | None = None) -> ssl.SSLObject:
+    """Returns the client's end of a connection, after the first byte."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    theirs = server.wrap_bio(to_server, to_client, server_side=True)
+    ours = client.wrap_bio(to_client, to_server, server_hostname="localhost", session=session)
+    for act in (ours.do_handshake, theirs.do_handshake, ours.do_handshake, theirs.do_handshake):
+        with suppress(ssl.SSLWantReadError):
+            act()
+    theirs.write(b"1")
+    assert ours.read() == b"1"
+    return ours
+
+
+def test_expiry_is_told_once_a_day_for_each_file(given: dict[str, Any], tmp_path: Path) -> None:
+    """From 14 days before; the authority's certificate is good for longer."""
+    AUTHORITY.issue(tmp_path, "server", days=13.5)
+    files = TlsFiles(TlsSettings.model_validate(given))
+    with capture_logs() as told:
+        files.warn_of_expiry()
+        files.warn_of_expiry()
+    [entry] = told
+    assert (entry["log_level"], entry["file"], entry["days_left"]) == ("warning", given["certificate"], 13.5)
+    assert "expires soon; replace the file" in entry["event"]
+
+
+async def test_follow_goes_on_after_any_failure(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug in reading files once does not end the rotation for good."""
+    monkeypatch.setattr(tls, "_CHECK_SECONDS", 0.0)
+    files = TlsFiles(TlsSettings.model_validate(given))
+    is_called_again = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    calls: list[int] = []
+
+    def fail() -> None:
+        calls.append(1)
+        if len(calls) > 1:
+            loop.call_soon_threadsafe(is_called_again.set)
+        raise AttributeError
+
+    monkeypatch.setattr(files, "refresh", fail)
+    with capture_logs() as told:
+        following = asyncio.create_task(files.follow())
+        await asyncio.wait_for(is_called_again.wait(), 60)
+        following.cancel()
+    assert told[0]["event"] == "the TLS files could not be followed"
 
 
 def test_files_without_a_change_are_not_read_again(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

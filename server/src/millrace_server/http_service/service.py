@@ -139,11 +139,14 @@ class _ServerCollector(Collector):
             "millrace_server", "The release of the server.", value={"version": version("millrace-server")}
         )
         if self._tls is not None:
-            yield GaugeMetricFamily(
+            expiry = GaugeMetricFamily(
                 "millrace_tls_certificate_expiry_days",
-                "Days until the server's certificate expires.",
-                value=self._tls.days_left,
+                "Days until the first certificate in a file expires: the server's, or of who signs those of clients.",
+                labels=["file"],
             )
+            for path, days in self._tls.days_left().items():
+                expiry.add_metric([str(path)], days)
+            yield expiry
 
 
 class _CertifiedClients:

@@ -6,9 +6,10 @@ Certificates are in PEM. TLS is of version 1.2 or 1.3.
 import asyncio
 import json
 import ssl
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import structlog
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _FILE_BYTES_MAX = 1 << 20
 _WARNING_DAYS = 14
 _DAY = timedelta(days=1)
+_NEVER = datetime.min.replace(tzinfo=UTC)
+_RSA_BITS_MIN = 2048
 _CHECK_SECONDS = 1.0
 """How late a changed file is in force."""
 
@@ -81,8 +84,8 @@ class TlsMaterial(NamedTuple):
     key: bytes
     client_ca: bytes | None
     http_context: ssl.SSLContext
-    expiry_time: datetime
-    """When the first of the server's certificates expires."""
+    expiry_times: dict[Path, datetime]
+    """When the first certificate in each file expires."""
 
 
 class TlsFiles:
@@ -93,13 +96,16 @@ class TlsFiles:
         self.settings = settings
         self._stamp = self._stamps()
         self.material = _read_material(settings)
-        self._warned_at = datetime.min.replace(tzinfo=UTC)
+        self._warned_at: dict[Path, datetime] = {}
 
     async def follow(self) -> None:
-        """Reads changed files again, and warns of the certificate's expiry, until it is cancelled."""
+        """Reads changed files again, and warns of their expiry, until it is cancelled."""
         while True:
-            await asyncio.to_thread(self.refresh)
-            self._warn_of_expiry()
+            try:
+                await asyncio.to_thread(self.refresh)
+            except Exception:  # noqa: BLE001 - files that are good again later must still be noticed
+                _log.exception("the TLS files could not be followed")
+            self.warn_of_expiry()
             await asyncio.sleep(_CHECK_SECONDS)
 
     @property
@@ -119,22 +125,26 @@ class TlsFiles:
             _log.error("changed TLS files are not in force; the former ones are", why=f"server.tls: {error}")
             return
         self.material = material
-        _log.info("TLS files read again", expiry_time=material.expiry_time.isoformat())
+        expiry_time = min(material.expiry_times.values())
+        _log.info("TLS files read again", expiry_time=expiry_time.isoformat())
 
-    @property
-    def days_left(self) -> float:
-        """Days until the server's certificate expires."""
-        return (self.material.expiry_time - datetime.now(UTC)) / _DAY
-
-    def _warn_of_expiry(self) -> None:
+    def days_left(self) -> dict[Path, float]:
+        """Returns the days until the first certificate in each file expires."""
         now = datetime.now(UTC)
-        if self.days_left < _WARNING_DAYS and now - self._warned_at >= _DAY:
-            self._warned_at = now
-            _log.warning(
-                "the server's certificate expires soon; replace the file, which is read again by itself",
-                certificate=str(self.settings.certificate),
-                expiry_time=self.material.expiry_time.isoformat(),
-            )
+        return {path: (expiry_time - now) / _DAY for path, expiry_time in self.material.expiry_times.items()}
+
+    def warn_of_expiry(self) -> None:
+        """Warns of each file with a certificate that expires soon, or has expired, once a day."""
+        now = datetime.now(UTC)
+        for path, days in self.days_left().items():
+            if days < _WARNING_DAYS and now - self._warned_at.get(path, _NEVER) >= _DAY:
+                self._warned_at[path] = now
+                _log.warning(
+                    "a certificate expires soon; replace the file, which is read again by itself",
+                    file=str(path),
+                    expiry_time=self.material.expiry_times[path].isoformat(),
+                    days_left=round(days, 1),
+                )
 
     def grpc_credentials(self) -> "grpc.ServerCredentials":
         """Returns credentials that take the files of the moment for each new connection."""
@@ -157,14 +167,7 @@ class TlsFiles:
 
     def http_context(self) -> ssl.SSLContext:
         """Returns a context that takes the files of the moment for each new connection."""
-
-        def swap(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-            connection.context = self.material.http_context
-
-        # Called for every new connection, also for those that name no server.
-        context = self.material.http_context
-        context.sni_callback = swap
-        return context
+        return _CurrentContext(self)
 
     def _grpc_configuration(self) -> "grpc.ServerCertificateConfiguration":
         import grpc
@@ -177,16 +180,37 @@ class TlsFiles:
         return tuple(map(file_stamp, (settings.certificate, settings.private_key, settings.client_ca)))
 
 
+class _CurrentContext(ssl.SSLContext):
+    """Gives each connection the context of the moment.
+
+    A session of TLS belongs to its context. It must not be resumed under a later one: that would admit clients without
+    a look at certificates of theirs that are not valid any more.
+    """
+
+    def __new__(cls, _files: TlsFiles) -> Self:
+        return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+
+    def wrap_bio(self, *given: Any, **others: Any) -> ssl.SSLObject:
+        return self._files.material.http_context.wrap_bio(*given, **others)
+
+
 def _read_material(settings: TlsSettings) -> TlsMaterial:
     """Reads all files; raises ValueError, with the file and what to do, if they are not valid together."""
     # Each file is read once, so that what was checked is what is used.
     chain, certificates = _read_certificates(settings.certificate)
+    by_file = {settings.certificate: certificates}
+    client_ca = None
+    if settings.client_ca is not None:
+        client_ca, by_file[settings.client_ca] = _read_certificates(settings.client_ca)
     return TlsMaterial(
         chain=chain,
         key=_read_key(settings.private_key, certificates[0]),
-        client_ca=None if settings.client_ca is None else _read_certificates(settings.client_ca)[0],
+        client_ca=client_ca,
         http_context=_http_context(settings),
-        expiry_time=min(one.not_valid_after_utc for one in certificates),
+        expiry_times={path: min(one.not_valid_after_utc for one in held) for path, held in by_file.items()},
     )
 
 
@@ -246,9 +270,30 @@ def _read_key(path: Path, certificate: "Certificate | None") -> bytes:
         raise ValueError(f"is {shown}, which is protected by a password; it must be without one") from None
     except (ValueError, UnsupportedAlgorithm):
         raise ValueError(f"is {shown}, which holds no private key in PEM") from None
-    if certificate is not None and certificate.public_key() != key.public_key():
+    if not _is_spoken(key):
+        raise ValueError(
+            f"is {shown}, whose kind of key clients of gRPC do not accept; it must be of RSA with at least "
+            f"{_RSA_BITS_MIN} bits, or of the curve P-256 or P-384; get a certificate with such a key"
+        )
+    if certificate is not None and _public_key(certificate) != key.public_key():
         raise ValueError(
             f"is {shown}, which is not the key of {certificate.subject.rfc4514_string()}, the first certificate in the "
             "file of certificates; the server's own must come first, with its key here"
         )
     return content
+
+
+def _is_spoken(key: object) -> bool:
+    from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+    if isinstance(key, rsa.RSAPrivateKey):
+        return key.key_size >= _RSA_BITS_MIN
+    return isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP256R1 | ec.SECP384R1)
+
+
+def _public_key(certificate: "Certificate") -> object:
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    with suppress(ValueError, UnsupportedAlgorithm):
+        return certificate.public_key()
+    return None
