@@ -3,8 +3,9 @@
 import math
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -16,7 +17,7 @@ from millrace_client._call_sequences import CallSequence
 from millrace_client._calls import Call
 from millrace_client._forks import FORKS, forked_error
 from millrace_client._methods import Method
-from millrace_client._settings import ConnectionSettings, Numbering
+from millrace_client._settings import ConnectionSettings, Numbering, stream_repeats
 from millrace_client._watchdog import Watchdog
 from millrace_client.errors import ClientClosedError, MillraceError
 from millrace_client.grpc_errors import ErrorTranslator
@@ -140,17 +141,33 @@ class Connection:
 
     def stream(self, call: Call[T]) -> Iterator[T]:
         """Executes a call with many answers, until its iterator is closed or dropped."""
+        seconds = math.inf if call.wait_seconds is None else self.settings.timeout_seconds + call.wait_seconds
+        repeats = stream_repeats(seconds)
+        while True:
+            with closing(self._stream_once(call, repeats.left_seconds, seconds)) as answers:
+                try:
+                    first = next(answers, None)
+                except MillraceError as error:
+                    pause_seconds = repeats.pause_seconds(error)
+                else:
+                    if first is not None:
+                        yield first
+                        yield from answers
+                    return
+            time.sleep(pause_seconds)
+
+    def _stream_once(self, call: Call[T], left_seconds: float, seconds: float) -> Generator[T]:
+        """Executes it once: the first answer may take `left_seconds`, and each other one `seconds`."""
         opened = self.opened()
         try:
             answers = opened.streaming(call.method)(call.request, wait_for_ready=self.settings.wait_for_ready)
         except ValueError as error:
             raise self.error_if_closed(error) from None
-        seconds = math.inf if call.wait_seconds is None else self.settings.timeout_seconds + call.wait_seconds
         watch = opened.watchdog.watch(answers.cancel)
         self._calls.add(watch)
         try:
             while True:
-                watch.arm(seconds)
+                watch.arm(left_seconds)
                 try:
                     answer = next(answers)
                 except StopIteration:
@@ -162,6 +179,7 @@ class Connection:
                 finally:
                     watch.disarm()
                 yield call.decode(answer)
+                left_seconds = seconds
                 self.opened()
         finally:
             self._calls.discard(watch)

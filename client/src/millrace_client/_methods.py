@@ -37,8 +37,9 @@ class Method(Generic[RequestT, AnswerT]):
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether gRPC may repeat it: not if the client sends a stream."""
-        return not _DESCRIPTORS[self.name].client_streaming
+        """Whether gRPC may repeat it: not if the client or the server sends a stream."""
+        method = _DESCRIPTORS[self.name]
+        return not (method.client_streaming or method.server_streaming)
 
 
 _DESCRIPTORS: dict[str, MethodDescriptor] = {

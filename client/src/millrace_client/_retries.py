@@ -1,6 +1,9 @@
 """Which requests are sent again, and the pauses between attempts."""
 
 import random
+import time
+
+import grpc
 
 from millrace_client.errors import MillraceError, RetryAdvice
 
@@ -37,6 +40,36 @@ class Backoff:
     def reset(self) -> None:
         """Starts from the first pause again, after a success."""
         self.failure_count = 0
+
+
+class StreamRepeats:
+    """Repeats a stream until its first answer, as gRPC repeats calls with one answer.
+
+    gRPC's own repeats of a stream, where the last one fails too, leave its reader waiting: for ever in the synchronous
+    API, where neither a deadline nor a cancellation ends that.
+
+    Args:
+        seconds: How long the first answer may take, with all attempts and pauses.
+        attempts_max: The most attempts.
+        backoff: The pauses.
+    """
+
+    def __init__(self, seconds: float, attempts_max: int, backoff: Backoff) -> None:
+        self._give_up = time.monotonic() + seconds
+        self._attempts_max = attempts_max
+        self._backoff = backoff
+
+    @property
+    def left_seconds(self) -> float:
+        return self._give_up - time.monotonic()
+
+    def pause_seconds(self, error: MillraceError) -> float:
+        """Returns the pause after a failed attempt; raises its error if it was the last one."""
+        seconds = self._backoff.next_seconds(error.retry_delay_seconds)
+        is_last = self._backoff.failure_count >= self._attempts_max or seconds >= self.left_seconds
+        if is_last or error.code is not grpc.StatusCode.UNAVAILABLE:
+            raise error
+        return seconds
 
 
 class RetryPolicy:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace_client._methods import METHODS
+from millrace_client._retries import Backoff, StreamRepeats
 from millrace_client.errors import BadArgumentError
 from millrace_client.events import Stamp
 from millrace_client.security import BearingChannel, FileWatch, Tls, Token, check_unread
@@ -39,7 +40,7 @@ _GAPS_MAX = 1_000
 def service_config() -> str:
     """Returns gRPC's service config: repeats calls if the server could not be reached or the connection broke.
 
-    Every call is safe to repeat. Streams with one request are restarted as long as no answer has arrived.
+    Every call is safe to repeat. Streams are not repeated by gRPC; see `StreamRepeats`.
     """
     names = [{"service": method.service, "method": method.name} for method in METHODS if method.is_repeatable]
     retry_policy = {
@@ -50,6 +51,11 @@ def service_config() -> str:
         "retryableStatusCodes": ["UNAVAILABLE"],
     }
     return json.dumps({"methodConfig": [{"name": names, "retryPolicy": retry_policy}]})
+
+
+def stream_repeats(seconds: float) -> StreamRepeats:
+    """Returns the same for a stream whose first answer may take so long."""
+    return StreamRepeats(seconds, ATTEMPTS_MAX, Backoff(BACKOFF_SECONDS, BACKOFF_SECONDS_MAX))
 
 
 def channel_options() -> list[tuple[str, str | int]]:

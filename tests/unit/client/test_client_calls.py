@@ -155,6 +155,30 @@ def test_stream_when_unavailable_at_first_is_opened_again(client: Any, server: F
     assert [batch.first_sequence for batch in client.channel("orders").peek()] == [5]
 
 
+def test_stream_whose_server_is_gone_before_the_first_answer_says_so(connect: Connect, server: FakeServer) -> None:
+    """It is repeated like any call, and then raises: gRPC's own repeats of it would end without telling the reader."""
+    stopping = threading.Thread(target=server.close)
+
+    def stop(_request: Any, context: Any) -> None:
+        ended = threading.Event()
+        context.add_callback(ended.set)
+        stopping.start()
+        ended.wait()
+
+    server.script("PeekEvents", stop)
+    with pytest.raises(millrace.UnavailableError):
+        next(iter(connect(server.address).channel("orders").peek()))
+    stopping.join()
+
+
+def test_stream_that_is_always_unavailable_ends_after_five_attempts(connect: Connect, server: FakeServer) -> None:
+    """The same as for other calls."""
+    server.script("PeekEvents", unavailable())
+    with pytest.raises(millrace.UnavailableError):
+        next(iter(connect(server.address).channel("orders").peek()))
+    assert len(server.requests["PeekEvents"]) == 5
+
+
 def test_stream_that_breaks_later_says_so(client: Any, server: FakeServer) -> None:
     """A stream that has delivered something is not repeated, and the caller gets the error."""
     received = threading.Event()

@@ -36,11 +36,13 @@ def test_method_speaks_the_contracts_messages(path: str) -> None:
     assert method.parse(b"") == answer
 
 
-def test_service_config_repeats_all_but_streams_of_requests() -> None:
+def test_service_config_repeats_all_but_streams() -> None:
     """Each call with a single request is repeated if the server is unavailable, and only then, 5 times in all."""
     [config] = json.loads(service_config())["methodConfig"]
     repeated = {f"/{name['service']}/{name['method']}" for name in config["name"]}
-    assert repeated == {path for path in METHODS if not DESCRIPTORS[path].client_streaming}
+    assert repeated == {
+        path for path in METHODS if not (d := DESCRIPTORS[path]).client_streaming and not d.server_streaming
+    }
     policy = config["retryPolicy"]
     assert (policy["maxAttempts"], policy["retryableStatusCodes"]) == (5, ["UNAVAILABLE"])
 

@@ -1,9 +1,10 @@
 """The asyncio connection to a server."""
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
@@ -16,7 +17,7 @@ from millrace_client._call_sequences import CallSequence
 from millrace_client._calls import Call
 from millrace_client._forks import FORKS, forked_error
 from millrace_client._methods import Method
-from millrace_client._settings import ConnectionSettings, Numbering
+from millrace_client._settings import ConnectionSettings, Numbering, stream_repeats
 from millrace_client.errors import ClientClosedError, MillraceError
 from millrace_client.grpc_errors import ErrorTranslator
 from millrace_client.security import renewed
@@ -142,12 +143,30 @@ class Connection:
 
     async def stream(self, call: Call[T]) -> AsyncGenerator[T]:
         """Executes a call with many answers, until its iterator is closed or dropped."""
+        seconds = math.inf if call.wait_seconds is None else self.settings.timeout_seconds + call.wait_seconds
+        repeats = stream_repeats(seconds)
+        while True:
+            async with aclosing(self._stream_once(call, repeats.left_seconds, seconds)) as answers:
+                try:
+                    first = await anext(answers, None)
+                except MillraceError as error:
+                    pause_seconds = repeats.pause_seconds(error)
+                else:
+                    if first is not None:
+                        yield first
+                        async for answer in answers:
+                            yield answer
+                    return
+            await asyncio.sleep(pause_seconds)
+
+    async def _stream_once(self, call: Call[T], left_seconds: float, seconds: float) -> AsyncGenerator[T]:
+        """Executes it once: the first answer may take `left_seconds`, and each other one `seconds`."""
         opened = self.opened()
         answers = opened.streaming(call.method)(call.request, wait_for_ready=self.settings.wait_for_ready)
-        seconds = None if call.wait_seconds is None else self.settings.timeout_seconds + call.wait_seconds
         try:
-            while (answer := await self.read(answers, seconds, call.channel)) is not None:
+            while (answer := await self.read(answers, left_seconds, call.channel)) is not None:
                 yield call.decode(answer)
+                left_seconds = seconds
                 self.opened()
         finally:
             if opened.process_id == os.getpid():
