@@ -126,16 +126,22 @@ def test_shortage_of_a_disk_that_seems_to_have_room_ends_with_a_put_or_more_room
 
 
 def test_trouble_tells_what_is_free_and_what_is_needed() -> None:
-    """Operators see how much to free."""
-    room = small_room(SmallDisks(left=500), 100)
+    """Operators see how much to free, from the first refusal until it is known that there is room."""
+    disk = SmallDisks(left=500)
+    room = small_room(disk, 100)
     assert room.trouble == ""
     with pytest.raises(DiskFullError):
         room.reserve(450)
-    room.is_full = True
     assert room.trouble == (
         "the disk has no room for puts: 500 bytes are free, and a put of 450 bytes needs 550 (min_free_bytes is 100); "
         "take events out, or free space on the disk"
     )
+    room.is_full = True
+    disk.free[LEFT] = 550
+    room.measure()
+    assert room.trouble
+    room.end_shortage()
+    assert room.trouble == ""
 
 
 def test_measure_of_a_directory_that_is_gone_keeps_the_last_measurement() -> None:

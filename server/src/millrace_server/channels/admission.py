@@ -202,7 +202,8 @@ class DiskSpace:
     @property
     def trouble(self) -> str:
         """What is lacking, and what to do, in a sentence; empty while there is room."""
-        if not self.is_full:
+        # Also while room is being made: who was refused must find the reason here.
+        if not (self.is_full or self.lacks_room):
             return self.checkpoint_trouble
         return (
             f"the disk has no room for puts: {max(self.free_bytes, 0)} bytes are free, and a put of "
