@@ -8,6 +8,7 @@ from enum import IntEnum
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEAD_BYTES = 9
+_END_STREAM = 1
 _END_HEADERS = 4
 
 
@@ -31,6 +32,12 @@ class Frame:
     flags: int
     stream: int
     payload: bytes
+
+    @property
+    def ends_call(self) -> bool:
+        """Whether the server has no more to say to the call."""
+        is_last = self.kind == FrameKind.HEADERS and bool(self.flags & _END_STREAM)
+        return is_last or self.kind in {FrameKind.RST_STREAM, FrameKind.GOAWAY}
 
     def encode(self) -> bytes:
         """The frame's bytes."""
@@ -89,8 +96,8 @@ async def raw_connection(address: str, preface: bytes | None = None) -> AsyncGen
     writer.transport.abort()
 
 
-def call_headers(stream: int, path: str) -> Frame:
-    """The headers that begin a gRPC call; its request must follow."""
+def call_headers(stream: int, path: str, *more: tuple[bytes, bytes]) -> Frame:
+    """The headers that begin a gRPC call, and any others; its request must follow."""
     fields = {
         ":method": "POST",
         ":scheme": "http",
@@ -99,7 +106,8 @@ def call_headers(stream: int, path: str) -> Frame:
         "te": "trailers",
         "content-type": "application/grpc",
     }
-    block = b"".join(b"\0" + _literal(name) + _literal(value) for name, value in fields.items())
+    named = [(name.encode(), value.encode()) for name, value in fields.items()]
+    block = b"".join(b"\0" + _literal(name) + _literal(value) for name, value in [*named, *more])
     return Frame(FrameKind.HEADERS, _END_HEADERS, stream, block)
 
 
@@ -108,6 +116,11 @@ def reset(stream: int) -> Frame:
     return Frame(FrameKind.RST_STREAM, 0, stream, (8).to_bytes(4, "big"))
 
 
-def _literal(text: str) -> bytes:
-    # HPACK without its tables and its Huffman code; no text here is longer than 126 bytes.
-    return bytes([len(text)]) + text.encode()
+def _literal(text: bytes) -> bytes:
+    # HPACK without its tables and its Huffman code.
+    length, rest = min(len(text), 127), len(text) - 127
+    more = []
+    while rest >= 0:
+        more.append(rest % 128 | (128 if rest >= 128 else 0))
+        rest = rest // 128 or -1
+    return bytes([length, *more]) + text

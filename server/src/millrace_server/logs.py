@@ -87,8 +87,14 @@ def _configure_standard_logging(handler: logging.Handler, level: int) -> None:
     root.setLevel(level)
     for name in _NOISY_LOGGERS:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_header)
     logging.captureWarnings(capture=True)
     logging.raiseExceptions = False
+
+
+def _is_no_header(record: logging.LogRecord) -> bool:
+    """Keeps out what gRPC says of headers that are not UTF-8: it shows them whole, and they may hold a token."""
+    return not str(record.msg).startswith("Invalid encoding on")
 
 
 def render_safely(_logger: Any, _method: str, entry: MutableMapping[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 import asyncio
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import NamedTuple
 
 import structlog
@@ -20,6 +21,7 @@ _CHECK_SECONDS = 1.0
 """How late a changed file is in force."""
 
 _PREPARATION_SECONDS = 2.0
+_CERTIFICATES_MAX = 1_024
 
 _BEARER = re.compile(f"bearer +({TOKEN.pattern})", re.IGNORECASE)
 _JWT_DOTS = 2
@@ -58,12 +60,33 @@ def credentials_of(authorizations: Sequence[str | bytes], certificate_name: str 
     return Credentials(hash_of(token), certificate_name, SecretStr(token) if token.count(".") == _JWT_DOTS else None)
 
 
-def certificate_name(uris: Sequence[str], dns_names: Sequence[str], common_names: Sequence[str]) -> str | None:
-    """Returns whom a certificate names: its SPIFFE id, else its first DNS name, else its common name."""
-    # A certificate with several URIs is no SPIFFE certificate.
-    spiffe = [uri for uri in uris if uri.startswith("spiffe://")] if len(uris) == 1 else []
-    name = next(iter([*spiffe, *dns_names[:1], *common_names[:1]]), None)
-    return name if name and len(name) <= NAME_LENGTH_MAX else None
+@lru_cache(_CERTIFICATES_MAX)
+def certificate_name(certificate: bytes) -> str | None:
+    """Returns whom a certificate, in PEM or DER, names: its SPIFFE id, else its first DNS name, else its common name.
+
+    None if that is not printable text, or if there is none of them.
+    """
+    # gRPC and `ssl` have these names, too, but gRPC ends them at a NUL, and `ssl` fails on what is not UTF-8.
+    try:
+        name = next(_names(certificate), "")
+    except Exception:  # noqa: BLE001 - whatever a certificate makes the library raise, it names nobody
+        return None
+    return name if name.isprintable() and 0 < len(name) <= NAME_LENGTH_MAX else None
+
+
+def _names(certificate: bytes) -> Iterator[str]:
+    # Heavy, and not needed without certificates.
+    from cryptography import x509
+
+    is_pem = certificate.startswith(b"-----BEGIN")
+    parsed = (x509.load_pem_x509_certificate if is_pem else x509.load_der_x509_certificate)(certificate)
+    for extension in parsed.extensions:
+        if isinstance(extension.value, x509.SubjectAlternativeName):
+            uris = extension.value.get_values_for_type(x509.UniformResourceIdentifier)
+            # A certificate with several URIs is no SPIFFE certificate.
+            yield from (uri for uri in uris if len(uris) == 1 and uri.startswith("spiffe://"))
+            yield from extension.value.get_values_for_type(x509.DNSName)
+    yield from (str(one.value) for one in parsed.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME))
 
 
 class AccessControl:
@@ -85,7 +108,10 @@ class AccessControl:
             proven = self._proven_by_token(credentials.token_hash, credentials.jwt)
             return proven if certificate is None else proven._replace(proof=f"{proven.proof} and certificate")
         if certificate is None:
-            raise UnauthenticatedError("authorization: is missing; send a token, as: authorization: Bearer TOKEN")
+            raise UnauthenticatedError(
+                "authorization: is missing; send a token, as: authorization: Bearer TOKEN; or use a certificate with a "
+                "SPIFFE id, DNS name or common name"
+            )
         return Identity(certificate, "certificate")
 
     def _proven_by_token(self, token_hash: str, jwt: SecretStr | None) -> Identity:

@@ -95,14 +95,7 @@ class Guard:
 
 
 def _certificate_name(auth_context: Mapping[str, Any]) -> str | None:
-    try:
-        names = {key: [one.decode() for one in auth_context.get(key, ())] for key in _NAMES}
-    except UnicodeDecodeError:
-        return None
-    return certificate_name(*names.values())
-
-
-_NAMES = ("peer_uri", "peer_dns", "x509_common_name")
+    return next(map(certificate_name, auth_context.get("x509_pem_cert", ())), None)
 
 
 class GuardedCall(Call):

@@ -191,15 +191,9 @@ class _PermittedClients:
 
 
 def _credentials_of(scope: Scope) -> Credentials:
-    certificate = scope["state"].get(CERTIFICATE) or {}
-    names = certificate.get("subjectAltName", ())
-    name = certificate_name(
-        [value for kind, value in names if kind == "URI"],
-        [value for kind, value in names if kind == "DNS"],
-        [value for part in certificate.get("subject", ()) for kind, value in part if kind == "commonName"],
-    )
+    certificate = scope["state"].get(CERTIFICATE)
     authorizations = [value.decode("latin-1") for key, value in scope["headers"] if key == b"authorization"]
-    return credentials_of(authorizations, name)
+    return credentials_of(authorizations, certificate and certificate_name(certificate))
 
 
 class _Collected(Collector):

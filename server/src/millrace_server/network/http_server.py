@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CERTIFICATE = "certificate"
-"""Key of a request's state: the certificate of the connection's client, as `ssl` has it; None without a valid one."""
+"""Key of a request's state: the certificate of the connection's client, in DER; None without a valid one."""
 
 _HEADER_BYTES_MAX = 16 * 1024
 _DATE_SECONDS = 1.0
@@ -128,7 +128,7 @@ class _UvicornProtocol(H11Protocol):
         super().connection_made(transport)
         self.logger = _log
         tls = transport.get_extra_info("ssl_object")
-        self.app_state = {CERTIFICATE: None if tls is None else tls.getpeercert()}
+        self.app_state = {CERTIFICATE: None if tls is None else tls.getpeercert(binary_form=True)}
         limits, waiting = self.config.limits, self.config.waiting
         busy_count = len(self.connections) - len(waiting) - 1
         limit = limits.connections_max * (1 if busy_count < limits.connections_max else 2)
