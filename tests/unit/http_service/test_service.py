@@ -19,6 +19,7 @@ from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.http_service.metrics import COUNTERS, GAUGES
 from millrace_server.http_service.service import HttpService
 from millrace_server.network import Address, open_socket
+from millrace_server.network.http_server import SECURITY_HEADERS
 
 pytestmark = pytest.mark.usefixtures("prompt_http_stop")
 
@@ -54,10 +55,14 @@ class Served:
         self.service = service
         self.address = address
 
-    async def get(self, path: str, *, method: str = "GET", accept: str = "*/*") -> Answer:
+    async def get(self, path: str, *, method: str = "GET", accept: str = "*/*", **others: str) -> Answer:
+        headers = {"Host": "localhost", "Accept": accept, "Connection": "close"} | others
+        lines = [f"{method} {path} HTTP/1.0", *(f"{key}: {value}" for key, value in headers.items()), "", ""]
+        return await self.send("\r\n".join(lines).encode("latin-1"))
+
+    async def send(self, request: bytes) -> Answer:
         reader, writer = await asyncio.open_connection(*self.address)
-        request = f"{method} {path} HTTP/1.0\r\nHost: mill\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"
-        writer.write(request.encode("latin-1"))
+        writer.write(request)
         answer = await reader.read()
         writer.close()
         await writer.wait_closed()
@@ -109,6 +114,38 @@ async def test_healthz_while_draining_sends_probes_away(served: Served) -> None:
     answer = await served.get("/healthz")
     assert (answer.status, answer.json()) == (503, {"status": "draining"})
     assert (await served.get("/metrics")).status == 200
+
+
+async def test_answers_have_headers_that_protect_browsers(served: Served) -> None:
+    """All of them, and none says which program answers."""
+    answers = [
+        await served.get("/healthz"),
+        await served.get("/nowhere"),
+        await served.get("/channels", method="POST"),
+        await served.get("/channels", Host="evil.example"),
+        await served.send(b"nonsense\r\n\r\n"),
+    ]
+    assert [answer.status for answer in answers] == [200, 404, 405, 421, 400]
+    for answer in answers:
+        assert {key: answer.headers[key] for key in SECURITY_HEADERS} == SECURITY_HEADERS
+        assert answer.headers["server"] is None
+
+
+async def test_requests_of_strangers_pages_get_nothing(served: Served) -> None:
+    """Probes may use any name."""
+    assert (await served.get("/channels", Host="evil.example")).status == 421
+    assert (await served.get("/channels", Origin="http://evil.example")).status == 403
+    assert (await served.get("/healthz", Origin="http://evil.example")).status == 403
+    assert (await served.get("/healthz", Host="10.1.2.3:7071")).json() == {"status": "serving"}
+    assert (await served.send(b"GET /healthz HTTP/1.0\r\n\r\n")).json() == {"status": "serving"}
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH", "NONSENSE"])
+async def test_methods_that_would_change_something_are_refused(served: Served, method: str) -> None:
+    """On every path."""
+    for path in ("/healthz", "/channels", "/nowhere"):
+        answer = await served.get(path, method=method)
+        assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
 
 
 async def test_channels_tells_flumes_keys_with_numbers(served: Served) -> None:
@@ -227,7 +264,7 @@ async def test_request_with_a_huge_header_is_refused(served: Served) -> None:
 async def test_stop_with_a_connection_open_closes_it_and_the_port(served: Served) -> None:
     """An open connection does not keep the server from stopping."""
     reader, writer = await asyncio.open_connection(*served.address)
-    writer.write(b"GET /healthz HTTP/1.1\r\nHost: mill\r\n\r\n")
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert b"serving" in await reader.readuntil(b"}")
     await asyncio.wait_for(served.service.stop(), 10.0)
     assert await reader.read() == b""
@@ -271,3 +308,4 @@ async def test_healthz_with_a_component_in_trouble_names_it_and_serves(
     answer = await served.get("/healthz")
     assert answer.status == 200
     assert answer.json() == {"status": "serving", "components": {"sinks/collector": "backing off"}}
+    assert (await served.get("/healthz", Host="evil.example")).json() == {"status": "serving"}

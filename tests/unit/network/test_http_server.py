@@ -26,6 +26,7 @@ class OnePageServer:
         self.server = server
         self.asked = asyncio.Event()
         self.may_answer = asyncio.Event()
+        self.page = "page"
 
     async def connect(self, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(*self.address)
@@ -46,7 +47,7 @@ async def start() -> AsyncIterator[Start]:
             async def page(_request: Request) -> PlainTextResponse:
                 page_server.asked.set()
                 await page_server.may_answer.wait()
-                return PlainTextResponse("page")
+                return PlainTextResponse(page_server.page)
 
             bound = await open_socket(Address("127.0.0.1", 0), "test")
             server = EmbeddedHttp(Starlette(routes=[Route("/page", page)]), limits)
@@ -154,6 +155,19 @@ async def test_connection_at_the_limit_closes_the_one_that_waited_longest(start:
     assert (await halves[-1][0].readuntil(b"page")).startswith(b"HTTP/1.1 200 ")
     for _, each in (busy, (reader, writer), *halves):
         each.close()
+
+
+async def test_client_that_does_not_read_its_answers_is_closed(start: Start) -> None:
+    """Requests sent in advance do not hold a connection whose answers nobody reads."""
+    page_server = await start(HttpLimits(10, idle_seconds_max=0.1))
+    page_server.page = "x" * (4 << 20)
+    page_server.may_answer.set()
+    with socket.create_connection(page_server.address) as client:
+        client.sendall(REQUEST * 3)
+        await page_server.asked.wait()
+        async with asyncio.timeout(WAIT_SECONDS_MAX):
+            while page_server.server._server.server_state.connections:  # noqa: ASYNC110 - the client sees nothing of it
+                await asyncio.sleep(0.01)
 
 
 async def test_requests_that_are_broken_leave_no_line_in_the_log(

@@ -23,6 +23,7 @@ from millrace_server.agent.sources.stdin import stdin_problems
 from millrace_server.channels.config import AnyChannelConfig
 from millrace_server.configuration.consistency import address_conflicts, anonymous_addresses, unknown_channels
 from millrace_server.network import Address
+from millrace_server.network.http_requests import HostName
 from millrace_server.network.tls import TlsSettings
 
 KIB = 1024
@@ -69,6 +70,18 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
 
     http_listen: str = "127.0.0.1:7071"
     """`host:port` of HTTP: health, metrics, channels; port 0 means any free port."""
+
+    http_hosts: list[HostName] = Field(default_factory=list)
+    """Further names, without a port, by which clients call HTTP: values of `Host` beside the address it listens on and
+    `localhost`. Others get 421, except for `/healthz`, so that no page of another site reads answers."""
+
+    connections_max: int = Field(10_000, ge=1, le=1_000_000)
+    """Maximum number of connections, of gRPC and of HTTP each; fewer if the process may not open as many files. gRPC
+    closes excess ones; over HTTP they close those that have waited longest for a request."""
+
+    connections_per_address_max: int | None = Field(None, ge=1, le=1_000_000)
+    """Maximum number of connections of one client address, of gRPC and of HTTP each. By default half of all, so that
+    one address does not keep others out; set it to `connections_max` behind a proxy that hides clients' addresses."""
 
     data_dir: Path = Path("millrace-data")
     """Directory of the server's data. A relative path is resolved against the working directory."""

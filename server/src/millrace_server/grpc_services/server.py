@@ -1,7 +1,6 @@
 """The gRPC server and its health service."""
 
 import asyncio
-import resource
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from functools import partial
 from types import ModuleType
@@ -27,18 +26,15 @@ from millrace_server.grpc_services.rpc import InflightBytes, Rpcs
 from millrace_server.grpc_services.status import end_status
 from millrace_server.hosting.data_dir import Catalog
 from millrace_server.network import Address
+from millrace_server.network.accepting import ConnectionLimits, limit_addresses
 from millrace_server.network.tls import TlsFiles
 
 STREAMS_MAX = 4096
 """Concurrent calls of one connection; gRPC clients delay further calls until one ends."""
 
-CONNECTIONS_MAX = 10_000
-"""Concurrent connections, or fewer if the process may not open as many files; excess connections are closed."""
-
 HANDSHAKE_SECONDS = 10.0
 """How long a new connection may take to begin HTTP/2; then it is closed."""
 
-_FILES_FOR_OTHERS = 64
 _PENDING_CALLS_MAX = 65_536
 _METADATA_BYTES_MAX = 16 * 1024
 _SECOND = 1_000
@@ -115,6 +111,7 @@ class GrpcServer:
     ) -> None:
         self._settings = settings
         self._tls = tls
+        self._limiting: asyncio.Task[None] | None = None
         has_certificates = tls is not None and tls.requires_client_certificate
         guard = None if access is None else Guard(access, registry, has_certificates=has_certificates)
         self._health = Health(registry, components)
@@ -151,6 +148,7 @@ class GrpcServer:
             port = self._server.add_secure_port(str(address), self._tls.grpc_credentials())
         await self._health.start()
         await self._server.start()
+        self._limiting = asyncio.create_task(limit_addresses(port, _connection_limits(self._settings).address_max))
         return str(Address(address.host, port))
 
     async def drain(self) -> None:
@@ -160,6 +158,8 @@ class GrpcServer:
     async def stop(self, grace_seconds: float) -> None:
         """Refuses new calls, lets calls in progress end within the grace period, and closes all connections."""
         await self._server.stop(grace_seconds)
+        if self._limiting is not None:
+            self._limiting.cancel()
 
 
 class _GuardedServer:
@@ -229,6 +229,10 @@ def _service_name(module: ModuleType, name: str) -> str:
     return str(module.DESCRIPTOR.services_by_name[name].full_name)
 
 
+def _connection_limits(settings: ServerSettings) -> ConnectionLimits:
+    return ConnectionLimits.of_grpc(settings.connections_max, settings.connections_per_address_max)
+
+
 def _options(settings: ServerSettings) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", settings.message_bytes_max),
@@ -242,7 +246,7 @@ def _options(settings: ServerSettings) -> list[tuple[str, int]]:
         ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS_MAX),
         # With SO_REUSEPORT a second server on the same port would receive half of the calls.
         ("grpc.so_reuseport", 0),
-        ("grpc.max_allowed_incoming_connections", _connections_max()),
+        ("grpc.max_allowed_incoming_connections", _connection_limits(settings).total_max),
         ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_SECONDS * _SECOND)),
         ("grpc.http2.min_ping_interval_without_data_ms", 10 * _SECOND),
         # A consumer whose machine has failed closes nothing: only an unanswered ping returns its events to the queue.
@@ -253,10 +257,3 @@ def _options(settings: ServerSettings) -> list[tuple[str, int]]:
         ("grpc.max_connection_age_ms", 24 * _HOUR),
         ("grpc.max_connection_age_grace_ms", 2 * _HOUR),
     ]
-
-
-def _connections_max() -> int:
-    files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files_max == resource.RLIM_INFINITY:
-        return CONNECTIONS_MAX
-    return min(CONNECTIONS_MAX, max(files_max - _FILES_FOR_OTHERS, files_max // 2))

@@ -25,6 +25,7 @@ from millrace_server.access.permissions import Permission
 from millrace_server.agent.components import Component
 from millrace_server.channels.channel_handle import ChannelState
 from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.configuration.settings import ServerSettings
 from millrace_server.errors import ForbiddenError, UnauthenticatedError
 from millrace_server.http_service.metrics import (
     ChannelSamples,
@@ -32,13 +33,17 @@ from millrace_server.http_service.metrics import (
     describe_channel,
     describe_components,
 )
+from millrace_server.network.accepting import ConnectionLimits
+from millrace_server.network.http_requests import RequestCheck
 from millrace_server.network.http_server import CERTIFICATE, EmbeddedHttp, HttpLimits
 from millrace_server.network.tls import TlsFiles
 
 _EOF = b"# EOF\n"  # The end of all metrics in the format of OpenMetrics.
 
-CONNECTIONS_MAX = 256
-"""Further requests get 503."""
+_HEALTHZ = "/healthz"
+_METHODS = {"GET", "HEAD"}
+_HIDES_DETAIL = "hides_detail"
+"""Key of a request's state."""
 
 
 class HttpService:
@@ -50,7 +55,10 @@ class HttpService:
         components: Iterable[Component] = (),
         tls: TlsFiles | None = None,
         access: AccessControl | None = None,
+        settings: ServerSettings | None = None,
     ) -> None:
+        settings = settings or ServerSettings()
+        self._check = RequestCheck(settings.http_listen, settings.http_hosts, "server.http_hosts")
         self._registry = registry
         self._components = components
         self._tls = tls
@@ -60,12 +68,11 @@ class HttpService:
         self._collectors.register(_ServerCollector(registry, tls))
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._collectors)
-        self._server = EmbeddedHttp(
-            self.app(), HttpLimits(CONNECTIONS_MAX), None if tls is None else tls.http_context()
-        )
+        limits = ConnectionLimits.of_http(settings.connections_max, settings.connections_per_address_max)
+        self._server = EmbeddedHttp(self.app(), HttpLimits(*limits), None if tls is None else tls.http_context())
         self._is_draining = False
 
-    def app(self) -> Starlette:
+    def app(self) -> ASGIApp:
         shielded = [
             Route("/metrics", self._metrics),
             Route("/channels", self._channels),
@@ -74,7 +81,9 @@ class HttpService:
         guard = [Middleware(_CertifiedClients)] if self._tls and self._tls.requires_client_certificate else []
         if self._access is not None:
             guard.append(Middleware(_PermittedClients, access=self._access))
-        return Starlette(routes=[Route("/healthz", self._healthz), Mount("/", routes=shielded, middleware=guard)])
+        hides_detail = bool(guard)
+        routes = [Route(_HEALTHZ, self._healthz), Mount("/", routes=shielded, middleware=guard)]
+        return _CheckedRequests(Starlette(routes=routes), self._check, hides_detail=hides_detail)
 
     async def start(self, bound: socket.socket) -> None:
         """Serves on a bound socket and takes ownership of it."""
@@ -87,9 +96,11 @@ class HttpService:
     async def stop(self) -> None:
         await self._server.stop()
 
-    async def _healthz(self, _request: Request) -> Response:
+    async def _healthz(self, request: Request) -> Response:
         if self._is_draining:
             return JSONResponse({"status": "draining"}, status_code=503)
+        if getattr(request.state, _HIDES_DETAIL):
+            return JSONResponse({"status": "serving"})
         # A failed part does not fail the probe: a restart of the server would not repair it.
         channels = {one.name: one.state.value for one in self._registry.handles() if one.state is not ChannelState.OPEN}
         parts = {f"{one.kind.key}s/{one.name}": one.state.value for one in self._components if not one.state.is_healthy}
@@ -147,6 +158,25 @@ class _ServerCollector(Collector):
             for path, days in self._tls.days_left().items():
                 expiry.add_metric([str(path)], days)
             yield expiry
+
+
+class _CheckedRequests:
+    """Refuses what only browsers of strangers send. `/healthz` is open under every name, without detail."""
+
+    def __init__(self, app: ASGIApp, check: RequestCheck, *, hides_detail: bool) -> None:
+        self._app = app
+        self._check = check
+        self._hides_detail = hides_detail
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._check.refusal(scope)
+        scope["state"][_HIDES_DETAIL] = self._hides_detail or refusal is not None
+        if scope["path"] == _HEALTHZ:
+            refusal = self._check.refusal(scope, is_open=True)
+        app = self._app if refusal is None else JSONResponse({"error": refusal.sentence}, refusal.status)
+        if scope["method"] not in _METHODS:
+            app = JSONResponse({"error": "this server only answers GET and HEAD"}, 405, {"Allow": "GET, HEAD"})
+        await app(scope, receive, send)
 
 
 class _CertifiedClients:

@@ -7,16 +7,30 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from millrace_server.network.accepting import Acceptor, Place, Places
 
 CERTIFICATE = "certificate"
 """Key of a request's state: the certificate of the connection's client, in DER; None without a valid one."""
 
-_HEADER_BYTES_MAX = 16 * 1024
+HEAD_BYTES_MAX = 16 * 1024
+"""The most that a request may have before its body."""
+
+SECURITY_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+"""Headers of all answers, for browsers."""
+
 _DATE_SECONDS = 1.0
 
 # Errors of bad requests go to their clients; as warnings they would let clients fill the log.
@@ -30,8 +44,11 @@ class HttpLimits(NamedTuple):
     connections_max: int
     """Each further connection closes the one that has waited longest for a request. While so many requests are in
     progress, further ones get 503, and this happens from twice this number of connections on."""
+    address_max: int | None = None
+    """The same for each address, whose further connections close its own, or are closed if none of these waits."""
     idle_seconds_max: float = 15.0
-    """A connection is closed if a complete request head takes longer than this to arrive."""
+    """A connection is closed if a complete request head takes longer than this to arrive, or if it does not read its
+    answer for this long."""
     closing_seconds_max: int = 1
     """Grace period of requests in progress when the server stops."""
 
@@ -39,7 +56,7 @@ class HttpLimits(NamedTuple):
 class EmbeddedHttp:
     """A web application on a socket."""
 
-    def __init__(self, app: Starlette, limits: HttpLimits, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, app: ASGIApp, limits: HttpLimits, tls: ssl.SSLContext | None = None) -> None:
         self._server = _UvicornServer(_UvicornConfig(app, limits, tls))
         self._serving: asyncio.Task[None] | None = None
 
@@ -65,11 +82,9 @@ class EmbeddedHttp:
 
 
 class _UvicornConfig(uvicorn.Config):
-    def __init__(self, app: Starlette, limits: HttpLimits, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, app: ASGIApp, limits: HttpLimits, tls: ssl.SSLContext | None) -> None:
         self.limits = limits
         self.tls = tls
-        self.waiting: dict[_UvicornProtocol, None] = {}
-        """The connections that wait for a request head, the longest first."""
         super().__init__(
             app,
             http=_UvicornProtocol,
@@ -81,18 +96,17 @@ class _UvicornConfig(uvicorn.Config):
             proxy_headers=False,
             # uvicorn counts the connection itself.
             limit_concurrency=limits.connections_max + 1,
-            h11_max_incomplete_event_size=_HEADER_BYTES_MAX,
+            headers=list(SECURITY_HEADERS.items()),
+            h11_max_incomplete_event_size=HEAD_BYTES_MAX,
             # The protocol below closes idle connections; this timeout, in whole seconds, is never earlier.
             timeout_keep_alive=math.ceil(limits.idle_seconds_max),
             timeout_graceful_shutdown=limits.closing_seconds_max,
         )
 
-    def load(self) -> None:
-        super().load()
-        self.ssl = self.tls
-
 
 class _UvicornServer(uvicorn.Server):
+    config: _UvicornConfig
+
     def __init__(self, config: _UvicornConfig) -> None:
         super().__init__(config)
         self.has_started = asyncio.Event()
@@ -107,8 +121,18 @@ class _UvicornServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        limits = self.config.limits
+        places = Places(limits.connections_max, limits.address_max, spare_count=limits.connections_max)
+        # Not uvicorn's own way to listen, which knows nothing of connections before the end of their handshake.
+        self.servers = [
+            Acceptor(bound, places, self._make_protocol, self.config.tls)  # type: ignore[misc] # it has what is used
+            for bound in sockets or ()
+        ]
+        self.started = True
         self.has_started.set()
+
+    def _make_protocol(self, place: Place) -> "_UvicornProtocol":
+        return _UvicornProtocol(place, config=self.config, server_state=self.server_state, app_state={})
 
     async def main_loop(self) -> None:
         # uvicorn's own loop polls ten times a second. A tick with counter 0 updates the Date header.
@@ -123,17 +147,18 @@ class _UvicornProtocol(H11Protocol):
 
     config: _UvicornConfig
     _idle: asyncio.TimerHandle
+    _unread: asyncio.TimerHandle | None = None
+
+    def __init__(self, place: Place, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._place = place
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
         super().connection_made(transport)
         self.logger = _log
         tls = transport.get_extra_info("ssl_object")
         self.app_state = {CERTIFICATE: None if tls is None else tls.getpeercert(binary_form=True)}
-        limits, waiting = self.config.limits, self.config.waiting
-        busy_count = len(self.connections) - len(waiting) - 1
-        limit = limits.connections_max * (1 if busy_count < limits.connections_max else 2)
-        if len(self.connections) > limit and waiting:
-            next(iter(waiting)).abort()
+        self._place.abort = self._abort
         self._await_request()
 
     def handle_events(self) -> None:
@@ -147,17 +172,45 @@ class _UvicornProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_wait()
+        self._place.leave()
+        self._end_unread()
         super().connection_lost(exc)
 
-    def abort(self) -> None:
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(self.config.limits.idle_seconds_max, self._abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._end_unread()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is None or not self.cycle.response_started:  # type: ignore[redundant-expr] # as above
+            headers = [*self.server_state.default_headers, (b"content-type", b"text/plain"), (b"connection", b"close")]
+            lines = [b"HTTP/1.1 400 Bad Request", *(b"%s: %s" % header for header in headers), b"", msg.encode()]
+            self.transport.write(b"\r\n".join(lines))
+        self.transport.close()
+
+    def _abort(self) -> None:
         self._end_wait()
         self.connections.discard(self)
         self.transport.abort()
 
     def _await_request(self) -> None:
-        self.config.waiting[self] = None
-        self._idle = self.loop.call_later(self.config.limits.idle_seconds_max, self.shutdown)
+        self._place.wait()
+        self._idle = self.loop.call_later(self.config.limits.idle_seconds_max, self._end_idle)
+
+    def _end_idle(self) -> None:
+        # A client that does not read would hold a connection that is closed in order.
+        if self.transport.get_write_buffer_size():
+            self._abort()
+        else:
+            self.shutdown()
 
     def _end_wait(self) -> None:
         self._idle.cancel()
-        self.config.waiting.pop(self, None)
+        self._place.work()
+
+    def _end_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()

@@ -9,7 +9,7 @@ import ssl
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import structlog
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
@@ -34,6 +34,10 @@ _log = structlog.stdlib.get_logger(__name__)
 
 class TlsSettings(BaseModel, frozen=True, extra="forbid"):
     """The server's certificate, and whose clients it admits. The files are read again when they change."""
+
+    verify_mode: ClassVar[ssl.VerifyMode] = ssl.CERT_OPTIONAL
+    """How certificates are asked for over HTTP: a probe of `/healthz` has none, and the application refuses everything
+    else without one."""
 
     # Validators of later fields compare them with the earlier ones, which are missing if they are wrong.
 
@@ -77,6 +81,15 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
         return mode
 
 
+class SourceTlsSettings(TlsSettings, frozen=True, extra="forbid"):
+    """The certificate of a source that listens, and whose clients it admits, with files that are read again too."""
+
+    verify_mode: ClassVar[ssl.VerifyMode] = ssl.CERT_REQUIRED
+
+    client_certificate: Literal["off", "required"] = Field("off", validate_default=True)
+    """Whether clients must have a certificate."""
+
+
 class TlsMaterial(NamedTuple):
     """What the files held when they were last read."""
 
@@ -91,9 +104,10 @@ class TlsMaterial(NamedTuple):
 class TlsFiles:
     """The files of a listener, as they are now. Files that do not fit together leave the former ones in force."""
 
-    def __init__(self, settings: TlsSettings) -> None:
-        """Reads the files; raises ValueError if one of them is not valid any more."""
+    def __init__(self, settings: TlsSettings, setting: str = "server.tls") -> None:
+        """Reads the files of a setting; raises ValueError if one of them is not valid any more."""
         self.settings = settings
+        self._setting = setting
         self._stamp = self._stamps()
         self.material = _read_material(settings)
         self._warned_at: dict[Path, datetime] = {}
@@ -122,7 +136,7 @@ class TlsFiles:
         try:
             material = _read_material(self.settings)
         except ValueError as error:
-            _log.error("changed TLS files are not in force; the former ones are", why=f"server.tls: {error}")
+            _log.error("changed TLS files are not in force; the former ones are", why=f"{self._setting}: {error}")
             return
         self.material = material
         expiry_time = min(material.expiry_times.values())
@@ -221,8 +235,7 @@ def _http_context(settings: TlsSettings) -> ssl.SSLContext:
         context.load_cert_chain(settings.certificate, settings.private_key)
         if settings.client_certificate == "required":
             context.load_verify_locations(settings.client_ca)
-            # A probe of /healthz has no certificate; the application refuses everything else without one.
-            context.verify_mode = ssl.CERT_OPTIONAL
+            context.verify_mode = settings.verify_mode
     except (OSError, ValueError) as error:
         # One of them was replaced since it was checked.
         raise ValueError(f"{settings.certificate} and {settings.private_key} do not fit together: {error}") from None

@@ -56,7 +56,7 @@ async def serve(
         agent = Agent(registry, settings.server.data_dir)
         reloader = Reloader(settings, load_again, registry, catalog, agent, access=access)
         grpc_server = GrpcServer(registry, settings.server, catalog, agent.components, tls=tls, access=access)
-        http_service = HttpService(registry, agent.components, tls, access)
+        http_service = HttpService(registry, agent.components, tls, access, settings.server)
         listening = _listening(settings.server, grpc_server, http_service, stops)
         try:
             async with tuned_allocator(), _followed(tls, access), listening as addresses:

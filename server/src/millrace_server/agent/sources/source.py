@@ -2,9 +2,10 @@
 
 import asyncio
 import socket
+import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
@@ -19,6 +20,7 @@ from millrace_server.agent.setting_types import FactoryPath, KnownChannelName, l
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
 from millrace_server.errors import StartError
 from millrace_server.network import Address, open_socket
+from millrace_server.network.tls import SourceTlsSettings, TlsFiles
 
 
 class EmbeddedSources:
@@ -135,17 +137,46 @@ class ListeningSourceConfig(SourceConfig, ABC):
     """Listen on addresses that other machines can reach, although connections are neither encrypted nor authenticated.
     """
 
+    tls: SourceTlsSettings | None = None
+    """The certificate with which connections are served over TLS, a table like `[server.tls]`. Without it they are in
+    plain text."""
 
-def check_plaintext_allowed(shown: str, address: Address, *, allow_plaintext: bool | None) -> None:
-    """Raises ValueError if other machines can reach an address and `allow_plaintext` is false.
+    connections_per_address_max: int | None = Field(None, ge=1, le=100_000)
+    """The maximum number of connections of one client address; by default as many as of all."""
 
-    It is None if the setting is invalid, which is reported elsewhere.
+
+def check_plaintext_allowed(shown: str, address: Address, settings: Mapping[str, Any]) -> None:
+    """Raises ValueError if other machines can reach an address in plain text and `allow_plaintext` is false.
+
+    `settings` are those of a `ListeningSourceConfig` that are valid; the others are reported elsewhere.
     """
-    if not address.is_loopback and allow_plaintext is False:
+    is_plaintext = settings.get("tls", "invalid") is None
+    if not address.is_loopback and is_plaintext and settings.get("allow_plaintext") is False:
         raise ValueError(
-            f"is {shown_value(shown)}, which other machines can reach, and nothing is encrypted; it must be a loopback "
-            "address, or allow_plaintext must be true"
+            f"is {shown_value(shown)}, which other machines can reach, and nothing is encrypted; there must be a table "
+            "tls, or it must be a loopback address, or allow_plaintext must be true"
         )
+
+
+@asynccontextmanager
+async def source_tls(config: ListeningSourceConfig, source: str) -> AsyncIterator[ssl.SSLContext | None]:
+    """Yields what a source serves TLS with, whose files are read again when they change; None for plain text.
+
+    Raises ComponentError if the files are not valid any more.
+    """
+    if config.tls is None:
+        yield None
+        return
+    setting = f"sources.{source}.tls"
+    try:
+        files = TlsFiles(config.tls, setting)
+    except ValueError as error:
+        raise ComponentError(f"{setting}: {error}") from None
+    following = asyncio.create_task(files.follow())
+    try:
+        yield files.http_context()
+    finally:
+        following.cancel()
 
 
 async def open_listen_socket(

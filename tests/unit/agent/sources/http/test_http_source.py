@@ -463,8 +463,8 @@ async def test_run_with_a_port_in_use_reports_it_and_can_begin_again() -> None:
         (
             {"listen": "0.0.0.0:80"},
             (
-                'listen: is "0.0.0.0:80", which other machines can reach, and nothing is encrypted; it must be a '
-                "loopback address, or allow_plaintext must be true"
+                'listen: is "0.0.0.0:80", which other machines can reach, and nothing is encrypted; there must be a '
+                "table tls, or it must be a loopback address, or allow_plaintext must be true"
             ),
         ),
         ({"listen": "80"}, 'listen: is "80"; it must be host:port, such as 127.0.0.1:7070 or [::1]:7070'),

@@ -13,6 +13,7 @@ from millrace_server.agent.sources.source import (
     source_class,
 )
 from millrace_server.network import Address
+from millrace_server.network.http_requests import HostName
 
 _MIB = 1024 * 1024
 _INFLIGHT_BODIES = 16
@@ -32,7 +33,7 @@ class HttpSourceConfig(ListeningSourceConfig):
 
     The body may be compressed with gzip or zstd. The response is 200 once all events are stored in all required
     channels; 503 with `Retry-After` if they cannot be stored at the moment; 400, 408, 409, 413, 415 or 422 with a
-    sentence if the request is invalid.
+    sentence if the request is invalid; 403 or 421 if it is from a page of another site; 431 if its headers are large.
 
     A request that is repeated after a lost response, or after a 503, is stored a second time unless it has an
     `Idempotency-Key` (1 to 256 characters, unique for each request): with the same key each event is stored once. A
@@ -49,6 +50,11 @@ class HttpSourceConfig(ListeningSourceConfig):
 
     path: str = Field("/", pattern=r"^(?:/[!-z|~]*)$")
     """The path of requests; any other path gets 404."""
+
+    http_hosts: list[HostName] = Field(default_factory=list)
+    """Names, without a port, under which browsers may call the source, beside the address it listens on and
+    `localhost`: values of `Host` in requests that carry `Origin` or `Sec-Fetch-Site`. Such requests must come from a
+    page of the same host; others get 403 or 421. Other programs may use any name."""
 
     body_bytes_max: int = Field(16 * _MIB, ge=1024, le=1024 * _MIB)
     """A larger body is refused; for a compressed body, the limit applies both before and after decompression."""
@@ -80,7 +86,7 @@ class HttpSourceConfig(ListeningSourceConfig):
             address = Address.parse(text)
         except ValueError as error:
             raise ValueError(f"is {shown_value(text)}; {error}") from None
-        check_plaintext_allowed(text, address, allow_plaintext=info.data.get("allow_plaintext"))
+        check_plaintext_allowed(text, address, info.data)
         return text
 
     @field_validator("inflight_bytes_max")

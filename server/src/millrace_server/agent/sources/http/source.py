@@ -27,7 +27,7 @@ from millrace_server.agent.sources.http.bodies import (
 )
 from millrace_server.agent.sources.http.config import HttpSourceConfig
 from millrace_server.agent.sources.http.events import Event, read_events
-from millrace_server.agent.sources.source import bound_address, open_listen_socket
+from millrace_server.agent.sources.source import bound_address, open_listen_socket, source_tls
 from millrace_server.channels.stamps import PASSING_PREFIX, Stamp
 from millrace_server.errors import (
     BadArgumentError,
@@ -37,6 +37,7 @@ from millrace_server.errors import (
     TxnCapacityError,
 )
 from millrace_server.network import Address
+from millrace_server.network.http_requests import RequestCheck
 from millrace_server.network.http_server import EmbeddedHttp, HttpLimits
 
 _KEY_LENGTH_MAX = 256
@@ -145,13 +146,20 @@ class HttpSource:
 
     async def run(self, writer: ChannelWriter) -> None:
         handler = _RequestHandler(self._name, self._config, writer)
-        limits = HttpLimits(self._config.connections_max, closing_seconds_max=CLOSING_SECONDS_MAX)
+        config = self._config
+        limits = HttpLimits(
+            config.connections_max, config.connections_per_address_max, closing_seconds_max=CLOSING_SECONDS_MAX
+        )
+        async with source_tls(config, self._name) as tls:
+            await self._serve(handler, EmbeddedHttp(handler.app(), limits, tls), writer)
+
+    async def _serve(self, handler: "_RequestHandler", server: EmbeddedHttp, writer: ChannelWriter) -> None:
+        scheme = "http" if self._config.tls is None else "https"
         with await open_listen_socket(self._address, self._name) as bound:
             self._address = bound_address(bound)
-            server = EmbeddedHttp(handler.app(), limits)
             try:
                 await server.start(bound)
-                _log.info("listening", source=self._name, address=f"http://{self._address}{self._config.path}")
+                _log.info("listening", source=self._name, address=f"{scheme}://{self._address}{self._config.path}")
                 writer.report_running()
                 await server.wait_ended()
             finally:
@@ -174,6 +182,7 @@ class _RequestHandler:
         self._bodies = BodyReader(config)
         self._failure_log = FailureLog()
         self._keys = IdempotencyKeys(source, writer)
+        self._check = RequestCheck(config.listen, config.http_hosts, f"sources.{source}.http_hosts")
         self._is_closing = False
 
     def app(self) -> Starlette:
@@ -186,6 +195,7 @@ class _RequestHandler:
 
     async def _post(self, request: Request) -> Response:
         try:
+            self._require_no_foreign_page(request)
             with self._inflight.reservation() as reserve:
                 return JSONResponse({"events": await self._receive(request, reserve)})
         except HttpRefusalError as refusal:
@@ -201,6 +211,10 @@ class _RequestHandler:
             if self._failure_log.admits(f"{type(error).__name__}: {error}"):
                 _log.exception("a request could not be stored", source=self._source)
             return _internal_error().response()
+
+    def _require_no_foreign_page(self, request: Request) -> None:
+        if (refused := self._check.refusal_of_browser(request.scope)) is not None:
+            raise HttpRefusalError(refused.status, refused.reason, refused.sentence, is_unread=True)
 
     async def _receive(self, request: Request, reserve: Reserve) -> int:
         key = self._keys.key_of(request)

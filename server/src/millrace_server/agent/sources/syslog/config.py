@@ -69,10 +69,12 @@ class SyslogSourceConfig(ListeningSourceConfig):
     """
 
     type: Literal["syslog"]
-    """Messages of RFC 5424 and RFC 3164 over TCP and UDP. Neither protocol acknowledges messages to their sender."""
+    """Messages of RFC 5424 and RFC 3164 over TCP, TLS (RFC 5425) and UDP, none of which acknowledges messages to their
+    sender."""
 
     listen: Annotated[list[Annotated[str, AfterValidator(_check_listener)]], Field(min_length=1, max_length=64)]
-    """Where to listen: `tcp://host:port` and `udp://host:port`; port 0 selects any free port."""
+    """Where to listen: `tcp://host:port`, which is TLS if there is a table `tls`, and `udp://host:port`, which is plain
+    text; port 0 selects any free port."""
 
     framing: Framing = "auto"
     """How messages over TCP are delimited: by `newline`, by `octet_counting`, or detected for each message (RFC 6587).
@@ -110,7 +112,8 @@ class SyslogSourceConfig(ListeningSourceConfig):
     def _check_listen(cls, texts: list[str], info: ValidationInfo) -> list[str]:
         listeners = [Listener.parse(text) for text in texts]
         for text, listener in zip(texts, listeners, strict=True):
-            check_plaintext_allowed(text, listener.address, allow_plaintext=info.data.get("allow_plaintext"))
+            is_udp = listener.transport is Transport.UDP
+            check_plaintext_allowed(text, listener.address, {**info.data, "tls": None} if is_udp else info.data)
             if listener.address.port and listeners.count(listener) > 1:
                 raise ValueError(f"names {shown_value(text)} twice; each may come once")
         return texts

@@ -2,11 +2,13 @@
 
 import asyncio
 import socket
+import ssl
 import struct
 import time
 from collections import Counter
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -15,6 +17,7 @@ from millrace_server.agent.sources.source import bound_address
 from millrace_server.agent.sources.syslog.config import SyslogSourceConfig
 from millrace_server.agent.sources.syslog.framing import Frame, StreamFramer, frame_datagram
 from millrace_server.agent.sources.syslog.message_queue import MessageQueue, Origin
+from millrace_server.network.accepting import Acceptor, Place, Places
 
 LOG_SECONDS = 60.0
 """Each kind of loss is logged at once, and then at most this often with the number in between."""
@@ -81,6 +84,8 @@ class ListenerContext(NamedTuple):
     config: SyslogSourceConfig
     queue: MessageQueue
     losses: LossCounter
+    tls: ssl.SSLContext | None
+    """For TCP; None for plain text."""
 
 
 def client_ip(host: str) -> str:
@@ -100,25 +105,27 @@ class TcpListener:
     def __init__(self, bound: socket.socket, parts: ListenerContext) -> None:
         self._bound = bound
         self._context = parts
-        self._server: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
         self._connections: set[_Connection] = set()
         self.address = bound_address(bound)
 
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
+        config, losses = self._context.config, self._context.losses
         # The system must detect dead peers, since syslog senders may be silent for days. Accepted connections inherit
         # these options.
         self._bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE.items():
             self._bound.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._server = await loop.create_server(self._make_connection, sock=self._bound)
+        places = Places(config.connections_max, config.connections_per_address_max)
+        on_refused = partial(losses.count, Loss.CONNECTIONS)
+        self._acceptor = Acceptor(self._bound, places, self._make_connection, self._context.tls, on_refused)
 
-    def _make_connection(self) -> "_Connection":
-        return _Connection(self._context, self._connections, str(self.address.port))
+    def _make_connection(self, place: Place) -> "_Connection":
+        return _Connection(place, self._context, self._connections, str(self.address.port))
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         self._bound.close()
         for connection in tuple(self._connections):
             connection.end()
@@ -129,11 +136,12 @@ class _Connection(asyncio.Protocol):
 
     _transport: asyncio.Transport
 
-    def __init__(self, parts: ListenerContext, connections: "set[_Connection]", port: str) -> None:
+    def __init__(self, place: Place, parts: ListenerContext, connections: "set[_Connection]", port: str) -> None:
         config = parts.config
+        self._place = place
         self._context = parts
         self._connections = connections
-        self._origin = Origin(None, port)
+        self._origin = Origin(client_ip(place.address), port)
         self._framer = StreamFramer(config.framing, config.message_bytes_max, config.long_messages)
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
@@ -142,14 +150,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # TCP's is bidirectional
         self._transport = transport
-        if len(self._connections) >= self._context.config.connections_max:
-            self._context.losses.count(Loss.CONNECTIONS)
-            self._is_closed = True
-            transport.abort()
-            return
-        # A sender may have reset the connection after its last message, which must still be read.
-        if (peer := transport.get_extra_info("peername")) is not None:
-            self._origin = self._origin._replace(client_ip=client_ip(peer[0]))
+        self._place.work()
         self._connections.add(self)
         # uvloop starts to read after this method, which would undo a pause.
         self._loop.call_soon(self._register)
@@ -195,6 +196,7 @@ class _Connection(asyncio.Protocol):
         if self._timeout is not None:
             self._timeout.cancel()
         self._connections.discard(self)
+        self._place.leave()
         self._context.queue.remove_receiver(self)
         self._context.queue.add(self._framer.finish(is_clean=is_clean), self._origin)
 

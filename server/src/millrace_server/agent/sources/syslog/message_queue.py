@@ -19,8 +19,7 @@ _BATCH_BYTES_MAX = 1024 * 1024
 class Origin(NamedTuple):
     """Where a message came from."""
 
-    client_ip: str | None
-    """None if the sender disconnected before its address could be read."""
+    client_ip: str
     port: str
     """The local port."""
 

@@ -9,7 +9,7 @@ import structlog
 
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable, HeaderValues
-from millrace_server.agent.sources.source import open_listen_socket
+from millrace_server.agent.sources.source import open_listen_socket, source_tls
 from millrace_server.agent.sources.syslog.config import Listener, SyslogSourceConfig, Transport
 from millrace_server.agent.sources.syslog.listeners import (
     ListenerContext,
@@ -50,8 +50,12 @@ class SyslogSource:
     async def run(self, writer: ChannelWriter) -> None:
         self._queue.open()
         self._losses.on_lost_messages = writer.count_dropped
+        async with source_tls(self._config, self._name) as tls:
+            await self._run(writer, ListenerContext(self._config, self._queue, self._losses, tls))
+
+    async def _run(self, writer: ChannelWriter, parts: ListenerContext) -> None:
         with ExitStack() as listening:
-            await self._listen(listening)
+            await self._listen(listening, parts)
             writer.report_running()
             storing = asyncio.create_task(self._store_all(writer))
             try:
@@ -62,17 +66,16 @@ class SyslogSource:
                 await self._finish(storing)
         await storing
 
-    async def _listen(self, listening: ExitStack) -> None:
+    async def _listen(self, listening: ExitStack, parts: ListenerContext) -> None:
         for index, listener in enumerate(self._listeners):
-            opened = await self._open(listener)
+            opened = await self._open(listener, parts)
             listening.callback(opened.close)
             await opened.start()
             self._listeners[index] = Listener(listener.transport, opened.address)
             details = {"receive_buffer_bytes": opened.receive_buffer_bytes} if isinstance(opened, UdpListener) else {}
             _log.info("listening", source=self._name, address=str(self._listeners[index]), **details)
 
-    async def _open(self, listener: Listener) -> TcpListener | UdpListener:
-        parts = ListenerContext(self._config, self._queue, self._losses)
+    async def _open(self, listener: Listener, parts: ListenerContext) -> TcpListener | UdpListener:
         if listener.transport is Transport.TCP:
             return TcpListener(await open_listen_socket(listener.address, self._name), parts)
         return UdpListener(await open_listen_socket(listener.address, self._name, socket.SOCK_DGRAM), parts)

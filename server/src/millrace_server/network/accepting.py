@@ -1,0 +1,260 @@
+"""Accepting connections within limits, so that those that only wait keep nobody out."""
+
+import asyncio
+import os
+import resource
+import socket
+import ssl
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+HANDSHAKE_SECONDS = 5.0
+"""How long a TLS handshake may take; then the connection is closed."""
+
+_BACKLOG = 2_048
+_NO_FILES_SECONDS = 0.1
+_FILES_FOR_OTHERS = 64
+_GRPC_SHARE = 0.75
+_SWEEP_SECONDS = 1.0
+_FILES = Path("/proc/self/fd")
+
+
+class ConnectionLimits(NamedTuple):
+    """How many connections there may be in all and of one address."""
+
+    total_max: int
+    address_max: int
+
+    @classmethod
+    def of_grpc(cls, connections_max: int, address_max: int | None) -> Self:
+        """Returns the limits of gRPC: fewer than allowed if the process may not open as many files.
+
+        By default one address may have half of them, so that it does not keep others out.
+        """
+        return cls._within_files(connections_max, address_max, _GRPC_SHARE)
+
+    @classmethod
+    def of_http(cls, connections_max: int, address_max: int | None) -> Self:
+        """Returns the limits of HTTP, for which gRPC leaves some files, so that probes are answered."""
+        return cls._within_files(connections_max, address_max, 1 - _GRPC_SHARE)
+
+    @classmethod
+    def _within_files(cls, connections_max: int, address_max: int | None, share: float) -> Self:
+        files = _files_for_connections() * share
+        total_max = connections_max if files > connections_max else int(files)
+        return cls(total_max, max(total_max // 2, 1) if address_max is None else min(address_max, total_max))
+
+
+def _files_for_connections() -> float:
+    files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files_max == resource.RLIM_INFINITY:
+        return float("inf")
+    return max(files_max - _FILES_FOR_OTHERS, files_max // 2)
+
+
+class Place:
+    """The place of a connection among those of a listener."""
+
+    def __init__(self, places: "Places", address: str) -> None:
+        self._places = places
+        self.address = address
+        self.abort: Callable[[], object] = lambda: None
+        """Ends the connection at once; for who needs its place."""
+
+    def wait(self) -> None:
+        """Says that the connection only waits from now on, so that others may need its place."""
+        self._places.queue(self)
+
+    def work(self) -> None:
+        """Says that it does not wait any more."""
+        self._places.unqueue(self)
+
+    def leave(self) -> None:
+        """Gives the place back; does nothing the second time."""
+        self._places.remove(self)
+
+
+class Places:
+    """The places of a listener's connections, in all and for each address.
+
+    A new connection takes the place of the one that has waited longest, of its own address if that has too many. If
+    all others are at work, there are `spare_count` more places, in which requests can be refused with an answer.
+    """
+
+    def __init__(self, total_max: int, address_max: int | None = None, spare_count: int = 0) -> None:
+        self._total_max = total_max
+        self._address_max = total_max + spare_count if address_max is None else address_max
+        self._spare_count = spare_count
+        self._taken: set[Place] = set()
+        self._counts: Counter[str] = Counter()
+        # The longest first.
+        self._waiting: dict[Place, None] = {}
+        self._waiting_of: dict[str, dict[Place, None]] = {}
+
+    def take(self, address: str) -> Place | None:
+        """Returns a place, whose connection waits; None if there is none."""
+        if not self._make_room(address):
+            return None
+        place = Place(self, address)
+        self._taken.add(place)
+        self._counts[address] += 1
+        self.queue(place)
+        return place
+
+    def _make_room(self, address: str) -> bool:
+        if self._counts[address] >= self._address_max:
+            return self._end_oldest(self._waiting_of.get(address, {}))
+        busy_count = len(self._taken) - len(self._waiting)
+        limit = self._total_max + (self._spare_count if busy_count >= self._total_max else 0)
+        return len(self._taken) < limit or self._end_oldest(self._waiting)
+
+    def _end_oldest(self, waiting: dict[Place, None]) -> bool:
+        place = next(iter(waiting), None)
+        if place is None:
+            return False
+        self.remove(place)
+        place.abort()
+        return True
+
+    def queue(self, place: Place) -> None:
+        self.unqueue(place)
+        if place in self._taken:
+            self._waiting[place] = None
+            self._waiting_of.setdefault(place.address, {})[place] = None
+
+    def unqueue(self, place: Place) -> None:
+        if place in self._waiting:
+            del self._waiting[place]
+            of_address = self._waiting_of[place.address]
+            del of_address[place]
+            if not of_address:
+                del self._waiting_of[place.address]
+
+    def remove(self, place: Place) -> None:
+        self.unqueue(place)
+        if place in self._taken:
+            self._taken.remove(place)
+            self._counts[place.address] -= 1
+            if not self._counts[place.address]:
+                del self._counts[place.address]
+
+
+class Acceptor:
+    """Accepts connections on a bound socket, which it owns. A connection has its place also during its handshake."""
+
+    def __init__(
+        self,
+        bound: socket.socket,
+        places: Places,
+        make_protocol: Callable[[Place], asyncio.Protocol],
+        tls: ssl.SSLContext | None = None,
+        on_refused: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`make_protocol` makes what serves the connection of a place, and gives the place back at its end."""
+        self._bound = bound
+        self._places = places
+        self._make_protocol = make_protocol
+        self._tls = tls
+        self._on_refused = on_refused
+        self._connecting: set[asyncio.Task[None]] = set()
+        bound.setblocking(False)
+        bound.listen(_BACKLOG)
+        self._accepting = asyncio.create_task(self._accept())
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, peer = await loop.sock_accept(self._bound)
+            except OSError:
+                # Its client has left already, or there are no files left at the moment.
+                await asyncio.sleep(_NO_FILES_SECONDS)
+                continue
+            place = self._places.take(str(peer[0]))
+            if place is None:
+                self._on_refused()
+                accepted.close()
+                continue
+            connecting = asyncio.create_task(self._connect(accepted, place))
+            place.abort = connecting.cancel
+            self._connecting.add(connecting)
+            connecting.add_done_callback(partial(self._end_connecting, accepted, place))
+
+    async def _connect(self, accepted: socket.socket, place: Place) -> None:
+        in_tls: dict[str, Any] = {"ssl": self._tls, "ssl_handshake_timeout": HANDSHAKE_SECONDS} if self._tls else {}
+        make = partial(self._make_protocol, place)
+        await asyncio.get_running_loop().connect_accepted_socket(make, accepted, **in_tls)
+
+    def _end_connecting(self, accepted: socket.socket, place: Place, ended: "asyncio.Task[None]") -> None:
+        self._connecting.discard(ended)
+        error = None if ended.cancelled() else ended.exception()
+        if ended.cancelled() or error is not None:
+            # Nobody tells a protocol that its handshake has failed.
+            place.leave()
+            accepted.close()
+        if error is not None and not isinstance(error, OSError):
+            raise error
+
+    def close(self) -> None:
+        """Closes the port, and the connections whose handshake is not over."""
+        self._accepting.cancel()
+        for connecting in self._connecting:
+            connecting.cancel()
+        self._bound.close()
+
+    async def wait_closed(self) -> None:
+        """Returns once no connection begins any more."""
+        await asyncio.wait([self._accepting, *self._connecting])
+
+
+async def limit_addresses(port: int, address_max: int) -> None:
+    """Ends the newest connections of this process to a port that are above the limit of their address.
+
+    For gRPC, which counts its connections only in all. Goes on until it is cancelled.
+    """
+    admitted: set[int] = set()
+    while True:
+        await asyncio.sleep(_SWEEP_SECONDS)
+        admitted = await asyncio.to_thread(_end_excess, port, address_max, admitted)
+
+
+def _end_excess(port: int, address_max: int, admitted: set[int]) -> set[int]:
+    """Returns the connections that remain, by the inodes of their sockets; `admitted` are those of the last time."""
+    # Most of the time there are fewer files than one address may have connections.
+    if sum(1 for _ in _FILES.iterdir()) <= address_max:
+        return set()
+    counts: Counter[str] = Counter()
+    remaining = set()
+    for is_new in (False, True):
+        for inode, connection in _open_sockets():
+            with closing(connection), suppress(OSError):
+                if (inode not in admitted) is not is_new or connection.getsockname()[1] != port:
+                    continue
+                address = connection.getpeername()[0]
+                counts[address] += 1
+                if counts[address] <= address_max:
+                    remaining.add(inode)
+                else:
+                    connection.shutdown(socket.SHUT_RDWR)
+    return remaining
+
+
+def _open_sockets() -> Iterator[tuple[int, socket.socket]]:
+    """Yields the TCP sockets of this process with their inodes, duplicated, as they may be closed meanwhile."""
+    for file in tuple(_FILES.iterdir()):
+        with suppress(OSError):
+            duplicate = os.dup(int(file.name))
+            status = os.fstat(duplicate)
+            if not stat.S_ISSOCK(status.st_mode):
+                os.close(duplicate)
+                continue
+            found = socket.socket(fileno=duplicate)
+            if found.type == socket.SOCK_STREAM and found.family in {socket.AF_INET, socket.AF_INET6}:
+                yield status.st_ino, found
+            else:
+                found.close()

@@ -1,0 +1,89 @@
+"""Which HTTP requests are admitted: those of browsers only from the server's own pages."""
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import AfterValidator
+
+from millrace_server.network import Address
+from millrace_server.network.http_server import HEAD_BYTES_MAX
+
+_LOCALHOST = "localhost"
+_HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(:[0-9]{1,5})?")
+
+
+def _check_host_name(text: str) -> str:
+    if not (match := _HOST.fullmatch(text)) or match["host"] != text:
+        raise ValueError("must be a host name or an IP address, an IPv6 address in brackets, without a port")
+    return text.lower()
+
+
+HostName = Annotated[str, AfterValidator(_check_host_name)]
+"""A setting that is a value of the header `Host`, without its port."""
+
+
+class Refusal(NamedTuple):
+    """Why a request is not admitted."""
+
+    status: int
+    reason: str
+    sentence: str
+
+
+class RequestCheck:
+    """Checks the heads of requests to a listener.
+
+    A page of another site that a browser shows must neither send requests nor, under a name that its owner has directed
+    to this server, read answers.
+    """
+
+    def __init__(self, listen: str, host_names: Iterable[str], setting: str) -> None:
+        """`host_names` are further names of the server, from the setting of that name."""
+        self._listen = Address.parse(listen).host.lower()
+        self._names = {_LOCALHOST, self._listen, f"[{self._listen}]", *host_names}
+        self._setting = setting
+
+    def refusal(self, scope: Any, *, is_open: bool = False) -> Refusal | None:
+        """Returns why a request is refused; None if it is not. Open pages are shown under every name."""
+        headers = scope["headers"]
+        head_bytes = sum(len(key) + len(value) for key, value in headers)
+        if head_bytes + len(scope["raw_path"]) + len(scope["query_string"]) > HEAD_BYTES_MAX:
+            return Refusal(431, "HEAD_TOO_LARGE", f"the headers and the path have more than {HEAD_BYTES_MAX} bytes")
+        sent = dict(headers)
+        host = sent.get(b"host", b"").decode("latin-1").lower()
+        if not is_open and not self._is_own(host, scope):
+            return Refusal(
+                421,
+                "UNKNOWN_HOST",
+                f"the Host of the request, {host[:255]!a}, is no name of this server; if it is one, add it to "
+                f"{self._setting}",
+            )
+        origin = sent.get(b"origin", b"").decode("latin-1").lower()
+        # A link to a page is followed, but shows nothing to the page where it stands.
+        is_link = sent.get(b"sec-fetch-mode") == b"navigate" and scope["method"] == "GET"
+        is_foreign = origin.partition("://")[2] != host if origin else sent.get(b"sec-fetch-site") == b"cross-site"
+        if is_foreign and not is_link:
+            return Refusal(403, "FOREIGN_ORIGIN", "pages of other sites may not send requests to this server")
+        return None
+
+    def refusal_of_browser(self, scope: Any) -> Refusal | None:
+        """Returns the same, but lets other programs call the server as they like."""
+        is_browser = any(key in {b"origin", b"sec-fetch-site"} for key, _ in scope["headers"])
+        return self.refusal(scope, is_open=not is_browser)
+
+    def _is_own(self, host: str, scope: Any) -> bool:
+        match = _HOST.fullmatch(host)
+        return match is not None and (match["host"] in self._names or self._is_own_address(match["host"], scope))
+
+    def _is_own_address(self, host: str, scope: Any) -> bool:
+        try:
+            address = ipaddress.ip_address(host.strip("[]"))
+        except ValueError:
+            return False
+        if address.is_loopback or str(address) == (scope.get("server") or [""])[0]:
+            return True
+        # What other machines reach it by, such as a published port's address. No page can be under such a name unless
+        # it comes from there.
+        return self._listen in {"0.0.0.0", "::"}  # noqa: S104 - compared, not listened on

@@ -1,0 +1,152 @@
+import asyncio
+import resource
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+
+from millrace_server.network import accepting
+from millrace_server.network.accepting import Acceptor, ConnectionLimits, Place, Places
+from tests.certificates import Authority
+
+WAIT_SECONDS_MAX = 10.0
+
+
+def take(places: Places, address: str, ended: list[Place]) -> Place:
+    place = places.take(address)
+    assert place is not None
+    place.abort = lambda: ended.append(place)
+    return place
+
+
+def test_take_above_the_limit_of_an_address_ends_its_own_longest_wait() -> None:
+    """Whoever comes from elsewhere keeps its place."""
+    places, ended = Places(10, 2), list[Place]()
+    stranger = take(places, "elsewhere", ended)
+    first, second, _third = (take(places, "here", ended) for _ in range(3))
+    assert ended == [first]
+    second.work()
+    take(places, "here", ended).work()
+    assert len(ended) == 2
+    assert places.take("here") is None
+    second.leave()
+    second.leave()
+    assert places.take("here") is not None
+    assert stranger not in ended
+
+
+def test_take_above_the_limit_of_all_ends_the_longest_wait() -> None:
+    """If nobody waits there are only the spare places."""
+    places, ended = Places(2, spare_count=1), list[Place]()
+    first, second, third = (take(places, str(number), ended) for number in range(3))
+    assert ended == [first]
+    second.work()
+    third.work()
+    fourth = take(places, "4", ended)
+    fourth.work()
+    assert places.take("5") is None
+    fourth.wait()
+    take(places, "5", ended)
+    assert ended == [first, fourth]
+
+
+@pytest.mark.parametrize(
+    ("files", "address_max", "grpc", "http"),
+    [
+        (100_000, None, (10_000, 5_000), (10_000, 5_000)),
+        (100_000, 7, (10_000, 7), (10_000, 7)),
+        (1_024, None, (720, 360), (240, 120)),
+        (1_024, 10_000, (720, 720), (240, 240)),
+        (resource.RLIM_INFINITY, None, (10_000, 5_000), (10_000, 5_000)),
+    ],
+)
+def test_limits_leave_files_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+    files: int,
+    address_max: int | None,
+    grpc: tuple[int, int],
+    http: tuple[int, int],
+) -> None:
+    """However many connections gRPC has, there are files for probes over HTTP."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    assert ConnectionLimits.of_grpc(10_000, address_max) == grpc
+    assert ConnectionLimits.of_http(10_000, address_max) == http
+
+
+class Serving(asyncio.Protocol):
+    """Reads, and says when its connection begins and ends."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self.data = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # TCP's is bidirectional
+        self._place.abort = transport.abort
+
+    def data_received(self, data: bytes) -> None:
+        self.data.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._place.leave()
+        self.ended.set()
+
+
+async def test_connections_in_their_handshake_have_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handshake that does not go on gives way to a new connection, ends after a time, and gives its place back."""
+    monkeypatch.setattr(accepting, "HANDSHAKE_SECONDS", 0.2)
+    authority = Authority()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue(tmp_path, "server"))
+    trusting = ssl.create_default_context(cadata=authority.certificate.decode())
+    made: list[Serving] = []
+
+    def make(place: Place) -> Serving:
+        made.append(Serving(place))
+        return made[-1]
+
+    bound = socket.create_server(("127.0.0.1", 0))
+    places = Places(2)
+    acceptor = Acceptor(bound, places, make, context)
+    async with asyncio.timeout(WAIT_SECONDS_MAX):
+        silent = [await asyncio.open_connection(*bound.getsockname()) for _ in range(3)]
+        assert await silent[0][0].read() == b""
+        _, writer = await asyncio.open_connection(*bound.getsockname(), ssl=trusting, server_hostname="localhost")
+        writer.write(b"x")
+        await made[-1].data.wait()
+        for reader, _ in silent[1:]:
+            assert await reader.read() == b""
+        writer.close()
+        await made[-1].ended.wait()
+        assert all(places.take("anybody") for _ in range(2))
+        acceptor.close()
+        await acceptor.wait_closed()
+    for _, each in silent:
+        each.close()
+
+
+async def test_connections_of_one_address_above_its_limit_are_ended() -> None:
+    """For gRPC: the newest ones are ended, and those of other ports and addresses stay."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_server(("127.0.0.1", 0)) as other:
+
+        def connect(address: str, to: socket.socket = listening) -> tuple[socket.socket, socket.socket]:
+            client = socket.create_connection(to.getsockname(), WAIT_SECONDS_MAX, (address, 0))
+            return client, to.accept()[0]
+
+        port = listening.getsockname()[1]
+        stranger, elsewhere = connect("127.0.0.2"), connect("127.0.0.1", other)
+        first = [connect("127.0.0.1") for _ in range(2)]
+        admitted = accepting._end_excess(port, 2, set())
+        assert len(admitted) == 3
+        late = [connect("127.0.0.1") for _ in range(2)]
+        assert accepting._end_excess(port, 2, admitted) == admitted
+        for client, accepted in late:
+            assert client.recv(1) == b""
+            accepted.close()
+        for client, accepted in (*first, stranger, elsewhere):
+            accepted.send(b"x")
+            assert client.recv(1) == b"x"
+            accepted.close()
+        for client, _ in (*first, *late, stranger, elsewhere):
+            client.close()
