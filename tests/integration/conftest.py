@@ -1,6 +1,7 @@
 """Fixtures of the tests that use the wire protocol: one server for all of them, channels for each."""
 
 from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -37,12 +38,23 @@ async def rpc(shared_server: Millraced) -> AsyncGenerator[Rpc]:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark_events(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the event log of the session."""
+    return tmp_path_factory.mktemp("spark-events")
+
+
+@pytest.fixture(scope="session")
+def spark(spark_events: Path) -> Iterator[SparkSession]:
     """One Spark session for all tests, created for the first one that needs it."""
     from millrace_spark import register
     from tests.spark_session import spark_session
 
-    session = spark_session()
+    to = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": spark_events.as_uri(),
+    }
+    session = spark_session(**to)
     # Spark also finds the format by itself, but starts separate workers for the lookup, which takes seconds.
     register(session)
     yield session

@@ -14,6 +14,7 @@ import pytest
 
 import millrace_client as millrace
 from millrace_spark import MillraceSparkError, OptionError
+from millrace_spark.option_values import PLAINTEXT
 from millrace_spark.writing import driver
 from millrace_spark.writing import tasks as writing
 from millrace_spark.writing.driver import BatchCommit, ShardPuts, check_targets, commit_all, roll_back
@@ -75,7 +76,7 @@ def commit(puts: Sequence[ShardPuts], number: int = 0, **but: Any) -> None:
         is_streaming=True,
         is_repeatable=True,
         retry_seconds=1.0,
-        tls=None,
+        security=PLAINTEXT,
     )
     commit_all(puts, replace(said, **but))
 
@@ -269,7 +270,7 @@ def test_commit_all_of_too_many_transactions_says_so(
     puts = put(client, channel, rows(*range(250)))
     with pytest.raises(MillraceSparkError, match="250 events are in 3 transactions, and one commit takes 2; raise"):
         commit(puts)
-    roll_back(puts, None)
+    roll_back(puts, PLAINTEXT)
     assert bodies(client, channel) == []
 
 
@@ -300,7 +301,7 @@ def test_commit_all_with_one_server_away_says_what_is_stored(
     )
     with pytest.raises(MillraceSparkError, match=f"The rows for {puts[0].shard} are stored$"):
         commit([*puts, away], 3, retry_seconds=0, is_streaming=False, is_repeatable=False)
-    roll_back([*puts, away], None)
+    roll_back([*puts, away], PLAINTEXT)
     assert bodies(client, channel) == numbered(2)
     assert f"{puts[0].shard}: stored batch 3 of producer query, 2 events from sequence 1 to 2" in caplog.text
 

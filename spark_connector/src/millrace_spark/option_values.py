@@ -5,13 +5,14 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from millrace_spark.errors import OptionError
 
 if TYPE_CHECKING:
-    from millrace_client import Tls
+    from millrace_client import Client, Tls
 
 Value = TypeVar("Value")
 
@@ -35,9 +36,42 @@ TLS_OPTIONS: Mapping[str, str] = {
     "tls.certificate.file": "TLS: file of the client's certificate, followed by the intermediate ones, in PEM",
     "tls.key.file": "TLS: file of its private key, without a password, in PEM",
 }
-"""The options of TLS, for reading and writing, with their descriptions."""
+SECURITY_OPTIONS: Mapping[str, str] = {
+    **TLS_OPTIONS,
+    "token.file": "file of the token that proves who reads or writes; it is read again when it changes",
+    "token": (
+        "the token itself, which Spark hides where it shows options, but sends to executors as they are; rather name "
+        "its file"
+    ),
+}
+"""The options of TLS and tokens, for reading and writing, with their descriptions."""
 
-_IS_RESERVED = re.compile(r"token.*", re.IGNORECASE)
+
+@dataclass(frozen=True, kw_only=True)
+class Security:
+    """How to connect to servers, and the proof of who calls; paths are those of files on the driver and executors."""
+
+    tls: "Tls | None" = None
+    token_file: str | None = None
+    token: str | None = field(default=None, repr=False)
+
+    def connect(self, endpoint: str, **settings: Any) -> "Client":
+        """Creates a client; see `millrace_client.connect`."""
+        import millrace_client
+
+        return millrace_client.connect(endpoint, tls=self.tls, token=self.token, token_file=self.token_file, **settings)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options that give it."""
+        tls = self.tls
+        files = (None, None, None) if tls is None else (tls.ca, tls.certificate, tls.private_key)
+        given = zip(SECURITY_OPTIONS, (*files, self.token_file, self.token), strict=True)
+        return {name: str(value) for name, value in given if value is not None}
+
+
+PLAINTEXT = Security()
+"""Plain text, without a proof."""
 
 
 class OptionValues:
@@ -73,11 +107,6 @@ def known_name(name: str, known: Collection[str]) -> str:
     by_lower = {option.lower(): option for option in known}
     if name.lower() in by_lower:
         return by_lower[name.lower()]
-    if _IS_RESERVED.fullmatch(name):
-        raise OptionError(
-            f"option {name}: is reserved for tokens, which Millrace does not support yet; remove it, and use "
-            "tls.certificate.file and tls.key.file"
-        )
     if name.lower() in _ADVICE:
         raise OptionError(f"option {name}: {_ADVICE[name.lower()]}")
     near = difflib.get_close_matches(name.lower(), by_lower, n=1)
@@ -85,8 +114,16 @@ def known_name(name: str, known: Collection[str]) -> str:
     raise OptionError(f"option {name}: is unknown; {hint}")
 
 
-def tls_of(values: OptionValues) -> "Tls | None":
-    """Returns how to connect over TLS; None for plain text. It has the paths of files only, which tasks read."""
+def security_of(values: OptionValues) -> Security:
+    """Returns how to connect; with paths of files, which tasks read."""
+    tls = _tls_of(values)
+    token_file, token = values.value("token.file", _parse_path, None), values.text("token") or None
+    if "token" in values and (token is None or token_file is not None):
+        raise OptionError("option token: is empty, or there is token.file too; set one of them")
+    return Security(tls=tls, token_file=token_file, token=token)
+
+
+def _tls_of(values: OptionValues) -> "Tls | None":
     paths = [values.value(name, _parse_path, None) for name in TLS_OPTIONS]
     if not any(paths):
         return None

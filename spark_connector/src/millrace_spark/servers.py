@@ -10,6 +10,7 @@ from typing import TypeVar
 import millrace_client as millrace
 from millrace_client import MillraceError, RetryAdvice
 from millrace_spark.errors import MillraceSparkError, OptionError
+from millrace_spark.option_values import Security
 from millrace_spark.shards import Shard, is_meant, is_pattern
 
 TRANSIENT = frozenset({RetryAdvice.FULL, RetryAdvice.LATER, RetryAdvice.UNREACHABLE})
@@ -83,6 +84,9 @@ _ADVICE = {
 """Advice that follows the client's message, by the reason of the error."""
 
 
+_TOKEN_REASONS = frozenset({"UNAUTHENTICATED", "TOKEN_EXPIRED"})
+
+
 @contextlib.contextmanager
 def translated_errors(
     endpoint: str,
@@ -98,18 +102,20 @@ def translated_errors(
     except MillraceError as error:
         message = f"channel {channel} at {endpoint}: {str(error).rstrip('.')}"
         advice = advice_by_reason.get(error.reason)
-        if str(error).startswith("tls: "):
+        if error.reason in _TOKEN_REASONS:
+            advice = "name the file of a valid token by the option token.file, on the driver and each executor"
+        if str(error).startswith(("tls: ", "token_file: ")):
             # Of many executors, one may lack a file.
             advice = f"that is on {platform.node()}; the driver and each executor read the file by this path"
         raise MillraceSparkError(f"{message}; {advice}" if advice else message) from None
 
 
 @contextlib.contextmanager
-def connected(endpoints: Sequence[str], tls: millrace.Tls | None) -> Iterator[dict[str, millrace.Client]]:
+def connected(endpoints: Sequence[str], security: Security) -> Iterator[dict[str, millrace.Client]]:
     """Opens a connection to each endpoint, and closes them all at the end of the block."""
     with ExitStack() as stack:
         yield {
-            endpoint: stack.enter_context(millrace.connect(endpoint, timeout_seconds=CALL_SECONDS_MAX, tls=tls))
+            endpoint: stack.enter_context(security.connect(endpoint, timeout_seconds=CALL_SECONDS_MAX))
             for endpoint in endpoints
         }
 

@@ -145,7 +145,7 @@ class MillraceReader(DataSourceReader):
             ranges = claim_all(ranges)
             starting = options.starting
             if not isinstance(starting, Bounds):
-                starting = bounds_since(starting, ranges, options.tls)
+                starting = bounds_since(starting, ranges, options.security)
             ranges = cut_ranges(ranges, starting, options.ending, fail_on_data_loss=options.fail_on_data_loss)
         return split_among_tasks(ranges, options.partitions.events_max, options.partitions.count_min)
 

@@ -50,7 +50,7 @@ def dead_letter_options(config: LandingConfig, query_id: str, batch_id: int) -> 
         # every gap in the numbers.
         "batchNumbersRise": "true",
         "routing": "roundRobin",
-        **config.source.tls_options,
+        **config.source.security_options,
     }
 
 

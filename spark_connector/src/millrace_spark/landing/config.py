@@ -127,10 +127,15 @@ class SourceConfig(BaseModel, frozen=True, extra="forbid"):
     the paths of PEM files on the driver and each executor: `ca`, the authorities that sign the servers' certificates;
     `certificate` and `private_key`, the client's own."""
 
+    token_file: str | None = Field(None, min_length=1)
+    """The file of the token that proves who lands, also to the servers of `bad_lines`, on the driver and each executor;
+    it is read again when it changes."""
+
     @property
-    def tls_options(self) -> dict[str, str]:
-        """The options of TLS of reading and writing."""
-        return {} if self.tls is None else self.tls.options
+    def security_options(self) -> dict[str, str]:
+        """The options of TLS and the token, of reading and writing."""
+        tls = {} if self.tls is None else self.tls.options
+        return tls if self.token_file is None else {**tls, "token.file": self.token_file}
 
     @field_validator("starting_timestamp")
     @classmethod

@@ -44,7 +44,7 @@ def source_options(config: LandingConfig) -> dict[str, str]:
         "takeover": source.takeover,
         "leaseSeconds": source.lease_seconds,
         "retrySeconds": source.retry_seconds,
-        **source.tls_options,
+        **source.security_options,
     }
     if options["minEventsPerTrigger"] is not None:
         options["maxTriggerDelay"] = f"{source.batch_delay_seconds_max}s"

@@ -82,7 +82,7 @@ class ClaimKeeper:
     """
 
     def __init__(self, shard: Shard, options: ClaimOptions) -> None:
-        self._client = millrace.connect(shard.endpoint, tls=options.tls)
+        self._client = options.security.connect(shard.endpoint)
         channel = self._client.channel(shard.channel)
         try:
             with translated_errors(shard.endpoint, shard.channel), self._explain_own_claim(shard):

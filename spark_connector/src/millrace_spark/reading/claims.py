@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from millrace_spark.errors import MillraceSparkError, OptionError
-from millrace_spark.option_values import TLS_OPTIONS
+from millrace_spark.option_values import Security
 from millrace_spark.reading.options import ClaimOptions, reader_id_of
 from millrace_spark.reading.ranges import ClaimedRange, ranges_to_json
 from millrace_spark.shards import parse_channels, parse_endpoints
@@ -28,6 +28,8 @@ def claim_ranges(  # noqa: PLR0913 - a face for notebooks: one keyword for each 
     takeover: bool = False,
     ack: Literal["never", "onSuccess"] = "never",
     tls: "Tls | None" = None,
+    token: str | None = None,
+    token_file: str | None = None,
 ) -> "ClaimedRanges":
     """Claims channels and fixes the range of each, on each endpoint, from its oldest event to its newest.
 
@@ -45,6 +47,8 @@ def claim_ranges(  # noqa: PLR0913 - a face for notebooks: one keyword for each 
             does not wait for, and exceptions that it catches, count as success. If the block raises, or the process is
             killed, every event stays in its channel. `never`: only `acknowledge` removes events.
         tls: How to connect over TLS, here and in tasks, by the paths of files on each node. None: plain text.
+        token: The token that proves who reads. None: that of `token_file`, or none.
+        token_file: File of the token, on each node by this path; it is read again when it changes.
 
     Raises:
         OptionError: An endpoint is not `host:port`.
@@ -56,7 +60,7 @@ def claim_ranges(  # noqa: PLR0913 - a face for notebooks: one keyword for each 
         reader_id=reader_id or reader_id_of(os.getpid()),
         lease_seconds=lease_seconds,
         takeover=takeover,
-        tls=tls,
+        security=Security(tls=tls, token=token, token_file=token_file),
     )
     if ack not in {"never", "onSuccess"}:
         raise OptionError(f"ack: is {ack!r}; it must be never or onSuccess")
@@ -75,11 +79,11 @@ class ClaimedRanges:
         from millrace_spark.servers import connected, find_shards
 
         self._is_acknowledged_on_success = is_acknowledged_on_success
-        self._tls = options.tls
+        self._security = options.security
         self._claims: list[ClaimKeeper] = []
         with ExitStack() as on_failure:
             on_failure.callback(self.release)
-            with connected(options.endpoints, options.tls) as clients:
+            with connected(options.endpoints, options.security) as clients:
                 shards = find_shards(clients, options.channels)
             for shard in shards:
                 self._claims.append(ClaimKeeper(shard, options))
@@ -89,9 +93,7 @@ class ClaimedRanges:
     @property
     def options(self) -> dict[str, str]:
         """The options of `format("millrace")` that read exactly these ranges."""
-        tls = self._tls
-        paths = () if tls is None else zip(TLS_OPTIONS, (tls.ca, tls.certificate, tls.private_key), strict=True)
-        return {"ranges": ranges_to_json(self.ranges)} | {name: str(path) for name, path in paths if path is not None}
+        return {"ranges": ranges_to_json(self.ranges), **self._security.options}
 
     def load(
         self,

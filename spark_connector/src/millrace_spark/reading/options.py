@@ -7,27 +7,25 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from millrace_spark.errors import OptionError
 from millrace_spark.option_values import (
     LEASE_SECONDS_MAX,
-    TLS_OPTIONS,
+    PLAINTEXT,
+    SECURITY_OPTIONS,
     OptionValues,
+    Security,
     parse_choice,
     parse_count,
     parse_flag,
     parse_lease,
     parse_seconds,
     parse_timestamp,
-    tls_of,
+    security_of,
 )
 from millrace_spark.reading.bounds import Bounds, parse_bounds
 from millrace_spark.reading.ranges import ClaimedRange, ranges_from_json
 from millrace_spark.shards import parse_channels, parse_endpoints
-
-if TYPE_CHECKING:
-    from millrace_client import Tls
 
 _LENGTH_MAX = 128
 
@@ -102,10 +100,10 @@ OPTIONS: Mapping[str, str] = {
         f"how long the driver and each task retry calls to a server that is unreachable; default: {RETRY_SECONDS:.0f}"
     ),
     "ranges": (
-        "batch: the ranges of claim_ranges(); goes with maxEventsPerPartition, minPartitions, retrySeconds and tls.* "
-        "only"
+        "batch: the ranges of claim_ranges(); goes with maxEventsPerPartition, minPartitions, retrySeconds, tls.* and "
+        "token* only"
     ),
-    **TLS_OPTIONS,
+    **SECURITY_OPTIONS,
 }
 """The options of reading, with their descriptions."""
 
@@ -117,7 +115,7 @@ _STREAM_ONLY = {
     "ackMode",
 }
 _BATCH_ONLY = {"endingSequences", "ack", "ranges"}
-_WITH_RANGES = {"ranges", "maxEventsPerPartition", "minPartitions", "retrySeconds", *TLS_OPTIONS}
+_WITH_RANGES = {"ranges", "maxEventsPerPartition", "minPartitions", "retrySeconds", *SECURITY_OPTIONS}
 
 
 class AckMode(enum.Enum):
@@ -142,7 +140,7 @@ class ClaimOptions:
     """The lease of a claim; None for the channel's default."""
     takeover: bool
     retry_seconds: float = RETRY_SECONDS
-    tls: "Tls | None" = None
+    security: Security = PLAINTEXT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +163,7 @@ class BatchOptions:
     ending: Bounds
     fail_on_data_loss: bool
     retry_seconds: float
-    tls: "Tls | None" = None
+    security: Security = PLAINTEXT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +221,7 @@ def parse_batch_options(options: Mapping[str, str], default_reader_id: str) -> B
         ending=values.value("endingSequences", _parse_ending, Bounds("latest")),
         fail_on_data_loss=values.value("failOnDataLoss", parse_flag, default=True),
         retry_seconds=values.value("retrySeconds", parse_seconds, RETRY_SECONDS),
-        tls=tls_of(values),
+        security=security_of(values),
     )
 
 
@@ -272,7 +270,7 @@ def _claim_options(values: OptionValues, default_reader_id: str, lease_seconds: 
         lease_seconds=values.value("leaseSeconds", parse_lease, lease_seconds),
         takeover=values.value("takeover", parse_flag, default=False),
         retry_seconds=values.value("retrySeconds", parse_seconds, RETRY_SECONDS),
-        tls=tls_of(values),
+        security=security_of(values),
     )
 
 

@@ -113,7 +113,7 @@ class RemovedShards:
         if shard.endpoint in self._options.endpoints and is_meant(shard.channel, self._options.channels):
             return f"channel {shard}: is in the query's checkpoint, but has been deleted"
         try:
-            with connected([shard.endpoint], self._options.tls) as clients:
+            with connected([shard.endpoint], self._options.security) as clients:
                 info = clients[shard.endpoint].admin.get_channel(shard.channel)
         except millrace.ChannelNotFoundError:
             return None

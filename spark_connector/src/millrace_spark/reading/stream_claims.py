@@ -50,7 +50,7 @@ class StreamClaims:
         self._is_released = threading.Event()
         self._discovery: threading.Thread | None = None
         self._clients = {
-            endpoint: millrace.connect(endpoint, timeout_seconds=CALL_SECONDS_MAX, tls=options.tls)
+            endpoint: options.security.connect(endpoint, timeout_seconds=CALL_SECONDS_MAX)
             for endpoint in options.endpoints
         }
         try:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import millrace_client as millrace
 from millrace.arrow import record_batches
 from millrace_spark.errors import MillraceSparkError
+from millrace_spark.option_values import PLAINTEXT, Security
 from millrace_spark.reading.bounds import Bounds
 from millrace_spark.reading.options import RETRY_SECONDS, ClaimOptions
 from millrace_spark.reading.ranges import ClaimedRange, RangePartition
@@ -18,19 +19,19 @@ from millrace_spark.workers import freeze_loaded_objects
 
 def claim_all(options: ClaimOptions) -> tuple[ClaimedRange, ...]:
     """Claims the channels on each endpoint for a batch read; the claims end with their leases."""
-    with connected(options.endpoints, options.tls) as clients:
+    with connected(options.endpoints, options.security) as clients:
         return tuple(
             _claim(shard, clients[shard.endpoint], options) for shard in find_shards(clients, options.channels)
         )
 
 
-def bounds_since(time: datetime, ranges: Iterable[ClaimedRange], tls: millrace.Tls | None) -> Bounds:
+def bounds_since(time: datetime, ranges: Iterable[ClaimedRange], security: Security) -> Bounds:
     """Returns where the events that were committed at or after a time begin in claimed ranges."""
     found, following = {}, {}
     for claimed in ranges:
         with (
             translated_errors(claimed.endpoint, claimed.channel),
-            millrace.connect(claimed.endpoint, tls=tls) as client,
+            security.connect(claimed.endpoint) as client,
         ):
             shard = Shard(claimed.channel, claimed.endpoint)
             found[shard] = client.channel(claimed.channel).find_sequence(time).sequence
@@ -70,7 +71,7 @@ def read_partition(
     partition: RangePartition,
     schema: pa.Schema,
     retry_seconds: float = RETRY_SECONDS,
-    tls: millrace.Tls | None = None,
+    security: Security = PLAINTEXT,
 ) -> Iterator[pa.RecordBatch]:
     """Reads a partition of a claimed range.
 
@@ -81,7 +82,7 @@ def read_partition(
     """
     freeze_loaded_objects()
     claimed = partition.claimed
-    with translated_errors(claimed.endpoint, claimed.channel), millrace.connect(claimed.endpoint, tls=tls) as client:
+    with translated_errors(claimed.endpoint, claimed.channel), security.connect(claimed.endpoint) as client:
         batches = _batches(client.channel(claimed.channel), partition, RetryPolicy(retry_seconds))
         columns = ((batch.first_sequence, batch.columns, batch.times) for batch in batches)
         constants = {"channel": claimed.channel, "endpoint": claimed.endpoint}

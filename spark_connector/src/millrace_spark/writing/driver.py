@@ -12,6 +12,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 import millrace_client as millrace
 from millrace_spark.errors import MillraceSparkError
+from millrace_spark.option_values import Security
 from millrace_spark.servers import TRANSIENT, RetryPolicy, check_aliases, connected, translated_errors
 from millrace_spark.shards import Shard
 from millrace_spark.writing.options import WriteOptions, WriteRouting
@@ -62,7 +63,7 @@ def commit_advice(*, is_streaming: bool) -> Mapping[str, str]:
 
 def check_targets(options: WriteOptions) -> None:
     """Checks that each server answers, and has the channel if the options name one."""
-    with connected(options.endpoints, options.tls) as clients:
+    with connected(options.endpoints, options.security) as clients:
         homes: dict[str, str] = {}
         for endpoint, client in clients.items():
             with translated_errors(endpoint, options.channel, advice_by_reason=PUT_ADVICE):
@@ -140,7 +141,7 @@ class BatchCommit:
     is_repeatable: bool
     """Whether a repeat by the same producer sends the same rows to the same servers."""
     retry_seconds: float
-    tls: millrace.Tls | None
+    security: Security
 
 
 def stamp_producer_id(producer_id: str, options: WriteOptions) -> str:
@@ -204,7 +205,7 @@ def _commit_shard(puts: ShardPuts, commit: BatchCommit) -> None:
     advice = commit_advice(is_streaming=commit.is_streaming)
     with (
         translated_errors(shard.endpoint, shard.channel, advice_by_reason=advice),
-        millrace.connect(shard.endpoint, tls=commit.tls) as client,
+        commit.security.connect(shard.endpoint) as client,
     ):
         channel = client.channel(shard.channel)
         receipt = retries.call(lambda: channel.commit(puts.txn_ids, stamp))
@@ -234,14 +235,14 @@ def _commit_shard(puts: ShardPuts, commit: BatchCommit) -> None:
 _CALL_SECONDS_MAX = 5.0
 
 
-def roll_back(puts: Iterable[ShardPuts], tls: millrace.Tls | None) -> None:
+def roll_back(puts: Iterable[ShardPuts], security: Security) -> None:
     """Rolls back open transactions. Those of an unreachable server end with their leases."""
     by_endpoint: dict[str, list[tuple[str, str]]] = {}
     for shard_puts in puts:
         pairs = [(shard_puts.shard.channel, txn_id) for txn_id in shard_puts.txn_ids]
         by_endpoint.setdefault(shard_puts.shard.endpoint, []).extend(pairs)
     for endpoint, txns in by_endpoint.items():
-        with millrace.connect(endpoint, timeout_seconds=_CALL_SECONDS_MAX, tls=tls) as client:
+        with security.connect(endpoint, timeout_seconds=_CALL_SECONDS_MAX) as client:
             _roll_back_at(client, txns)
 
 

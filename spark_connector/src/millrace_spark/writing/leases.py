@@ -5,6 +5,7 @@ import time
 from contextlib import ExitStack
 
 import millrace_client as millrace
+from millrace_spark.option_values import Security
 from millrace_spark.shards import Shard
 
 _RENEWALS_PER_LEASE = 3
@@ -19,10 +20,10 @@ class LeaseKeeper:
     unreachable server delays the other servers by a few seconds per round, however many transactions it has.
     """
 
-    def __init__(self, lease_seconds: float, tls: millrace.Tls | None) -> None:
+    def __init__(self, lease_seconds: float, security: Security) -> None:
         self._pause_seconds = lease_seconds / _RENEWALS_PER_LEASE
         self._call_seconds = min(max(self._pause_seconds, _CALL_SECONDS_MIN), _CALL_SECONDS_MAX)
-        self._tls = tls
+        self._security = security
         self._connections = ExitStack()
         self._clients: dict[str, millrace.Client] = {}
         self._lock = threading.Lock()
@@ -34,7 +35,7 @@ class LeaseKeeper:
     def add(self, shard: Shard, txn_id: str) -> None:
         client = self._clients.get(shard.endpoint)
         if client is None:
-            connected = millrace.connect(shard.endpoint, timeout_seconds=self._call_seconds, tls=self._tls)
+            connected = self._security.connect(shard.endpoint, timeout_seconds=self._call_seconds)
             client = self._clients[shard.endpoint] = self._connections.enter_context(connected)
         txn = client.channel(shard.channel).transaction(txn_id=txn_id)
         with self._lock:

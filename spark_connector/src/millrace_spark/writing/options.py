@@ -4,24 +4,22 @@ import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from millrace_spark.errors import OptionError
 from millrace_spark.option_values import (
     LEASE_SECONDS_MAX,
-    TLS_OPTIONS,
+    PLAINTEXT,
+    SECURITY_OPTIONS,
     OptionValues,
+    Security,
     parse_choice,
     parse_flag,
     parse_lease,
     parse_seconds,
-    tls_of,
+    security_of,
 )
 from millrace_spark.reading.options import OPTIONS, RETRY_SECONDS
 from millrace_spark.shards import parse_endpoints
-
-if TYPE_CHECKING:
-    from millrace_client import Tls
 
 LEASE_SECONDS = 600.0
 """Covers the time from a task's last put to the driver's commit, which waits for the slowest task."""
@@ -50,7 +48,7 @@ WRITE_OPTIONS: Mapping[str, str] = {
         "how long the driver and each task retry calls to a server that is unreachable, or a channel that is full; "
         f"default: {RETRY_SECONDS:.0f}"
     ),
-    **TLS_OPTIONS,
+    **SECURITY_OPTIONS,
 }
 """The options of writing, with their descriptions."""
 
@@ -84,7 +82,7 @@ class WriteOptions:
     """How rows are distributed; None if the columns decide."""
     lease_seconds: float
     retry_seconds: float
-    tls: "Tls | None" = None
+    security: Security = PLAINTEXT
 
 
 def parse_write_options(options: Mapping[str, str], *, is_streaming: bool) -> WriteOptions:
@@ -106,7 +104,7 @@ def parse_write_options(options: Mapping[str, str], *, is_streaming: bool) -> Wr
         routing=values.value("routing", _parse_routing, None),
         lease_seconds=values.value("leaseSeconds", parse_lease, LEASE_SECONDS),
         retry_seconds=values.value("retrySeconds", parse_seconds, RETRY_SECONDS),
-        tls=tls_of(values),
+        security=security_of(values),
     )
 
 

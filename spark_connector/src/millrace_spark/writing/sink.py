@@ -137,7 +137,7 @@ def _commit(
         is_streaming=is_streaming,
         is_repeatable=bool(options.producer_id) or len(options.endpoints) == 1 or options.routing is WriteRouting.KEY,
         retry_seconds=options.retry_seconds,
-        tls=options.tls,
+        security=options.security,
     )
     commit_all(puts, commit)
 
@@ -145,4 +145,4 @@ def _commit(
 def _abort(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
     from millrace_spark.writing.driver import puts_by_shard, roll_back
 
-    roll_back(puts_by_shard(messages), options.tls)
+    roll_back(puts_by_shard(messages), options.security)

@@ -61,7 +61,7 @@ class _TaskWriter:
     def __init__(self, options: WriteOptions, stack: ExitStack) -> None:
         self._options = options
         self._stack = stack
-        self._keeper = LeaseKeeper(options.lease_seconds, options.tls)
+        self._keeper = LeaseKeeper(options.lease_seconds, options.security)
         self._clients: dict[str, millrace.Client] = {}
         self._shards: dict[Shard, _ShardWriter] = {}
         self._buffered_bytes = 0
@@ -83,7 +83,7 @@ class _TaskWriter:
 
     def abandon(self) -> None:
         self._keeper.stop(is_for_commit=False)
-        roll_back(self._puts(), self._options.tls)
+        roll_back(self._puts(), self._options.security)
 
     def _puts(self) -> tuple[ShardPuts, ...]:
         return tuple(writer.puts for writer in self._shards.values() if writer.puts.txn_ids)
@@ -102,11 +102,10 @@ class _TaskWriter:
         client = self._clients.get(shard.endpoint)
         if client is None:
             # Waits for an unreachable server within the deadline of a call.
-            connected = millrace.connect(
+            connected = self._options.security.connect(
                 shard.endpoint,
                 timeout_seconds=max(self._options.retry_seconds, _CALL_SECONDS_MIN),
                 wait_for_ready=True,
-                tls=self._options.tls,
             )
             client = self._clients[shard.endpoint] = self._stack.enter_context(connected)
         return _ShardWriter(client, shard, self._options, self._keeper)

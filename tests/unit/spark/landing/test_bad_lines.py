@@ -30,8 +30,9 @@ def test_letter_options_have_rising_batch_numbers() -> None:
     parsed = parse_write_options(options, is_streaming=False)
     assert (parsed.producer_id, parsed.batch_number) == (producer_id(), 3)
     assert parsed.batch_numbers_increase
-    over_tls = config(source={"endpoints": ["a:1"], "channels": ["web"], "tls": {"ca": "ca.pem"}})
+    over_tls = config(source={"endpoints": ["a:1"], "channels": ["web"], "tls": {"ca": "ca.pem"}, "token_file": "t"})
     assert dead_letter_options(over_tls, QUERY, 3)["tls.ca.file"] == "ca.pem"
+    assert dead_letter_options(over_tls, QUERY, 3)["token.file"] == "t"
     assert dead_letter_options(config(bad_lines={"channel": "x", "endpoints": ["c:3"]}), QUERY, 3)["endpoints"] == "c:3"
 
 

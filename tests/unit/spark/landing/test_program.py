@@ -145,12 +145,13 @@ def test_source_options_are_those_of_the_data_source() -> None:
     assert "minEventsPerTrigger" not in options
     following = source_options(config(source=source, run={"follow": True}))
     assert (following["minEventsPerTrigger"], following["maxTriggerDelay"]) == ("5", "900.0s")
+    from millrace_spark.option_values import Security
     from millrace_spark.reading.options import parse_stream_options
 
     assert parse_stream_options(following).claim.reader_id == config().landing_name
     tls = {"ca": "ca.pem", "certificate": "c.pem", "private_key": "c.key"}
-    over_tls = source_options(config(source=source | {"tls": tls}))
-    assert parse_stream_options(over_tls).claim.tls == Tls(**tls)
+    over_tls = source_options(config(source=source | {"tls": tls, "token_file": "token"}))
+    assert parse_stream_options(over_tls).claim.security == Security(tls=Tls(**tls), token_file="token")  # noqa: S106 - a path
 
 
 def test_landing_name_is_the_readers_where_one_is_given() -> None:

@@ -10,6 +10,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 
 from millrace_client import Tls
 from millrace_spark import OPTIONS, ClaimedRange, OptionError
+from millrace_spark.option_values import Security
 from millrace_spark.reading.bounds import Bounds
 from millrace_spark.reading.options import (
     AckMode,
@@ -163,7 +164,9 @@ def test_parse_batch_options_with_ranges_takes_what_was_claimed() -> None:
             LEAST | {"TLS.certificate.FILE": "x"},
             "option tls.certificate.file: needs tls.key.file; set both",
         ),
-        (LEAST | {"token": "x"}, "option token: is reserved for tokens, which Millrace does not support yet"),
+        (LEAST | {"token": "", "tokens": "x"}, "option tokens: is unknown; did you mean token?"),
+        (LEAST | {"token": ""}, "option token: is empty, or there is token.file too; set one of them"),
+        (LEAST | {"token": "x", "token.file": "y"}, "option token: is empty, or there is token.file too"),
         (LEAST | {"endpoints": "a"}, "option endpoints: 'a' is not host:port, such as 127.0.0.1:7070"),
         (LEAST | {"endpoints": "a:1,"}, "option endpoints: '' is not host:port"),
         (LEAST | {"endpoints": "http://a:1"}, "option endpoints: 'http://a:1' is not host:port"),
@@ -243,16 +246,24 @@ def test_options_document_streams_and_batch_reads() -> None:
             assert ("is for streams" in reported or "is for batch reads" in reported) == is_refused, name
 
 
-def test_tls_options_reach_tasks_as_paths() -> None:
-    """Reads and streams are planned, pickled and shown with paths, never with contents."""
+def test_security_options_reach_tasks_as_paths() -> None:
+    """Reads and streams are planned, pickled and shown with paths, never with contents; a token itself is not shown."""
     tls = Tls(ca="/ca.pem", certificate="/c.pem", private_key="/c.key")
-    files = {"tls.ca.file": " /ca.pem ", "TLS.Certificate.File": "/c.pem", "tls.key.file": "/c.key"}
+    files = {
+        "tls.ca.file": " /ca.pem ",
+        "TLS.Certificate.File": "/c.pem",
+        "tls.key.file": "/c.key",
+        "token.file": "/token",
+    }
     batch = parse_batch_options(LEAST | files, "somebody")
     assert pickle.loads(pickle.dumps(batch)) == batch  # noqa: S301 - made here
-    assert (batch.tls, batch.source) == (tls, claim(tls=tls))
-    assert parse_stream_options(LEAST | files).claim.tls == tls
-    assert parse_batch_options(LEAST | {"tls.ca.file": "/ca.pem"}, "").tls == Tls(ca="/ca.pem")
-    assert parse_batch_options({"ranges": ranges_to_json([RANGE]), **files}, "").tls == tls
+    security = Security(tls=tls, token_file="/token")  # noqa: S106 - a path
+    assert (batch.security, batch.source) == (security, claim(security=security))
+    assert parse_stream_options(LEAST | files).claim.security == security
+    assert parse_batch_options(LEAST | {"tls.ca.file": "/ca.pem"}, "").security == Security(tls=Tls(ca="/ca.pem"))
+    assert parse_batch_options({"ranges": ranges_to_json([RANGE]), **files}, "").security == security
+    kept = parse_batch_options(LEAST | {"Token": "secret"}, "")
+    assert (kept.security.token, "secret" in repr(kept)) == ("secret", False)
 
 
 def test_readme_documents_each_option() -> None:

@@ -10,6 +10,7 @@ import pytest
 import millrace_client as millrace
 from millrace.columns import columns_from_events
 from millrace_spark import ClaimedRange, MillraceSparkError
+from millrace_spark.option_values import Security
 from millrace_spark.reading import tasks as reading
 from millrace_spark.reading.ranges import RangePartition
 
@@ -73,7 +74,7 @@ def test_read_partition_without_a_file_of_tls_names_the_machine(tmp_path: Path) 
     partition = RangePartition(replace(CLAIMED, endpoint="127.0.0.1:1"), 2, 21)
     tls = millrace.Tls(ca=tmp_path / "ca.pem")
     with pytest.raises(MillraceSparkError) as refused:
-        list(reading.read_partition(partition, SCHEMA, 60.0, tls))
+        list(reading.read_partition(partition, SCHEMA, 60.0, Security(tls=tls)))
     assert str(refused.value) == (
         f"channel orders at 127.0.0.1:1: tls: {tls.ca} cannot be read: No such file or directory; that is on "
         f"{platform.node()}; the driver and each executor read the file by this path"

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 import millrace_client as millrace
+from millrace_spark.option_values import Security
 from millrace_spark.shards import Shard
 from millrace_spark.writing.leases import LeaseKeeper
 
-TLS = millrace.Tls(ca="ca.pem")
+SECURITY = Security(tls=millrace.Tls(ca="ca.pem"), token_file="token")  # noqa: S106 - a path
 
 _WAIT_SECONDS_MAX = 20.0
 HERE, AWAY = Shard("orders", "here:1"), Shard("orders", "away:1")
@@ -34,9 +35,9 @@ class Servers:
         self.open_count = 0
 
     @contextmanager
-    def connect(self, endpoint: str, *, timeout_seconds: float, tls: millrace.Tls | None) -> Iterator[Any]:
+    def connect(self, endpoint: str, *, timeout_seconds: float, **security: object) -> Iterator[Any]:
         """Replaces `millrace_client.connect`."""
-        assert tls is TLS
+        assert security == {"tls": SECURITY.tls, "token": None, "token_file": "token"}
         self.timeouts.append(timeout_seconds)
         self.open_count += 1
         yield FakeClient(self, endpoint)
@@ -81,7 +82,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
 
 
 def keeper_of(lease_seconds: float, *shards: Shard, txn_count: int = 1) -> LeaseKeeper:
-    keeper = LeaseKeeper(lease_seconds, TLS)
+    keeper = LeaseKeeper(lease_seconds, SECURITY)
     for number in range(txn_count):
         for shard in shards:
             keeper.add(shard, f"t{number}")
@@ -139,7 +140,7 @@ def assert_set(event: threading.Event) -> None:
 @pytest.mark.parametrize(("lease_seconds", "count"), [(0.000_001, 3), (600.0, 0)])
 def test_stop_for_a_commit_renews_what_has_waited(servers: Servers, lease_seconds: float, count: int) -> None:
     """Before a commit, transactions are renewed unless they were renewed recently, with short deadlines."""
-    keeper = LeaseKeeper(lease_seconds, TLS)
+    keeper = LeaseKeeper(lease_seconds, SECURITY)
     keeper._is_stopped.set()
     for number in range(3):
         keeper.add(HERE, f"t{number}")

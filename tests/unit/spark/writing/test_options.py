@@ -7,6 +7,7 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, MapTy
 
 from millrace_client import Tls
 from millrace_spark import OptionError
+from millrace_spark.option_values import Security
 from millrace_spark.writing.options import WRITE_OPTIONS, WriteOptions, WriteRouting, parse_write_options
 from millrace_spark.writing.schema import options_for
 
@@ -44,6 +45,7 @@ def test_parse_write_options_with_all_takes_them() -> None:
             "leaseSeconds": "10m",
             "retryseconds": "7",
             "TLS.CA.FILE": "/ca.pem",
+            "Token": "secret",
         }
     )
     assert parse_write_options(options, is_streaming=False) == WriteOptions(
@@ -55,7 +57,7 @@ def test_parse_write_options_with_all_takes_them() -> None:
         routing=WriteRouting.ROUND_ROBIN,
         lease_seconds=600.0,
         retry_seconds=7.0,
-        tls=Tls(ca="/ca.pem"),
+        security=Security(tls=Tls(ca="/ca.pem"), token="secret"),  # noqa: S106 - of a test
     )
 
 
@@ -94,7 +96,6 @@ def test_parse_write_options_of_a_stream_leaves_spark_s_own_out() -> None:
         ({"leaseSeconds": "2h"}, "option leaseSeconds: is '2h'; it must be at most 3,600 seconds"),
         ({"retrySeconds": "0"}, "option retrySeconds: is '0'; it must be a number of seconds above 0"),
         ({"path": "/x"}, "path '/x': is not supported; name the servers by the option endpoints"),
-        ({"token": "x"}, "option token: is reserved"),
         ({"checkpointLocation": "/x"}, "option checkpointLocation: is unknown"),
     ],
 )
