@@ -26,9 +26,8 @@ from millrace_server.channels.contents import Contents
 from millrace_server.channels.journal import Journal
 from millrace_server.channels.journal_entries import LogContext
 from millrace_server.channels.log_columns import LogColumns, RecentMemory
-from millrace_server.channels.records import restore_claim, restore_ended, restore_ledger
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
-from millrace_server.channels.transaction import EndedTxns, Outcome
+from millrace_server.channels.transaction import Outcome
 from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.errors import ChannelLogFailedError, DiskFullError
 from millrace_server.wal.checkpoints import CheckpointFiles
@@ -151,16 +150,15 @@ class FileChannel:
         """The state that must survive, provided that no call is in progress."""
         contents = self.channel._contents
         held = sorted(contents.held_batches(), key=lambda batch: batch.first_sequence)
-        state, ended = self.journal.state(), EndedTxns()
-        restore_ended(state.ended_txns, ended)
+        state = self.journal.state()
         return DurableState(
             events=numbered(held),
             event_count=contents.capacity.event_count,
             body_bytes=contents.capacity.body_bytes,
             next_sequence=state.next_sequence,
-            stamps=dict(restore_ledger(state.producers).producers()),
-            ended=dict(ended.items()),
-            claim=restore_claim(state.claim) if state.HasField("claim") else None,
+            stamps={producer_id: list(intervals) for producer_id, intervals in state.producers.items()},
+            ended=dict(state.ended),
+            claim=state.claim,
         )
 
     def kinds(self) -> list[Kind]:

@@ -4,7 +4,7 @@ import errno
 import pytest
 import structlog
 
-from millrace_server.channels import checkpointing
+from millrace_server.channels import checkpointing, records
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.checkpointing import Checkpointing
@@ -134,7 +134,7 @@ async def test_make_of_a_checkpoint_in_slices_is_as_one_in_a_piece(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch, slice_batches: int
 ) -> None:
     """Sequences, times, and the parts that transactions have left of batches and runs."""
-    monkeypatch.setattr(checkpointing, "_SLICE_BATCHES", slice_batches)
+    monkeypatch.setattr(records, "SLICE_ITEMS", slice_batches)
     async with file_channel(disk) as opened:
         channel = opened.channel
         for number in range(4):

@@ -12,6 +12,7 @@ from millrace_server.channels.commit import Receipt
 from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.stamps import Stamp
+from millrace_server.channels.transaction import TxnState
 from millrace_server.errors import (
     ChannelLogFailedError,
     TxnsOpenError,
@@ -378,7 +379,7 @@ async def test_snapshot_describes_its_position_in_the_log(disk: SimulatedDisk) -
         await held
         _, snapshot, _ = await asyncio.gather(*calls)
         assert sorted(bodies_of(snapshot.batches)) == [b"a", b"b"]
-        assert (snapshot.state.next_sequence, list(snapshot.state.producers.lasts)) == (3, [1])
+        assert (snapshot.state.next_sequence, snapshot.state.producers["p"].lasts) == (3, [1])
         behind = [one for one in opened.records() if one.kind is Kind.COMMIT][-1]
         assert pb.Commit.FromString(behind.payload).first_sequence == 3
 
@@ -423,9 +424,11 @@ async def test_state_knows_transactions_whose_commits_are_under_way(disk: Simula
         channel.transactions.put("third", [stored(b"b")], None)
         calls = await called(channel.transactions.commit(txn_ids, None))
         state = opened.journal.state()
-        assert list(state.ended_txns.txn_ids) == ["first", "second", "third"]
-        assert list(state.ended_txns.outcomes) == [0, 2, 2]
-        assert list(state.ended_txns.last_sequences) == [2]
+        ended = dict(state.ended)
+        assert list(ended) == ["first", "second", "third"]
+        assert ended["first"].state is TxnState.ROLLED_BACK
+        assert ended["second"].receipt is ended["third"].receipt
+        assert ended["second"].receipt == Receipt(2, 2)
         gate.open()
         await asyncio.gather(held, *calls)
         assert opened.journal.state() == state

@@ -211,7 +211,7 @@ async def test_claim_without_room_leaves_none(disk: SimulatedDisk) -> None:
         (call,) = await called(channel.claim("r", None, takeover=False))
         assert await refusal(call) == "DISK_FULL"
         assert channel.claims.claim is None
-        assert not opened.journal.state().HasField("claim")
+        assert opened.journal.state().claim is None
         assert (await channel.claim("r", None, takeover=False)).epoch == 2
 
 

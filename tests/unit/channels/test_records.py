@@ -1,13 +1,15 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from millrace_server.channels import records
 from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
 from millrace_server.channels.commit import Commit, Receipt
 from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.records import (
+    State,
     batches_message,
     claim_record,
     commit_records,
@@ -19,7 +21,6 @@ from millrace_server.channels.records import (
     restore_ledger,
     rollback_record,
     stamps_of,
-    state_message,
     state_record,
 )
 from millrace_server.channels.stamps import Acceptance, Stamp, StampLedger
@@ -46,10 +47,10 @@ def state_of(
     *, ledger: StampLedger | None = None, ended: EndedTxns | None = None, claim: ClaimRecord | None = None
 ) -> pb.State:
     """The state after encoding and decoding."""
-    items = ended.items() if ended else ()
-    return pb.State.FromString(
-        state_message(7, ledger or StampLedger(), items, claim, last_commit_time=0).SerializeToString()
-    )
+    state = State(7, (ledger or StampLedger()).snapshot(), list(ended.items()) if ended else (), claim)
+    kind, pieces = state_record(state)
+    assert kind is Kind.STATE
+    return pb.State.FromString(b"".join(pieces))
 
 
 class Source:
@@ -122,8 +123,8 @@ def test_kept_batches_are_those_that_the_record_was_made_of() -> None:
         StoredBatch(5, Window(first, 2, 3, 3), 70),
         StoredBatch(6, Window.whole(second), 90),
     ]
-    kind, (payload,) = memory_state_record(pb.State(next_sequence=9), [first, second], batches)
-    keep = pb.MemoryState.FromString(bytes(payload))
+    kind, pieces = memory_state_record(State(9), [first, second], batches)
+    keep = pb.MemoryState.FromString(b"".join(pieces))
     puts = [Location(1, 64, first.raw_bytes), Location(1, 200, second.raw_bytes)]
     kept = list(persisted_batches(keep, puts, Source(b"a", b"bb", b"ccc")))
     assert (kind, keep.state.next_sequence) == (Kind.MEMORY_STATE, 9)
@@ -156,11 +157,18 @@ def test_state_of_a_new_channel_is_empty() -> None:
     """No claim and a claim without an owner are distinguished."""
     state = state_of()
     assert (state.next_sequence, state.HasField("claim")) == (7, False)
-    kind, (payload,) = state_record(state)
-    assert (kind, pb.State.FromString(bytes(payload))) == (Kind.STATE, state)
 
 
-@given(LEDGERS)
+@pytest.fixture(params=[1, 2, 500])
+def _sliced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encodes so many producers and transactions at once."""
+    monkeypatch.setattr(records, "SLICE_ITEMS", request.param)
+    monkeypatch.setattr(records, "_PAUSE_SECONDS", 0)
+
+
+@pytest.mark.usefixtures("_sliced")
+@given(accepted=LEDGERS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_state_with_any_stamps_restores_them(accepted: list[tuple[str, tuple[int, int]]]) -> None:
     """All numbers of all producers are restored, and the order of the producers' last activity."""
     ledger = ledger_of(accepted)
@@ -168,6 +176,7 @@ def test_state_with_any_stamps_restores_them(accepted: list[tuple[str, tuple[int
     assert list(restored.producers()) == list(ledger.producers())
 
 
+@pytest.mark.usefixtures("_sliced")
 def test_state_with_ended_transactions_restores_them() -> None:
     """The outcomes are restored in order; transactions that were committed together share their receipt."""
     ended = EndedTxns()

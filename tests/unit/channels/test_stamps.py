@@ -271,6 +271,24 @@ def test_undo_of_the_last_stamps_leaves_what_was_accepted_before(
     assert dict(ledger.producers()) == dict(expected.producers())
 
 
+@given(st.lists(st.tuples(st.sampled_from("pqr"), RANGES), max_size=12), st.integers(0, 12))
+def test_snapshot_stays_as_it_is_whatever_is_accepted_or_undone(
+    accepted: list[tuple[str, tuple[int, int]]], seen_count: int
+) -> None:
+    """A thread encodes it meanwhile; the same holds for a ledger without some stamps."""
+    ledger = StampLedger()
+    early = [ledger.accept(Stamp(producer_id, first, last)) for producer_id, (first, last) in accepted[:seen_count]]
+    rest, snapshot = ledger.without(early[:1]), ledger.snapshot()
+    seen = [(producer_id, list(intervals)) for producer_id, intervals in snapshot.items()]
+    left = list(rest.producers())
+    late = [ledger.accept(Stamp(producer_id, first, last)) for producer_id, (first, last) in accepted[seen_count:]]
+    for acceptance in reversed([*early, *late]):
+        ledger.undo(acceptance)
+        assert [(producer_id, list(intervals)) for producer_id, intervals in snapshot.items()] == seen
+        assert list(rest.producers()) == left
+    assert list(ledger.producers()) == []
+
+
 @given(st.lists(RANGES, max_size=10), RANGES)
 def test_remove_of_any_range_at_all_leaves_the_other_numbers(
     ranges: list[tuple[int, int]], removed: tuple[int, int]

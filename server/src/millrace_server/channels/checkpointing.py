@@ -5,14 +5,13 @@ import math
 import random
 import time
 from contextlib import suppress
-from itertools import islice
 
 import structlog
 
 from millrace_server.channels.admission import DISK_RETRY_DELAY_SECONDS, FREE_BYTES_SECONDS
 from millrace_server.channels.journal import Journal
 from millrace_server.channels.journal_entries import Snapshot
-from millrace_server.channels.records import batches_message, first_needed_segment
+from millrace_server.channels.records import batches_message, first_needed_segment, slices
 from millrace_server.channels.recovery import Recovered
 from millrace_server.errors import DiskFullError, MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
@@ -26,11 +25,6 @@ FULL_DISK_KEPT_BYTES = 64 << 10
 """The same where puts lack room."""
 
 _log = structlog.stdlib.get_logger(__name__)
-
-_SLICE_BATCHES = 500
-"""Batches that are encoded at once: for about half a millisecond, in which the event loop may have to wait."""
-
-_PAUSE_SECONDS = 0.001
 
 
 class Checkpointing:
@@ -221,15 +215,10 @@ class Checkpointing:
 
 def _encoded(snapshot: Snapshot) -> tuple[bytes, int]:
     """Returns the message of a snapshot, and the oldest segment that it refers to."""
-    pieces = [pb.Checkpoint(state=snapshot.state).SerializeToString()]
-    needed = snapshot.position.segment_id
-    batches, last = snapshot.batches_in_log(), None
-    while batches_now := list(islice(batches, _SLICE_BATCHES)):
+    pieces = list(snapshot.state.encoded_in_field())
+    needed, last = snapshot.position.segment_id, None
+    for batches_now in slices(snapshot.batches_in_log()):
         message = pb.Checkpoint(batches=batches_message(batches_now, last))
         pieces.append(message.SerializeToString())
         needed, last = min(needed, first_needed_segment(message, snapshot.position)), batches_now[-1]
-        if len(batches_now) == _SLICE_BATCHES:
-            # Gives the interpreter to the event loop. Without it, each call would have to wait several times until it
-            # is taken away from this thread, each time for 5 ms.
-            time.sleep(_PAUSE_SECONDS)
     return b"".join(pieces), needed

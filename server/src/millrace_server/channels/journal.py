@@ -20,17 +20,17 @@ from millrace_server.channels.journal_entries import (
     ClaimEntry,
     LogContext,
     RollbackEntry,
+    SegmentStart,
     Snapshot,
     SnapshotEntry,
     SyncEntry,
     fail_future,
 )
-from millrace_server.channels.records import state_record
+from millrace_server.channels.records import State
 from millrace_server.channels.transaction import Outcome, TxnState
 from millrace_server.errors import ChannelLogFailedError, DiskFullError, MillraceError
-from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.log import WriteAheadLog
-from millrace_server.wal.records import LogFullError, Record, Submission
+from millrace_server.wal.records import LogFullError, Mergeable, Submission
 
 STALL_SECONDS = 2.0
 """After this long without an answer from the disk the channel counts as stalled."""
@@ -189,7 +189,7 @@ class Journal:
         """Returns the oldest segment that the channel's events need, the newest where it has none."""
         return self.context.oldest_segment() or self._log.newest_segment_id
 
-    def state(self) -> pb.State:
+    def state(self) -> State:
         """Returns the channel's state without its events, once everything in flight is applied."""
         return self.context.state(
             (txn_id, Outcome(TxnState.COMMITTED, receipt))
@@ -212,14 +212,12 @@ class Journal:
         """Prepares an entry behind all others, and submits it to the log."""
         begins_segment = self._needs_segment()
         # A segment begins with the state to which its first commit is applied: it is taken before that one is prepared.
-        segment_start: list[Record] = [state_record(self.state())] if begins_segment else []
+        state = self.state() if begins_segment else None
         entry.prepare()
-        mergeable, records = (entry if entry.is_mergeable else None), entry.records
-        if begins_segment and mergeable:
-            ((_, records),), mergeable = entry.merge([entry]), None
-        if begins_segment:
+        mergeable: Mergeable | None = entry if entry.is_mergeable else None
+        if state is not None:
+            mergeable = SegmentStart(state, entry)
             self._former_segment_bytes, self._segment_bytes = self._segment_bytes, 0
-            self._state_bytes = sum(len(piece) for _, pieces in segment_start for piece in pieces)
             self._is_rotating = True
         entry.submitted_at = self._loop.time()
         self._in_flight.append(entry)
@@ -229,7 +227,7 @@ class Journal:
             self._stall_timer = self._loop.call_later(STALL_SECONDS, self._check_stall)
         # The log must accept it: an entry that it refused here would block all later ones. Requests are small enough.
         self._segment_bytes += self._log.submit(
-            [*segment_start, *records],
+            entry.records,
             needs_sync=begins_segment or self._needs_sync(entry),
             begins_segment=begins_segment,
             done=partial(self._done, entry, self._generation, int(begins_segment)),
@@ -299,6 +297,9 @@ class Journal:
             assert submission.end is not None
             first = self._in_flight.popleft()
             assert first is entry, "the log answers in order"
+            if state_records:
+                self._state_bytes = submission.locations[0].payload_length
+                self._segment_bytes += self._state_bytes
             if not self._in_flight:
                 # Until now an estimate, since the log may compress what it is given.
                 self._segment_bytes = submission.end.position

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from millrace_server.channels.batches import StoredBatch
@@ -12,17 +11,17 @@ from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.contents import Contents
 from millrace_server.channels.log_columns import LogColumns
 from millrace_server.channels.records import (
+    State,
     claim_record,
     commit_records,
     is_small_append,
     merged_records,
     put_records,
     rollback_record,
-    state_message,
+    state_record,
 )
 from millrace_server.channels.transaction import EndedTxns, Outcome
 from millrace_server.errors import MillraceError
-from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.records import Location, LogPosition, Record
 
 
@@ -65,19 +64,19 @@ class LogContext:
     def abort(self, commit: Commit) -> None:
         self.contents.abort(commit)
 
-    def state(self, ending: Iterable[tuple[str, Outcome]]) -> pb.State:
+    def state(self, ending: Iterable[tuple[str, Outcome]]) -> State:
         """Returns the state without events, once everything in flight, with the `ending` transactions, is applied."""
         contents = self.contents
-        return state_message(
+        return State(
             contents.assigned_sequence,
-            contents.ledger,
+            contents.ledger.snapshot(),
             self._all_ended(ending),
             self.claim,
-            last_commit_time=contents.last_commit_time,
+            contents.last_commit_time,
         )
 
-    def _all_ended(self, ending: Iterable[tuple[str, Outcome]]) -> Iterator[tuple[str, Outcome]]:
-        return chain(self._ended.items(), ending)
+    def _all_ended(self, ending: Iterable[tuple[str, Outcome]]) -> list[tuple[str, Outcome]]:
+        return [*self._ended.items(), *ending]
 
     @property
     def log_event_count(self) -> int:
@@ -88,6 +87,21 @@ class LogContext:
         """Returns the segment of the oldest events in the log, as far as the front of the queue and the takes tell."""
         locations = (batch.window.stored.location for batch in self.contents.oldest_batches())
         return min((location.segment_id for location in locations if location is not None), default=None)
+
+
+class SegmentStart:
+    """The state that a segment begins with, and the entry behind it. The log's thread encodes the state."""
+
+    def __init__(self, state: State, entry: JournalEntry) -> None:
+        self._state = state
+        self._entry = entry
+
+    def merge(self, _neighbours: Sequence[Any]) -> Iterator[tuple[int, Sequence[Record]]]:
+        """Yields the records, which nothing else shares."""
+        records = self._entry.records
+        if self._entry.is_mergeable:
+            [(_, records)] = self._entry.merge([self._entry])
+        yield 1, [state_record(self._state), *records]
 
 
 class RollbackEntry(JournalEntry):
@@ -135,7 +149,7 @@ class Snapshot:
     """A channel at a position of its log, which is synced up to there: its state, and its events."""
 
     position: LogPosition
-    state: pb.State
+    state: State
     batches: Iterable[StoredBatch]
 
     def batches_in_log(self) -> Iterator[StoredBatch]:
@@ -153,7 +167,7 @@ class SnapshotEntry(JournalEntry):
 
     is_urgent = True
 
-    def __init__(self, context: LogContext, state: pb.State, future: "asyncio.Future[Snapshot]") -> None:
+    def __init__(self, context: LogContext, state: State, future: "asyncio.Future[Snapshot]") -> None:
         self._context = context
         self._state = state
         self._future = future

@@ -5,24 +5,48 @@
 
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, islice, pairwise
+from time import sleep
+from typing import TypeVar
 
 from millrace.columns import HEADER_KEYS_MAX
+from millrace.wire_format import field as encoded_field
 from millrace_server.channels.batches import ColumnsSource, StoredBatch, StoredColumns, Window
 from millrace_server.channels.commit import Commit, Receipt
 from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.queue import OFFSET_MAX, is_small, may_merge
 from millrace_server.channels.runs import merged
-from millrace_server.channels.stamps import Stamp, StampLedger
+from millrace_server.channels.stamps import IntervalSet, Stamp, StampLedger
 from millrace_server.channels.transaction import EndedTxns, Outcome, TxnState
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.format import Kind
 from millrace_server.wal.records import Location, LogPosition, Record
 
+SLICE_ITEMS = 500
+"""Items that are encoded at once: for about half a millisecond, in which the event loop may have to wait."""
+
+_PAUSE_SECONDS = 0.001
+
 _ROLLED_BACK = 0
 _EXPIRED = 1
 _COMMITTED_FROM = 2
+
+T = TypeVar("T")
+
+
+def slices(items: Iterable[T]) -> Iterator[list[T]]:
+    """Yields items in slices, for a thread that encodes them, and sleeps behind each full one.
+
+    That gives the interpreter to the event loop. Without it, each call would have to wait several times until it is
+    taken away from this thread, each time for 5 ms.
+    """
+    rest = iter(items)
+    while items_now := list(islice(rest, SLICE_ITEMS)):
+        yield items_now
+        if len(items_now) == SLICE_ITEMS:
+            sleep(_PAUSE_SECONDS)
 
 
 # Records.
@@ -155,9 +179,9 @@ def claim_record(claim: ClaimRecord) -> Record:
     return Kind.CLAIM, [_claim_message(claim).SerializeToString()]
 
 
-def state_record(state: pb.State) -> Record:
+def state_record(state: "State") -> Record:
     """Returns the first record of a segment."""
-    return Kind.STATE, [state.SerializeToString()]
+    return Kind.STATE, list(state.encoded())
 
 
 def _claim_message(claim: ClaimRecord) -> pb.Claim:
@@ -181,14 +205,13 @@ def stamps_of(commit: pb.Commit) -> list[Stamp]:
     return [Stamp(stamp.producer_id, stamp.first, stamp.last) for stamp in stamps]
 
 
-def memory_state_record(state: pb.State, stored: Sequence[StoredColumns], batches: Sequence[StoredBatch]) -> Record:
+def memory_state_record(state: "State", stored: Sequence[StoredColumns], batches: Sequence[StoredBatch]) -> Record:
     """Returns the MEMORY_STATE record that persists a spillable channel's state, and some events in memory.
 
     `batches` are the parts of the preceding PUT records' `stored` columns that are still in the channel.
     """
     indexes = {id(columns): index for index, columns in enumerate(stored)}
     message = pb.MemoryState(
-        state=state,
         put_counts=[columns.count for columns in stored],
         put_body_bytes=[columns.body_bytes for columns in stored],
         put_raw_bytes=[columns.raw_bytes for columns in stored],
@@ -199,7 +222,7 @@ def memory_state_record(state: pb.State, stored: Sequence[StoredColumns], batche
         body_bytes=[batch.window.body_bytes for batch in batches],
         commit_time_steps=_steps([batch.commit_time for batch in batches]),
     )
-    return Kind.MEMORY_STATE, [message.SerializeToString()]
+    return Kind.MEMORY_STATE, [*state.encoded_in_field(), message.SerializeToString()]
 
 
 def persisted_batches(
@@ -224,27 +247,36 @@ def persisted_batches(
 # States.
 
 
-def state_message(  # noqa: PLR0913 - what a state consists of
-    next_sequence: int,
-    ledger: StampLedger,
-    ended: Iterable[tuple[str, Outcome]],
-    claim: ClaimRecord | None,
-    *,
-    last_commit_time: int,
-    reserved_sequence: int = 0,
-) -> pb.State:
-    """Returns a channel's state, without its events.
+@dataclass(frozen=True, slots=True)
+class State:
+    """A channel's state at one moment, without its events. Nothing of it changes, so that any thread may encode it.
 
     Sequences below `reserved_sequence` may be assigned to events in memory, which the log does not mention.
     """
-    return pb.State(
-        next_sequence=next_sequence,
-        producers=_producers_message(ledger),
-        ended_txns=_ended_message(ended),
-        claim=None if claim is None else _claim_message(claim),
-        reserved_sequence=reserved_sequence,
-        last_commit_time=last_commit_time,
-    )
+
+    next_sequence: int
+    producers: Mapping[str, IntervalSet] = field(default_factory=dict)
+    ended: Sequence[tuple[str, Outcome]] = ()
+    claim: ClaimRecord | None = None
+    last_commit_time: int = 0
+    reserved_sequence: int = 0
+
+    def encoded(self) -> Iterator[bytes]:
+        """Yields the encoded message in pieces, as `slices` does: one behind the other, protobuf joins their lists."""
+        yield pb.State(
+            next_sequence=self.next_sequence,
+            claim=None if self.claim is None else _claim_message(self.claim),
+            reserved_sequence=self.reserved_sequence,
+            last_commit_time=self.last_commit_time,
+        ).SerializeToString()
+        for producers in slices(self.producers.items()):
+            yield pb.State(producers=_producers_message(producers)).SerializeToString()
+        for ended in _ended_messages(self.ended):
+            yield pb.State(ended_txns=ended).SerializeToString()
+
+    def encoded_in_field(self) -> Iterator[bytes]:
+        """Yields the same as the first field of a message."""
+        return (encoded_field(1, piece) for piece in self.encoded())
 
 
 def _steps(times: Sequence[int]) -> Sequence[int]:
@@ -257,14 +289,12 @@ def _times(steps: Sequence[int], count: int) -> Sequence[int]:
     return list(accumulate(steps)) if steps else [0] * count
 
 
-def _producers_message(ledger: StampLedger) -> pb.Producers:
-    # Lists first: this happens on the event loop, and a message grows slowly item by item.
-    producers = ledger.by_producer()
+def _producers_message(producers: Sequence[tuple[str, IntervalSet]]) -> pb.Producers:
     return pb.Producers(
-        producer_ids=list(producers),
-        interval_counts=[len(intervals.firsts) for intervals in producers.values()],
-        firsts=[first for intervals in producers.values() for first in intervals.firsts],
-        lasts=[last for intervals in producers.values() for last in intervals.lasts],
+        producer_ids=[producer_id for producer_id, _ in producers],
+        interval_counts=[len(intervals) for _, intervals in producers],
+        firsts=[first for _, intervals in producers for first in intervals.firsts],
+        lasts=[last for _, intervals in producers for last in intervals.lasts],
     )
 
 
@@ -277,22 +307,27 @@ def restore_ledger(message: pb.Producers) -> StampLedger:
     return ledger
 
 
-def _ended_message(ended: Iterable[tuple[str, Outcome]]) -> pb.EndedTxns:
-    outcomes = dict(ended)
+def _ended_messages(ended: Sequence[tuple[str, Outcome]]) -> Iterator[pb.EndedTxns]:
     # Transactions that were committed together share a receipt: a repeat that names some of them is known by that.
-    receipts = {id(receipt): receipt for outcome in outcomes.values() if (receipt := outcome.receipt) is not None}
-    codes = {key: code for code, key in enumerate(receipts, _COMMITTED_FROM)}
-    return pb.EndedTxns(
-        txn_ids=list(outcomes),
-        outcomes=[
-            codes.get(id(outcome.receipt)) or (_EXPIRED if outcome.state is TxnState.EXPIRED else _ROLLED_BACK)
-            for outcome in outcomes.values()
-        ],
-        first_sequences=[receipt.first_sequence for receipt in receipts.values()],
-        last_sequences=[receipt.last_sequence for receipt in receipts.values()],
-        are_deduplicated=[receipt.is_deduplicated for receipt in receipts.values()],
-        commit_time_steps=_steps([receipt.commit_time for receipt in receipts.values()]),
-    )
+    codes: dict[int, int] = {}
+    last_time = 0
+    for outcomes in slices(ended):
+        receipts = {id(receipt): receipt for _, outcome in outcomes if (receipt := outcome.receipt) is not None}
+        new = [receipt for key, receipt in receipts.items() if key not in codes]
+        codes |= {id(receipt): code for code, receipt in enumerate(new, _COMMITTED_FROM + len(codes))}
+        times = [last_time, *[receipt.commit_time for receipt in new]]
+        last_time = times[-1]
+        yield pb.EndedTxns(
+            txn_ids=[txn_id for txn_id, _ in outcomes],
+            outcomes=[
+                codes.get(id(outcome.receipt)) or (_EXPIRED if outcome.state is TxnState.EXPIRED else _ROLLED_BACK)
+                for _, outcome in outcomes
+            ],
+            first_sequences=[receipt.first_sequence for receipt in new],
+            last_sequences=[receipt.last_sequence for receipt in new],
+            are_deduplicated=[receipt.is_deduplicated for receipt in new],
+            commit_time_steps=[time - before for before, time in pairwise(times)],
+        )
 
 
 def restore_ended(message: pb.EndedTxns, ended: EndedTxns) -> None:

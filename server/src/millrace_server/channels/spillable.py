@@ -44,11 +44,10 @@ from millrace_server.channels.journal import Journal
 from millrace_server.channels.journal_entries import LogContext, fail_future
 from millrace_server.channels.log_columns import LogColumns
 from millrace_server.channels.memory_tier import MemoryTier
-from millrace_server.channels.records import memory_state_record, put_records, state_message
+from millrace_server.channels.records import State, memory_state_record, put_records
 from millrace_server.channels.transaction import EndedTxns, Outcome
 from millrace_server.errors import DiskFullError, DrainingError, MillraceError
-from millrace_server.storage.v1 import records_pb2 as pb
-from millrace_server.wal.records import Location, LogPosition
+from millrace_server.wal.records import Location, LogPosition, Record
 
 DISK_FULL_SECONDS = 10.0
 """For this long after the disk had no room, commits that fit go to memory without trying the disk."""
@@ -92,15 +91,15 @@ class TieredContext(LogContext):
         self.tier.abort(commit)
         self.in_flight_count -= 1
 
-    def state(self, ending: Iterable[tuple[str, Outcome]]) -> pb.State:
+    def state(self, ending: Iterable[tuple[str, Outcome]]) -> State:
         tier, contents = self.tier, self.contents
-        return state_message(
+        return State(
             contents.assigned_sequence,
-            tier.durable_ledger(contents.ledger),
-            tier.durable_txns(self._all_ended(ending)),
+            tier.durable_ledger(contents.ledger).snapshot(),
+            list(tier.durable_txns(self._all_ended(ending))),
             self.claim,
-            last_commit_time=contents.last_commit_time,
-            reserved_sequence=tier.reserving_sequence,
+            contents.last_commit_time,
+            tier.reserving_sequence,
         )
 
     @property
@@ -112,6 +111,7 @@ class MemoryStateEntry(JournalEntry):
     """The channel's state with a new reserve of sequences, and `batches` that are spilled from memory to the log."""
 
     is_urgent = True
+    is_mergeable = True
 
     def __init__(
         self, context: TieredContext, journal: Journal, batches: Sequence[StoredBatch], future: "asyncio.Future[None]"
@@ -122,6 +122,7 @@ class MemoryStateEntry(JournalEntry):
         # Events of one request may be apart from each other, queued or taken: their columns are written once.
         self._stored = list({id(batch.window.stored): batch.window.stored for batch in batches}.values())
         self._reserved_before = self._reserved = 0
+        self._state: State
         self._future = future
         self.has_puts = bool(batches)
 
@@ -129,8 +130,16 @@ class MemoryStateEntry(JournalEntry):
         tier = self._context.tier
         self._reserved_before = tier.reserving_sequence
         self._reserved = tier.reserving_sequence = tier.reservation(self._context.contents.assigned_sequence)
-        state = self._journal.state()
-        self.records = [*put_records(self._stored), memory_state_record(state, self._stored, self._batches)]
+        self._state = self._journal.state()
+        self.records = put_records(self._stored)
+
+    def merge(self, neighbours: "Sequence[MemoryStateEntry]") -> Iterator[tuple[int, Sequence[Record]]]:
+        for entry in neighbours:
+            yield 1, [*entry.records, entry.record()]
+
+    def record(self) -> Record:
+        """Returns the MEMORY_STATE record. The log's thread encodes it."""
+        return memory_state_record(self._state, self._stored, self._batches)
 
     def apply(self, locations: Sequence[Location], _end: LogPosition) -> None:
         for stored, location in zip(self._stored, locations, strict=False):

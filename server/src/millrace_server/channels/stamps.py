@@ -60,6 +60,7 @@ class StampLedger:
     def __init__(self) -> None:
         self._permanent: dict[str, IntervalSet] = {}
         self._transient: dict[str, IntervalSet] = {}
+        self._snapshot_count = 0
 
     def __len__(self) -> int:
         return len(self._permanent) + len(self._transient)
@@ -121,7 +122,8 @@ class StampLedger:
         """Accepts the stamp's numbers, and with them those below `oldest_open`; returns the argument of `undo`."""
         group = self._group_of(stamp.producer_id)
         # Removed and added again, so that it becomes the most recently active.
-        accepted = group.pop(stamp.producer_id, None) or IntervalSet()
+        known = group.pop(stamp.producer_id, None)
+        accepted = self._writable(known or IntervalSet())
         new = accepted.gaps(stamp.first, stamp.last)
         if new and len(accepted) and stamp.oldest_open:
             new = accepted.gaps(0, stamp.oldest_open - 1) + new
@@ -141,15 +143,23 @@ class StampLedger:
             # Perhaps the very same, where there was no room for any passing one.
             _put_first(*acceptance.forgotten, self._group_of(acceptance.forgotten[0]))
         group = self._group_of(acceptance.producer_id)
-        accepted = group[acceptance.producer_id]
+        accepted = group[acceptance.producer_id] = self._writable(group[acceptance.producer_id])
         for first, last in acceptance.new:
             accepted.remove(first, last)
         if not len(accepted):
             del group[acceptance.producer_id]
 
+    def _writable(self, intervals: "IntervalSet") -> "IntervalSet":
+        """Returns the intervals, or a copy where a snapshot has them."""
+        if intervals.snapshot_count != self._snapshot_count:
+            intervals = intervals.copy()
+            intervals.snapshot_count = self._snapshot_count
+        return intervals
+
     def without(self, acceptances: Iterable["Acceptance"]) -> "StampLedger":
         """Returns a copy of the ledger without these acceptances."""
         rest = StampLedger()
+        self._snapshot_count += 1
         rest._permanent, rest._transient = dict(self._permanent), dict(self._transient)
         copied: set[str] = set()
         for acceptance in acceptances:
@@ -173,10 +183,11 @@ class StampLedger:
 
     def producers(self) -> Iterator[tuple[str, list[tuple[int, int]]]]:
         """Yields each producer with its intervals; of each kind the least recently active first."""
-        return ((producer_id, list(intervals)) for producer_id, intervals in self.by_producer().items())
+        return ((producer_id, list(intervals)) for producer_id, intervals in self.snapshot().items())
 
-    def by_producer(self) -> "dict[str, IntervalSet]":
-        """Returns the intervals of each producer, in the same order; they are not copies."""
+    def snapshot(self) -> "dict[str, IntervalSet]":
+        """Returns the intervals of each producer, in the same order. They stay as they are, whatever is accepted."""
+        self._snapshot_count += 1
         return self._permanent | self._transient
 
     def restore(self, producer_id: str, intervals: Iterable[tuple[int, int]]) -> None:
@@ -207,6 +218,7 @@ class IntervalSet:
     def __init__(self) -> None:
         self.firsts: list[int] = []
         self.lasts: list[int] = []
+        self.snapshot_count = 0  # That of the ledger when it was new: later snapshots have it too.
 
     def __len__(self) -> int:
         return len(self.firsts)

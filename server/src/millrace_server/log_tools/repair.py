@@ -19,7 +19,7 @@ from millrace_server.channels.channel_file import CHANNEL_FILE, CHECKPOINTS_ONLY
 from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.config import CHANNEL_NAME_PATTERN
 from millrace_server.channels.directories import LOCK_FILE, REPAIRED, finish_repair, lock_directory
-from millrace_server.channels.records import state_message, state_record
+from millrace_server.channels.records import State, state_record
 from millrace_server.log_tools import backup
 from millrace_server.log_tools.account import Piece, shown_ranges
 from millrace_server.log_tools.backup import Copy, ToolContext, os_errors_as_refusals
@@ -252,13 +252,13 @@ class _NewLog:
             # Epochs are microseconds since 1970, or above those that were granted: none is granted again.
             epoch = max(time.time_ns() // 1000, claim.epoch if claim else 0)
             claim = ClaimRecord(claim.reader_id if claim else "", epoch, 0.0, has_ended=True)
-        self._state = state_message(
+        self._state = State(
             1,
-            recovered.ledger,
-            recovered.ended.items(),
+            recovered.ledger.snapshot(),
+            list(recovered.ended.items()),
             claim,
-            last_commit_time=recovered.last_commit_time,
-            reserved_sequence=recovered.next_sequence,
+            recovered.last_commit_time,
+            recovered.next_sequence,
         )
 
     def write(self, reader: PieceReader) -> None:
@@ -267,7 +267,7 @@ class _NewLog:
         next_sequence = (
             self._found.pieces[0].first_sequence if self._found.pieces else self._found.recovered.next_sequence
         )
-        self._state.next_sequence = next_sequence
+        self._state = replace(self._state, next_sequence=next_sequence)
         for piece in self._found.pieces:
             columns = reader.read(piece)
             if columns is None:
@@ -278,7 +278,7 @@ class _NewLog:
             next_sequence = piece.last_sequence + 1
             if size >= _GROUP_BYTES:
                 self._append(records, size)
-                self._state.next_sequence = next_sequence
+                self._state = replace(self._state, next_sequence=next_sequence)
                 records, size = [], 0
         self._append(records, size)
 

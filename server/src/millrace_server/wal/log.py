@@ -255,7 +255,7 @@ class WriteAheadLog:
                 locations and their end by then, and with None, or LogFullError if the disk had no room (see
                 `resume`), or LogFailedError if the log has failed.
             mergeable: What may be written as one with its neighbours, instead of the records, of which only the size
-                counts then. It must not begin a segment.
+                counts then.
 
         Returns:
             Size of the records in a segment before their payloads are encoded.

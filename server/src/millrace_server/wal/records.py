@@ -51,7 +51,8 @@ class Mergeable(Protocol):
     def merge(self, neighbours: Sequence[Any]) -> Iterable[tuple[int, Sequence[Record]]]:
         """Yields the records that store the first neighbours, the next ones and so on, each time with their number.
 
-        Called on the writer's thread. The first of the neighbours, and perhaps the only one, is this one.
+        Called on the writer's thread. The first of the neighbours, and perhaps the only one, is this one; all are of
+        its type.
         """
 
 

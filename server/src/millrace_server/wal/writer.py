@@ -411,16 +411,16 @@ class LogWriter:
 _needs_sync = attrgetter("needs_sync")
 
 
-def _is_mergeable(submission: Submission) -> bool:
-    return submission.mergeable is not None
+def _kind(submission: Submission) -> type:
+    return type(submission.mergeable)
 
 
 def _merged(group: Sequence[Submission]) -> Iterator[tuple[Sequence[Submission], Sequence[Record]]]:
     """Yields a group's submissions with their records: neighbours that are written as one, or a single one."""
-    for is_mergeable, neighbours in groupby(group, key=_is_mergeable):
+    for _, neighbours in groupby(group, key=_kind):
         submissions = list(neighbours)
         parts = [submission.mergeable for submission in submissions if submission.mergeable is not None]
-        if is_mergeable:
+        if parts:
             rest = iter(submissions)
             for count, records in parts[0].merge(parts):
                 yield list(islice(rest, count)), records
