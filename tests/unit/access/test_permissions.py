@@ -50,12 +50,16 @@ def test_parse_of_what_is_no_grant_says_why(text: str, problem: str) -> None:
         Grant.parse(text)
 
 
-def test_rights_of_takes_the_longest_pattern() -> None:
-    """An identity has the roles of one pattern only; without a pattern it has none."""
+def test_rights_of_takes_the_whole_name_or_the_longest_pattern() -> None:
+    """An identity has the roles of one pattern only, so that one of many can be shut out; without any it has none."""
     roles = {"all": [Grant.parse("*:*")], "none": []}
     policy = Policy(roles, {"*": ["all"], "nginx-*": ["none"], "nginx-admin": ["all", "none"]})
     allowed = [name for name in ("x", "nginx-1", "nginx-admin") if policy.rights_of(name).may(Permission.TAKE, "a")]
     assert allowed == ["x", "nginx-admin"]
+    revoked = Policy(roles, {"nginx-*": ["all"], "nginx-**": ["all"], "nginx-1": ["none"], "nginx-": ["none"]})
+    assert [
+        name for name in ("nginx-1", "nginx-", "nginx-2") if revoked.rights_of(name).may_everywhere(Permission.TAKE)
+    ] == ["nginx-2"]
     assert not Policy(roles, {"a": ["all"]}).rights_of("b").may(Permission.TAKE, "a")
 
 
@@ -68,6 +72,10 @@ def test_ambiguous_patterns_are_those_that_match_a_name_in_common() -> None:
     expected = {
         frozenset((one, other))
         for one, other in product(patterns, repeat=2)
-        if one != other and len(one) == len(other) and matched[one] & matched[other]
+        if one != other
+        and len(one) == len(other)
+        and {*"*?"} & {*one}
+        and {*"*?"} & {*other}
+        and matched[one] & matched[other]
     }
     assert set(map(frozenset, ambiguous_patterns(patterns))) == expected

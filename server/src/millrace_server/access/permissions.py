@@ -97,19 +97,22 @@ class Rights:
 
 
 class Policy:
-    """The roles of identities, by patterns of their names; the longest pattern that matches a name counts."""
+    """The roles of identities, by patterns of their names.
+
+    The whole name counts, so that one of many can be shut out; else the longest pattern that matches.
+    """
 
     def __init__(self, roles: Mapping[str, Iterable[Grant]], identities: Mapping[str, Iterable[str]]) -> None:
         self._rights = {
             pattern: Rights(grant for role in names for grant in roles[role]) for pattern, names in identities.items()
         }
-        self._by_length = sorted(self._rights, key=len, reverse=True)
+        self._by_weight = sorted(self._rights, key=lambda pattern: (_is_plain(pattern), len(pattern)), reverse=True)
         self._known: dict[str, Rights] = {}
 
     def rights_of(self, identity: str) -> Rights:
         if (known := self._known.get(identity)) is not None:
             return known
-        pattern = next((pattern for pattern in self._by_length if matches(pattern, identity)), None)
+        pattern = next((pattern for pattern in self._by_weight if matches(pattern, identity)), None)
         rights = _NONE if pattern is None else self._rights[pattern]
         if len(self._known) >= _KNOWN_MAX:
             self._known.clear()
@@ -121,16 +124,17 @@ _NONE = Rights(())
 
 
 def ambiguous_patterns(patterns: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yields the pairs of patterns of the same length that match a name in common."""
+    """Yields the pairs of patterns with wildcards, of the same length, that match a name in common."""
     by_length: dict[int, list[str]] = {}
     for pattern in patterns:
-        by_length.setdefault(len(pattern), []).append(pattern)
+        if not _is_plain(pattern):
+            by_length.setdefault(len(pattern), []).append(pattern)
     for same in by_length.values():
-        # Names without wildcards differ from each other, and there may be thousands of them.
-        wild = [pattern for pattern in same if _WILD & set(pattern)]
-        plain = [pattern for pattern in same if not _WILD & set(pattern)]
-        yield from (pair for pair in combinations(wild, 2) if _have_common_name(*pair))
-        yield from ((one, name) for one in wild for name in plain if matches(one, name))
+        yield from (pair for pair in combinations(same, 2) if _have_common_name(*pair))
+
+
+def _is_plain(pattern: str) -> bool:
+    return _WILD.isdisjoint(pattern)
 
 
 def _have_common_name(left: str, right: str) -> bool:

@@ -61,7 +61,7 @@ class RoleSettings(BaseModel, frozen=True, extra="forbid"):
 
 
 class IdentitySettings(BaseModel, frozen=True, extra="forbid"):
-    """What the identities may do whose names match the pattern and no longer pattern."""
+    """What an identity may do: the table of its whole name counts, else that of the longest pattern that matches it."""
 
     roles: list[str] = Field(min_length=1)
     """Names of roles; what one of them allows is allowed."""

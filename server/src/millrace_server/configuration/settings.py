@@ -177,7 +177,7 @@ class Settings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """The tables `[roles.NAME]`, by name."""
 
     identities: dict[IdentityPattern, IdentitySettings] = Field(default_factory=dict)
-    """The tables `[identities."PATTERN"]`, by pattern; the longest that matches an identity's name counts."""
+    """The tables `[identities."PATTERN"]`, by pattern. Its whole name counts, else the longest that matches."""
 
     channels: dict[ChannelName, AnyChannelConfig] = Field(default_factory=dict)
     """The tables `[channels.NAME]`, by name."""
