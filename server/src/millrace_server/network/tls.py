@@ -231,6 +231,8 @@ def _read_material(settings: TlsSettings) -> TlsMaterial:
 def _http_context(settings: TlsSettings) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # Each renegotiation costs the server far more than the client; some versions of OpenSSL allow them.
+    context.options |= ssl.OP_NO_RENEGOTIATION
     try:
         context.load_cert_chain(settings.certificate, settings.private_key)
         if settings.client_certificate == "required":
