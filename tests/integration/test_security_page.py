@@ -76,6 +76,6 @@ def test_configurations_of_the_page_are_good(folder: Path) -> None:
     parts = blocks_of(PAGE, "part")
     assert len(parts) == 3
     for part in ["", *parts]:
-        part = re.sub("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt", f"{folder}/tls/ca.pem", part)  # noqa: PLW2901
-        (folder / "millrace.toml").write_text(block("server") + part)
+        config = re.sub("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt", f"{folder}/tls/ca.pem", part)
+        (folder / "millrace.toml").write_text(block("server") + config)
         assert run_millraced(*serve.split()[1:], cwd=folder).returncode == 0
