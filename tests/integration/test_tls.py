@@ -7,6 +7,8 @@ import shlex
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -90,6 +92,17 @@ def test_clients_with_a_certificate_use_all_of_it(server: Millraced, site: Site)
 async def append_in_asyncio(server: Millraced, tls: Tls) -> None:
     async with millrace_client.aio.connect(server.grpc, tls=tls) as client:
         assert (await client.channel("orders").append([b"three"])).last_sequence == 3
+
+
+def test_health_check_of_the_container_works_over_tls(server: Millraced) -> None:
+    """It needs no certificate, also where clients do; it fails where nothing serves."""
+    dockerfile = (Path(__file__).parents[2] / "deploy" / "Dockerfile").read_text().replace("\\\n", "")
+    (check,) = re.findall(r"^HEALTHCHECK .* CMD (.*)$", dockerfile, re.MULTILINE)
+    asked = [sys.executable, *json.loads(check)[1:]]
+    for path, exit_code in (("/healthz", 0), ("/channels", 1)):
+        url = {"MILLRACE_HEALTH_URL": f"https://{server.http}{path}"}
+        ran = subprocess.run(asked, env=url, capture_output=True, check=False)
+        assert ran.returncode == exit_code, ran.stderr
 
 
 def test_command_line_connects_over_tls(server: Millraced, site: Site) -> None:

@@ -4,18 +4,22 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
+from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
 import yaml
 
-from millrace_server.configuration.settings import load_settings
+from millrace_server.configuration.settings import Settings, load_settings
 from millrace_server.network import Address
+from tests.certificates import Authority
 from tests.unit.repository.checkout import ROOT
 
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 COMPOSE = ROOT / "deploy" / "compose.yaml"
+KUBERNETES = ROOT / "deploy" / "kubernetes.yaml"
 SUFFIX_SECONDS = re.compile(r"(\d+)s")
 
 
@@ -36,12 +40,35 @@ def _is_sent_to_the_build(path: str) -> bool:
 
 @pytest.fixture
 def service() -> dict[str, Any]:
-    """The only service of compose.yaml."""
+    """The service of compose.yaml that needs no secrets."""
     services = yaml.safe_load(COMPOSE.read_text())["services"]
-    assert list(services) == ["millraced"]
+    assert list(services) == ["millraced", "secured"]
     found = services["millraced"]
     assert isinstance(found, dict)
     return found
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    """The files that the examples mount, by the names that they have there."""
+    for name in ("server.pem", "tls.crt", "server.key", "tls.key", "tokens"):
+        (tmp_path / name).touch(0o640)
+    certificate, private_key = Authority().issue(tmp_path, "made")
+    for name in ("server.pem", "tls.crt"):
+        (tmp_path / name).write_bytes(certificate.read_bytes())
+    for name in ("server.key", "tls.key"):
+        (tmp_path / name).write_bytes(private_key.read_bytes())
+    return tmp_path
+
+
+def _loaded(toml: str, folders: Iterable[str], secrets: Path) -> Settings:
+    """The settings of a configuration whose secrets are mounted in these folders."""
+    for folder in folders:
+        assert folder in toml
+        toml = toml.replace(folder, str(secrets))
+    path = secrets / "millrace.toml"
+    path.write_text(toml)
+    return load_settings(path)
 
 
 def test_dockerfile_linted_has_no_findings() -> None:
@@ -89,8 +116,7 @@ def test_health_check_compared_with_the_configuration_asks_the_right_port() -> N
     """The health check uses the port of the container's configuration, and both ports are exposed."""
     server = load_settings(ROOT / "deploy" / "container.toml").server
     ports = [Address.parse(address).port for address in (server.listen, server.http_listen)]
-    (health_check,) = (rest for name, rest in _instructions() if name == "HEALTHCHECK")
-    assert f"http://127.0.0.1:{ports[1]}/healthz" in health_check
+    assert ("ENV", f'MILLRACE_HEALTH_URL="http://127.0.0.1:{ports[1]}/healthz"') in _instructions()
     (exposed,) = (rest for name, rest in _instructions() if name == "EXPOSE")
     assert [int(port) for port in exposed.split()] == ports
 
@@ -129,3 +155,92 @@ def test_stop_grace_period_in_compose_is_above_the_servers(service: dict[str, An
     match = SUFFIX_SECONDS.fullmatch(service["stop_grace_period"])
     assert match is not None
     assert float(match[1]) > load_settings(ROOT / "deploy" / "container.toml").server.shutdown_grace_seconds
+
+
+def _allows(settings: Settings, identity: str, wanted: str) -> bool:
+    """Whether a role of an identity, which the configuration names, allows `PERMISSION:CHANNEL`."""
+    roles = settings.identities[identity].roles
+    return any(fnmatch(wanted, grant) for role in roles for grant in settings.roles[role].allow)
+
+
+def test_secured_service_in_compose_serves_over_tls_and_with_tokens(secrets: Path) -> None:
+    """Its configuration names the secrets where they are mounted, and its health check asks over TLS."""
+    compose = yaml.safe_load(COMPOSE.read_text())
+    service = compose["services"]["secured"]
+    assert all(compose["secrets"][name] == {"file": f"./secrets/{name}"} for name in service["secrets"])
+    assert service["configs"] == [{"source": "secured", "target": "/etc/millrace/millrace.toml"}]
+    settings = _loaded(compose["configs"]["secured"]["content"], ["/run/secrets"], secrets)
+    assert settings.server.tls is not None
+    assert settings.auth is not None
+    named = (settings.server.tls.certificate, settings.server.tls.private_key, settings.auth.tokens_file)
+    assert list(named) == [secrets / name for name in service["secrets"]]
+    assert f"{settings.server.data_dir}" in [volume.partition(":")[2] for volume in service["volumes"]]
+    assert service["ports"][0] == "7070:7070"
+    assert service["environment"]["MILLRACE_HEALTH_URL"] == "https://127.0.0.1:7071/healthz"
+    assert _allows(settings, "web", "append:web.access")
+    assert service["cap_drop"] == ["ALL"]
+
+
+MOUNTED = ("/etc/millrace-tls", "/var/run/secrets/kubernetes.io/serviceaccount")
+Manifests = dict[tuple[str, str], Any]
+
+
+@pytest.fixture
+def manifests() -> Manifests:
+    """The objects of the example for Kubernetes, by kind and name."""
+    return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(KUBERNETES.read_text())}
+
+
+@pytest.fixture
+def settings(manifests: Manifests, secrets: Path) -> Settings:
+    """The configuration of its server."""
+    return _loaded(manifests["ConfigMap", "millrace"]["data"]["millrace.toml"], MOUNTED, secrets)
+
+
+def _ports(settings: Settings) -> dict[str, int]:
+    listening = {"grpc": settings.server.listen, "http": settings.server.http_listen}
+    return {name: Address.parse(address).port for name, address in listening.items()}
+
+
+def test_kubernetes_example_serves_over_tls_where_its_probes_ask(manifests: Manifests, settings: Settings) -> None:
+    """Ports, probes, the user, the rights of the key and the volumes fit the configuration."""
+    ports = _ports(settings)
+    assert {port["name"]: port["port"] for port in manifests["Service", "millrace"]["spec"]["ports"]} == ports
+    pod = manifests["StatefulSet", "millrace"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert {port["name"]: port["containerPort"] for port in container["ports"]} == ports
+    for probe in (container["readinessProbe"], container["livenessProbe"]):
+        assert probe["httpGet"] == {"path": "/healthz", "port": "http", "scheme": "HTTPS"}
+    user = dict(_instructions())["USER"].partition(":")[0]
+    assert {pod["securityContext"][key] for key in ("runAsUser", "fsGroup")} == {int(user)}
+    secret = next(volume["secret"] for volume in pod["volumes"] if "secret" in volume)
+    assert secret["defaultMode"] & 0o007 == 0
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} > {MOUNTED[0], str(settings.server.data_dir)}
+    assert pod["terminationGracePeriodSeconds"] > settings.server.shutdown_grace_seconds
+
+
+def test_kubernetes_example_proves_service_accounts(manifests: Manifests, settings: Settings) -> None:
+    """The producer's token is for the audience of the server, which lets it append; Prometheus may see all channels."""
+    producer = manifests["CronJob", "web"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    environment = {one["name"]: one["value"] for one in producer["containers"][0]["env"]}
+    (token,) = (volume["projected"] for volume in producer["volumes"] if volume["name"] == "token")
+    assert settings.auth is not None
+    assert settings.auth.jwt is not None
+    assert token["sources"][0]["serviceAccountToken"]["audience"] == settings.auth.jwt.audience
+    (command,) = producer["containers"][0]["command"][2:]
+    channel = command.rpartition(" ")[2]
+    assert channel in settings.channels
+    assert _allows(settings, f"system:serviceaccount:default:{producer['serviceAccountName']}", f"append:{channel}")
+    mounts = {mount["mountPath"] for mount in producer["containers"][0]["volumeMounts"]}
+    assert {str(Path(environment[name]).parent) for name in ("MILLRACE_TLS_CA", "MILLRACE_TOKEN_FILE")} == mounts
+
+    (scrape,) = yaml.safe_load(manifests["ConfigMap", "millrace-scrape"]["data"]["prometheus.yaml"])["scrape_configs"]
+    host, _, port = scrape["static_configs"][0]["targets"][0].partition(":")
+    assert (scrape["scheme"], host in settings.server.http_hosts, int(port)) == (
+        "https",
+        True,
+        _ports(settings)["http"],
+    )
+    assert environment["MILLRACE_SERVER"] == f"{host}:{_ports(settings)['grpc']}"
+    assert scrape["authorization"]["credentials_file"] == environment["MILLRACE_TOKEN_FILE"]
+    assert _allows(settings, "system:serviceaccount:monitoring:prometheus", "describe:*")
