@@ -120,12 +120,20 @@ def test_spark_blocks_show_the_events_and_consume_them(
         assert client.admin.get_channel("orders").gauges.queued_events == 0
 
 
-def test_configuration_blocks_checked_are_good(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the README's commands have made certificates and a token."""
+    folder = tmp_path_factory.mktemp("certified")
+    (make,) = blocks("certificates")
+    run(["bash", "-euo", "pipefail", "-c", moved(make, folder)])
+    return folder
+
+
+def test_configuration_blocks_checked_are_good(certified: Path) -> None:
     """Each configuration passes the check."""
-    make_certificates(tmp_path)
-    config = tmp_path / "millrace.toml"
+    config = certified / "millrace.toml"
     for block in blocks("check"):
-        config.write_text(moved(block, tmp_path), encoding="utf-8")
+        config.write_text(moved(block, certified), encoding="utf-8")
         checked = CliRunner().invoke(app, ["check", str(config)])
         assert checked.exit_code == 0, checked.output
 
@@ -133,12 +141,6 @@ def test_configuration_blocks_checked_are_good(tmp_path: Path) -> None:
 def moved(block: str, folder: Path) -> str:
     """A block whose files lie in a folder."""
     return re.sub("/(data|etc/millrace|var/log)(?=/)", str(folder), block)
-
-
-def make_certificates(folder: Path) -> None:
-    """Runs the commands that make certificates and a token."""
-    (make,) = blocks("certificates")
-    run(["bash", "-euo", "pipefail", "-c", moved(make, folder)])
 
 
 def test_first_configuration_block_served_has_its_channels(start_millraced: StartMillraced) -> None:
@@ -193,29 +195,28 @@ def test_graph_in_the_readme_is_what_the_command_draws(tmp_path: Path) -> None:
 
 
 def test_agents_of_the_readme_bring_lines_of_a_log_into_parquet(
-    start_millraced: StartMillraced, tmp_path: Path
+    start_millraced: StartMillraced, certified: Path
 ) -> None:
     """Both configurations work together unchanged, except for paths."""
     for folder in ("nginx", "web"):
-        (tmp_path / folder).mkdir()
+        (certified / folder).mkdir()
     lines = [f"GET /{'health' if number % 10 == 0 else number} HTTP/1.1" for number in range(200)]
-    (tmp_path / "nginx" / "access.log").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    make_certificates(tmp_path)
-    tls, token = millrace.Tls(ca=tmp_path / "tls" / "ca.pem"), make_token(tmp_path / "tokens", "watcher")
+    (certified / "nginx" / "access.log").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    tls, token = millrace.Tls(ca=certified / "tls" / "ca.pem"), make_token(certified / "tokens", "watcher")
     watcher = '[roles.watcher]\nallow = ["describe:*"]\n[identities.watcher]\nroles = ["watcher"]\n'
     archive = configuration_with('type = "files"').replace("0.0.0.0:7070", "127.0.0.1:0") + watcher
-    collector = start_millraced(moved(archive, tmp_path), tmp_path / "collector")
+    collector = start_millraced(moved(archive, certified), certified / "collector")
     edge_toml = configuration_with('type = "taildir"').replace("collector-1:7070", collector.grpc)
-    edge = start_millraced(moved(edge_toml, tmp_path), tmp_path / "edge")
+    edge = start_millraced(moved(edge_toml, certified), certified / "edge")
     kept = [line for line in lines if "health" not in line]
     with millrace.connect(collector.grpc, tls=tls, token=token) as client:
         wait_until(lambda: client.admin.get_channel("web").gauges.taken_events == len(kept))
     assert edge.stop() == 0
     # The stop finishes its files.
     assert collector.stop() == 0
-    rows = pq.ParquetDataset(tmp_path / "web").read().to_pylist()
+    rows = pq.ParquetDataset(certified / "web").read().to_pylist()
     assert [row["body"].decode() for row in sorted(rows, key=lambda row: row["sequence"])] == kept
-    assert {dict(row["headers"])["file"] for row in rows} == {str(tmp_path / "nginx" / "access.log")}
+    assert {dict(row["headers"])["file"] for row in rows} == {str(certified / "nginx" / "access.log")}
 
 
 def test_blocks_for_damage_look_repair_and_restore(start_millraced: StartMillraced, tmp_path: Path) -> None:
