@@ -153,8 +153,9 @@ class TlsFiles:
         for path, days in self.days_left().items():
             if days < _WARNING_DAYS and now - self._warned_at.get(path, _NEVER) >= _DAY:
                 self._warned_at[path] = now
+                state = "has expired" if days < 0 else "expires soon"
                 _log.warning(
-                    "a certificate expires soon; replace the file, which is read again by itself",
+                    f"a certificate {state}; replace the file, which is read again by itself",
                     file=str(path),
                     expiry_time=self.material.expiry_times[path].isoformat(),
                     days_left=round(days, 1),
