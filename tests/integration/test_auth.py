@@ -306,6 +306,8 @@ def test_every_client_sends_its_token(server: Millraced, site: Site, tmp_path: P
             if len(bodies) == 3:
                 break
     assert bodies == [b"one", b"two", b"three"]
+    both = run_millrace(server.grpc, "bench", "both", "other", "--events=20", f"--token-file={token_file}")
+    assert both.returncode == 0, both.stderr
     refused = run_millrace(server.grpc, "channels")
     assert (refused.returncode, b"--token-file or MILLRACE_TOKEN_FILE" in refused.stderr) == (1, True)
 

@@ -26,6 +26,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 import millrace_client as millrace
 import millrace_client.aio
 from millrace_client import ComponentState, Tls
+from millrace_server.access.tokens import make_token
+from millrace_server.embedded import EmbeddedAgent
 from millrace_server.network.dev_certificates import key_in_pem
 from tests.certificates import Authority, Site
 from tests.conftest import StartMillraced
@@ -205,6 +207,33 @@ def test_sink_forwards_over_tls(server: Millraced, site: Site, start_millraced: 
         assert failing.name == "bad"
         assert "nowhere.pem cannot be read" in failing.reason
         assert client.admin.get_channel("bad").gauges.queued_events == 1
+
+
+def test_embedded_agent_forwards_over_tls_with_its_token(
+    site: Site, start_millraced: StartMillraced, tmp_path: Path
+) -> None:
+    """Its sink has the same settings as a daemon's."""
+    (tmp_path / "token").write_text(make_token(tmp_path / "tokens", "shop"))
+    auth = (
+        f'auth.tokens_file = "{tmp_path}/tokens"\nroles.shop.allow = ["*:orders"]\nidentities.shop.roles = ["shop"]\n'
+    )
+    server = start_millraced(auth + site.toml())
+    tls = {"ca": site.client.ca, "certificate": site.client.certificate, "private_key": site.client.private_key}
+    sink = {"type": "millrace", "channel": "sold", "endpoints": [server.grpc], "target_channel": "orders"}
+    flows = {
+        "server": {"data_dir": str(tmp_path / "shop")},
+        "channels": {"sold": {"type": "file"}},
+        "sources": {"shop": {"type": "embedded", "channels": ["sold"]}},
+        "sinks": {"out": {**sink, "token_file": str(tmp_path / "token"), "tls": {key: str(tls[key]) for key in tls}}},
+    }
+    with (
+        millrace.connect(server.grpc, tls=site.client, token_file=tmp_path / "token") as client,
+        EmbeddedAgent(flows) as agent,
+    ):
+        agent.put("shop", {}, b"a chair")
+        with client.channel("orders").transaction() as txn:
+            (batch,) = txn.take(wait_seconds=WAIT_SECONDS_MAX)
+            assert [event.body for event in batch] == [b"a chair"]
 
 
 def test_server_with_files_that_do_not_fit_does_not_start(tmp_path: Path) -> None:
