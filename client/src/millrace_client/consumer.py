@@ -39,6 +39,7 @@ class Consumer(BaseConsumer[ThreadedEngine]):
 
     After broken connections, while servers restart, replay or drain, and while other readers hold a claim, the consumer
     retries each channel of each server separately, with growing pauses, or after the delay that the server asks for.
+    With `token_file`, it also waits for another token if one is refused.
     Other errors are raised in the loop: ChannelNotFoundError (unless `waits_for_channels`), a damaged channel, a
     malformed request. A loop that continues after that gets the deliveries of the other channels and servers.
 

@@ -13,7 +13,13 @@ from millrace_client.consuming.config import ConsumerConfig, subscriptions_of
 from millrace_client.consuming.delivery_buffer import DeliveryBuffer
 from millrace_client.consuming.metrics import ConsumerMetrics
 from millrace_client.consuming.subscription import DeliveryT, Subscription, SubscriptionState
-from millrace_client.errors import ChannelNotFoundError, MillraceError, RetryAdvice, UnavailableError
+from millrace_client.errors import (
+    ChannelNotFoundError,
+    MillraceError,
+    RetryAdvice,
+    UnauthenticatedError,
+    UnavailableError,
+)
 
 LOG = logging.getLogger("millrace_client.consumer")
 
@@ -118,7 +124,7 @@ class ConsumerCore(Generic[DeliveryT]):
         if error is None:
             error = UnavailableError(f"{subscription.endpoint} has ended the stream", channel=subscription.channel)
         subscription.error = error
-        if not isinstance(error, MillraceError) or not passes(error, waits_for_channels=self.config.waits_for_channels):
+        if not isinstance(error, MillraceError) or not passes(error, self.config):
             self._fail(subscription, error)
             return None
         return self._pause(subscription, error, lived_seconds)
@@ -235,10 +241,12 @@ class BaseConsumer(Generic[EngineT]):
         return f"<{type(self).__name__} of {names}>"
 
 
-def passes(error: MillraceError, *, waits_for_channels: bool) -> bool:
+def passes(error: MillraceError, config: ConsumerConfig) -> bool:
     """Whether the consumer waits and reconnects after an error: a restart, a replay, a claim, a broken network."""
     if isinstance(error, ChannelNotFoundError):
-        return waits_for_channels
+        return config.waits_for_channels
+    if isinstance(error, UnauthenticatedError):
+        return config.token_file is not None
     return error.advice not in _FINAL
 
 

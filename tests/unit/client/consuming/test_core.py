@@ -2,6 +2,7 @@ import grpc
 import pytest
 
 from millrace_client import errors
+from millrace_client.consuming.config import ConsumerConfig
 from millrace_client.consuming.core import passes
 from millrace_client.errors import MillraceError
 
@@ -23,7 +24,7 @@ from millrace_client.errors import MillraceError
 )
 def test_error_that_time_may_mend_passes(error: MillraceError) -> None:
     """Temporary errors and unknown ones are retried."""
-    assert passes(error, waits_for_channels=False)
+    assert passes(error, ConsumerConfig())
 
 
 @pytest.mark.parametrize(
@@ -41,11 +42,20 @@ def test_error_that_time_may_mend_passes(error: MillraceError) -> None:
 )
 def test_error_that_lasts_does_not_pass(error: MillraceError) -> None:
     """The error is raised, even if the consumer waits for missing channels."""
-    assert not passes(error, waits_for_channels=True)
+    assert not passes(error, ConsumerConfig(waits_for_channels=True))
 
 
 def test_channel_that_is_not_there_passes_by_choice() -> None:
     """A missing channel is usually a mistake; a consumer started before its creation may wait."""
     error = errors.ChannelNotFoundError("x", code=grpc.StatusCode.NOT_FOUND)
-    assert not passes(error, waits_for_channels=False)
-    assert passes(error, waits_for_channels=True)
+    assert not passes(error, ConsumerConfig())
+    assert passes(error, ConsumerConfig(waits_for_channels=True))
+
+
+@pytest.mark.parametrize("kind", [errors.UnauthenticatedError, errors.TokenExpiredError])
+def test_refused_token_passes_if_its_file_may_get_another(kind: type[MillraceError]) -> None:
+    """Without a file, no time brings a valid token."""
+    error = kind("x", code=grpc.StatusCode.UNAUTHENTICATED)
+    assert passes(error, ConsumerConfig(token_file="token"))  # noqa: S106 - a path
+    assert not passes(error, ConsumerConfig(token="x"))  # noqa: S106 - of a test)
+    assert not passes(error, ConsumerConfig())
