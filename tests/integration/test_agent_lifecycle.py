@@ -336,3 +336,39 @@ def test_sighup_sets_and_lifts_the_retention_and_what_expired_stays_gone(start_m
     server.kill()
     again = start_millraced(kept, server.data_dir)
     assert run_millrace(again.grpc, "peek", "orders").stdout == b"c\n"
+
+
+def test_secrets_of_components_are_neither_logged_nor_shown(start_millraced: StartMillraced) -> None:
+    """Not when a sink fails, when the configuration is reloaded, or when it is not valid any more."""
+    secret = "hush-hush"  # noqa: S105 - it must not be found again
+    flows = f"""
+        channels = {{ a = {{ type = "memory" }}, b = {{ type = "memory" }} }}
+        [sinks.web]
+        type = "http"
+        url = "http://127.0.0.1:1/?key={secret}"
+        headers = {{ Key = "{secret}" }}
+        channel = "a"
+        [sources.run]
+        type = "exec"
+        command = ["sh", "-c", "sleep 0.1; exit 3"]
+        environment = {{ KEY = "{secret}" }}
+        channels = ["a"]
+        [sinks.files]
+        type = "files"
+        path = "ftp://user:{secret}@127.0.0.1:1/dir"
+        channel = "b"
+    """
+    server = start_millraced(flows)
+    with millrace_client.connect(server.grpc) as client:
+        for channel in ("a", "b"):
+            client.channel(channel).append([b"one"])
+    until(lambda: all(one.reason for one in components_of(server).values()))
+    shown = [page_of(server, "/components"), page_of(server, "/metrics"), str(components_of(server))]
+    config = Path(server.arguments[1])
+    config.write_text(flows.replace(f'KEY = "{secret}"', f'KEY = "{secret}2"'))
+    server.send(signal.SIGHUP)
+    server.wait_for("reloaded")
+    config.write_text(flows.replace(f'Key = "{secret}"', f'Key = "{secret}\\n"'))
+    server.send(signal.SIGHUP)
+    server.wait_for("the configuration is not reloaded, and nothing was changed")
+    assert secret not in str([*shown, server.log, server.other_output])

@@ -16,13 +16,14 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Secret, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 _SHOWN_LENGTH_MAX = 80
 _SHOWN_BITS_MAX = 128
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_USER_INFO = re.compile(r"(?<=//)[^/?#\s\"]*@")
 _KEY_MARK = "[key]"
 # Pydantic's error type for a default that it did not compute because another field is invalid; the sentence about that
 # field is enough.
@@ -73,7 +74,13 @@ def _shown_number(number: float) -> str:
     return str(number)
 
 
+def without_passwords(text: str) -> str:
+    """Returns a text whose URLs have no user name and password any more."""
+    return _USER_INFO.sub("***@", text) if "@" in text else text
+
+
 def _shown_text(text: str) -> str:
+    text = without_passwords(text)
     if len(text) > _SHOWN_LENGTH_MAX:
         return f"{json.dumps(text[:_SHOWN_LENGTH_MAX])}... ({len(text)} characters)"
     return json.dumps(text)
@@ -107,19 +114,26 @@ def _describe(details: ErrorDetails, model: object) -> Iterator[str]:
 
 def _describe_value(details: ErrorDetails, place: _Place) -> str:
     path = shown_path(place.path)
+    was = "a secret" if _is_secret(place.declared) else shown_value(details["input"])
     match details["type"]:
         case "missing":
             return f"{path}: is missing; it must be {allowed_values(place.declared)}"
         case "string_pattern_mismatch":
-            return f"{path}: is {shown_value(details['input'])}; it must match {_pattern(details)}"
+            return f"{path}: is {was}; it must match {_pattern(details)}"
         case "value_error":
             return f"{path}: {details['ctx']['error']}" if path else str(details["ctx"]["error"])
         case "too_short" | "too_long":
             return f"{path}: has {_counted(details, place.declared)}"
         case "string_too_short" | "string_too_long":
-            return f"{path}: is {shown_value(details['input'])}; it must have {_bounded(details)} characters"
+            return f"{path}: is {was}; it must have {_bounded(details)} characters"
         case _:
-            return f"{path}: is {shown_value(details['input'])}; it must be {allowed_values(place.declared)}"
+            return f"{path}: is {was}; it must be {allowed_values(place.declared)}"
+
+
+def _is_secret(declared: object) -> bool:
+    """Whether a value is a secret, or meant to hold some."""
+    annotation, metadata = unwrapped(declared)
+    return Secret in metadata or any(map(_is_secret, get_args(annotation)))
 
 
 def _describe_untyped(details: ErrorDetails, model: object) -> Iterator[str]:
@@ -242,6 +256,9 @@ def unwrapped(declared: object) -> tuple[Any, list[Any]]:
     if get_origin(declared) is Annotated:
         declared, *said = get_args(declared)
         metadata += said
+    if get_origin(declared) is Secret:
+        declared, said = unwrapped(get_args(declared)[0])
+        metadata += [*said, Secret]
     return declared, metadata
 
 

@@ -15,6 +15,8 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import Processor
 
+from millrace.setting_problems import without_passwords
+
 TEXT_LENGTH_MAX = 1_000
 """Longer texts are cut, with their length."""
 
@@ -125,7 +127,8 @@ def safe_value(value: Any) -> Any:
 
 
 def safe_text(text: str, length_max: int = TEXT_LENGTH_MAX) -> str:
-    """Returns text as one line: unprintable characters are escaped, and long text is cut."""
+    """Returns text as one line without passwords in URLs: unprintable characters are escaped, and long text is cut."""
+    text = without_passwords(text)
     if len(text) > length_max:
         return f"{safe_text(text[:length_max])}... ({len(text)} characters)"
     if text.isprintable():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 
+from millrace.setting_problems import without_passwords
 from millrace_server.agent.rate_limited_log import FailureLog
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -166,7 +167,7 @@ class Component:
         if self.state is ComponentState.STOPPED:
             # A restart creates a new component; a task of a user's own sink may still report on this one.
             return
-        self.reason = reason
+        self.reason = without_passwords(reason)
         if self.state is not target:
             self.state = target
             self.since = time.time()

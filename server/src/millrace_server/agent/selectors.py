@@ -7,11 +7,11 @@ from itertools import chain
 from typing import Annotated, Any, Literal, Protocol
 from zlib import crc32
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, Secret, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.setting_types import FactoryPath, OwnChannelName, load_factory
+from millrace_server.agent.setting_types import FactoryPath, OwnChannelName, load_factory, revealed
 from millrace_server.channels.channel import Channel
 
 EventMask = bool | Sequence[bool]
@@ -243,7 +243,7 @@ class CustomSelectorConfig(SelectorConfig):
     factory: FactoryPath
     """Called with the names of the source's channels and `options`; returns the selector."""
 
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Secret[Any]] = Field(default_factory=dict)
     """Keyword arguments of the factory."""
 
     optional: list[OwnChannelName] = Field(default_factory=list)
@@ -254,7 +254,7 @@ class CustomSelectorConfig(SelectorConfig):
         return frozenset(self.optional)
 
     def make(self, channels: Sequence[str]) -> Selector:
-        return CustomSelector(load_factory(self.factory)(list(channels), **self.options), channels)
+        return CustomSelector(load_factory(self.factory)(list(channels), **revealed(self.options)), channels)
 
 
 class CustomSelector:

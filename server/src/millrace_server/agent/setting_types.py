@@ -4,13 +4,15 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from zoneinfo import ZoneInfo
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, Secret
 
 from millrace.setting_problems import shown_value
 from millrace_server.channels.config import CHANNEL_NAME_PATTERN
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,11 @@ def named_tables(tables: Mapping[str, Any], key: str) -> dict[str, dict[str, Any
     """Returns the tables `[key.NAME]` of a configuration that is not validated yet, by name."""
     named = tables.get(key)
     return {name: table for name, table in named.items() if isinstance(table, dict)} if isinstance(named, dict) else {}
+
+
+def revealed(secrets: Mapping[str, Secret[_T]]) -> dict[str, _T]:
+    """Returns what a table of secrets holds, for who uses it; the secrets themselves are never shown."""
+    return {name: secret.get_secret_value() for name, secret in secrets.items()}
 
 
 def load_factory(path: str) -> Callable[..., Any]:

@@ -157,13 +157,20 @@ def graph(
 
 
 @app.command()
-def check(file: Annotated[Path, typer.Argument(metavar="FILE", help="The TOML file.")]) -> None:
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The TOML file.")],
+    *,
+    show: Annotated[bool, typer.Option("--show", help="Show all settings, with defaults and without secrets.")] = False,
+) -> None:
     """Check a configuration file; show every problem, or what the file configures."""
     settings = load_or_exit(file, {})
 
-    from millrace_server.cli.settings_summary import show_settings
+    from millrace_server.cli.settings_summary import show_settings, show_toml
 
-    show_settings(file, settings)
+    if show:
+        show_toml(settings)
+    else:
+        show_settings(file, settings)
 
 
 @app.command("import-flume")

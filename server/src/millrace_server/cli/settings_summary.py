@@ -5,11 +5,13 @@ from pathlib import Path
 
 import typer
 
+from millrace.setting_problems import without_passwords
 from millrace_server.agent.sinks.sink import NonRejectingSinkConfig
 from millrace_server.channels.config import LogChannelConfig
 from millrace_server.channels.keys import KeyFileError, load_keys
 from millrace_server.cli.reporting import complain
 from millrace_server.configuration.settings import Settings
+from millrace_server.flume_import import to_toml
 
 
 def show_settings(file: Path, settings: Settings) -> None:
@@ -32,6 +34,16 @@ def show_settings(file: Path, settings: Settings) -> None:
         if channel.type != "memory":
             _show_log(name, channel, server.data_dir)
     _show_flows(settings)
+
+
+def show_toml(settings: Settings) -> None:
+    """Writes all settings to standard output as TOML, with their defaults, and without secrets."""
+    tables = settings.model_dump(mode="json", exclude_none=True)
+    named = {kind: {"": table} if kind in _UNNAMED else table for kind, table in tables.items()}
+    typer.echo(without_passwords(to_toml(named)), nl=False)
+
+
+_UNNAMED = {"server", "auth"}
 
 
 def _show_flows(settings: Settings) -> None:

@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, Secret
 
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.setting_types import FactoryPath, load_factory
+from millrace_server.agent.setting_types import FactoryPath, load_factory, revealed
 
 
 class EventsRefusedError(Exception):
@@ -67,11 +67,11 @@ class CustomInterceptorConfig(InterceptorConfig):
     factory: FactoryPath
     """Called with `options`; returns the interceptor."""
 
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Secret[Any]] = Field(default_factory=dict)
     """Keyword arguments of the factory."""
 
     def make(self) -> Interceptor:
-        return _Custom(load_factory(self.factory)(**self.options))
+        return _Custom(load_factory(self.factory)(**revealed(self.options)))
 
 
 class _Custom:

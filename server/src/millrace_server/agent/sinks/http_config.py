@@ -4,7 +4,7 @@ import re
 from typing import Annotated, Literal
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, PlainSerializer, Secret, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkContext, sink_class
@@ -28,7 +28,7 @@ def split_url(text: str) -> SplitResult:
     parts = _split(text) if _URL.fullmatch(text) else None
     if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname or "#" in text:
         raise ValueError(
-            f'is {shown_value(text)}; it must be a URL of HTTP in ASCII, such as "https://example.com/events"'
+            f'is {shown_value(shown_url(text))}; it must be a URL of HTTP in ASCII, such as "https://example.com/events"'
         )
     if parts.username is not None:
         # The URL is not shown here: it contains a secret.
@@ -44,6 +44,11 @@ def _split(text: str) -> SplitResult | None:
     except ValueError:
         return None
     return parts if is_valid else None
+
+
+def shown_url(text: str) -> str:
+    """Returns a URL without its query, which may hold a secret."""
+    return text.partition("?")[0]
 
 
 def _check_url(text: str) -> str:
@@ -63,15 +68,15 @@ class HttpSinkConfig(SinkConfig):
     type: Literal["http"]
     """Posts events to a URL."""
 
-    url: Annotated[str, AfterValidator(_check_url)]
+    url: Annotated[str, AfterValidator(_check_url), PlainSerializer(shown_url)]
     """The URL; redirects are not followed."""
 
     format: Format = "json"
     """`json`: an array of all events of a delivery, as a source of type `http` takes it. `json_lines`: the same, one
     event per line. `single`: a request for each event, with its body only."""
 
-    headers: dict[_HeaderName, _HeaderValue] = Field(default_factory=dict)
-    """Headers of each request, such as `Authorization` or another `Content-Type`."""
+    headers: dict[_HeaderName, Secret[_HeaderValue]] = Field(default_factory=dict)
+    """Headers of each request, such as `Authorization` or another `Content-Type`; their values are never shown."""
 
     compression: Literal["none", "gzip"] = "none"
     """How the requests' bodies are compressed."""
@@ -98,7 +103,7 @@ class HttpSinkConfig(SinkConfig):
 
     @field_validator("headers")
     @classmethod
-    def _check_headers(cls, headers: dict[str, str]) -> dict[str, str]:
+    def _check_headers(cls, headers: dict[str, Secret[str]]) -> dict[str, Secret[str]]:
         for name in headers:
             if name.lower() in _OWN_HEADERS:
                 raise ValueError(f"names {name}, which the sink sets itself")

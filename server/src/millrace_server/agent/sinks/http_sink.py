@@ -8,8 +8,9 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 
 from millrace_server.agent.channel_reader import ChannelReader, EventsRejectedError
+from millrace_server.agent.setting_types import revealed
 from millrace_server.agent.sinks.http_client import HttpClient, HttpConnectionError, HttpResponse
-from millrace_server.agent.sinks.http_config import HttpSinkConfig, split_url
+from millrace_server.agent.sinks.http_config import HttpSinkConfig, shown_url, split_url
 from millrace_server.agent.sinks.http_requests import CONTENT_TYPES, RequestPlanner, encode, idempotency_key
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.channels.batches import StoredBatch
@@ -21,10 +22,9 @@ class HttpSink:
     def __init__(self, config: HttpSinkConfig) -> None:
         self._config = config
         self._url = split_url(config.url)
-        # Without the query, which may hold a secret.
-        self._shown_url = f"{self._url.scheme}://{self._url.netloc}{self._url.path}"
+        self._shown_url = shown_url(config.url)
         self._planner = RequestPlanner(is_single=config.format == "single")
-        self._headers = dict(config.headers)
+        self._headers = revealed(config.headers)
         if not any(name.lower() == "content-type" for name in config.headers):
             self._headers["Content-Type"] = CONTENT_TYPES[config.format]
         if config.compression == "gzip":

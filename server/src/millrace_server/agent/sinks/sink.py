@@ -6,11 +6,11 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal, NamedTuple, Protocol
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, Secret, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.channel_reader import ChannelReader, EventsRejectedError
-from millrace_server.agent.setting_types import FactoryPath, KnownChannelName, load_factory
+from millrace_server.agent.setting_types import FactoryPath, KnownChannelName, load_factory, revealed
 from millrace_server.channels.batches import StoredBatch
 
 
@@ -126,11 +126,11 @@ class CustomSinkConfig(SinkConfig):
     factory: FactoryPath
     """Called with the sink's context (`name`, `directory`) and `options`; returns the sink."""
 
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Secret[Any]] = Field(default_factory=dict)
     """Keyword arguments of the factory."""
 
     def make(self, context: SinkContext) -> Sink:
-        sink: Sink = load_factory(self.factory)(context, **self.options)
+        sink: Sink = load_factory(self.factory)(context, **revealed(self.options))
         return sink
 
 

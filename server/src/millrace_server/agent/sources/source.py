@@ -10,13 +10,13 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, Secret, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.interceptors import AnyInterceptorConfig
 from millrace_server.agent.selectors import AnySelectorConfig, ReplicatingConfig
-from millrace_server.agent.setting_types import FactoryPath, KnownChannelName, load_factory
+from millrace_server.agent.setting_types import FactoryPath, KnownChannelName, load_factory, revealed
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
 from millrace_server.errors import StartError
 from millrace_server.network import Address, open_socket
@@ -203,11 +203,11 @@ class CustomSourceConfig(SourceConfig):
     factory: FactoryPath
     """Called with the source's `SourceContext` and `options`; returns the source."""
 
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Secret[Any]] = Field(default_factory=dict)
     """Keyword arguments of the factory."""
 
     def make(self, context: SourceContext) -> Source:
-        source: Source = load_factory(self.factory)(context, **self.options)
+        source: Source = load_factory(self.factory)(context, **revealed(self.options))
         return source
 
 

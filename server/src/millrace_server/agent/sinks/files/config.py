@@ -6,10 +6,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, Secret, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
-from millrace_server.agent.setting_types import TimeZoneName, time_zone_of
+from millrace_server.agent.setting_types import TimeZoneName, revealed, time_zone_of
 from millrace_server.agent.sinks.files.event_files import EventFiles, FileNames
 from millrace_server.agent.sinks.files.local_target import LocalTarget
 from millrace_server.agent.sinks.files.open_files import OpenFiles, RollLimits
@@ -53,8 +53,11 @@ class FilesSinkConfig(NonRejectingSinkConfig):
     renamed or replaced by another one, nothing is written.
     """
 
-    options: dict[str, Option] = Field(default_factory=dict)
-    """Options of the file system in `path`, such as `region` and `endpoint_override`: pyarrow's for S3, or fsspec's."""
+    options: dict[str, Secret[Option]] = Field(default_factory=dict)
+    """Options of the file system in `path`, such as `region` and `endpoint_override`: pyarrow's for S3, or fsspec's.
+
+    Their values are never shown, since they may be secrets.
+    """
 
     format: Literal["text", "json", "avro", "parquet"] = "text"
     """`text`: the bodies. The others store an event's sequence, headers and body; `json`: one event per line."""
@@ -164,7 +167,7 @@ class FilesSinkConfig(NonRejectingSinkConfig):
     def _target(self, template: PathTemplate, staging: Path) -> FileTarget:
         if not template.scheme:
             return LocalTarget(Path(template.root))
-        make = partial(open_file_system, template.root, self.options)
+        make = partial(open_file_system, template.root, revealed(self.options))
         return RemoteTarget(make, template.root, staging)
 
     def _suffix(self) -> str:

@@ -6,11 +6,12 @@ from contextlib import suppress
 from typing import Annotated, Literal
 
 import structlog
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, Secret, ValidationInfo, field_serializer, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.lines.config import LinesConfig
+from millrace_server.agent.setting_types import revealed
 from millrace_server.agent.sources.exec.command import Job, RunningCommand, StderrLog
 from millrace_server.agent.sources.line_stream import LineStream
 from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext
@@ -31,7 +32,7 @@ _EXAMPLE = '["tail", "-F", "/var/log/messages"]'
 
 def _refuse_nul(text: str) -> str:
     if "\0" in text:
-        raise ValueError(f"is {shown_value(text)}; no program can be given a NUL character")
+        raise ValueError("holds a NUL character, which no program can be given")
     return text
 
 
@@ -55,8 +56,8 @@ class ExecSourceConfig(LinesConfig, SourceConfig):
     command: list[ArgumentText]
     """The program and its arguments; a string if `shell` is true."""
 
-    environment: dict[VariableName, ArgumentText] = Field(default_factory=dict)
-    """Environment variables in addition to the daemon's."""
+    environment: dict[VariableName, Secret[ArgumentText]] = Field(default_factory=dict)
+    """Environment variables in addition to the daemon's: the place for secrets, which are never shown."""
 
     directory: NamedPath | None = None
     """The working directory. Default: the daemon's."""
@@ -87,6 +88,10 @@ class ExecSourceConfig(LinesConfig, SourceConfig):
             raise ValueError(f"names no program; it must be an array such as {_EXAMPLE}")
         return value
 
+    @field_serializer("command")
+    def _written(self, command: list[str]) -> str | list[str]:
+        return command[-1] if self.shell else command
+
     def make(self, context: SourceContext) -> Source:
         return ExecSource(context.name, self)
 
@@ -96,7 +101,8 @@ class ExecSource:
 
     def __init__(self, name: str, config: ExecSourceConfig) -> None:
         self._config = config
-        self._job = Job(config.command, config.environment, str(config.directory or "") or None, config.grace_seconds)
+        directory = str(config.directory or "") or None
+        self._job = Job(config.command, revealed(config.environment), directory, config.grace_seconds)
         self._log = _log.bind(source=name)
         self._stream = LineStream(config, config.linger_seconds, self._log)
         self._has_warned = False
