@@ -83,8 +83,8 @@ def _millrace(options: Options, channel: str) -> Table:
     )
     options.report_unused(
         {
-            "ssl": "there is no TLS yet",
-            "truststore": "there is no TLS yet",
+            "ssl": "add a table tls, with files in PEM",
+            "truststore": "add a table tls, whose ca is a file in PEM",
             "compression-type": "batches travel as they are",
             "compression-level": "batches travel as they are",
             "maxIoWorkers": "there is one event loop",

@@ -16,7 +16,7 @@ _ALTERNATIVES = {
 }
 _RPC = "has no source of its own: every server takes events over gRPC at server.listen; senders name the channel"
 _SYSLOG_TYPES = {"syslogtcp": "tcp", "multiport_syslogtcp": "tcp", "syslogudp": "udp"}
-_TLS = {"ssl": "there is no TLS yet", "keystore": "there is no TLS yet", "keystore-password": "there is no TLS yet"}
+_TLS = dict.fromkeys(("ssl", "keystore", "keystore-password"), "add a table tls, with files in PEM")
 
 
 def convert_source(type_name: str, options: Options) -> Table | None:
