@@ -8,7 +8,9 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AfterValidator
 
 from millrace_server.network import Address
-from millrace_server.network.http_server import HEAD_BYTES_MAX
+
+HEAD_BYTES_MAX = 16 * 1024
+"""The most that a request may have before its body."""
 
 _LOCALHOST = "localhost"
 _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(:[0-9]{1,5})?")

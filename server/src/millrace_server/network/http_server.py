@@ -14,12 +14,10 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from millrace_server.network.accepting import Acceptor, Place, Places
+from millrace_server.network.http_requests import HEAD_BYTES_MAX
 
 CERTIFICATE = "certificate"
 """Key of a request's state: the certificate of the connection's client, in DER; None without a valid one."""
-
-HEAD_BYTES_MAX = 16 * 1024
-"""The most that a request may have before its body."""
 
 SECURITY_HEADERS = {
     "Cache-Control": "no-store",
