@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from millrace.setting_problems import allowed_values, choices_of, shown_value
 from millrace_server.access.jwt import JwtSettings
-from millrace_server.access.settings import AuthSettings, IdentitySettings, RoleSettings
+from millrace_server.access.settings import AuthSettings, IdentitySettings, QuotaSettings, RoleSettings
 from millrace_server.agent.interceptors import AnyInterceptorConfig
 from millrace_server.agent.lines.config import LinesConfig, MultilineConfig
 from millrace_server.agent.selectors import AnySelectorConfig
@@ -77,6 +77,7 @@ def _sections() -> Iterator[str]:
     yield from _section("`jwt` of `[auth]`", JwtSettings, level=3)
     yield from _section("`[roles.NAME]`", RoleSettings)
     yield from _section('`[identities."PATTERN"]`', IdentitySettings)
+    yield from _section("`quota` of identities", QuotaSettings, level=3)
     yield "## `[channels.NAME]`\n"
     yield from _section("Channel of type memory", MemoryChannelConfig, level=3)
     yield from _section(_FILE_CHANNEL.title, FileChannelConfig, level=3)

@@ -39,6 +39,7 @@ class Method:
     connection: aio.Channel
     name: str
     request: bytes
+    metadata: tuple[tuple[str, str], ...] = ()
 
 
 async def call_many(method: Method, count: int, callers: int, on_answer: OnAnswer = _ignore) -> None:
@@ -48,7 +49,7 @@ async def call_many(method: Method, count: int, callers: int, on_answer: OnAnswe
 
     async def keep_calling() -> None:
         for _ in numbers:
-            await call(method.request, timeout=_TIMEOUT_SECONDS)
+            await call(method.request, timeout=_TIMEOUT_SECONDS, metadata=method.metadata)
             on_answer()
 
     async with asyncio.TaskGroup() as calling:

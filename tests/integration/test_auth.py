@@ -1,42 +1,33 @@
 """Who may do what: identities, permissions, and what belongs to whom."""
 
 import asyncio
-import json
-import signal
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 import millrace_client as millrace
 import millrace_client.aio
-from millrace.googleapis import error_details_pb2, status_pb2
 from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import ComponentState, Tls
 from millrace_server.access.permissions import Permission
 from millrace_server.access.tokens import make_token
-from millrace_server.files import write_atomically
 from millrace_server.grpc_services.guard import RULES
+from tests.access_site import METHODS, WAIT_SECONDS_MAX, Site, bearer, call, request_of
 from tests.certificates import Authority
 from tests.conftest import StartMillraced
 from tests.millrace_program import run_millrace
 from tests.millraced import Millraced
 
-WAIT_SECONDS_MAX = 60.0
 WRONG = "no-such-token"
-
-SERVICES = [admin_pb.DESCRIPTOR.services_by_name["AdminService"], pb.DESCRIPTOR.services_by_name["ChannelService"]]
-METHODS = {method.name: method for service in SERVICES for method in service.methods}
 
 NEEDED = {
     "append": {"Append", "AppendStream", "Put", "BeginTxn"},
@@ -52,89 +43,32 @@ FILTERED = {"ListChannels", "WatchChannels", "ListComponents", "WatchComponents"
 OF_A_TXN = {"Put", "Take", "Commit", "Rollback", "RenewTxn"}
 
 
-class Site:
-    """A server with tokens: every identity has the role of its own name."""
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Millraced, Site]]:
+    """A server and its identities for tests that change neither."""
+    folder = tmp_path_factory.mktemp("auth")
+    site = _site(folder)
+    (folder / "millrace.toml").write_text(site.toml())
+    options = {"--config": "millrace.toml", "--data-dir": "data"}
+    ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+    paths = (word for option, path in options.items() for word in (option, str(folder / path)))
+    server = Millraced((*paths, *ports), folder / "data")
+    yield server, site
+    server.kill()
 
-    def __init__(self, folder: Path, roles: dict[str, list[str]]) -> None:
-        self.tokens_file = folder / "tokens"
-        self.roles = roles
-        self.tokens = {name: make_token(self.tokens_file, name) for name in roles}
 
-    def toml(self) -> str:
-        tables = [f'auth.tokens_file = "{self.tokens_file}"']
-        for name, allow in self.roles.items():
-            tables.append(f"roles.{name}.allow = {json.dumps(allow)}\nidentities.{name}.roles = [{json.dumps(name)}]")
-        tables.append('[channels.orders]\ntype = "file"\n[channels.other]\ntype = "memory"\n')
-        tables.append('[sources.web]\ntype = "http"\nlisten = "127.0.0.1:0"\nchannels = ["other"]\n')
-        return "\n".join(tables)
-
-    def reload(self, server: Millraced) -> None:
-        """Puts the roles of now in force."""
-        Path(server.arguments[1]).write_text(self.toml(), encoding="utf-8")
-        server.send(signal.SIGHUP)
-
-    def revoke(self, name: str) -> None:
-        lines = [line for line in self.tokens_file.read_text().splitlines() if not line.startswith(f"{name}:")]
-        write_atomically(self.tokens_file, "\n".join(lines).encode())
+def _site(folder: Path) -> Site:
+    return Site(folder, {"boss": ["*:*"], "other": ["*:orders"], **{one: [f"{one}:orders"] for one in Permission}})
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    return Site(tmp_path, {"boss": ["*:*"], "other": ["*:orders"], **{one: [f"{one}:orders"] for one in Permission}})
+    return _site(tmp_path)
 
 
 @pytest.fixture
 def server(site: Site, start_millraced: StartMillraced) -> Millraced:
     return start_millraced(site.toml())
-
-
-def request_of(method: str, channel: str, txn_id: str) -> Message:
-    """A request of the RPC about this channel and transaction, so far as it has them."""
-    request: Any = GetMessageClass(METHODS[method].input_type)()
-    fields = request.DESCRIPTOR.fields_by_name
-    for name in {"channel", "name"} & set(fields):
-        setattr(request, name, channel)
-    if "txn_id" in fields:
-        request.txn_id = txn_id
-    if "txn_ids" in fields:
-        request.txn_ids.append(txn_id)
-    if method == "Consume":
-        request.start.channel = channel
-    made: Message = request
-    return made
-
-
-def call(address: str, method: str, request: Message, metadata: Any) -> tuple[str, str, Any]:
-    """Makes one call; returns the code, the reason, and the first answer."""
-    descriptor = METHODS[method]
-    path = f"/{descriptor.containing_service.full_name}/{method}"
-    codec = (type(request).SerializeToString, GetMessageClass(descriptor.output_type).FromString)
-    with grpc.insecure_channel(address) as connection:
-        try:
-            if descriptor.client_streaming:
-                answers = connection.stream_stream(path, *codec)(iter([request]), WAIT_SECONDS_MAX, metadata)
-                answer: Any = next(answers, None)
-            elif descriptor.server_streaming:
-                answers = connection.unary_stream(path, *codec)(request, WAIT_SECONDS_MAX, metadata)
-                answer = next(answers, None)
-            else:
-                answer = connection.unary_unary(path, *codec)(request, WAIT_SECONDS_MAX, metadata)
-        except grpc.RpcError as failure:
-            trailing: Any = failure.trailing_metadata()
-            details = dict(trailing).get("grpc-status-details-bin", b"")
-            return failure.code().name, reason_of(status_pb2.Status.FromString(details)), None
-    if method == "AppendStream" and answer is not None and answer.HasField("error"):
-        return "", reason_of(answer.error), answer
-    return "OK", "", answer
-
-
-def reason_of(status: status_pb2.Status) -> str:
-    info = error_details_pb2.ErrorInfo()
-    return next((info.reason for detail in status.details if detail.Unpack(info)), "")
-
-
-def bearer(token: str) -> tuple[tuple[str, str]]:
-    return (("authorization", f"Bearer {token}"),)
 
 
 def get(server: Millraced, path: str, *tokens: str) -> int:
@@ -156,8 +90,9 @@ def test_every_rpc_has_a_rule() -> None:
     assert all(method.input_type.name == f"{name}Request" for name, method in METHODS.items())
 
 
-def test_each_permission_allows_its_calls_and_no_others(server: Millraced, site: Site) -> None:
+def test_each_permission_allows_its_calls_and_no_others(shared: tuple[Millraced, Site]) -> None:
     """The whole matrix; a channel that does not exist is refused alike, and another's transaction is not known."""
+    server, site = shared
     begin = pb.BeginTxnRequest(channel="orders")
     _, _, others_txn = call(server.grpc, "BeginTxn", begin, bearer(site.tokens["boss"]))
     for permission, allowed in NEEDED.items():
@@ -179,15 +114,17 @@ def test_each_permission_allows_its_calls_and_no_others(server: Millraced, site:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_call_without_an_identity_is_refused(server: Millraced, method: str) -> None:
+def test_call_without_an_identity_is_refused(shared: tuple[Millraced, Site], method: str) -> None:
     """No call of any RPC gets further, whatever is sent in place of a token."""
+    server, _ = shared
     wrong: list[Any] = [(), bearer(WRONG), (("authorization", "Basic Ym9zczo="),), (("authorization", "Bearer "),)]
     for metadata in wrong:
         assert call(server.grpc, method, request_of(method, "orders", "x"), metadata)[1] == "UNAUTHENTICATED"
 
 
-def test_odd_authorization_headers_are_refused(server: Millraced, site: Site) -> None:
+def test_odd_authorization_headers_are_refused(shared: tuple[Millraced, Site]) -> None:
     """Two headers, even the same, and huge metadata let nobody in, and the server goes on."""
+    server, site = shared
     good = bearer(site.tokens["boss"])
     listing = admin_pb.ListChannelsRequest()
     assert call(server.grpc, "ListChannels", listing, good * 2)[1] == "UNAUTHENTICATED"
@@ -375,8 +312,9 @@ def test_sink_with_a_refused_token_keeps_its_events(
             assert [event.body for event in batch] == [b"one"]
 
 
-def test_http_wants_an_identity_that_may_describe_all(server: Millraced, site: Site) -> None:
+def test_http_wants_an_identity_that_may_describe_all(shared: tuple[Millraced, Site]) -> None:
     """401 without an identity, 403 without the right; `/healthz` is open."""
+    server, site = shared
     for path in ("/metrics", "/channels", "/components", "/nowhere"):
         assert get(server, path) == 401
         assert get(server, path, "wrong") == 401
@@ -385,8 +323,9 @@ def test_http_wants_an_identity_that_may_describe_all(server: Millraced, site: S
     assert get(server, "/healthz") == 200
 
 
-def test_health_and_tools_follow_the_rules(server: Millraced, site: Site) -> None:
+def test_health_and_tools_follow_the_rules(shared: tuple[Millraced, Site]) -> None:
     """The server's health is open, a channel's is for those who may describe it; reflection is for administrators."""
+    server, site = shared
     with grpc.insecure_channel(server.grpc) as connection:
         check = connection.unary_unary(
             "/grpc.health.v1.Health/Check",
@@ -419,6 +358,21 @@ def test_health_and_tools_follow_the_rules(server: Millraced, site: Site) -> Non
             assert code(lambda: next(reflect(iter([listing]), metadata=metadata))) == expected  # noqa: B023 - called here
             assert code(lambda: servers(b"", metadata=metadata)) == expected  # noqa: B023 - called here
         assert code(lambda: next(reflect(iter([listing])))) == "UNAUTHENTICATED"
+
+
+def test_cancelled_streams_leave_the_server_alone(shared: tuple[Millraced, Site]) -> None:
+    """What is noted of a call that its caller has left needs nothing of gRPC's, which has forgotten it."""
+    server, site = shared
+    listing = reflection_pb2.ServerReflectionRequest(list_services="")
+    for _ in range(60):
+        with grpc.insecure_channel(server.grpc) as connection:
+            reflect = connection.stream_stream(
+                "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+                reflection_pb2.ServerReflectionRequest.SerializeToString,
+                reflection_pb2.ServerReflectionResponse.FromString,
+            )
+            next(reflect(iter([listing]), metadata=bearer(site.tokens["boss"])))
+    assert server.process.poll() is None
 
 
 def code(act: Any) -> str:

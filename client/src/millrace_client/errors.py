@@ -227,6 +227,10 @@ class TooManyTxnsError(RefusedError, reason="TOO_MANY_TXNS", advice=RetryAdvice.
     """Raised when the server or the channel has its maximum of open transactions."""
 
 
+class TooManyChannelsError(RefusedError, reason="TOO_MANY_CHANNELS", advice=RetryAdvice.NEVER):
+    """Raised when the server has as many channels as clients may create."""
+
+
 class OverloadedError(RefusedError, reason="OVERLOADED", advice=RetryAdvice.FULL):
     """Raised when the requests in progress at the server hold their maximum of bytes."""
 

@@ -183,10 +183,22 @@ class TooManyTxnsError(MillraceError):
     reason = "TOO_MANY_TXNS"
 
 
+class TooManyChannelsError(MillraceError):
+    """Raised when the server has as many channels as clients may create."""
+
+    reason = "TOO_MANY_CHANNELS"
+
+
 class OverloadedError(MillraceError):
     """Raised when the requests in progress have reached their limit of bytes."""
 
     reason = "OVERLOADED"
+
+
+class QuotaExceededError(MillraceError):
+    """Raised when an identity has used up what it may use for now."""
+
+    reason = "QUOTA_EXCEEDED"
 
 
 class DrainingError(MillraceError):

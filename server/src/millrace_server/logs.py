@@ -7,9 +7,14 @@ are escaped, and lengths are limited.
 import logging
 import math
 import os
+import queue
 import sys
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from io import TextIOWrapper
+from logging.handlers import QueueHandler, QueueListener, WatchedFileHandler
+from pathlib import Path
 from typing import Any, TextIO
 
 import structlog
@@ -30,18 +35,31 @@ _FIRST_KEYS = ("timestamp", "level", "event")
 _NOISY_LOGGERS = ("uvicorn", "asyncio")
 
 
+_BEFORE: list[Processor] = [
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_logger_name,
+    structlog.stdlib.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+]
+
+_FILE_MODE = 0o600
+
+_log = structlog.stdlib.get_logger(__name__)
+
+
+def _formatter(renderer: Processor) -> logging.Formatter:
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=_BEFORE,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render_safely, renderer],
+    )
+
+
 def configure_logging(stream: TextIO, level: int = logging.INFO) -> None:
     """Logs to a stream, through structlog and the standard library.
 
     If the stream fails, for example because its pipe is closed, lines are lost and nothing else happens.
     """
     is_terminal = stream.isatty()
-    before: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_logger_name,
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
     renderer: Processor = (
         structlog.dev.ConsoleRenderer(
             colors="NO_COLOR" not in os.environ, exception_formatter=structlog.dev.plain_traceback
@@ -50,18 +68,46 @@ def configure_logging(stream: TextIO, level: int = logging.INFO) -> None:
         else structlog.processors.JSONRenderer()
     )
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=before,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render_safely, renderer],
-        )
-    )
+    handler.setFormatter(_formatter(renderer))
     structlog.configure(
-        processors=[*before, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[*_BEFORE, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
     )
     _configure_standard_logging(handler, level)
+
+
+class _OwnFile(WatchedFileHandler):
+    """Appends to a file that only the server's user may read, and to a new one once that was renamed."""
+
+    def _open(self) -> TextIOWrapper:
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, _FILE_MODE)
+        return os.fdopen(descriptor, "a", encoding="utf-8")
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the standard library's name
+        _log.error("an entry is missing in its file", file=self.baseFilename, entry=record.msg, exc_info=True)
+
+
+@contextmanager
+def also_to_file(logger: str, path: Path | None) -> Iterator[None]:
+    """Writes the entries of a logger also to a file, as one JSON object per line, on a thread.
+
+    The file is created where there is none, also after it was renamed, as logrotate does.
+    """
+    if path is None:
+        yield
+        return
+    entries: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    handler = QueueHandler(entries)
+    handler.setFormatter(_formatter(structlog.processors.JSONRenderer()))
+    listener = QueueListener(entries, _OwnFile(path, delay=True))
+    listener.start()
+    logging.getLogger(logger).addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger(logger).removeHandler(handler)
+        listener.stop()
 
 
 def log_to_standard_library() -> None:

@@ -43,7 +43,8 @@ def test_example_with_everything_in_force_shows_every_setting(tmp_path: Path) ->
     (tmp_path / "clients.pem").write_bytes(authority.certificate)
     (tmp_path / "tokens").touch(0o600)
     # These files are read with the configuration.
-    everything = re.sub(r"/etc/millrace/(?=(?:server|clients)\.|tokens)", f"{tmp_path}/", _with("(?:For example: )?"))
+    files = r"/etc/millrace/(?=(?:server|clients)\.|tokens)|/var/log/millrace/(?=audit)"
+    everything = re.sub(files, f"{tmp_path}/", _with("(?:For example: )?"))
     tables = tomllib.loads(everything)
     assert tables["server"].keys() == ServerSettings.model_fields.keys()
     assert tables["server"]["tls"].keys() == TlsSettings.model_fields.keys()

@@ -11,7 +11,9 @@ from millrace_server.errors import ForbiddenError, MillraceError, Unauthenticate
 _DENIAL_SECONDS = 1.0
 _IDENTITIES_MAX = 4_096
 
-_log = structlog.stdlib.get_logger(__name__)
+LOGGER = __name__
+
+_log = structlog.stdlib.get_logger(LOGGER)
 
 
 class Audit:

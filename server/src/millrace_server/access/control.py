@@ -12,7 +12,8 @@ import structlog
 from pydantic import SecretStr
 
 from millrace_server.access.jwt import Jwts
-from millrace_server.access.permissions import Grant, Policy, Rights
+from millrace_server.access.permissions import Grant, Policy, Rights, Standing
+from millrace_server.access.quotas import UNBOUNDED, Quota
 from millrace_server.access.settings import AuthSettings, IdentitySettings, RoleSettings
 from millrace_server.access.tokens import NAME_LENGTH_MAX, TOKEN, TokensFile, hash_of
 from millrace_server.errors import UnauthenticatedError
@@ -123,14 +124,17 @@ class AccessControl:
         raise UnauthenticatedError("authorization: the token is not valid; it may have been removed")
 
     def rights_of(self, identity: Identity) -> Rights:
-        return self._policy.rights_of(identity.name)
+        return self.standing_of(identity).rights
+
+    def standing_of(self, identity: Identity) -> Standing:
+        return self._policy.standing_of(identity.name)
 
     def watch(self, on_change: Callable[[], None]) -> None:
         """Calls `on_change` once other tokens or roles are in force."""
         self._watchers.append(on_change)
 
     def replace(self, roles: Mapping[str, RoleSettings], identities: Mapping[str, IdentitySettings]) -> None:
-        """Puts other roles in force."""
+        """Puts other roles and quotas in force."""
         self._policy = _policy(roles, identities)
         self._notify()
 
@@ -151,6 +155,8 @@ class AccessControl:
             try:
                 if await asyncio.to_thread(source.refresh):
                     self._notify()
+                    # Not before: until then, what was proven counts.
+                    _log.info(source.news)
             except Exception:  # noqa: BLE001 - a token that is removed later must still be noticed
                 _log.exception("tokens or keys could not be followed")
 
@@ -163,4 +169,9 @@ def _policy(roles: Mapping[str, RoleSettings], identities: Mapping[str, Identity
     return Policy(
         {name: [Grant.parse(text) for text in role.allow] for name, role in roles.items()},
         {pattern: identity.roles for pattern, identity in identities.items()},
+        lambda pattern: _quota(identities[pattern]),
     )
+
+
+def _quota(identity: IdentitySettings) -> Quota:
+    return UNBOUNDED if identity.quota is None else Quota(**identity.quota.model_dump())

@@ -114,6 +114,9 @@ class ProvenName(NamedTuple):
 class Jwts:
     """The check of tokens by the keys that are in force. Keys that cannot be read leave the former ones in force."""
 
+    news = "keys of JSON Web Tokens read again"
+    """What is told once others are in force."""
+
     def __init__(self, settings: JwtSettings) -> None:
         """Reads the file of keys, if there is one; raises ValueError if it is not valid any more."""
         self._settings = settings
@@ -139,8 +142,8 @@ class Jwts:
         if keys is None:
             return False
         is_changed = {kid: key.key for kid, key in keys.items()} != {kid: key.key for kid, key in self._keys.items()}
-        if is_changed or self._trouble:
-            _log.info("keys of JSON Web Tokens read", keys=len(keys))
+        if self._trouble:
+            _log.info("the keys of JSON Web Tokens can be read now", keys=len(keys))
         self._keys, self._trouble = keys, ""
         return is_changed
 

@@ -3,10 +3,12 @@
 import enum
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import combinations
 from typing import NamedTuple
+
+from millrace_server.access.quotas import UNBOUNDED, Quota
 
 ANYTHING = "*"
 """Stands for all permissions, and as a pattern for all names."""
@@ -96,31 +98,46 @@ class Rights:
         return ANYTHING in self._patterns[permission]
 
 
+class Standing(NamedTuple):
+    """What one identity may do, and how much."""
+
+    rights: Rights
+    quota: Quota
+
+
 class Policy:
-    """The roles of identities, by patterns of their names.
+    """The roles and quotas of identities, by patterns of their names.
 
     The whole name counts, so that one of many can be shut out; else the longest pattern that matches.
     """
 
-    def __init__(self, roles: Mapping[str, Iterable[Grant]], identities: Mapping[str, Iterable[str]]) -> None:
+    def __init__(
+        self,
+        roles: Mapping[str, Iterable[Grant]],
+        identities: Mapping[str, Iterable[str]],
+        new_quota: Callable[[str], Quota] = lambda _: UNBOUNDED,
+    ) -> None:
+        """`new_quota` makes the quota of one of the identities of a pattern."""
         self._rights = {
             pattern: Rights(grant for role in names for grant in roles[role]) for pattern, names in identities.items()
         }
+        self._new_quota = new_quota
         self._by_weight = sorted(self._rights, key=lambda pattern: (_is_plain(pattern), len(pattern)), reverse=True)
-        self._known: dict[str, Rights] = {}
+        self._known: dict[str, Standing] = {}
 
-    def rights_of(self, identity: str) -> Rights:
+    def standing_of(self, identity: str) -> Standing:
         if (known := self._known.get(identity)) is not None:
             return known
         pattern = next((pattern for pattern in self._by_weight if matches(pattern, identity)), None)
-        rights = _NONE if pattern is None else self._rights[pattern]
+        if pattern is None:
+            return _NOBODY
         if len(self._known) >= _KNOWN_MAX:
-            self._known.clear()
-        self._known[identity] = rights
-        return rights
+            del self._known[next(iter(self._known))]
+        standing = self._known[identity] = Standing(self._rights[pattern], self._new_quota(pattern))
+        return standing
 
 
-_NONE = Rights(())
+_NOBODY = Standing(Rights(()), UNBOUNDED)
 
 
 def ambiguous_patterns(patterns: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -42,6 +42,16 @@ class AuthSettings(BaseModel, frozen=True, extra="forbid"):
     jwt: JwtSettings | None = None
     """The table `[auth.jwt]`: JSON Web Tokens of another issuer, such as service accounts' in Kubernetes."""
 
+    audit_file: NamedPath | None = None
+    """File to which the log's entries `audit` are also appended; once it was renamed, a new one is created."""
+
+    @field_validator("audit_file")
+    @classmethod
+    def _check_audit(cls, path: Path | None) -> Path | None:
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"is {shown_value(str(path))}; its directory does not exist")
+        return path
+
     @field_validator("tokens_file")
     @classmethod
     def _check_tokens(cls, path: Path | None) -> Path | None:
@@ -60,11 +70,30 @@ class RoleSettings(BaseModel, frozen=True, extra="forbid"):
     """
 
 
+class QuotaSettings(BaseModel, frozen=True, extra="forbid"):
+    """What bounds an identity."""
+
+    bytes_per_second: int | None = Field(None, ge=1)
+    """Bytes of its requests. Above it, calls are refused and appends of a stream wait.
+
+    A second's worth may come at once, and a larger message after a pause as long as it is worth.
+    """
+
+    read_bytes_per_second: int | None = Field(None, ge=1)
+    """Bytes of the answers to it. Above it, streams wait and calls that take or list are refused."""
+
+    open_transactions: int | None = Field(None, ge=1)
+    """Transactions that it may have open."""
+
+
 class IdentitySettings(BaseModel, frozen=True, extra="forbid"):
     """What an identity may do: the table of its whole name counts, else that of the longest pattern that matches it."""
 
     roles: list[str] = Field(min_length=1)
     """Names of roles; what one of them allows is allowed."""
+
+    quota: QuotaSettings | None = None
+    """What each of them may use, on all its connections together; without it as much as it wants."""
 
 
 def access_problems(tables: Mapping[str, Any]) -> list[str]:

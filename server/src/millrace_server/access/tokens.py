@@ -41,6 +41,9 @@ def hash_of(token: str) -> str:
 class TokensFile:
     """The tokens that are valid now. A changed file that is not valid, or is gone, leaves the former ones in force."""
 
+    news = "tokens read again"
+    """What is told once others are in force."""
+
     def __init__(self, path: Path) -> None:
         """Reads the file; raises ValueError, with the file and what is wrong, if it is not valid."""
         self.path = path
@@ -62,7 +65,6 @@ class TokensFile:
             _log.error("changed tokens are not in force; the former ones are", why=f"auth.tokens_file: {error}")
             return False
         self._names = self._indexed(tokens)
-        _log.info("tokens read again", tokens=len(tokens))
         return True
 
     def name_of(self, token_hash: str) -> str | None:

@@ -72,6 +72,9 @@ class ChannelRegistry:
     def __contains__(self, name: str) -> bool:
         return name in self._handles
 
+    def __len__(self) -> int:
+        return len(self._handles)
+
     def create(self, name: str, config: ChannelConfig) -> ChannelHandle:
         """Creates a channel: at once in memory, otherwise in the background; see `ChannelHandle.opened`."""
         check_channel_name(name)

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -14,7 +15,14 @@ from millrace_server.channels.config import check_identifier
 from millrace_server.channels.queue import AnswerBudget, TakeLimits
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transaction import EndedTxns, Outcome, Transaction, TxnLimit, TxnState
-from millrace_server.errors import BadArgumentError, DiskFullError, MillraceError, TxnNotFoundError, TxnStateError
+from millrace_server.errors import (
+    BadArgumentError,
+    DiskFullError,
+    MillraceError,
+    QuotaExceededError,
+    TxnNotFoundError,
+    TxnStateError,
+)
 
 
 def _all_are_open() -> None:
@@ -31,6 +39,7 @@ class TxnDirectory:
         self._refuse_while_replaying = refuse_while_replaying
         self._channels: dict[str, Transactions] = {}
         self.limit = TxnLimit("the server", lambda: open_transactions_max)
+        self._open_counts: Counter[str] = Counter()
 
     def add(self, txn_id: str, channel: "Transactions") -> None:
         """Adds a transaction; raises TxnStateError where another channel has one of this id."""
@@ -39,6 +48,19 @@ class TxnDirectory:
                 f"txn_id: belongs to a transaction of another channel than {channel.name!r}; use another",
                 txn_id=txn_id,
             )
+
+    def refuse_one_more_of(self, owner: str, open_max: int | None) -> None:
+        """Raises QuotaExceededError where an owner of transactions has its maximum open."""
+        if open_max is not None and self._open_counts[owner] >= open_max:
+            raise QuotaExceededError(
+                f"the quota of {open_max} open_transactions is used up; end one first", retry_delay_seconds=1.0
+            )
+
+    def count_open(self, owner: str, change: int) -> None:
+        if owner:
+            self._open_counts[owner] += change
+            if not self._open_counts[owner]:
+                del self._open_counts[owner]
 
     def remove(self, txn_id: str, channel: "Transactions") -> None:
         if self._channels.get(txn_id) is channel:
@@ -100,8 +122,13 @@ class Transactions:
     def name(self) -> str:
         return self._core.name
 
-    def begin(self, txn_id: str | None, lease_seconds: float | None, owner: str = "") -> tuple[str, float]:
-        """Opens a transaction, or finds the owner's open one of that id; returns its id and its lease."""
+    def begin(
+        self, txn_id: str | None, lease_seconds: float | None, owner: str = "", open_max: int | None = None
+    ) -> tuple[str, float]:
+        """Opens a transaction, or finds the owner's open one of that id; returns its id and its lease.
+
+        `open_max` is how many transactions of all channels the owner may have open.
+        """
         txn_id = secrets.token_hex(16) if txn_id is None else txn_id
         check_identifier("txn_id", txn_id)
         if txn_id in self._open:
@@ -112,10 +139,12 @@ class Transactions:
             raise TxnStateError(f"txn_id: its transaction is {outcome.state.value}; use another id", txn_id=txn_id)
         self._core.refuse_new()
         self._core.refuse_one_more()
+        self._directory.refuse_one_more_of(owner, open_max)
         self._directory.add(txn_id, self)
         txn = Transaction(txn_id, lease_seconds or self._core.config.lease_seconds, self._expire, owner)
         self._open[txn_id] = txn
         self._core.count_open(1)
+        self._directory.count_open(owner, 1)
         return txn_id, txn.lease.seconds
 
     def owner_of(self, txn_id: str) -> str:
@@ -417,6 +446,7 @@ class Transactions:
             self._contents.takers.wake_all()
             self._contents.capacity.waiters.wake_all()
         self._core.count_open(-1)
+        self._directory.count_open(txn.owner, -1)
         del self._open[txn.txn_id]
         if (forgotten := self._ended.add(txn.txn_id, Outcome(state, receipt, txn.owner))) is not None:
             self._directory.remove(forgotten, self)

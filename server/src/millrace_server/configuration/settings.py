@@ -89,6 +89,9 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     message_bytes_max: int = Field(64 * MIB, ge=4 * KIB, le=1 * GIB)
     """Maximum size of a request or response message."""
 
+    channels_max: int = Field(1_000, ge=1, le=1_000_000)
+    """Maximum number of channels up to which clients may create further ones; configured channels count too."""
+
     open_transactions_max: int = Field(10_000, ge=1, le=1_000_000)
     """Maximum number of open transactions in all channels."""
 

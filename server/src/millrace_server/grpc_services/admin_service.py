@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_handle import ChannelHandle
 from millrace_server.channels.config import ChannelConfig, check_channel_name
 from millrace_server.channels.registry import ChannelRegistry
-from millrace_server.errors import BadArgumentError, ChannelExistsError, DiskFullError
+from millrace_server.errors import BadArgumentError, ChannelExistsError, DiskFullError, TooManyChannelsError
 from millrace_server.grpc_services.admin_messages import (
     NUMBERS,
     channel_message,
@@ -45,8 +46,16 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 class AdminService:
     """Serves AdminService from the channel registry, the catalog on disk, and the agent's components."""
 
-    def __init__(self, registry: ChannelRegistry, catalog: Catalog, components: Iterable[Component] = ()) -> None:
+    def __init__(
+        self,
+        registry: ChannelRegistry,
+        catalog: Catalog,
+        components: Iterable[Component] = (),
+        channels_max: float = math.inf,
+    ) -> None:
+        """`channels_max`: with so many channels, configured ones too, clients can create no more."""
         self._registry = registry
+        self._channels_max = channels_max
         self._catalog = catalog
         self._components = components
         # Serializes changes, since the catalog is written on another thread.
@@ -76,6 +85,10 @@ class AdminService:
         async with self._changing:
             if name in self._registry:
                 raise ChannelExistsError(f"channel: {name!r} exists already")
+            if (count := len(self._registry)) >= self._channels_max:
+                raise TooManyChannelsError(
+                    f"there are {count} channels, and server.channels_max is {self._channels_max}; delete one first"
+                )
             # The catalog first: a channel that a client has used must survive a crash.
             await self._write(self._catalog.put, name, config)
             handle = self._registry.create(name, config)

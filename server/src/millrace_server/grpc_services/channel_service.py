@@ -59,7 +59,8 @@ class ChannelService:
         txn_id = request.txn_id if request.HasField("txn_id") else None
         lease_seconds = seconds_of("lease", request.lease)
         transactions = self._registry.get(request.channel).transactions
-        txn_id, lease_seconds = transactions.begin(txn_id, lease_seconds, current_call().identity)
+        call = current_call()
+        txn_id, lease_seconds = transactions.begin(txn_id, lease_seconds, call.identity, call.quota.open_transactions)
         return pb.BeginTxnResponse(txn_id=txn_id, lease=duration_of(lease_seconds))
 
     async def _put(self, request: pb.PutRequest, columns: Columns | None) -> pb.PutResponse:

@@ -6,25 +6,42 @@ Without a `Guard` everybody may do everything, as `Call` says.
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
 
+import grpc
 from grpc import aio
 
 from millrace_server.access.audit import Audit
 from millrace_server.access.control import AccessControl, Credentials, Identity, certificate_name, credentials_of
-from millrace_server.access.permissions import ANYTHING, Permission, Rights
+from millrace_server.access.permissions import ANYTHING, Permission, Standing
+from millrace_server.access.quotas import UNBOUNDED, Bucket
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.config import shown
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import ForbiddenError, MillraceError, UnauthenticatedError
 
 _AUTHORIZATION = "authorization"
+_CERTIFICATE = "x509_pem_cert"
 
 _EXPIRY_CHECK_SECONDS = 60.0
 """How late it is noticed that the clock was set past the expiry of credentials."""
+
+_PROVEN_SECONDS = 1.0
+"""How long a proof counts for further calls that show the same: shorter than anything may take to be in force."""
+
+_CALLERS_MAX = 4_096
+
+_APPEND_WAIT_SECONDS = 10.0
+"""How long an append of a stream waits for its turn: less than a producer waits for its answer."""
+
+_LOOK_SECONDS = 0.25
+"""How often a stream that waits looks whether other quotas are in force."""
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+Context = aio.ServicerContext[Any, Any]
 
 
 class Call:
@@ -32,6 +49,7 @@ class Call:
 
     identity = ""
     """Who calls, as the owner of transactions and claims; empty where nobody is told apart."""
+    quota = UNBOUNDED
 
     def __enter__(self) -> Self:
         return self
@@ -44,14 +62,26 @@ class Call:
     def check(self, request: Any) -> None:
         """Raises ForbiddenError, or that there is no such thing, unless the caller may make this request."""
 
+    def tell(self, error: MillraceError, request: Any) -> None:
+        """Notes that a message of a stream was refused."""
+
+    def admit(self, byte_count: int) -> None:
+        """Counts a request; raises QuotaExceededError if it is too much, or if the caller has read too much."""
+
+    async def receive(self, byte_count: int) -> None:
+        """Waits until a message of a stream may be received; raises QuotaExceededError if that takes too long."""
+
+    async def send(self, byte_count: int) -> None:
+        """Waits until an answer of a stream may be sent."""
+
     def may(self, _permission: Permission, _channel: str) -> bool:
         """Whether the caller may do this."""
         return True
 
-    def require(self, *permissions: Permission, channel: str) -> None:
+    def require(self, permissions: Sequence[Permission], channel: str) -> None:
         """Raises ForbiddenError unless the caller has one of the permissions."""
 
-    def require_throughout(self, *permissions: Permission, channel: str) -> None:
+    def require_throughout(self, permissions: Sequence[Permission], channel: str) -> None:
         """Does the same, and ends the call with that error once no role allows it any more."""
 
 
@@ -64,6 +94,36 @@ def current_call() -> Call:
     return _CURRENT.get()
 
 
+_METADATA: ContextVar[Metadata] = ContextVar("metadata", default=())
+
+
+class GuardedHandlers(grpc.GenericRpcHandler):
+    """The handlers of a service.
+
+    gRPC decodes the metadata of a call for this, and would do so again for the handler: that costs as much as all that
+    the guard does.
+    """
+
+    def __init__(self, service: str, handlers: Mapping[str, Any]) -> None:
+        self._handlers = {f"/{service}/{name}": handler for name, handler in handlers.items()}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        handler = self._handlers.get(handler_call_details.method)
+        if handler is not None:
+            # The handler runs in the same task.
+            _METADATA.set(handler_call_details.invocation_metadata)
+        return handler
+
+
+class Caller(NamedTuple):
+    """Who has proven to call, and until when that counts."""
+
+    identity: Identity
+    credentials: Credentials
+    standing: Standing
+    proven_until: float
+
+
 class Guard:
     """Admits calls by the identities and roles that are in force."""
 
@@ -72,50 +132,59 @@ class Guard:
         self.registry = registry
         self.audit = Audit()
         self.calls: set[GuardedCall] = set()
+        self._callers: dict[Hashable, Caller] = {}
         self._has_certificates = has_certificates
         access.watch(self._check_again)
 
-    def enter(self, rule: "Rule", name: str, context: "aio.ServicerContext[Any, Any]") -> "GuardedCall":
+    def enter(self, rule: "Rule", name: str, context: Context) -> "GuardedCall":
         """Returns the call as a context; raises UnauthenticatedError unless the caller proves who it is."""
-        peer = context.peer()
-        try:
-            credentials = credentials_of(
-                [value for key, value in context.invocation_metadata() or () if key == _AUTHORIZATION],
-                _certificate_name(context.auth_context()) if self._has_certificates else None,
-            )
-            identity = self.access.identify(credentials)
-        except UnauthenticatedError as error:
-            self.audit.note(None, peer, name, error, administers=False)
-            raise
-        return GuardedCall(self, rule, name, peer, credentials, identity)
+        shown: tuple[str | bytes, ...] = ()
+        for key, value in _METADATA.get():
+            if key == _AUTHORIZATION:
+                shown = (*shown, value)
+        # By its bytes: the next connection of an address may be another's, and names alone may be read in two ways.
+        certificates = tuple(context.auth_context().get(_CERTIFICATE, ())) if self._has_certificates else ()
+        caller = self._callers.get((shown, certificates))
+        if caller is None or caller.proven_until < time.monotonic():
+            try:
+                caller = self._prove(shown, certificates)
+            except UnauthenticatedError as error:
+                self.audit.note(None, context.peer(), name, error, administers=False)
+                raise
+            if len(self._callers) >= _CALLERS_MAX:
+                self._callers.clear()
+            self._callers[shown, certificates] = caller
+        return GuardedCall(self, rule, name, context.peer(), caller)
+
+    def _prove(self, shown: Sequence[str | bytes], certificates: Sequence[bytes]) -> Caller:
+        credentials = credentials_of(shown, next(map(certificate_name, certificates), None))
+        identity = self.access.identify(credentials)
+        return Caller(identity, credentials, self.access.standing_of(identity), time.monotonic() + _PROVEN_SECONDS)
 
     def _check_again(self) -> None:
+        self._callers.clear()
         for call in tuple(self.calls):
             call.check_again()
-
-
-def _certificate_name(auth_context: Mapping[str, Any]) -> str | None:
-    return next(map(certificate_name, auth_context.get("x509_pem_cert", ())), None)
 
 
 class GuardedCall(Call):
     """A call of an identity, until it ends. Once its token is not valid any more, it is ended with that error."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what the guard has found out
-        self, guard: Guard, rule: "Rule", name: str, peer: str, credentials: Credentials, identity: Identity
-    ) -> None:
+    # There is one for each call, and most calls need no more than this.
+    _request: Any = None
+    _held: tuple[Sequence[Permission], str] | None = None
+    _refusal: MillraceError | None = None
+    _expiry: asyncio.TimerHandle | None = None
+
+    def __init__(self, guard: Guard, rule: "Rule", name: str, peer: str, caller: Caller) -> None:
         self._guard = guard
         self._rule = rule
         self._name = name
+        # gRPC's context crashes the process when it is asked for the peer of a call that was cancelled.
         self._peer = peer
-        self._credentials = credentials
-        self._identity = identity
-        self._rights: Rights = guard.access.rights_of(identity)
-        self._held: tuple[tuple[Permission, ...], str] | None = None
-        self._refusal: MillraceError | None = None
-        self._expiry: asyncio.TimerHandle | None = None
-        self.identity = identity.name
-        self.about: dict[str, str] = {}
+        self._caller = caller
+        self._rights, self.quota = caller.standing
+        self.identity = caller.identity.name
 
     def __enter__(self) -> Self:
         _CURRENT.set(self)
@@ -127,7 +196,7 @@ class GuardedCall(Call):
 
     def _await_expiry(self) -> None:
         """Checks again once the credentials expire, by a clock that may be set meanwhile."""
-        remaining = self._identity.expiry_time - time.time()
+        remaining = self._caller.identity.expiry_time - time.time()
         if remaining < math.inf and self._refusal is None:
             delay = min(max(remaining, 0.0), _EXPIRY_CHECK_SECONDS)
             self._expiry = asyncio.get_running_loop().call_later(delay, self._on_expiry)
@@ -142,30 +211,82 @@ class GuardedCall(Call):
         self._guard.calls.discard(self)
         if self._expiry is not None:
             self._expiry.cancel()
+        if error is None and not self._rule.administers:
+            return
         ended = self._refusal if isinstance(error, asyncio.CancelledError) else None
-        self._guard.audit.note(
-            self._identity, self._peer, self._name, ended or error, self.about, administers=self._rule.administers
-        )
+        self._note(ended or error, self._request)
+        # gRPC keeps the frame of a failed call, and with it this object, for a while: not the request too.
+        self._request = None
         if ended is not None and self._task is not None:
             self._task.uncancel()
             raise ended from None
 
+    def tell(self, error: MillraceError, request: Any) -> None:
+        self._note(error, request)
+
+    def _note(self, error: BaseException | None, request: Any) -> None:
+        about = {key: getattr(request, key) for key in ("channel", "name", "txn_id") if hasattr(request, key)}
+        self._guard.audit.note(
+            self._caller.identity,
+            self._peer,
+            self._name,
+            error,
+            about,
+            administers=self._rule.administers,
+        )
+
     def check(self, request: Any) -> None:
-        self.about = {key: getattr(request, key) for key in ("channel", "name") if hasattr(request, key)}
+        self._request = request
         self._rule.check(self, request)
 
     def check_again(self) -> None:
         """Ends the call if its caller may not make it any more."""
+        access = self._guard.access
         try:
-            if self._guard.access.identify(self._credentials) != self._identity:
+            if access.identify(self._caller.credentials) != self._caller.identity:
                 raise UnauthenticatedError("authorization: the token belongs to another identity now")
-            self._rights = self._guard.access.rights_of(self._identity)
+            self._rights, self.quota = access.standing_of(self._caller.identity)
             if self._held is not None:
-                self.require(*self._held[0], channel=self._held[1])
+                self.require(*self._held)
         except MillraceError as error:
             if self._refusal is None and self._task is not None:
                 self._refusal = error
                 self._task.cancel()
+
+    # Quotas.
+
+    def admit(self, byte_count: int) -> None:
+        if (requests := self.quota.requests) is not None:
+            if self._rule.finishes:
+                requests.count(byte_count)
+            else:
+                requests.admit(byte_count)
+        if (answers := self.quota.answers) is not None and self._rule.reads:
+            # The answer's size is not known yet: it counts once it is sent, and what is too much is owed.
+            answers.admit(0)
+
+    async def receive(self, byte_count: int) -> None:
+        if (requests := self.quota.requests) is not None:
+            if self._rule.finishes:
+                requests.count(byte_count)
+            else:
+                await self._pass(requests, byte_count, requests.admit(byte_count, _APPEND_WAIT_SECONDS))
+
+    async def send(self, byte_count: int) -> None:
+        if (answers := self.quota.answers) is not None:
+            seconds = answers.count(byte_count)
+            if self._rule.reads:
+                await self._pass(answers, byte_count, seconds)
+
+    async def _pass(self, bucket: Bucket, byte_count: int, seconds: float) -> None:
+        """Waits so long, or until other quotas are in force."""
+        quota, due = self.quota, time.monotonic() + seconds
+        try:
+            while self.quota is quota and (seconds := due - time.monotonic()) > 0:  # noqa: ASYNC110 - this is seldom
+                await asyncio.sleep(min(seconds, _LOOK_SECONDS))
+        except asyncio.CancelledError:
+            bucket.give_back(byte_count)
+            raise
 
     def may(self, permission: Permission, channel: str) -> bool:
         return self._rights.may(permission, channel)
@@ -173,13 +294,15 @@ class GuardedCall(Call):
     def may_everywhere(self, permission: Permission) -> bool:
         return self._rights.may_everywhere(permission)
 
-    def require(self, *permissions: Permission, channel: str) -> None:
-        if not any(self._rights.may(permission, channel) for permission in permissions):
-            self._forbid(" or ".join(permissions), channel)
+    def require(self, permissions: Sequence[Permission], channel: str) -> None:
+        for permission in permissions:
+            if self._rights.may(permission, channel):
+                return
+        self._forbid(" or ".join(permissions), channel)
 
-    def require_throughout(self, *permissions: Permission, channel: str) -> None:
+    def require_throughout(self, permissions: Sequence[Permission], channel: str) -> None:
         self._held = permissions, channel
-        self.require(*permissions, channel=channel)
+        self.require(permissions, channel)
 
     def require_everywhere(self, permission: Permission) -> None:
         if not self._rights.may_everywhere(permission):
@@ -220,7 +343,7 @@ class GuardedCall(Call):
             # The call itself says that the claim is over.
             return
         if getattr(request, "takeover", False):
-            self.require(Permission.OPERATE, channel=request.channel)
+            self.require((Permission.OPERATE,), request.channel)
         else:
             assert channel is not None, "a claim has a channel"
             channel.claims.refuse_if_claimed()
@@ -238,6 +361,10 @@ class Rule(NamedTuple):
     """Whether it is told in the audit log also if it is allowed."""
     lasts: bool = False
     """Whether it may wait or go on for long: then it ends once it is not allowed any more."""
+    reads: bool = False
+    """Whether its answers hold what is stored: then it is held up once its caller has read too much."""
+    finishes: bool = False
+    """Whether it ends or keeps up what was begun, which no quota prevents."""
 
 
 def _nothing(_call: GuardedCall, _request: Any) -> None:
@@ -245,15 +372,15 @@ def _nothing(_call: GuardedCall, _request: Any) -> None:
 
 
 def _on_channel(*permissions: Permission) -> Callable[[GuardedCall, Any], None]:
-    return lambda call, request: call.require_throughout(*permissions, channel=request.channel)
+    return lambda call, request: call.require_throughout(permissions, request.channel)
 
 
 def _named(permission: Permission) -> Callable[[GuardedCall, Any], None]:
-    return lambda call, request: call.require_throughout(permission, channel=request.name)
+    return lambda call, request: call.require_throughout((permission,), request.name)
 
 
 def _in_own_txn(permission: Permission) -> Callable[[GuardedCall, Any], None]:
-    return lambda call, request: call.require_throughout(permission, channel=call.require_own_txn(request.txn_id))
+    return lambda call, request: call.require_throughout((permission,), call.require_own_txn(request.txn_id))
 
 
 def _own_txn(call: GuardedCall, request: Any) -> None:
@@ -266,7 +393,7 @@ def _own_txns(call: GuardedCall, request: Any) -> None:
 
 
 def _with_claim(call: GuardedCall, request: Any) -> None:
-    call.require_throughout(Permission.READ, channel=request.channel)
+    call.require_throughout((Permission.READ,), request.channel)
     call.require_no_others_claim(request)
 
 
@@ -277,28 +404,28 @@ def _everywhere(permission: Permission) -> Callable[[GuardedCall, Any], None]:
 RULES = {
     "BeginTxn": Rule(_on_channel(Permission.APPEND, Permission.TAKE)),
     "Put": Rule(_in_own_txn(Permission.APPEND)),
-    "Take": Rule(_in_own_txn(Permission.TAKE), lasts=True),
-    "Commit": Rule(_own_txns),
-    "Rollback": Rule(_own_txn),
-    "RenewTxn": Rule(_own_txn),
+    "Take": Rule(_in_own_txn(Permission.TAKE), lasts=True, reads=True),
+    "Commit": Rule(_own_txns, finishes=True),
+    "Rollback": Rule(_own_txn, finishes=True),
+    "RenewTxn": Rule(_own_txn, finishes=True),
     "Append": Rule(_on_channel(Permission.APPEND)),
     "AppendStream": Rule(_nothing, lasts=True),
-    "Consume": Rule(_nothing, lasts=True),
+    "Consume": Rule(_nothing, lasts=True, reads=True, finishes=True),
     "Claim": Rule(_with_claim, lasts=True),
-    "Read": Rule(_with_claim, lasts=True),
-    "Acknowledge": Rule(_with_claim),
-    "Release": Rule(_with_claim),
+    "Read": Rule(_with_claim, lasts=True, reads=True),
+    "Acknowledge": Rule(_with_claim, finishes=True),
+    "Release": Rule(_with_claim, finishes=True),
     "FindSequence": Rule(_on_channel(Permission.DESCRIBE)),
     "CreateChannel": Rule(_named(Permission.ADMIN), administers=True),
     "UpdateChannel": Rule(_named(Permission.OPERATE), administers=True),
     "DeleteChannel": Rule(_named(Permission.ADMIN), administers=True),
-    "ListChannels": Rule(_nothing),
+    "ListChannels": Rule(_nothing, reads=True),
     "GetChannel": Rule(_named(Permission.DESCRIBE)),
-    "WatchChannels": Rule(_nothing, lasts=True),
-    "PeekEvents": Rule(_on_channel(Permission.PEEK), lasts=True),
+    "WatchChannels": Rule(_nothing, lasts=True, reads=True),
+    "PeekEvents": Rule(_on_channel(Permission.PEEK), lasts=True, reads=True),
     "PurgeChannel": Rule(_named(Permission.OPERATE), administers=True),
-    "ListComponents": Rule(_nothing),
-    "WatchComponents": Rule(_nothing, lasts=True),
+    "ListComponents": Rule(_nothing, reads=True),
+    "WatchComponents": Rule(_nothing, lasts=True, reads=True),
 }
 """The rules of ChannelService and AdminService, by the names of their RPCs."""
 
@@ -312,7 +439,7 @@ def health_rule(channels_of: Callable[[str, str], Sequence[str]]) -> Rule:
     def check(call: GuardedCall, request: Any) -> None:
         kind, _, name = request.service.partition("/")
         if kind == "channels":
-            call.require_throughout(Permission.DESCRIBE, channel=name)
+            call.require_throughout((Permission.DESCRIBE,), name)
         elif not any(call.may(Permission.DESCRIBE, channel) for channel in channels_of(kind, name)):
             call.require_everywhere(Permission.DESCRIBE)
 

@@ -11,6 +11,7 @@ import structlog
 from google.protobuf.message import Message
 from grpc import aio
 
+from millrace_server.access.quotas import UNBOUNDED
 from millrace_server.errors import MillraceError, OverloadedError
 from millrace_server.grpc_services.guard import ANYBODY, RULES, Call, Guard
 from millrace_server.grpc_services.messages import Columns, EventsRequestT, RequestT, parse, parse_apart
@@ -122,9 +123,10 @@ class Rpcs:
             request = None
             try:
                 with enter(context) as call, self._inflight.admit(len(raw), context.peer()):
+                    call.admit(len(raw))
                     request = parse(kind, raw)
                     call.check(request)
-                    return _encoded(await serve(request))
+                    return _counted(await serve(request), call)
             except Exception as error:  # noqa: BLE001 - every failure becomes a status
                 status = self._end(error, request)
             del raw, request
@@ -142,9 +144,10 @@ class Rpcs:
             request = columns = None
             try:
                 with enter(context) as call, self._inflight.admit(len(raw), context.peer()):
+                    call.admit(len(raw))
                     request, columns = parse_apart(kind, raw)
                     call.check(request)
-                    return _encoded(await serve(request, columns))
+                    return _counted(await serve(request, columns), call)
             except Exception as error:  # noqa: BLE001 - every failure becomes a status
                 status = self._end(error, request)
             del raw, request, columns
@@ -161,6 +164,7 @@ class Rpcs:
             try:
                 with enter(context) as call:
                     with self._inflight.admit(len(raw), context.peer()):
+                        await call.receive(len(raw))
                         request = parse(kind, raw)
                     # Until it receives metadata, a gRPC client may restart the stream, and waits forever if the
                     # connection breaks before the first response.
@@ -168,7 +172,7 @@ class Rpcs:
                     call.check(request)
                     async with aclosing(serve(request)) as answers:
                         async for answer in answers:
-                            await _send(context, answer)
+                            await _send(context, answer, call)
             except Exception as error:  # noqa: BLE001 - every failure becomes a status
                 _fail_stream(context, self._end(error, request))
 
@@ -180,11 +184,11 @@ class Rpcs:
 
         async def handle(_requests: AsyncIterator[bytes], context: Context) -> None:
             try:
-                with enter(context):
+                with enter(context) as call:
                     # Sent first: if a response is cut short, gRPC would send the metadata again with the error, fail,
                     # and leave the caller without either.
                     await context.send_initial_metadata(())
-                    await serve(MessageStream(context, self._inflight))
+                    await serve(MessageStream(context, self._inflight, call))
             except Exception as error:  # noqa: BLE001 - every failure becomes a status
                 _fail_stream(context, self._end(error, None))
 
@@ -194,9 +198,10 @@ class Rpcs:
 class MessageStream:
     """A bidirectional stream of messages."""
 
-    def __init__(self, context: Context, inflight: InflightBytes) -> None:
+    def __init__(self, context: Context, inflight: InflightBytes, call: Call) -> None:
         self._context = context
         self._inflight = inflight
+        self._call = call
         self._peer = context.peer()
 
     async def read(self) -> bytes | None:
@@ -209,7 +214,7 @@ class MessageStream:
         return self._inflight.admit(len(raw), self._peer)
 
     def write(self, answer: Answer) -> Awaitable[None]:
-        return _send(self._context, answer)
+        return _send(self._context, answer, self._call)
 
 
 async def _abort(context: Context, status: EndStatus) -> NoReturn:
@@ -228,12 +233,22 @@ def _fail_stream(context: Context, status: EndStatus) -> None:
     context.set_code(status.code)
 
 
-async def _send(context: Context, answer: Answer) -> None:
+async def _send(context: Context, answer: Answer, call: Call) -> None:
+    encoded = _encoded(answer)
+    if call.quota is not UNBOUNDED:
+        await call.send(len(encoded))
     try:
-        await context.write(_encoded(answer))
+        await context.write(encoded)
     except aio.InternalError as error:
         # The caller disconnected during the write, and gRPC has not cancelled the call yet.
         raise asyncio.CancelledError from error
+
+
+def _counted(answer: Answer, call: Call) -> bytes:
+    encoded = _encoded(answer)
+    if (answers := call.quota.answers) is not None:
+        answers.count(len(encoded))
+    return encoded
 
 
 def _encoded(answer: Answer) -> bytes:

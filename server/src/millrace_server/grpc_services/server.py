@@ -21,7 +21,7 @@ from millrace_server.errors import MillraceError
 from millrace_server.grpc_services import admin_service, channel_service
 from millrace_server.grpc_services.admin_service import AdminService
 from millrace_server.grpc_services.channel_service import ChannelService
-from millrace_server.grpc_services.guard import TOOLS, Guard, Rule, health_rule
+from millrace_server.grpc_services.guard import TOOLS, Guard, GuardedHandlers, Rule, health_rule
 from millrace_server.grpc_services.rpc import InflightBytes, Rpcs
 from millrace_server.grpc_services.status import end_status
 from millrace_server.hosting.data_dir import Catalog
@@ -118,11 +118,13 @@ class GrpcServer:
         self._server = aio.server(options=_options(settings))
         inflight = InflightBytes(settings.inflight_bytes_max, settings.inflight_bytes_per_connection_max)
         rpcs = Rpcs(inflight, registry.count_refusal, guard)
+        handled = method_handlers_generic_handler if guard is None else GuardedHandlers
+        administration = AdminService(registry, catalog, components, settings.channels_max)
         for name, handlers in (
             (channel_service.NAME, ChannelService(registry).handlers(rpcs)),
-            (admin_service.NAME, AdminService(registry, catalog, components).handlers(rpcs)),
+            (admin_service.NAME, administration.handlers(rpcs)),
         ):
-            self._server.add_generic_rpc_handlers((method_handlers_generic_handler(name, handlers),))
+            self._server.add_generic_rpc_handlers((handled(name, handlers),))
         health: Any = self._server if guard is None else _GuardedHealth(self._server, guard, components)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, health)
         tools: Any = self._server if guard is None else _GuardedServer(self._server, guard, TOOLS)
@@ -174,7 +176,7 @@ class _GuardedServer:
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         guarded = {name: self._guarded(f"{service}/{name}", handler) for name, handler in handlers.items()}
-        self._server.add_generic_rpc_handlers((method_handlers_generic_handler(service, guarded),))
+        self._server.add_generic_rpc_handlers((GuardedHandlers(service, guarded),))
 
     def is_open(self, _request: Any) -> bool:
         """Whether everybody may make this request."""

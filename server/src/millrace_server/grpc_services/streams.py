@@ -9,6 +9,7 @@ from typing import Any
 
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_server.access.permissions import Permission
+from millrace_server.access.quotas import UNBOUNDED
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.commit import Commit, Receipt
@@ -67,7 +68,7 @@ class _Append:
     def parse(self, raw: bytes, admission: Admission, registry: ChannelRegistry) -> None:
         self._admission = admission
         self.request, columns = parse_apart(pb.AppendStreamRequest, raw)
-        self._call.caller.require(Permission.APPEND, channel=self.request.channel)
+        self._call.caller.require((Permission.APPEND,), self.request.channel)
         self.channel = registry.get(self.request.channel)
         self.batches, self.stamp = nonempty_events_of(self.request, columns), stamp_of(self.request)
 
@@ -92,6 +93,7 @@ class _Append:
     def refuse(self, error: Exception) -> None:
         refused = refusal(error, self.request)
         self._call.registry.count_refusal(refused, ())
+        self._call.caller.tell(refused, self.request)
         self.answer = pb.AppendStreamResponse(error=status_of(refused)).SerializeToString()
         self._call.on_end(self)
 
@@ -137,7 +139,7 @@ class AppendStreamCall:
             while not self._is_room_for(len(raw)):
                 self._has_room.clear()
                 await self._has_room.wait()
-            self._receive(raw)
+            self._receive(raw, await self._refusal(len(raw)))
         self._is_half_closed = True
         self._has_answer.set()
 
@@ -146,10 +148,22 @@ class AppendStreamCall:
             return False
         return not self._bytes or self._bytes + byte_count <= UNDER_WAY_BYTES_MAX
 
-    def _receive(self, raw: bytes) -> None:
+    async def _refusal(self, byte_count: int) -> MillraceError | None:
+        """Waits for the turn that the caller's quota gives to a request; returns why it is refused, if it is."""
+        if self.caller.quota is not UNBOUNDED:
+            try:
+                await self.caller.receive(byte_count)
+            except MillraceError as error:
+                return error
+        return None
+
+    def _receive(self, raw: bytes, refusal: MillraceError | None) -> None:
         append = _Append(self, len(raw))
         self._unanswered.append(append)
         self._bytes += append.byte_count
+        if refusal is not None:
+            append.refuse(refusal)
+            return
         try:
             append.parse(raw, self._stream.admit(raw), self.registry)
         except Exception as error:  # noqa: BLE001 - answers one request and does not end the stream
@@ -219,6 +233,7 @@ class ConsumeCall:
     def __init__(self, registry: ChannelRegistry, stream: MessageStream) -> None:
         self._registry = registry
         self._stream = stream
+        self._caller = current_call()
         self._deliveries: dict[int, Transaction] = {}
         self._delivered_count = 0
         self._settled = asyncio.Event()
@@ -227,7 +242,7 @@ class ConsumeCall:
 
     async def run(self) -> None:
         start = await self._read_start()
-        current_call().require_throughout(Permission.TAKE, channel=start.channel)
+        self._caller.require_throughout((Permission.TAKE,), start.channel)
         channel = self._registry.get(start.channel)
         if start.prefetch > PREFETCH_MAX:
             raise BadArgumentError(f"start.prefetch: is {start.prefetch}; at most {PREFETCH_MAX} are allowed")
@@ -294,6 +309,7 @@ class ConsumeCall:
                 with suppress(MillraceError):
                     await commit
             return False
+        await self._caller.receive(len(raw))
         with self._stream.admit(raw):
             request = parse(pb.ConsumeRequest, raw)
             # Deliveries of a deleted channel cannot be settled any more, and the caller must know.

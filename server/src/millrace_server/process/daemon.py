@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 
+from millrace_server.access.audit import LOGGER as AUDIT_LOGGER
 from millrace_server.access.control import AccessControl
 from millrace_server.agent.agent import Agent
 from millrace_server.configuration.settings import ServerSettings, Settings
@@ -21,6 +22,7 @@ from millrace_server.hosting.data_dir import CATALOG_FILE, Catalog, locked_data_
 from millrace_server.hosting.lifecycle import flows_of, open_channels, stop_flows
 from millrace_server.hosting.signals import ReloadRequests, StopRequests
 from millrace_server.http_service.service import HttpService
+from millrace_server.logs import also_to_file
 from millrace_server.network import Address, check_is_free, open_socket
 from millrace_server.network.tls import TlsFiles
 from millrace_server.process.memory import tuned_allocator, tuned_garbage_collector
@@ -46,7 +48,8 @@ async def serve(
     tls = _tls_files(settings.server)
     access = _access_control(settings)
     stops, reloads = StopRequests(), ReloadRequests()
-    with stops.from_signals(), reloads.from_signals(), locked_data_dir(settings.server.data_dir):
+    auditing = also_to_file(AUDIT_LOGGER, None if settings.auth is None else settings.auth.audit_file)
+    with stops.from_signals(), reloads.from_signals(), auditing, locked_data_dir(settings.server.data_dir):
         catalog = Catalog(settings.server.data_dir / CATALOG_FILE)
         registry = open_channels(settings, catalog)
         # Callers retry while a channel replays its log; a short wait spares them that for most channels.

@@ -1,0 +1,102 @@
+"""A server with tokens, and calls of any RPC on it."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from millrace.googleapis import error_details_pb2, status_pb2
+from millrace.v1 import admin_service_pb2 as admin_pb
+from millrace.v1 import channel_service_pb2 as pb
+from millrace_server.access.tokens import make_token
+from millrace_server.files import write_atomically
+from tests.millraced import Millraced
+
+WAIT_SECONDS_MAX = 60.0
+
+SERVICES = [admin_pb.DESCRIPTOR.services_by_name["AdminService"], pb.DESCRIPTOR.services_by_name["ChannelService"]]
+METHODS = {method.name: method for service in SERVICES for method in service.methods}
+
+
+class Site:
+    """A server with tokens: every identity has the role of its own name."""
+
+    def __init__(self, folder: Path, roles: dict[str, list[str]]) -> None:
+        self.tokens_file = folder / "tokens"
+        self.roles = roles
+        self.quotas: dict[str, str] = {}
+        """The tables of quotas, by identity."""
+        self.further_toml = ""
+        self.tokens = {name: make_token(self.tokens_file, name) for name in roles}
+
+    def toml(self) -> str:
+        tables = [f'auth.tokens_file = "{self.tokens_file}"']
+        for name, allow in self.roles.items():
+            tables.append(f"roles.{name}.allow = {json.dumps(allow)}\nidentities.{name}.roles = [{json.dumps(name)}]")
+        tables += [f"identities.{name}.quota = {{ {quota} }}" for name, quota in self.quotas.items()]
+        tables.append(self.further_toml)
+        tables.append('[channels.orders]\ntype = "file"\n[channels.other]\ntype = "memory"\n')
+        tables.append('[sources.web]\ntype = "http"\nlisten = "127.0.0.1:0"\nchannels = ["other"]\n')
+        return "\n".join(tables)
+
+    def reload(self, server: Millraced) -> None:
+        """Puts the roles and quotas of now in force."""
+        Path(server.arguments[1]).write_text(self.toml(), encoding="utf-8")
+        server.send(signal.SIGHUP)
+
+    def revoke(self, name: str) -> None:
+        lines = [line for line in self.tokens_file.read_text().splitlines() if not line.startswith(f"{name}:")]
+        write_atomically(self.tokens_file, "\n".join(lines).encode())
+
+
+def request_of(method: str, channel: str, txn_id: str) -> Message:
+    """A request of the RPC about this channel and transaction, so far as it has them."""
+    request: Any = GetMessageClass(METHODS[method].input_type)()
+    fields = request.DESCRIPTOR.fields_by_name
+    for name in {"channel", "name"} & set(fields):
+        setattr(request, name, channel)
+    if "txn_id" in fields:
+        request.txn_id = txn_id
+    if "txn_ids" in fields:
+        request.txn_ids.append(txn_id)
+    if method == "Consume":
+        request.start.channel = channel
+    made: Message = request
+    return made
+
+
+def call(address: str, method: str, request: Message, metadata: Any) -> tuple[str, str, Any]:
+    """Makes one call; returns the code, the reason, and the first answer."""
+    descriptor = METHODS[method]
+    path = f"/{descriptor.containing_service.full_name}/{method}"
+    codec = (type(request).SerializeToString, GetMessageClass(descriptor.output_type).FromString)
+    with grpc.insecure_channel(address) as connection:
+        try:
+            if descriptor.client_streaming:
+                answers = connection.stream_stream(path, *codec)(iter([request]), WAIT_SECONDS_MAX, metadata)
+                answer: Any = next(answers, None)
+            elif descriptor.server_streaming:
+                answers = connection.unary_stream(path, *codec)(request, WAIT_SECONDS_MAX, metadata)
+                answer = next(answers, None)
+            else:
+                answer = connection.unary_unary(path, *codec)(request, WAIT_SECONDS_MAX, metadata)
+        except grpc.RpcError as failure:
+            trailing: Any = failure.trailing_metadata()
+            details = dict(trailing).get("grpc-status-details-bin", b"")
+            return failure.code().name, reason_of(status_pb2.Status.FromString(details)), None
+    if method == "AppendStream" and answer is not None and answer.HasField("error"):
+        return "", reason_of(answer.error), answer
+    return "OK", "", answer
+
+
+def reason_of(status: status_pb2.Status) -> str:
+    info = error_details_pb2.ErrorInfo()
+    return next((info.reason for detail in status.details if detail.Unpack(info)), "")
+
+
+def bearer(token: str) -> tuple[tuple[str, str]]:
+    return (("authorization", f"Bearer {token}"),)
