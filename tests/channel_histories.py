@@ -26,7 +26,7 @@ from tests.virtual_clock import WallClock
 _CHANGING_CALLS = {"create", "rename", "unlink", "write", "reserve", "truncate", "sync", "sync_directory"}
 _CONTINUE_PROBABILITY = 0.2
 _ENDED_MAX = 10_000
-_CLOCK = WallClock(1_790_000_000_000_000)
+CLOCK = WallClock(1_790_000_000_000_000)
 """Moves on with each step of a story."""
 
 LASTING_CALLS = (calls.Append, calls.Commit, calls.Purge, calls.Acknowledge, calls.Claim, calls.EndLoan)
@@ -38,7 +38,7 @@ def account_of(held: Held, config: FileChannelConfig) -> Account:
     account = Account(config, (), _ENDED_MAX, held.epoch)
     account.restore(held.events, held.next_sequence, held.stamps, held.ended, held.claim)
     account.times = {sequence: time for (sequence, _), time in zip(held.events, held.times, strict=True)}
-    account.clock = lambda: _CLOCK.micros
+    account.clock = lambda: CLOCK.micros
     return account
 
 
@@ -124,7 +124,7 @@ class Story:
     async def open(self) -> None:
         """Opens the channel, and checks its state."""
         self.opened = await open_simulated_channel(self.disk, self.config)
-        self.opened.channel._contents.clock = _CLOCK
+        self.opened.channel._contents.clock = CLOCK
         held = Held.by(self.opened.channel)
         assert held == self.states[-1], f"found {held}, and it must be {self.states[-1]}"
         check_accounts(self.opened.channel)
@@ -201,7 +201,7 @@ class Story:
 
     async def expire(self, age_micros: int) -> None:
         """Removes what is older, as the channel's retention does: the oldest first, in one commit or several."""
-        expired = self.account.expired(_CLOCK.micros - age_micros)
+        expired = self.account.expired(CLOCK.micros - age_micros)
         for event in expired:
             self.account.queue.remove(event)
             self._note()
@@ -209,6 +209,7 @@ class Story:
         # Half a microsecond more, since seconds are rounded down.
         retention.enforce((age_micros + 0.5) / 1_000_000)
         retention._check()
+        assert not expired or retention._is_removing or retention._loading, "left to a later check"
         # What is being removed is held until that is durable.
         await until(lambda: retention._loading is None and Held.by(self.opened.channel) == self.states[-1])
         assert not retention._is_removing
@@ -277,7 +278,7 @@ class Steps:
     async def go(self, count: int) -> None:
         """Performs a number of steps."""
         for _ in range(count):
-            _CLOCK.micros += 1
+            CLOCK.micros += 1
             await self.chance.choice(self._steps)()
 
     def bodies(self, count_max: int = 4) -> list[bytes]:

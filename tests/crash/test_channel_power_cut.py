@@ -11,7 +11,7 @@ import pytest
 
 from millrace_server.channels.config import EncryptionConfig, FileChannelConfig
 from millrace_server.channels.stamps import Stamp
-from tests.channel_histories import Moment, Recording, Story, check_moment, new_disk, recorded
+from tests.channel_histories import CLOCK, Moment, Recording, Story, check_moment, new_disk, recorded
 from tests.file_channels import put_version_1
 from tests.fuzz import channel_calls as calls
 from tests.simulated_channels import DATA, TWO_DIRECTORIES, Held, held_on, small_limits
@@ -110,6 +110,22 @@ async def test_open_after_a_crash_while_an_emptied_log_begins_anew_finds_what_wa
         await story.checkpoint()
         await story.checkpoint()
         assert story.opened.store.log_bytes < 600
+    story.kill()
+    for moment in recording.end():
+        await check_moment(moment, chance, 2)
+
+
+async def test_open_after_a_crash_while_a_part_of_a_run_expires_finds_the_rest(chance: random.Random) -> None:
+    """The run is read to be cut; the expired part is gone as a whole or not at all, and never returns."""
+    story = Story(new_disk(chance))
+    await story.open()
+    for number in range(4):
+        CLOCK.micros += 1
+        await story.do(calls.Append([b"%d" % number], None))
+    recording = Recording(story.disk, story.moment)
+    for age_micros in (1, 0):
+        await story.expire(age_micros)
+    assert [body for _, body in story.states[-1].events] == [b"3"]
     story.kill()
     for moment in recording.end():
         await check_moment(moment, chance, 2)
