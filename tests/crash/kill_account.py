@@ -4,6 +4,7 @@ Every event has a body of its own. The account records the fate of each event as
 call is doubtful until the channel itself, or the answer to the call's repeat, settles it.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -11,11 +12,12 @@ Event = tuple[int, bytes]
 
 
 class KillAccount:
-    """The account of all events of one channel."""
+    """The account of all events of one channel, in which events expire after `retention_seconds`, if given."""
 
-    def __init__(self) -> None:
-        self.sent: set[bytes] = set()
-        """All events that may ever be found."""
+    def __init__(self, retention_seconds: float | None = None) -> None:
+        self._retention_seconds = retention_seconds
+        self.sent: dict[bytes, float] = {}
+        """All events that may ever be found, and when they were sent, by the clock that tells the server their age."""
         self.stored: set[bytes] = set()
         """Committed, according to an answer or to the channel."""
         self.refused: set[bytes] = set()
@@ -33,7 +35,7 @@ class KillAccount:
 
     def sends(self, bodies: Iterable[bytes]) -> None:
         """These may be stored from now on."""
-        self.sent.update(bodies)
+        self.sent.update(dict.fromkeys(bodies, time.time()))
 
     def stores(self, bodies: Sequence[bytes], first_sequence: int = 0) -> None:
         """These are stored; a first sequence of 0 does not say where."""
@@ -89,6 +91,7 @@ class KillAccount:
     def was_not_removed(self, bodies: Iterable[bytes]) -> None:
         """These were in the channel when the server had started, so the removal never happened."""
         gone = set(bodies) - self.found.keys() - self.removed - self.doubtful.keys()
+        gone -= self._old(gone)
         assert not gone, f"said to be there, and gone: {gone}"
 
     # Reports of the channel.
@@ -102,8 +105,17 @@ class KillAccount:
         came_back = self.removed & self.found.keys()
         assert not came_back, f"taken for good, and back: {came_back}"
         lost = self.stored - self.removed - self.doubtful.keys() - self.found.keys()
+        # These may come back for a moment, where the removal of what has expired was not on the disk yet.
+        lost -= self._old(lost)
         assert not lost, f"acknowledged, and lost: {lost}"
         assert max(self._sequences, default=0) < next_sequence
+
+    def _old(self, bodies: Iterable[bytes]) -> set[bytes]:
+        """Those that may have expired by now."""
+        if self._retention_seconds is None:
+            return set()
+        limit = time.time() - self._retention_seconds
+        return {body for body in bodies if self.sent[body] < limit}
 
     def settle_by_channel(self, bodies: Iterable[bytes]) -> None:
         """The channel, as it was found, shows whether these were removed."""

@@ -36,8 +36,21 @@ segment_bytes_max = 65536
 checkpoint_interval_seconds = 0.1
 min_free_bytes = 0
 compression = "zstd"
+
+[channels.aging]
+type = "file"
+capacity = 20000
+transaction_capacity = 1000
+keep_alive_seconds = 0.1
+lease_seconds = 5.0
+segment_bytes_max = 65536
+checkpoint_interval_seconds = 0.1
+min_free_bytes = 0
+retention_seconds = 2.0
 """
 CHANNELS = ("work", "read")
+AGING = "aging"
+_RETENTION_SECONDS = 2.0
 _START_SECONDS = 0.3
 
 
@@ -75,7 +88,7 @@ class KilledServer:
         self._is_up = asyncio.Event()
         self._has_answered = asyncio.Event()
         self._answers_left = 0
-        self.accounts = {name: KillAccount() for name in CHANNELS}
+        self.accounts = {name: KillAccount() for name in CHANNELS} | {AGING: KillAccount(_RETENTION_SECONDS)}
         self.ending = asyncio.Event()
         self.starts = 0
 

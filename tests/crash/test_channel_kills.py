@@ -12,7 +12,7 @@ from grpc import aio
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
 from tests.crash.kill_account import KillAccount
-from tests.crash.killed_server import CHANNELS, CallRefusedError, KilledServer
+from tests.crash.killed_server import AGING, CHANNELS, CallRefusedError, KilledServer
 from tests.rpc import NO_WAIT, Stream, columns, events, rows_of, seconds
 
 _KILLS_IN_THE_SUITE = 4
@@ -358,6 +358,9 @@ def _workers(server: KilledServer, chance: random.Random) -> list[Worker]:
         (StreamProducer, "read", "p5"),
         (StampedCommitter, "read", "c2"),
         (Reader, "read", "r1"),
+        (Producer, AGING, "p6"),
+        (Transactor, AGING, "t4"),
+        (Consumer, AGING, "d3"),
     ]
     return [kind(server, channel, name, random.Random(chance.random())) for kind, channel, name in kinds]
 
