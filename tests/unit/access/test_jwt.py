@@ -59,14 +59,21 @@ def test_check_takes_the_claim_that_is_configured(tmp_path: Path) -> None:
         by_mail.check(ONE.token("boss"))
 
 
-def test_check_allows_for_clocks_that_differ_by_a_minute(checked: Jwts) -> None:
+def test_check_allows_for_clocks_that_differ_by_a_minute(checked: Jwts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before and after its time a token is good for 60 seconds, and then it has expired."""
-    proven = checked.check(ONE.token(exp=5_000_000_000))
+    token = ONE.token(exp=5_000_000_000)
+    proven = checked.check(token)
     assert proven.expiry_time == 5_000_000_060
     assert checked.check(ONE.token(lifetime=-55)).name == "boss"
     assert checked.check(ONE.token(nbf=time.time() + 55, iat=time.time() + 55)).name == "boss"
     with pytest.raises(TokenExpiredError, match=r"^authorization: the token has expired; get another one$"):
         checked.check(ONE.token(lifetime=-61))
+    monkeypatch.setattr("time.time", lambda: proven.expiry_time - 1)
+    assert checked.check(token) == proven
+    monkeypatch.setattr("time.time", lambda: proven.expiry_time)
+    with pytest.raises(TokenExpiredError):
+        checked.check(token)
+    monkeypatch.undo()
     now = 5_000_000_000
     for claims in ({"nbf": now}, {"iat": now}):
         with pytest.raises(UnauthenticatedError, match="is not valid yet"):

@@ -3,8 +3,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from millrace_server.network.http_requests import HostName, RequestCheck
-from millrace_server.network.http_server import HEAD_BYTES_MAX
+from millrace_server.network.http_requests import HEAD_BYTES_MAX, HostName, RequestCheck
 
 
 def scope(method: str = "GET", server: str = "127.0.0.1", **headers: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import structlog
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
-from millrace_server.access.tokens import TOKEN, check_identity
+from millrace_server.access.tokens import TOKEN, check_identity, hash_of
 from millrace_server.errors import TokenExpiredError, UnauthenticatedError
 from millrace_server.files import NamedPath, file_stamp, read_named
 
@@ -28,6 +28,7 @@ LEEWAY_SECONDS = 60
 """How far the clocks of the issuer and of this machine may be apart."""
 
 _TIME_MAX = 1 << 40
+_PROVEN_MAX = 4_096
 _REFRESH_SECONDS = 300.0
 _RETRY_SECONDS = 5.0
 _ANSWER_SECONDS_MAX = 5.0
@@ -122,6 +123,7 @@ class Jwts:
         """Reads the file of keys, if there is one; raises ValueError if it is not valid any more."""
         self._settings = settings
         self._keys: dict[str | None, PyJWK] = {}
+        self._proven_names: dict[str, ProvenName] = {}
         self._trouble = ""
         self._source: _KeysFile | _KeysUrl
         if settings.jwks_file is not None:
@@ -145,11 +147,27 @@ class Jwts:
         is_changed = {kid: key.key for kid, key in keys.items()} != {kid: key.key for kid, key in self._keys.items()}
         if self._trouble:
             _log.info("the keys of JSON Web Tokens can be read now", keys=len(keys))
-        self._keys, self._trouble = keys, ""
+        # In this order: `check` may run at the same time.
+        self._keys = keys
+        self._proven_names = {}
+        self._trouble = ""
         return is_changed
 
     def check(self, token: str) -> ProvenName:
         """Returns whom a token names; raises UnauthenticatedError unless the issuer signed it for this server."""
+        # Signatures take long, and thousands of streams may show the same few tokens when all are checked again. What
+        # was checked with former keys goes into the former dictionary.
+        proven_names, token_hash = self._proven_names, hash_of(token)
+        if (proven := proven_names.get(token_hash)) is None:
+            proven = self._verified(token)
+            if len(proven_names) >= _PROVEN_MAX:
+                proven_names.clear()
+            proven_names[token_hash] = proven
+        if proven.expiry_time <= time.time():
+            raise TokenExpiredError(_EXPIRED)
+        return proven
+
+    def _verified(self, token: str) -> ProvenName:
         # Heavy, and not needed without such tokens.
         import jwt
 
@@ -169,7 +187,7 @@ class Jwts:
             expiry_time = min(int(claims["exp"]), _TIME_MAX) + LEEWAY_SECONDS
             return ProvenName(_name_in(claims, settings.identity_claim), expiry_time)
         except jwt.ExpiredSignatureError:
-            raise TokenExpiredError("authorization: the token has expired; get another one") from None
+            raise TokenExpiredError(_EXPIRED) from None
         except UnauthenticatedError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a token makes the library raise, it is not valid
@@ -187,6 +205,7 @@ class Jwts:
         raise UnauthenticatedError(f"authorization: the key {why}", retry_delay_seconds=_RETRY_SECONDS)
 
 
+_EXPIRED = "authorization: the token has expired; get another one"
 _SAID = {
     "ImmatureSignatureError": "is not valid yet",
     "InvalidAudienceError": "is not for this server, as its aud says",
