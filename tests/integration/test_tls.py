@@ -49,7 +49,9 @@ def server(site: Site) -> Iterator[Millraced]:
     config, data_dir = site.folder / "millrace.toml", site.folder / "data"
     config.write_text(site.toml())
     free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
-    millraced = Millraced(("--config", str(config), "--data-dir", str(data_dir), *free_ports), data_dir)
+    arguments = ("--config", str(config), "--data-dir", str(data_dir), *free_ports)
+    # A process of its own, since what gRPC writes by itself is chosen when it is imported.
+    millraced = Millraced(arguments, data_dir, python=sys.executable)
     yield millraced
     millraced.kill()
 
@@ -132,7 +134,8 @@ def forged(site: Site, folder: Path) -> dict[str, Tls]:
         "for servers only": trusted.issue(folder, "only-server", usages=[ExtendedKeyUsageOID.SERVER_AUTH]),
         "signed by itself": (folder / "own.pem", folder / "own.key"),
     }
-    (folder / "own.pem").write_bytes(own.certificate)
+    leaf = [(SubjectAlternativeName([DNSName("localhost")]), False)]
+    (folder / "own.pem").write_bytes(own._signed(own.subject, own.key.public_key(), leaf, -1, 1))
     (folder / "own.key").write_bytes(key_in_pem(own.key))
     # A client that acts as an authority, and shows its own certificate as that of one.
     client_key = load_pem_private_key((site.folder / "client.key").read_bytes(), None)
@@ -154,7 +157,7 @@ def channels_over_grpc(server: Millraced, tls: Tls | None) -> int | None:
 
 
 def test_clients_without_a_valid_certificate_get_nothing(server: Millraced, site: Site, tmp_path: Path) -> None:
-    """Neither over gRPC nor over HTTP, where only `/healthz` is open to those who have none."""
+    """Neither over gRPC nor over HTTP, where only `/healthz` is open to those who have none. Nobody fills the log."""
     strangers = forged(site, tmp_path)
     with ThreadPoolExecutor(len(strangers) + 2) as attackers:
         found = attackers.map(lambda tls: channels_over_grpc(server, tls), [None, Tls(ca=site.ca), *strangers.values()])
@@ -168,6 +171,8 @@ def test_clients_without_a_valid_certificate_get_nothing(server: Millraced, site
     with socket.create_connection(host_and_port(server.http), WAIT_SECONDS_MAX) as plain:
         plain.sendall(b"GET /channels HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert not plain.recv(1_000).startswith(b"HTTP/1.1 200")
+    assert server.other_output == []
+    assert [entry for entry in server.log if entry["level"] == "error"] == []
 
 
 def test_server_whose_clients_need_no_certificate_is_verified(start_millraced: StartMillraced, tmp_path: Path) -> None:

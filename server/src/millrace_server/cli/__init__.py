@@ -1,6 +1,7 @@
 """The command `millraced`."""
 
 import gc
+import os
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -77,6 +78,8 @@ def serve(
     """Serve until SIGTERM or Ctrl-C; a second one stops at once. SIGHUP reloads the file."""
     options = {"listen": listen, "http_listen": http_listen, "data_dir": data_dir}
     overrides = {field: value for field, value in options.items() if value is not None}
+    # Else gRPC writes a line for each TLS handshake that fails, so that strangers could fill the log.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     with _quick_imports():
         settings = load_or_exit(config, overrides)
 
