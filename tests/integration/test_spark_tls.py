@@ -15,6 +15,8 @@ from tests.conftest import StartMillraced
 pytestmark = pytest.mark.spark
 
 _COUNT = 50
+_RIGHTS = '["append:*", "read:orders", "describe:*"]'
+"""All that jobs need which read orders and write anywhere."""
 _QUERY_SECONDS_MAX = 90
 
 
@@ -27,7 +29,7 @@ def test_spark_reads_and_writes_over_tls_with_a_token(
     site = Site(files)
     token = make_token(tmp_path / "tokens", "job")
     (tmp_path / "token").write_text(token)
-    auth = f'auth.tokens_file = "{tmp_path}/tokens"\nroles.all.allow = ["*:*"]\nidentities.job.roles = ["all"]\n'
+    auth = f'auth.tokens_file = "{tmp_path}/tokens"\nroles.job.allow = {_RIGHTS}\nidentities.job.roles = ["job"]\n'
     server = start_millraced(auth + site.toml() + '[channels.copies]\ntype = "file"\n')
     tls = {
         "tls.ca.file": str(site.ca),
@@ -43,7 +45,9 @@ def test_spark_reads_and_writes_over_tls_with_a_token(
     with claim_ranges(server.grpc, "orders", reader_id="nightly", tls=site.client, token=token) as claimed:
         assert claimed.load(spark).count() == _COUNT
     by_file = {"endpoints": server.grpc, "token.file": str(tmp_path / "token"), **tls}
-    stream = spark.readStream.format("millrace").options(**by_file, channels="orders").load()
+    stream = (
+        spark.readStream.format("millrace").options(**by_file, channels="orders", maxEventsPerTrigger=_COUNT - 1).load()
+    )
     writer = stream.writeStream.format("millrace").options(**options, channel="copies")
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
     assert query.awaitTermination(_QUERY_SECONDS_MAX)

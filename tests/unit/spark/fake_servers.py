@@ -147,14 +147,6 @@ class FakeChannel:
             sequence = state.next_event(max(math.ceil(time.timestamp()), state.first))
             return millrace.FoundSequence(sequence, time if sequence < state.next else None)
 
-    def peek(self, from_sequence: int, max_events: int) -> Iterator[Any]:
-        assert max_events == 1
-        self.client.refuse_if_silent()
-        with self.client.fakes.reached(self.client.endpoint, self.name) as state:
-            sequence = state.next_event(max(from_sequence, state.first))
-            if sequence < state.next:
-                yield SimpleNamespace(first_sequence=sequence)
-
 
 class FakeClaim:
     """A granted claim."""
@@ -188,6 +180,13 @@ class FakeClaim:
                     return self.lease_seconds
             self._pause.wait(_STEP_SECONDS)
             wait_seconds -= _STEP_SECONDS
+
+    def read(self, from_sequence: int, to_sequence: int) -> Iterator[Any]:
+        self._channel.client.refuse_if_silent()
+        with self._held() as state:
+            sequence = state.next_event(from_sequence)
+            if sequence < (to_sequence or state.next):
+                yield SimpleNamespace(first_sequence=sequence)
 
     def acknowledge(self, through_sequence: int) -> int:
         with self._held() as state:

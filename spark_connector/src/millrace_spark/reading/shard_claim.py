@@ -107,6 +107,17 @@ class ShardClaim:
     def is_acknowledged(self) -> bool:
         return self._request is None or self.view.acknowledged >= self._request.through_sequence
 
+    def first_event(self, from_sequence: int) -> int | None:
+        """Returns the first event at or after a sequence; None if there is none.
+
+        It reads, as the tasks do, so that a stream needs no further permission.
+        """
+        # Mostly it is that very event, which is then all that is sent.
+        for to_sequence in (from_sequence + 1, 0):
+            if (batch := next(self._claim.read(from_sequence, to_sequence), None)) is not None:
+                return batch.first_sequence
+        return None
+
     def stop(self) -> None:
         """Stops the thread; the claim ends with its lease."""
         with self._changed:
@@ -188,4 +199,7 @@ class ShardClaim:
 
 def ends_claim(error: millrace.MillraceError) -> bool:
     """Whether an error of a call under a claim says that the claim has ended."""
+    if isinstance(error, millrace.UnauthenticatedError):
+        # The claim goes on as long as its lease, and another token may come in time.
+        return False
     return error.advice is millrace.RetryAdvice.LOST or isinstance(error, millrace.ChannelNotFoundError)

@@ -91,8 +91,11 @@ class StreamClaims:
 
     def first_events(self, from_sequences: Mapping[Shard, int]) -> dict[Shard, int | None]:
         """Returns the first event at or after a sequence, None if there is none; without shards that do not answer."""
-        questions = {shard: partial(self._first_event, sequence) for shard, sequence in from_sequences.items()}
-        return self._query(questions)
+
+        def ask(shard: Shard) -> int | None:
+            return self._claims[shard].first_event(from_sequences[shard])
+
+        return self._query(dict.fromkeys(from_sequences, ask))
 
     def bounds_since(self, time: datetime) -> Bounds:
         """Returns where the events that were committed at or after a time begin in each shard."""
@@ -194,7 +197,7 @@ class StreamClaims:
             # The shard's claim fails in the same way, and is claimed again.
             return
         since = self._failing_since.setdefault(shard, time.monotonic())
-        is_passing = error.advice in TRANSIENT
+        is_passing = error.advice in TRANSIENT or isinstance(error, millrace.UnauthenticatedError)
         if not is_passing or time.monotonic() - since > self.options.retry_seconds:
             with translated_errors(shard.endpoint, shard.channel):
                 raise error
@@ -204,10 +207,6 @@ class StreamClaims:
         gauges = self._clients[shard.endpoint].admin.get_channel(shard.channel).gauges
         count = gauges.queued_events + gauges.taken_events
         return gauges.body_bytes / count if count else None
-
-    def _first_event(self, from_sequence: int, shard: Shard) -> int | None:
-        batches = self._clients[shard.endpoint].channel(shard.channel).peek(from_sequence, max_events=1)
-        return next((batch.first_sequence for batch in batches), None)
 
     def _begin(self, shard: Shard, retries: RetryPolicy) -> None:
         channel = self._clients[shard.endpoint].channel(shard.channel)

@@ -205,7 +205,11 @@ def test_shard_that_does_not_tell_where_its_next_event_is_waits(fakes: FakeServe
 
 @pytest.mark.parametrize(
     ("refusal", "retry_seconds"),
-    [(millrace.DeadlineError("no answer"), "0.2"), (millrace.CorruptError("a record is damaged"), "60")],
+    [
+        (millrace.DeadlineError("no answer"), "0.2"),
+        (millrace.UnauthenticatedError("the token is not valid"), "0.2"),
+        (millrace.CorruptError("a record is damaged"), "60"),
+    ],
 )
 def test_shard_that_does_not_tell_for_too_long_ends_the_query(
     fakes: FakeServers, make_stream: MakeStream, refusal: millrace.MillraceError, retry_seconds: str
@@ -367,6 +371,19 @@ def test_fault_of_a_claims_thread_ends_the_query(fakes: FakeServers, make_stream
         MillraceSparkError, match=r"orders@a:1: .*because of a bug in the connector \(ValueError: cannot be"
     ):
         next_batch(stream, next_batch(stream, start))
+
+
+def test_refused_token_leaves_the_query_its_claim(fakes: FakeServers, make_stream: MakeStream) -> None:
+    """Another token may come into the file before the lease ends; the query then goes on."""
+    state = fakes.make("a:1", event_count=3)
+    stream = make_stream(endpoints="a:1")
+    first = next_batch(stream, stream.initial_offset())
+    epoch, state.next = state.epoch, 6
+    fakes.fault = millrace.TokenExpiredError("the token has expired")
+    threading.Timer(0.1, setattr, (fakes, "fault", None)).start()
+    wait_until(lambda: stream.progress()["orders@a:1"]["next"] == 6)
+    assert ranges(next_batch(stream, first)) == {"orders@a:1": (4, 6)}
+    assert state.epoch == epoch
 
 
 def test_channel_that_is_created_again_under_the_query_is_reported(fakes: FakeServers, make_stream: MakeStream) -> None:
