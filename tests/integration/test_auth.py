@@ -111,6 +111,8 @@ def test_each_permission_allows_its_calls_and_no_others(shared: tuple[Millraced,
                 assert found[1] == "FORBIDDEN", (permission, method)
                 absent = call(server.grpc, method, request_of(method, "no-such", ""), metadata)
                 assert absent[:2] == found[:2], (permission, method)
+    _, _, seen = call(server.grpc, "ListComponents", admin_pb.ListComponentsRequest(), bearer(site.tokens["boss"]))
+    assert [component.name for component in seen.components] == ["web"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -419,6 +421,8 @@ def test_audit_tells_of_administration_and_denials(server: Millraced, site: Site
                 appender.admin.delete_channel("new")
     with millrace.connect(server.grpc, token=WRONG) as nobody, pytest.raises(millrace.UnauthenticatedError):
         nobody.admin.list_channels()
+    _ = call(server.grpc, "Consume", request_of("Consume", "other", ""), bearer(site.tokens["take"]))
+    _ = call(server.grpc, "AppendStream", pb.AppendStreamRequest(channel="other"), bearer(site.tokens["read"]))
     server.stop()
     audit = [entry for entry in server.log if entry["event"] == "audit"]
     assert [(entry["outcome"], entry["identity"], entry["call"], entry.get("name")) for entry in audit[:3]] == [
@@ -427,6 +431,8 @@ def test_audit_tells_of_administration_and_denials(server: Millraced, site: Site
         ("denied", "append", "DeleteChannel", "new"),
     ]
     assert all(entry["peer"].startswith("ipv4:127.0.0.1:") for entry in audit)
-    assert audit[-1]["identity"] is None
+    assert audit[-3]["identity"] is None
+    denied = [(entry["call"], entry.get("channel"), entry.get("permission")) for entry in audit[-2:]]
+    assert denied == [("Consume", "other", "take"), ("AppendStream", "other", "append")]
     assert len(audit) < 20
     assert not any(secret in str(server.log) for secret in (WRONG, *site.tokens.values()))

@@ -74,7 +74,7 @@ def test_configurations_of_the_page_are_good(folder: Path) -> None:
     """The first one alone, and with each of the parts that the page adds to it."""
     serve, *_ = block("serve").splitlines()
     parts = blocks_of(PAGE, "part")
-    assert len(parts) == 3
+    assert len(parts) == 4
     for part in ["", *parts]:
         config = re.sub("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt", f"{folder}/tls/ca.pem", part)
         (folder / "millrace.toml").write_text(block("server") + config)

@@ -25,6 +25,7 @@ from millrace_server.errors import ForbiddenError, MillraceError, Unauthenticate
 
 _AUTHORIZATION = "authorization"
 _CERTIFICATE = "x509_pem_cert"
+_ABOUT = ("channel", "name", "txn_id")
 
 _EXPIRY_CHECK_SECONDS = 60.0
 """How late it is noticed that the clock was set past the expiry of credentials."""
@@ -225,7 +226,10 @@ class GuardedCall(Call):
         self._note(error, request)
 
     def _note(self, error: BaseException | None, request: Any) -> None:
-        about = {key: getattr(request, key) for key in ("channel", "name", "txn_id") if hasattr(request, key)}
+        about = {key: getattr(request, key) for key in _ABOUT if hasattr(request, key)}
+        if isinstance(error, MillraceError):
+            # The requests of a stream come later than this one.
+            about |= error.metadata
         self._guard.audit.note(
             self._caller.identity,
             self._peer,
