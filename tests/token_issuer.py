@@ -2,12 +2,14 @@
 
 import base64
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import jwt
@@ -72,7 +74,7 @@ def jwks(*issuers: Issuer) -> bytes:
 class KeyServer:
     """Answers each request with `status` and `content`; None for no answer."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, tls: tuple[Path, Path] | None = None) -> None:
         self.content, self.status = b"", 200
         self.authorizations: list[str | None] = []
         server = self
@@ -90,16 +92,23 @@ class KeyServer:
                 return
 
         self.http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._scheme = "http"
+        if tls is not None:
+            self._scheme = "https"
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*tls)
+            # The handshakes are those of the threads that answer.
+            self.http.socket = context.wrap_socket(self.http.socket, server_side=True, do_handshake_on_connect=False)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.http.server_port}/keys"
+        return f"{self._scheme}://127.0.0.1:{self.http.server_port}/keys"
 
 
 @contextmanager
-def key_server(*issuers: Issuer, port: int = 0) -> Iterator[KeyServer]:
-    """Serves keys while the block runs."""
-    server = KeyServer(port)
+def key_server(*issuers: Issuer, port: int = 0, tls: tuple[Path, Path] | None = None) -> Iterator[KeyServer]:
+    """Serves keys while the block runs, over TLS with a certificate and its key."""
+    server = KeyServer(port, tls)
     server.content = jwks(*issuers)
     thread = threading.Thread(target=server.http.serve_forever, args=(0.01,))
     thread.start()

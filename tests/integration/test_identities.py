@@ -20,6 +20,7 @@ from millrace.v1.channel_service_pb2 import AppendRequest
 from millrace.v1.event_pb2 import Event
 from millrace_client import Tls
 from millrace_server.access.tokens import make_token
+from millrace_server.files import write_atomically
 from tests.millraced import Millraced
 from tests.odd_certificates import DNS, IP, URI, Names, issued, write_certificate
 from tests.raw_http2 import Frame, FrameKind, call_headers, raw_connection
@@ -43,6 +44,10 @@ def start(folder: Path, toml: str) -> Millraced:
     (folder / "millrace.toml").write_text(toml)
     places = ("--config", str(folder / "millrace.toml"), "--data-dir", str(folder / "data"))
     return Millraced((*places, "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"), folder / "data")
+
+
+def jwks_file(server: Millraced) -> Path:
+    return server.data_dir.with_name("jwks.json")
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +112,23 @@ def test_streams_end_when_their_token_expires(server: Millraced) -> None:
         with pytest.raises(millrace.TokenExpiredError):
             list(watched)
         assert boss.admin.get_channel("orders").gauges.queued_events == queued_events
+        next(kept)
+
+
+def test_streams_end_when_the_key_of_their_token_is_removed(server: Millraced) -> None:
+    """Another key is in force before that without a restart, and the streams of others go on."""
+    new = Issuer("EdDSA", "new")
+    write_atomically(jwks_file(server), jwks(ONE, new))
+    server.wait_for("keys of JSON Web Tokens read again")
+    with (
+        millrace.connect(server.grpc, token=ONE.token()) as boss,
+        millrace.connect(server.grpc, token=new.token()) as other,
+    ):
+        kept, watched = (one.admin.watch_channels(interval_seconds=0.1) for one in (boss, other))
+        next(kept), next(watched)
+        write_atomically(jwks_file(server), jwks(ONE))
+        with pytest.raises(millrace.UnauthenticatedError, match="the key of the token is not known"):
+            list(watched)
         next(kept)
 
 

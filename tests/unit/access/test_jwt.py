@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from millrace_server.access import jwt
 from millrace_server.access.jwt import Jwts, JwtSettings
 from millrace_server.errors import TokenExpiredError, UnauthenticatedError
+from tests.odd_certificates import DNS, IP, issued, write_certificate
 from tests.token_issuer import AUDIENCE, ISSUER, Issuer, encoded, jwks, key_server, rsa_key
 
 ONE = Issuer()
@@ -314,6 +315,36 @@ def test_refresh_from_an_address_survives_its_outage(tmp_path: Path) -> None:
     with key_server(OTHER, port=server.http.server_port):
         assert held.refresh()
     assert held.check(OTHER.token()).name == "boss"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_refresh_over_tls_trusts_the_configured_authority_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has no certificate of it for this name gets no token, and its keys are not taken."""
+    ca, _ = write_certificate(tmp_path, "ca", issued([], [], is_authority=True))
+    token_file = tmp_path / "token"
+    token_file.write_text("abc.def")
+    for names, is_trusted in (([(DNS, b"id.example")], False), ([(IP, bytes((127, 0, 0, 1)))], True)):
+        own = write_certificate(tmp_path, "server", issued(names, ["127.0.0.1"]))
+        with key_server(ONE, tls=own) as server:
+            held = Jwts(settings(None, jwks_url=server.url, jwks_ca=ca, jwks_token_file=token_file))
+            assert held.refresh() == is_trusted
+            assert not Jwts(settings(None, jwks_url=server.url)).refresh(), "the system trusts no such authority"
+            assert server.authorizations == ["Bearer abc.def"] * is_trusted
+            monkeypatch.setattr(jwt, "_FETCH_SECONDS_MAX", -1.0)
+            held = Jwts(settings(None, jwks_url=server.url, jwks_ca=ca))
+            assert not held.refresh(), "it takes too long"
+            monkeypatch.undo()
+
+
+@pytest.mark.parametrize("token", ["", "two words", "line\nbreak", "caf\u00e9"])
+def test_refresh_with_a_token_that_is_none_does_not_show_it(tmp_path: Path, token: str) -> None:
+    """Such as the file of something else: nothing of it is sent or logged."""
+    token_file = tmp_path / "token"
+    token_file.write_text(token)
+    with key_server(ONE) as server, capture_logs() as told:
+        assert not Jwts(settings(None, jwks_url=server.url, jwks_token_file=token_file)).refresh()
+    assert server.authorizations == []
+    assert told[0]["why"].endswith(f'cannot be fetched: "{token_file}" has no bearer token')
 
 
 def test_refresh_after_an_unknown_kid_waits_a_little(monkeypatch: pytest.MonkeyPatch) -> None:
