@@ -145,6 +145,9 @@ def test_context_that_could_not_connect_is_not_added(
     ("content", "sentence"),
     [
         ("current = ", "is not TOML"),
+        ("contexts = 1", "contexts is wrong"),
+        ("[contexts]\na = 1", "contexts is wrong"),
+        ("current = 'b'", "there is no context 'b'"),
         ("[contexts.a]\nserver = 1", "server of the context 'a' is wrong"),
         ("[contexts.a]\npassword = 'x'", "password of the context 'a' is wrong"),
         ("current = 'a'\n[contexts.a]\nserver = 'a:b'", "server of the context a: 'a:b' is not a server"),

@@ -80,13 +80,15 @@ def _parsed(path: Path, text: str) -> Contexts:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise CommandError(ExitCode.USAGE, f"{path} is not TOML: {error}") from error
-    by_name = document.get("contexts", {})
+    by_name, current = document.get("contexts", {}), document.get("current")
+    if not (isinstance(by_name, dict) and all(isinstance(options, dict) for options in by_name.values())):
+        raise CommandError(ExitCode.USAGE, f"{path}: contexts is wrong; it has a table [contexts.NAME] for each")
     for name, options in by_name.items():
         if unknown := [key for key, value in options.items() if key not in FIELDS or not isinstance(value, str)]:
             raise CommandError(
                 ExitCode.USAGE, f"{path}: {unknown[0]} of the context {name!r} is wrong; it has {', '.join(FIELDS)}"
             )
-    return Contexts(path, by_name, document.get("current"))
+    return Contexts(path, by_name, current if isinstance(current, str) else None)
 
 
 def _quoted(text: str | None) -> str:

@@ -3,7 +3,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from millrace_server.agent.sinks.millrace.target import FILE_NAME, Endpoints
+from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
+from millrace_server.agent.sinks.millrace.target import FILE_NAME, Endpoints, connected
+from millrace_server.agent.supervision import ComponentError
 
 NAMES = ["a:1", "b:1", "c:1"]
 FAILOVER_SECONDS = 30.0
@@ -102,3 +104,14 @@ async def test_current_of_a_single_server_is_that_one(tmp_path: Path, clock: Clo
     clock.now += 10 * FAILOVER_SECONDS
     assert await endpoints.current() == "a:1"
     assert not (tmp_path / "none").exists()
+
+
+async def test_connected_with_a_token_in_plain_text_sends_it_to_no_network(tmp_path: Path) -> None:
+    """The sink says so, and keeps its events."""
+    (tmp_path / "token").write_text("token-of-a-test")
+    config = MillraceSinkConfig(
+        type="millrace", channel="a", target_channel="b", endpoints=["192.0.2.1:7070"], token_file=tmp_path / "token"
+    )
+    with pytest.raises(ComponentError, match=r"would travel to 192\.0\.2\.1:7070 unencrypted; connect over TLS"):
+        async with connected("192.0.2.1:7070", config):
+            pass
