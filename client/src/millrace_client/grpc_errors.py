@@ -92,6 +92,8 @@ def _likely_cause(details: str) -> str:
         return "it does not use TLS, but this client does"
     if "CERTIFICATE_VERIFY_FAILED" in details:
         return "this client does not trust its certificate"
+    if "Hostname Verification Check failed" in details:
+        return "its certificate is for other names"
     if "failed to connect" in details and ("Socket closed" in details or "Connection reset" in details):
         return "does it want TLS, or another certificate of the client?"
     return "is millraced running there?"

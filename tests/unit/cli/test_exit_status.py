@@ -20,6 +20,7 @@ from millrace_client.cli.exit_status import (
     sentence_of,
     unwrapped_interrupts,
 )
+from millrace_client.grpc_errors import _likely_cause
 
 
 def test_meanings_of_all_codes_are_there() -> None:
@@ -71,6 +72,26 @@ def test_sentence_of_no_server_names_the_address() -> None:
         "no server answers at collector-1:7070; start one with `millraced serve`, or name another with --server or"
         " MILLRACE_SERVER"
     )
+
+
+@pytest.mark.parametrize(
+    ("details", "advice"),
+    [
+        ("SSL_ERROR_SSL: WRONG_VERSION_NUMBER", "it does not use TLS, but this client does; leave out --tls-ca"),
+        ("CERTIFICATE_VERIFY_FAILED: OK", "this client does not trust its certificate; name the file of the authority"),
+        ("Hostname Verification Check failed.", "its certificate is for other names; name it with --server"),
+        (
+            "failed to connect to all addresses: Socket closed",
+            "does it want TLS, or another certificate of the client? If so, use",
+        ),
+    ],
+)
+def test_sentence_of_a_failed_handshake_says_what_is_wrong(details: str, advice: str) -> None:
+    """A server that answers, but not over this connection, need not be started."""
+    message = f"cannot reach a Millrace server at {SERVER}; {_likely_cause(details)} ({details})"
+    sentence = sentence_of(UnavailableError(message), SERVER)
+    assert sentence.startswith(f"cannot reach a Millrace server at {SERVER}; {advice}")
+    assert details not in sentence
 
 
 def test_sentence_of_an_unknown_reason_is_the_message() -> None:

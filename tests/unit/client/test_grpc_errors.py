@@ -50,6 +50,7 @@ def test_from_rpc_with_broken_details_keeps_its_code(value: bytes | str) -> None
     ("details", "cause"),
     [
         ("failed to connect to all addresses: Connection refused", "is millraced running there?"),
+        ("Custom verification check failed: Hostname Verification Check failed.", "its certificate is for other names"),
         ("Tls handshake failed: OPENSSL_internal:CERTIFICATE_VERIFY_FAILED", "this client does not trust its certifi"),
         ("Tls handshake failed: OPENSSL_internal:WRONG_VERSION_NUMBER", "it does not use TLS, but this client does"),
         (

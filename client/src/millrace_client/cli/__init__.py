@@ -1,6 +1,7 @@
 """The command line `millrace`, which the extra `cli` of millrace-client installs."""
 
 import gc
+import os
 import sys
 
 from millrace_client.cli.exit_status import ExitCode, TerminatedError, raise_on_sigterm
@@ -12,6 +13,8 @@ def main() -> None:
     """Runs `millrace` with this process's arguments, and exits with an `ExitCode`."""
     # Until the command is imported: modules stay, and to search them for garbage takes longer than a call.
     gc.disable()
+    # The command's own sentence says why a TLS handshake has failed.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         raise_on_sigterm()
         from millrace_client.cli.program import app

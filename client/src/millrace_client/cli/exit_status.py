@@ -89,6 +89,14 @@ ADVICE = {
 }
 """What to do, by the error's reason. For other reasons the server's message says it all."""
 
+_TLS_ADVICE = {
+    "it does not use TLS": "leave out --tls-ca, and MILLRACE_TLS_CA of the environment",
+    "does not trust its certificate": "name the file of the authority that signed it with --tls-ca or MILLRACE_TLS_CA",
+    "is for other names": "name it with --server by a name or address that its certificate has",
+    "does it want TLS": "If so, use --tls-ca, or --tls-certificate and --tls-key with a certificate that it accepts",
+}
+"""What to do about a server that cannot be reached, by what the client's message says of TLS."""
+
 _EXIT_CODES_BY_ADVICE = {
     "CORRECT": ExitCode.USAGE,
     "FULL": ExitCode.LATER,
@@ -117,6 +125,12 @@ def sentence_of(error: "millrace_client.MillraceError", server: str) -> str:
     message = printable(error.message.strip()).rstrip(".") or error.reason
     if error.reason not in ADVICE:
         return message
+    if error.reason == "UNAVAILABLE" and (
+        advice := next((_TLS_ADVICE[one] for one in _TLS_ADVICE if one in message), "")
+    ):
+        # Without gRPC's own words, which are in parentheses.
+        cause = message.partition(" (")[0]
+        return f"{cause}{' ' if cause.endswith('?') else '; '}{advice}"
     names = {"server": server, "channel": printable(error.channel) or "CHANNEL"}
     # The server's message is no template: it may hold braces.
     finding = FINDINGS[error.reason].format_map(names) if error.reason in FINDINGS else message
