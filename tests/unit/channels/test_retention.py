@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from millrace_server.channels import retention as retention_module
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.transaction import Transaction
-from millrace_server.errors import SequenceGoneError
+from millrace_server.errors import DrainingError, SequenceGoneError
 from tests.channel_events import append, begin, begin_with_takes, check_accounts, numbered, open_channel, queued, take
 from tests.file_channels import file_channel, until
 from tests.simulated_disk import SimulatedDisk
@@ -38,6 +39,13 @@ def check(channel: Channel) -> None:
     channel._core.retention._check()
 
 
+def fails(error: Exception) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
 async def append_at(channel: Channel, clock: WallClock, *seconds: float) -> None:
     for second in seconds:
         clock.micros = NOW + int(second * SECOND)
@@ -52,6 +60,8 @@ async def test_events_expire_a_part_of_a_run_too(disk: SimulatedDisk, wall_clock
         opened.columns._recent.written.bytes_max = 0
         wall_clock.micros = NOW + int((DAY_SECONDS + 1.5) * SECOND)
         check(opened.channel)
+        # The run must be read to be cut, and not on the event loop.
+        assert not opened.channel._core.retention._is_removing
         await until(lambda: opened.channel.event_count == 2)
         assert queued(opened.channel) == [b"2", b"3"]
         await append(opened.channel, b"new", b"newer")
@@ -81,6 +91,25 @@ async def test_what_a_transaction_has_taken_expires_when_it_comes_back(
         await channel.transactions.commit([kept], None)
         await until(lambda: channel.counters.expired == 2)
         assert (channel.event_count, channel.counters.take_successes) == (0, 1)
+
+
+async def test_many_batches_expire_one_after_the_other_without_another_check(
+    wall_clock: WallClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A removal that is refused leaves them to the next check."""
+    monkeypatch.setattr(retention_module, "REMOVED_BATCHES_MAX", 1)
+    channel = open_channel(retention_seconds=10.0)
+    await append_at(channel, wall_clock, 0, 1, 2)
+    wall_clock.micros += 11 * SECOND
+    with monkeypatch.context() as broken:
+        broken.setattr(channel._contents, "take_through", fails(DrainingError("closing")))
+        check(channel)
+    assert len(queued(channel)) == 3
+    check(channel)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert (queued(channel), channel.counters.expired) == ([], 3)
+    channel.delete()
 
 
 async def test_read_of_an_expired_range_is_gone(wall_clock: WallClock) -> None:

@@ -273,6 +273,19 @@ async def test_appends_that_have_no_room_together_wait_for_it_in_their_order(run
     assert running.channel.counters.put_attempts == 6
 
 
+async def test_appends_behind_one_that_waits_for_room_do_not_take_it_together(running: Running) -> None:
+    """They could not have one commit with it, and would overtake it."""
+    slow = SlowCommits(running.channel)
+    running.stream.send(b"a", b"b")
+    running.stream.send(b"c", b"d", b"e")
+    for number in range(2):
+        running.stream.send(b"%d" % number, number=number)
+    await running.turn()
+    slow.let_last()
+    await running.turn()
+    assert slow.in_flight == []
+
+
 async def test_commit_of_several_appends_that_is_refused_fails_each_of_them(running: Running) -> None:
     """The stream continues, and the next append gets the sequence of the first that failed."""
     slow = SlowCommits(running.channel)

@@ -183,6 +183,26 @@ def test_thread_without_work_ends(threads: WriterThreads, monkeypatch: pytest.Mo
     assert is_done.wait(_WAIT_SECONDS)
 
 
+def test_may_linger_while_nobody_waits_for_a_thread(threads: WriterThreads) -> None:
+    """A thread that is done is given to those that have something to write."""
+    threads._threads_max = 2
+    have_begun, may_end, is_done = threading.Barrier(3), threading.Event(), threading.Event()
+
+    def occupy() -> None:
+        have_begun.wait(_WAIT_SECONDS)
+        assert may_end.wait(_WAIT_SECONDS)
+
+    for _ in range(2):
+        threads.run(occupy)
+    have_begun.wait(_WAIT_SECONDS)
+    assert threads.may_linger()
+    threads.end_lingering()
+    threads.run(is_done.set)
+    assert not threads.may_linger()
+    may_end.set()
+    assert is_done.wait(_WAIT_SECONDS)
+
+
 def test_run_when_the_system_has_no_thread_left_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The work waits, and the next call starts a thread for both."""
     threads = WriterThreads(threads_max=1)

@@ -126,10 +126,7 @@ class AppendQueue:
 
 
 def _may_share(append: QueuedAppend) -> bool:
-    if len(append.batches) != 1 or not is_small(append.batches[0]):
-        return False
-    # A stamp may also cover the append as a whole.
-    return append.stamp is None or append.stamp.span == append.batches[0].count
+    return len(append.batches) == 1 and is_small(append.batches[0])
 
 
 def _may_follow(before: QueuedAppend, append: QueuedAppend) -> bool:
