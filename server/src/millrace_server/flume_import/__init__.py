@@ -85,7 +85,8 @@ def _value(value: object) -> str:
         case str():
             return _text(value)
         case dict():
-            return f"{{ {', '.join(f'{_key(key)} = {_value(part)}' for key, part in value.items())} }}"
+            entries = ", ".join(f"{_key(key)} = {_value(part)}" for key, part in value.items())
+            return f"{{ {entries} }}" if entries else "{}"
         case list():
             return f"[{', '.join(map(_value, value))}]"
         case _:
