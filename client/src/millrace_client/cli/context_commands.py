@@ -61,7 +61,8 @@ def add(
 ) -> None:
     """Add a context, after a check of its files.
 
-    It needs --server. Paths are kept as absolute ones, and the files are read by each command that uses the context.
+    It keeps what is given by options, --server at least, and nothing of the environment. Paths are kept as absolute
+    ones, and the files are read by each command that uses the context.
     """
     contexts = load_contexts()
     if name in contexts.by_name:

@@ -114,7 +114,7 @@ TlsCaOption = Annotated[
 TlsCertificateOption = Annotated[str | None, _file_option("--tls-certificate", "This client's certificate, in PEM")]
 TlsKeyOption = Annotated[str | None, _file_option("--tls-key", "Its private key, in PEM")]
 TokenFileOption = Annotated[
-    str | None, _file_option("--token-file", "The file of this client's token, or MILLRACE_TOKEN for the token itself")
+    str | None, _file_option("--token-file", "The file of this client's token, which MILLRACE_TOKEN may hold itself")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 
