@@ -50,7 +50,7 @@ def file_limits(**limits: Any) -> FileChannelConfig:
 
 
 class Gate:
-    """Blocks calls of one kind from a log's thread to the disk while the gate is closed."""
+    """Blocks calls of one kind from the threads of logs to the disk while the gate is closed."""
 
     def __init__(self, disk: SimulatedDisk, kind: str = "sync") -> None:
         self._kind = kind
@@ -60,7 +60,8 @@ class Gate:
         disk.before_call = self._hold
 
     def _hold(self, kind: str, _name: str) -> None:
-        if kind == self._kind and threading.current_thread().name == "log-writer" and not self._may_go.is_set():
+        is_of_log = threading.current_thread().name.startswith(("log-writer", "channel-opener"))
+        if kind == self._kind and is_of_log and not self._may_go.is_set():
             self._held.release()
             assert self._may_go.wait(_WAIT_SECONDS)
 

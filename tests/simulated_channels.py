@@ -235,9 +235,11 @@ class SimulatedChannel:
 
     def abandon(self) -> None:
         """Stops all background work, as if the process had been killed."""
-        task = self.store._checkpointing._task
-        assert task is not None
-        task.cancel()
+        checkpointing = self.store._checkpointing
+        checkpointing._is_stopped = True
+        checkpointing._cancel_timer()
+        if checkpointing._task is not None:
+            checkpointing._task.cancel()
         self.store._journal.close()
         self.channel.claims.forget()
         for txn in self.channel.transactions._open.values():

@@ -7,6 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated
 
@@ -81,8 +82,8 @@ class SharedSyncs:
 
 def make_directories(path: Path, sync: Callable[[Path], None] = sync_directory) -> None:
     """Creates a directory and its missing parents durably."""
-    missing = [directory for directory in (path, *path.parents) if not directory.exists()]
-    for directory in reversed(missing):
+    missing = takewhile(lambda directory: not directory.exists(), (path, *path.parents))
+    for directory in reversed(list(missing)):
         directory.mkdir(mode=0o700, exist_ok=True)
         sync(directory.parent)
 
@@ -131,8 +132,8 @@ def write_lock_owner(descriptor: int) -> None:
     """Writes the process ID into a lock file that this process has locked, for `lock_owner`."""
     # Only for an error message: the lock itself does not depend on it, so a full disk may refuse it.
     with suppress(OSError):
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        # In full width, over the former owner: a truncation would make the file system write it out.
+        os.pwrite(descriptor, f"{os.getpid():<{_PROCESS_ID_DIGITS_MAX - 1}}\n".encode(), 0)
 
 
 def lock_owner(descriptor: int) -> str:

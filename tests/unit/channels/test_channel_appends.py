@@ -62,10 +62,10 @@ async def test_append_of_no_events_has_its_stamp_last(disk: SimulatedDisk) -> No
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a", stamp=Stamp("p", 0, 9))
         assert await opened.channel.transactions.append([], Stamp("p", 10, 19)) == Receipt()
-        before = opened.journal.submitted_count
+        before = opened.journal.change_count
         # A repeat is not written.
         assert await opened.channel.transactions.append([], Stamp("p", 10, 19)) == Receipt()
-        assert opened.journal.submitted_count == before
+        assert opened.journal.change_count == before
         durable_state = await durable_state_on(disk.copy())
         assert (durable_state.stamps, durable_state.next_sequence) == ({"p": [(0, 19)]}, 2)
         assert durable_state == opened.durable_state()
@@ -94,9 +94,9 @@ async def test_settled_waits_for_all_that_is_on_its_way(disk: SimulatedDisk) -> 
         gate.open()
         await settling
         assert queued(opened.channel) == [b"a"]
-        before = opened.journal.submitted_count
+        before = opened.journal.change_count
         await opened.channel.transactions.wait_until_durable()
-        assert opened.journal.submitted_count == before
+        assert opened.journal.change_count == before
 
 
 async def test_settled_when_what_was_on_its_way_found_no_room_is_settled(disk: SimulatedDisk) -> None:

@@ -17,6 +17,7 @@ from millrace_server.wal.format import UnknownVersionError
 from millrace_server.wal.payload_codec import KeyMismatchError, KeyMissingError
 from millrace_server.wal.segments import LogCorruptError
 from tests.channel_events import limits_of, open_channel
+from tests.file_channels import until
 
 
 class FakeStore(FileStore):
@@ -151,17 +152,19 @@ async def test_channel_whose_disk_does_not_answer_is_stalled_until_it_does(host:
     assert hosted.state is ChannelState.OPEN
 
 
-async def test_report_progress_logs_now_and_then(host: Host) -> None:
-    """The log entries end when the task is cancelled."""
+async def test_log_progress_logs_now_and_then(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log entries end when the channel is open."""
+    monkeypatch.setattr("millrace_server.channels.channel_handle._PROGRESS_SECONDS", 0.01)
     hosted = host.channel
     hosted.progress.bytes_total = 200
     with structlog.testing.capture_logs() as logs:
-        telling = asyncio.ensure_future(hosted.log_progress())
-        for _ in range(3):
-            await asyncio.sleep(1)
+        hosted.log_progress_later()
+        for count in (1, 2):
             hosted.progress.bytes_done += 50
-            await asyncio.sleep(1)
-        telling.cancel()
-        await asyncio.wait({telling})
-    assert [one["percent"] for one in logs][:2] == [25, 50]
+            await until(lambda: len(logs) >= count)  # noqa: B023 - called before the next one
+        hosted.mark_open(open_channel())
+        count = len(logs)
+        await asyncio.sleep(0.05)
+    assert len(logs) == count
+    assert {one["percent"] for one in logs} >= {25, 50}
     assert logs[0]["event"] == "replaying"

@@ -8,7 +8,7 @@ import pytest
 
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_file import DirectoryError
-from millrace_server.channels.config import EncryptionConfig, FileChannelConfig
+from millrace_server.channels.config import EncryptionConfig, SpillableChannelConfig
 from millrace_server.channels.directories import DirectoryInUseError, open_directories
 from millrace_server.channels.file_store import FileStore, FileStores
 from millrace_server.channels.recovery import ReplayProgress
@@ -79,10 +79,11 @@ def names(directory: Path) -> Sequence[str]:
 
 
 async def test_open_of_a_new_channel_makes_its_files(stores: Stores) -> None:
-    """The files are in a directory of the channel's name, which is writable at once."""
+    """The files are in a directory of the channel's name, which is writable at once; the log begins with a commit."""
     store, channel = await stores.open()
-    assert names(stores.base / "orders") == ["channel.json", "lock", "segment-000000000001.log"]
+    assert names(stores.base / "orders") == ["channel.json", "lock"]
     assert (await append(channel, b"a")).first_sequence == 1
+    assert names(stores.base / "orders") == ["channel.json", "lock", "segment-000000000001.log"]
     assert (store.segment_count, store.fault) == (1, None)
     assert store.log_bytes > 64
     assert store.storage.channel_id == channel.channel_id
@@ -153,14 +154,29 @@ async def test_open_on_several_disks_spreads_the_segments(stores: Stores, tmp_pa
     assert len(queued(found)) == 4
 
 
-async def test_open_that_finds_no_room_for_a_log_leaves_the_directory_free(stores: Stores) -> None:
-    """The opening can be repeated."""
-    stores.disk.error_number = errno.ENOSPC
-    with pytest.raises(DiskFullError):
-        await stores.open()
-    stores.disk.error_number = 0
-    _, channel = await stores.open()
+async def test_open_of_a_channel_that_was_never_used_finds_it_as_it_was(stores: Stores) -> None:
+    """It is the same channel, though it has no log."""
+    store, _ = await stores.open()
+    await stores.close(store)
+    assert names(stores.base / "orders") == ["channel.json", "lock"]
+    again, channel = await stores.open()
+    assert again.storage.channel_id == store.storage.channel_id
     assert (await append(channel, b"a")).first_sequence == 1
+
+
+async def test_append_that_finds_no_room_for_a_log_is_refused_until_there_is(stores: Stores) -> None:
+    """The first commits that were refused leave nothing behind, and the next one begins the log."""
+    _, channel = await stores.open()
+    stores.disk.error_number = errno.ENOSPC
+    for _ in range(2):
+        with pytest.raises(DiskFullError):
+            await append(channel, b"a")
+    txn = begin_with_puts(channel, b"b")
+    with pytest.raises(DiskFullError):
+        await channel.transactions.commit([txn], None)
+    stores.disk.error_number = 0
+    assert (await channel.transactions.commit([txn], None)).first_sequence == 1
+    assert queued(channel) == [b"b"]
 
 
 async def test_open_of_a_damaged_log_leaves_the_directory_free(stores: Stores) -> None:
@@ -299,7 +315,7 @@ async def test_open_that_is_cancelled_while_a_log_is_made_holds_nothing(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The directory can be used by the next opening."""
-    config: FileChannelConfig = file_limits()
+    config = SpillableChannelConfig(type="spillable", min_free_bytes=0)
 
     async def wait_for_ever(_journal: object) -> None:
         reached.set()

@@ -174,9 +174,9 @@ async def test_stamped_repeat_of_what_is_under_way_is_answered_when_that_is_dura
         gate.open()
         assert await asyncio.gather(*calls) == [Receipt(1, 1), Receipt(0, 0, is_deduplicated=True)]
         # With nothing in progress, a repeat needs no disk access.
-        before = opened.journal.submitted_count
+        before = opened.journal.change_count
         assert await append(channel, b"a", stamp=Stamp("p", 1, 1)) == Receipt(0, 0, is_deduplicated=True)
-        assert opened.journal.submitted_count == before
+        assert opened.journal.change_count == before
 
 
 async def test_commit_of_which_a_part_was_stored_writes_the_rest_as_columns_of_its_own(disk: SimulatedDisk) -> None:
@@ -345,20 +345,20 @@ async def test_commits_with_syncs_at_intervals_do_not_hold_back_what_needs_one(d
         disk.fail("sync", 1, errno.EIO)
         await append(opened.channel, b"b")
         await until(lambda: bool(opened.faults))
-        before = opened.journal.submitted_count
+        before = opened.journal.change_count
         opened.journal._sync()
         await asyncio.sleep(0.1)
-        assert opened.journal.submitted_count == before
+        assert opened.journal.change_count == before
 
 
 async def test_journal_that_is_closed_syncs_no_more_by_itself(disk: SimulatedDisk) -> None:
     """Written records are synced when the log closes."""
     async with file_channel(disk, fsync="interval", fsync_interval_seconds=0.01) as opened:
         await append(opened.channel, b"a")
-        before = opened.journal.submitted_count
+        before = opened.journal.change_count
         opened.journal.close()
         await asyncio.sleep(0.05)
-        assert opened.journal.submitted_count == before
+        assert opened.journal.change_count == before
     assert [one for one, _ in (await durable_state_on(disk.crashed(1))).events] == [1]
 
 

@@ -297,7 +297,7 @@ async def test_puts_that_would_leave_too_little_free_are_refused_alone(disk: Sim
         channel.enforce(file_limits(min_free_bytes=LARGE))
         disk.capacity_bytes = LARGE
         await opened.journal.measure()
-        before = opened.journal.submitted_count
+        before = opened.journal.change_count
         (appending,) = await called(append(channel, b"x"))
         with pytest.raises(
             DiskFullError,
@@ -305,7 +305,7 @@ async def test_puts_that_would_leave_too_little_free_are_refused_alone(disk: Sim
         ) as refused:
             await appending
         assert refused.value.retry_delay_seconds == 1
-        assert opened.journal.submitted_count == before
+        assert opened.journal.change_count == before
         swapping = await begin_with_takes(channel, 1)
         channel.transactions.put(swapping, [stored(b"y")], None)
         (committing,) = await called(channel.transactions.commit([swapping], None))

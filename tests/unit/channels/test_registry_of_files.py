@@ -70,7 +70,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 async def test_create_of_a_file_channel_opens_it_in_the_background(server: Server) -> None:
     """No call waits for the disk; until the channel is open it is replaying, and may own any transaction."""
-    gate = Gate(server.disk)
+    gate = Gate(server.disk, "list")
     gate.close()
     hosted = server.registry.create("orders", file_limits())
     await gate.reached()
@@ -104,7 +104,7 @@ async def test_channel_of_a_transaction_is_sure_once_every_channel_is_known(serv
             answers.append(type(error))
 
     server.registry.watch(ask)
-    server.disk.fail("create", 1, errno.EIO)
+    server.disk.fail("list", 1, errno.EIO)
     with pytest.raises(ChannelLogFailedError):
         await server.open()
     assert (answers[0], answers[-1]) == (ReplayingError, TxnNotFoundError)
@@ -223,7 +223,7 @@ async def test_delete_of_a_file_channel_removes_its_files(server: Server) -> Non
 
 async def test_close_while_a_channel_is_being_opened_waits_for_it(server: Server) -> None:
     """Its files are closed like the others'."""
-    gate = Gate(server.disk)
+    gate = Gate(server.disk, "list")
     gate.close()
     server.registry.create("orders", file_limits())
     await gate.reached()

@@ -162,13 +162,16 @@ class ChannelHandle:
         _log.log(level, "channel changed its state", channel=self.name, state=self.state.value, reason=sentence)
         self._on_change(self.name)
 
-    async def log_progress(self) -> None:
-        """Logs the progress of the opening until it is cancelled."""
-        while True:
-            await asyncio.sleep(_PROGRESS_SECONDS)
+    def log_progress_later(self) -> None:
+        """Logs the progress of the opening at an interval, until it has ended."""
+        asyncio.get_running_loop().call_later(_PROGRESS_SECONDS, self._log_progress)
+
+    def _log_progress(self) -> None:
+        if not self.opened.is_set():
             _log.info(
                 "replaying",
                 channel=self.name,
                 percent=round(100 * self.progress.fraction),
                 replayed_bytes=self.progress.bytes_done,
             )
+            self.log_progress_later()

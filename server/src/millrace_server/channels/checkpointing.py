@@ -58,47 +58,64 @@ class Checkpointing:
         self._disk_waiters = journal.context.contents.disk_waiters
         self._tried_at = self._clock()
         self._freed_at = self._frees_again_at = -math.inf
-        self._nudge = asyncio.Event()
+        # The first is made earlier, so that channels that were opened together do not write theirs together.
+        self._phase = random.random()  # noqa: S311 - spreads load, guards no secret
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_nudged = self._is_stopped = False
         # One at a time: both write the same temporary file, and the second must know what the first has removed.
         self._making = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._due: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._journal.on_new_segment = self._journal.on_full_disk = self._nudge.set
-        self._task = asyncio.create_task(self._run())
+        self._journal.on_new_segment = self._journal.on_full_disk = self._nudge
+        self._schedule()
 
     async def stop(self) -> None:
         """Stops the schedule; a checkpoint that is being written is finished."""
+        self._is_stopped = True
+        self._cancel_timer()
         if self._task is not None:
-            self._task.cancel()
+            # Not cancelled: it must not abandon a checkpoint between its renames and the removal of segments.
             await asyncio.wait({self._task})
-        # The task was cancelled, but not the checkpoint that it waited for.
-        if self._due is not None:
-            await asyncio.wait({self._due})
         async with self._making:
             pass
 
+    @property
+    def _has_ended(self) -> bool:
+        # A failed log takes no barrier, so no snapshot can be proven to be on the disk.
+        return self._is_stopped or self._journal.fault is not None
+
+    def _schedule(self) -> None:
+        """Sets the time of the next checkpoint, once there is a reason for one: an idle channel has no timer."""
+        self._cancel_timer()
+        if self._has_ended:
+            return
+        if self._is_due or self._journal.disk_space.is_short:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._seconds_to_next() * self._phase, self._nudge)
+        else:
+            self._journal.on_first_change = self._schedule
+
+    def _cancel_timer(self) -> None:
+        self._journal.on_first_change = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _nudge(self) -> None:
+        """Makes what is due, now or after what is being made."""
+        self._is_nudged = True
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+
     async def _run(self) -> None:
-        # The first is made earlier, so that channels that were opened together do not write theirs together.
-        phase = random.random()  # noqa: S311 - spreads load, guards no secret
-        loop = asyncio.get_running_loop()
-        while True:
-            # Not a timeout: its exception would be most of what an idle channel costs.
-            due = loop.call_later(self._seconds_to_next() * phase, self._nudge.set)
-            try:
-                await self._nudge.wait()
-            finally:
-                due.cancel()
-            self._nudge.clear()
-            phase = 1.0
-            if self._journal.fault:
-                # A failed log takes no barrier, so no snapshot can be proven to be on the disk.
-                return
+        self._cancel_timer()
+        self._phase = 1.0
+        while self._is_nudged and not self._has_ended:
+            self._is_nudged = False
             if self._is_due or self._journal.disk_space.is_short:
-                # Shielded: a stop must not abandon a checkpoint between its renames and the removal of segments.
-                self._due = asyncio.create_task(self._make_due())
-                await asyncio.shield(self._due)
+                await self._make_due()
+        self._task = None
+        self._schedule()
 
     @property
     def _is_due(self) -> bool:

@@ -216,10 +216,7 @@ class FileStores:
             if committer is not journal:
                 # It reserves sequences.
                 recovered.is_checkpointed = False
-            if not files.log.end.segment_id:
-                # It makes the first segment.
-                await journal.snapshot()
-            elif not recovered.is_checkpointed:
+            if not recovered.is_checkpointed:
                 # A full disk may refuse what a spillable channel writes. It opens all the same: so it can be emptied.
                 with suppress(DiskFullError):
                     await journal.snapshot()

@@ -58,6 +58,7 @@ class Journal:
         self._state_bytes = 0
         self._must_rotate = False  # Whether the next entry begins a segment, however full this one is.
         self._is_rotating = False
+        self._has_segment = log.end.segment_id > 0
         self._rotates_again_at = 0.0
         self._sync_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -65,11 +66,11 @@ class Journal:
         self._fault = ""
         self.config = config
         disk_space.min_free_bytes = config.min_free_bytes
-        self.submitted_count = 0
         self.change_count = 0  # Grows with each change since the last checkpoint.
         self.disk_full_at = -math.inf  # When the disk last had no room, on the event loop's clock.
         self.before_snapshot: Callable[[], None] = _ignore
         self.on_new_segment: Callable[[], None] = _ignore
+        self.on_first_change: Callable[[], None] | None = None  # Called once, with the next change.
         self.on_full_disk: Callable[[], None] = _ignore
         # Called with a sentence when the log fails, or the disk stalls, is full, or recovers.
         self.on_change: Callable[[str], None] = _ignore
@@ -208,6 +209,12 @@ class Journal:
 
     # The way through the log.
 
+    def note_change(self) -> None:
+        """Counts a change that the next checkpoint must have."""
+        self.change_count += 1
+        if self.on_first_change is not None:
+            self.on_first_change()
+
     def enqueue(self, entry: JournalEntry) -> None:
         """Prepares an entry behind all others, and submits it to the log."""
         begins_segment = self._needs_segment()
@@ -221,8 +228,7 @@ class Journal:
             self._is_rotating = True
         entry.submitted_at = self._loop.time()
         self._in_flight.append(entry)
-        self.submitted_count += 1
-        self.change_count += 1
+        self.note_change()
         if self._stall_timer is None:
             self._stall_timer = self._loop.call_later(STALL_SECONDS, self._check_stall)
         # The log must accept it: an entry that it refused here would block all later ones. Requests are small enough.
@@ -240,9 +246,8 @@ class Journal:
         return max(self.config.segment_bytes_max, 2 * self._state_bytes)
 
     def _needs_segment(self) -> bool:
-        if not self.submitted_count and self._log.end.segment_id == 0:
-            return True
-        if self._is_rotating or self._must_rotate:
+        # A channel that nobody has used has no segment: its first entry begins one.
+        if self._is_rotating or self._must_rotate or not self._has_segment:
             return not self._is_rotating
         return self._segment_bytes >= self._full_bytes and self._loop.time() >= self._rotates_again_at
 
@@ -308,7 +313,9 @@ class Journal:
                 self.disk_space.note_stored()
             if state_records:
                 self._is_rotating = False
-                self.on_new_segment()
+                if self._has_segment:
+                    self.on_new_segment()
+                self._has_segment = True
 
     def _abort_on_full_disk(self) -> None:
         """Aborts everything in flight: the log has refused the first entry, on which the others build."""

@@ -93,7 +93,7 @@ class ChannelRegistry:
             await self._open_in_turn(handle, config)
 
     async def _open_in_turn(self, handle: ChannelHandle, config: LogChannelConfig) -> None:
-        progress_log = asyncio.create_task(handle.log_progress())
+        handle.log_progress_later()
         try:
             handle.store = await self._stores.open(handle.name, config, handle.progress, handle.report_change)
         except Exception as error:  # noqa: BLE001 - whatever it is concerns this channel; the others go on
@@ -101,7 +101,6 @@ class ChannelRegistry:
         else:
             self._open_with(handle, config, handle.store.storage)
         finally:
-            progress_log.cancel()
             del self._openings[handle.name]
 
     def _open_with(self, handle: ChannelHandle, config: ChannelConfig, storage: ChannelStorage) -> None:

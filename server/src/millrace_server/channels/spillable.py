@@ -222,7 +222,8 @@ class SpillableCommitter:
             self._journal.enqueue(commit)
             return
         self._journal.commit_now(commit)
-        self._journal.change_count += bool(commit.txn_ids or commit.has_new_numbers)
+        if commit.txn_ids or commit.has_new_numbers:
+            self._journal.note_change()
 
     def _belongs_in_memory(self, commit: Commit) -> bool:
         if not (commit.puts or commit.has_new_numbers):
@@ -249,7 +250,7 @@ class SpillableCommitter:
 
     def record_rollback(self, txn_id: str, *, has_expired: bool) -> None:  # noqa: ARG002 - as the protocol has it
         # It is in the next checkpoint: with a record for each, memory would wait for the disk.
-        self._journal.change_count += 1
+        self._journal.note_change()
 
     def record_claim(self, claim: ClaimRecord) -> "asyncio.Future[None]":
         return self._journal.record_claim(claim)
@@ -269,7 +270,7 @@ class SpillableCommitter:
         self._is_draining = True
         self.tier.end()
         # A last checkpoint is due: it gives the rest of the reserve back, and stores what was consumed out of memory.
-        self._journal.change_count += 1
+        self._journal.note_change()
         reason = "it took longer than the server was given to stop"
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
