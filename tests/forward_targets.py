@@ -15,6 +15,7 @@ from millrace.columns import ColumnsCutter
 from millrace.googleapis import error_details_pb2, status_pb2
 from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace.v1 import channel_service_pb2 as pb
+from millrace_server.access.control import AccessControl
 from millrace_server.agent.channel_reader import ChannelReader, ReaderLimits
 from millrace_server.agent.components import ComponentKind, Components
 from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
@@ -149,10 +150,16 @@ async def fake_target() -> AsyncIterator[FakeTarget]:
 
 
 @asynccontextmanager
-async def served(registry: ChannelRegistry, scratch: Path, **settings: Any) -> AsyncIterator[str]:
+async def served(
+    registry: ChannelRegistry, scratch: Path, access: AccessControl | None = None, **settings: Any
+) -> AsyncIterator[str]:
     """Serves channels as the daemon does; yields the address."""
     server = GrpcServer(
-        registry, ServerSettings(listen="127.0.0.1:0", **settings), Catalog(scratch / "catalog"), Components()
+        registry,
+        ServerSettings(listen="127.0.0.1:0", **settings),
+        Catalog(scratch / "catalog"),
+        Components(),
+        access=access,
     )
     address = await server.start()
     try:

@@ -22,6 +22,7 @@ class FrameKind(IntEnum):
     PING = 6
     GOAWAY = 7
     WINDOW_UPDATE = 8
+    CONTINUATION = 9
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,10 @@ async def raw_connection(address: str, preface: bytes | None = None) -> AsyncGen
     reader, writer = await asyncio.open_connection(host, int(port))
     settings = Frame(FrameKind.SETTINGS, 0, 0, b"").encode()
     writer.write(_PREFACE + settings if preface is None else preface)
-    yield RawConnection(reader, writer)
-    writer.transport.abort()
+    try:
+        yield RawConnection(reader, writer)
+    finally:
+        writer.transport.abort()
 
 
 def call_headers(stream: int, path: str, *more: tuple[bytes, bytes]) -> Frame:

@@ -2,18 +2,23 @@
 
 import asyncio
 import resource
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millrace.v1 import admin_service_pb2
 from millrace.v1 import channel_service_pb2 as pb
+from millrace_server.access.control import AccessControl
+from millrace_server.access.settings import AuthSettings
 from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.grpc_services import guarded_handlers
 from millrace_server.grpc_services import server as grpc_server
 from millrace_server.grpc_services.server import STREAMS_MAX
 from tests.conftest import StartMillraced
@@ -88,6 +93,38 @@ async def test_ping_flood_is_ended(shared_server: Millraced, rpc: Rpc) -> None:
     await rpc.make_channel()
 
 
+_CALL = call_headers(1, LIST_CHANNELS)
+_FLOODS = {
+    "settings": [Frame(FrameKind.SETTINGS, 0, 0, b"")],
+    "changed settings": [Frame(FrameKind.SETTINGS, 0, 0, b"\0\3" + bytes([0, 0, 0, n])) for n in (1, 9)],
+    "window updates": [Frame(FrameKind.WINDOW_UPDATE, 0, 0, b"\0\0\0\1")],
+    "empty messages": [_CALL, Frame(FrameKind.DATA, 0, 1, b"")],
+    "empty continuations": [replace(_CALL, flags=0), Frame(FrameKind.CONTINUATION, 0, 1, b"")],
+    "continuations": [replace(_CALL, flags=0), Frame(FrameKind.CONTINUATION, 0, 1, b"\0\x01x\x7e" + b"x" * 126)],
+    "unknown frames": [Frame(99, 0, 0, bytes(100))],
+}
+
+
+@pytest.mark.parametrize("flood", _FLOODS.values(), ids=_FLOODS)
+async def test_flood_of_frames_costs_no_memory(shared_server: Millraced, rpc: Rpc, flood: list[Frame]) -> None:
+    """100,000 frames that oblige the server to something are answered, ignored or end the connection."""
+    pid = shared_server.process.pid
+    name = await rpc.make_channel()
+    before = resident_bytes(pid)
+    async with raw_connection(shared_server.grpc) as abuser:
+        try:
+            async with asyncio.timeout(1):
+                await abuser.send(*flood)
+                for _ in range(100):
+                    await abuser.send(*flood[-1:] * 1_000)
+        except (ConnectionError, TimeoutError):
+            # The server has ended the connection, or reads no more until its answers are read.
+            pass
+        assert (await rpc.append(name, b"a")).first_sequence == 1
+    assert resident_bytes(pid) - before < 64 * MIB
+    assert faults_of(shared_server) == []
+
+
 async def test_calls_whose_request_never_comes_leave_others_their_slots(shared_server: Millraced, rpc: Rpc) -> None:
     """A connection full of calls without messages costs some kilobytes per call, and does not affect other calls."""
     before = resident_bytes(shared_server.process.pid)
@@ -104,6 +141,53 @@ async def test_calls_whose_request_never_comes_leave_others_their_slots(shared_s
         assert (await rpc.append(name, b"a")).first_sequence == 1
         assert resident_bytes(shared_server.process.pid) - before < STREAMS_MAX * 32 * 1024
     assert faults_of(shared_server) == []
+
+
+@pytest.fixture
+async def closed_server(tmp_path: Path) -> AsyncIterator[str]:
+    """The address of a server on which everybody is a stranger."""
+    tokens = tmp_path / "tokens"
+    tokens.touch(0o600)
+    access = AccessControl(AuthSettings(tokens_file=tokens), {}, {})
+    async with served(registry(), tmp_path, access) as address, asyncio.timeout(WAIT_SECONDS):
+        yield address
+
+
+@pytest.mark.parametrize("service", ["ChannelService/Append", "ChannelService/AppendStream", "AdminService/PeekEvents"])
+async def test_requests_of_strangers_are_refused_before_they_come(closed_server: str, service: str) -> None:
+    """The server keeps nothing of a message without a token, however much of it there is."""
+    async with raw_connection(closed_server) as abuser:
+        for number in range(1, 101, 2):
+            head = call_headers(number, f"/millrace.v1.{service}")
+            await abuser.send(head, Frame(FrameKind.DATA, 0, number, b"\0" + MIB.to_bytes(4, "big") + bytes(1_000)))
+            answer = await abuser.receive_kind(FrameKind.HEADERS)
+            while answer is not None and b"grpc-status" not in answer.payload:
+                answer = await abuser.receive_kind(FrameKind.HEADERS)
+            assert answer is not None
+            assert answer.stream == number
+
+
+async def test_strangers_probe_health_with_requests_that_come_at_once(
+    closed_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a request is refused after a while, and so are more watchers than there may be."""
+    monkeypatch.setattr(guarded_handlers, "_STRANGER_SECONDS", 0.1)
+    monkeypatch.setattr(grpc_server, "_OPEN_STREAMS_MAX", 1)
+    async with raw_connection(closed_server) as abuser, aio.insecure_channel(closed_server) as channel:
+        half = Frame(FrameKind.DATA, 0, 1, b"\0" + MIB.to_bytes(4, "big"))
+        await abuser.send(call_headers(1, "/grpc.health.v1.Health/Check"), half)
+        answer = await abuser.receive_kind(FrameKind.HEADERS)
+        assert answer is not None
+        assert b"grpc-status\x014" in answer.payload
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        asked = health_pb2.HealthCheckRequest()
+        for _ in range(3):
+            assert (await health.Check(asked)).status == health_pb2.HealthCheckResponse.SERVING
+        watched = health.Watch(asked)
+        assert (await watched.read()).status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(aio.AioRpcError, match="too many others watch"):
+            await health.Watch(asked).read()
+        watched.cancel()
 
 
 async def test_message_declared_huge_is_refused_at_once(shared_server: Millraced) -> None:

@@ -2,12 +2,20 @@ import asyncio
 import resource
 import socket
 import ssl
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from millrace_server.network import accepting
-from millrace_server.network.accepting import Acceptor, ConnectionLimits, Place, Places
+from millrace_server.network.accepting import (
+    Acceptor,
+    ConnectionLimits,
+    ConnectionWatch,
+    Place,
+    Places,
+    StrangersLimits,
+)
 from tests.certificates import Authority
 
 WAIT_SECONDS_MAX = 10.0
@@ -137,10 +145,10 @@ async def test_connections_of_one_address_above_its_limit_are_ended() -> None:
         port = listening.getsockname()[1]
         stranger, elsewhere = connect("127.0.0.2"), connect("127.0.0.1", other)
         first = [connect("127.0.0.1") for _ in range(2)]
-        admitted = accepting._end_excess(port, 2, set())
-        assert len(admitted) == 3
+        watch = ConnectionWatch(2, None)
+        watch.sweep(port)
         late = [connect("127.0.0.1") for _ in range(2)]
-        assert accepting._end_excess(port, 2, admitted) == admitted
+        watch.sweep(port)
         for client, accepted in late:
             assert client.recv(1) == b""
             accepted.close()
@@ -150,3 +158,30 @@ async def test_connections_of_one_address_above_its_limit_are_ended() -> None:
             accepted.close()
         for client, _ in (*first, *late, stranger, elsewhere):
             client.close()
+
+
+async def test_strangers_that_send_much_are_ended() -> None:
+    """One that sends too much, and the greediest of all together; those that have proven who they are stay."""
+    with ExitStack() as opened, socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        watch = ConnectionWatch(10, StrangersLimits(connection_bytes_max=3_000, total_bytes_max=4_000))
+
+        def send(byte_count: int) -> socket.socket:
+            client = opened.enter_context(socket.create_connection(listening.getsockname(), WAIT_SECONDS_MAX))
+            accepted = opened.enter_context(listening.accept()[0])
+            client.sendall(bytes(byte_count))
+            accepted.recv(byte_count, socket.MSG_WAITALL | socket.MSG_PEEK)
+            return client
+
+        known, quiet, greedy = send(9_000), send(100), send(3_001)
+        watch.admit("ipv4:{}:{}".format(*known.getsockname()))
+        watch.sweep(port)
+        assert greedy.recv(1) == b""
+        middle, larger = send(2_000), send(2_500)
+        watch.sweep(port)
+        assert larger.recv(1) == b""
+        for client in (known, quiet, middle):
+            client.sendall(b"x")
+            client.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                client.recv(1)

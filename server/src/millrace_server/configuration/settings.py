@@ -98,7 +98,8 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     inflight_bytes_max: int = Field(
         default_factory=lambda fields: _INFLIGHT_MESSAGES * fields["message_bytes_max"], ge=4 * KIB, le=1024 * GIB
     )
-    """Maximum bytes of all requests in progress."""
+    """Maximum bytes of all requests in progress. With `[auth]` and without client certificates, also of what gRPC
+    receives on connections on which no call has shown a valid token yet; above it, those that have sent most end."""
 
     inflight_bytes_per_connection_max: int = Field(
         default_factory=lambda fields: min(
@@ -107,7 +108,7 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
         ge=4 * KIB,
         le=1024 * GIB,
     )
-    """Maximum bytes of the requests in progress of one connection."""
+    """Maximum bytes of the requests in progress of one connection, and of all that one sends without a valid token."""
 
     reflection: bool = True
     """Enable gRPC server reflection."""

@@ -6,12 +6,11 @@ Without a `Guard` everybody may do everything, as `Call` says.
 import asyncio
 import math
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
 
-import grpc
 from grpc import aio
 
 from millrace_server.access.audit import Audit
@@ -23,7 +22,6 @@ from millrace_server.channels.config import shown
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import ForbiddenError, MillraceError, UnauthenticatedError
 
-_AUTHORIZATION = "authorization"
 _CERTIFICATE = "x509_pem_cert"
 _ABOUT = ("channel", "name", "txn_id")
 
@@ -41,7 +39,6 @@ _APPEND_WAIT_SECONDS = 10.0
 _LOOK_SECONDS = 0.25
 """How often a stream that waits looks whether other quotas are in force."""
 
-Metadata = tuple[tuple[str, str | bytes], ...]
 Context = aio.ServicerContext[Any, Any]
 
 
@@ -95,25 +92,9 @@ def current_call() -> Call:
     return _CURRENT.get()
 
 
-_METADATA: ContextVar[Metadata] = ContextVar("metadata", default=())
-
-
-class GuardedHandlers(grpc.GenericRpcHandler):
-    """The handlers of a service.
-
-    gRPC decodes the metadata of a call for this, and would do so again for the handler: that costs as much as all that
-    the guard does.
-    """
-
-    def __init__(self, service: str, handlers: Mapping[str, Any]) -> None:
-        self._handlers = {f"/{service}/{name}": handler for name, handler in handlers.items()}
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        handler = self._handlers.get(handler_call_details.method)
-        if handler is not None:
-            # The handler runs in the same task.
-            _METADATA.set(handler_call_details.invocation_metadata)
-        return handler
+Shown = tuple[str | bytes, ...]
+SHOWN: ContextVar[Shown] = ContextVar("shown", default=())
+"""The authorization headers of the current call."""
 
 
 class Caller(NamedTuple):
@@ -135,29 +116,42 @@ class Guard:
         self.calls: set[GuardedCall] = set()
         self._callers: dict[Hashable, Caller] = {}
         self._has_certificates = has_certificates
+        self.on_caller: Callable[[str], None] = lambda _peer: None
+        """Called with the peer of each call whose caller has proven who it is."""
         access.watch(self._check_again)
 
     def enter(self, rule: "Rule", name: str, context: Context) -> "GuardedCall":
         """Returns the call as a context; raises UnauthenticatedError unless the caller proves who it is."""
-        shown: tuple[str | bytes, ...] = ()
-        for key, value in _METADATA.get():
-            if key == _AUTHORIZATION:
-                shown = (*shown, value)
         # By its bytes: the next connection of an address may be another's, and names alone may be read in two ways.
         certificates = tuple(context.auth_context().get(_CERTIFICATE, ())) if self._has_certificates else ()
+        peer = context.peer()
+        try:
+            caller = self._caller(SHOWN.get(), certificates)
+        except UnauthenticatedError as error:
+            self.audit.note(None, peer, name, error, administers=False)
+            raise
+        self.on_caller(peer)
+        return GuardedCall(self, rule, name, peer, caller)
+
+    def knows(self, shown: Shown) -> bool:
+        """Whether whoever shows these authorization headers, or has made a connection at all, is known."""
+        if not self._has_certificates:
+            try:
+                self._caller(shown, ())
+            except UnauthenticatedError:
+                return False
+        return True
+
+    def _caller(self, shown: Shown, certificates: tuple[bytes, ...]) -> Caller:
         caller = self._callers.get((shown, certificates))
         if caller is None or caller.proven_until < time.monotonic():
-            try:
-                caller = self._prove(shown, certificates)
-            except UnauthenticatedError as error:
-                self.audit.note(None, context.peer(), name, error, administers=False)
-                raise
+            caller = self._prove(shown, certificates)
             if len(self._callers) >= _CALLERS_MAX:
                 self._callers.clear()
             self._callers[shown, certificates] = caller
-        return GuardedCall(self, rule, name, context.peer(), caller)
+        return caller
 
-    def _prove(self, shown: Sequence[str | bytes], certificates: Sequence[bytes]) -> Caller:
+    def _prove(self, shown: Shown, certificates: tuple[bytes, ...]) -> Caller:
         credentials = credentials_of(shown, next(map(certificate_name, certificates), None))
         identity = self.access.identify(credentials)
         return Caller(identity, credentials, self.access.standing_of(identity), time.monotonic() + _PROVEN_SECONDS)

@@ -6,6 +6,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+import grpc
 from grpc import aio, method_handlers_generic_handler
 from grpc_channelz.v1 import channelz, channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -21,12 +22,13 @@ from millrace_server.errors import MillraceError
 from millrace_server.grpc_services import admin_service, channel_service
 from millrace_server.grpc_services.admin_service import AdminService
 from millrace_server.grpc_services.channel_service import ChannelService
-from millrace_server.grpc_services.guard import TOOLS, Guard, GuardedHandlers, Rule, health_rule
+from millrace_server.grpc_services.guard import TOOLS, Guard, Rule, health_rule
+from millrace_server.grpc_services.guarded_handlers import GuardedHandlers
 from millrace_server.grpc_services.rpc import InflightBytes, Rpcs
 from millrace_server.grpc_services.status import end_status
 from millrace_server.hosting.data_dir import Catalog
 from millrace_server.network import Address
-from millrace_server.network.accepting import ConnectionLimits, limit_addresses
+from millrace_server.network.accepting import ConnectionLimits, ConnectionWatch, StrangersLimits
 from millrace_server.network.tls import TlsFiles
 
 STREAMS_MAX = 4096
@@ -36,6 +38,8 @@ HANDSHAKE_SECONDS = 10.0
 """How long a new connection may take to begin HTTP/2; then it is closed."""
 
 _PENDING_CALLS_MAX = 65_536
+_OPEN_STREAMS_MAX = 1_000
+"""Streams of health that everybody may follow."""
 _METADATA_BYTES_MAX = 16 * 1024
 _SECOND = 1_000
 _HOUR = 3_600 * _SECOND
@@ -111,14 +115,20 @@ class GrpcServer:
     ) -> None:
         self._settings = settings
         self._tls = tls
-        self._limiting: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         has_certificates = tls is not None and tls.requires_client_certificate
+        # Whoever has a certificate of a client authority has proven who it is by the handshake.
+        may_be_strangers = access is not None and not has_certificates
+        strangers = StrangersLimits(settings.inflight_bytes_per_connection_max, settings.inflight_bytes_max)
+        self._watch = ConnectionWatch(_connection_limits(settings).address_max, strangers if may_be_strangers else None)
         guard = None if access is None else Guard(access, registry, has_certificates=has_certificates)
+        if guard is not None:
+            guard.on_caller = self._watch.admit
         self._health = Health(registry, components)
         self._server = aio.server(options=_options(settings))
         inflight = InflightBytes(settings.inflight_bytes_max, settings.inflight_bytes_per_connection_max)
         rpcs = Rpcs(inflight, registry.count_refusal, guard)
-        handled = method_handlers_generic_handler if guard is None else GuardedHandlers
+        handled = method_handlers_generic_handler if guard is None else partial(GuardedHandlers, guard)
         administration = AdminService(registry, catalog, components, settings.channels_max)
         for name, handlers in (
             (channel_service.NAME, ChannelService(registry).handlers(rpcs)),
@@ -150,7 +160,7 @@ class GrpcServer:
             port = self._server.add_secure_port(str(address), self._tls.grpc_credentials())
         await self._health.start()
         await self._server.start()
-        self._limiting = asyncio.create_task(limit_addresses(port, _connection_limits(self._settings).address_max))
+        self._watching = asyncio.create_task(self._watch.follow(port))
         return str(Address(address.host, port))
 
     async def drain(self) -> None:
@@ -160,23 +170,30 @@ class GrpcServer:
     async def stop(self, grace_seconds: float) -> None:
         """Refuses new calls, lets calls in progress end within the grace period, and closes all connections."""
         await self._server.stop(grace_seconds)
-        if self._limiting is not None:
-            self._limiting.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
 
 
 class _GuardedServer:
     """Takes the services of gRPC's own packages for a server, and puts a guard with one rule before them."""
 
+    reads_from_strangers = False
+
     def __init__(self, server: aio.Server, guard: Guard, rule: Rule) -> None:
         self._server = server
+        self._guard = guard
         self._enter = partial(guard.enter, rule)
+        self._open_streams_count = 0
 
     def add_generic_rpc_handlers(self, _handlers: object) -> None:
         """Does nothing: the generated code gives the same handlers to `add_registered_method_handlers`."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         guarded = {name: self._guarded(f"{service}/{name}", handler) for name, handler in handlers.items()}
-        self._server.add_generic_rpc_handlers((GuardedHandlers(service, guarded),))
+        guarded_handlers = GuardedHandlers(
+            self._guard, service, guarded, reads_from_strangers=self.reads_from_strangers
+        )
+        self._server.add_generic_rpc_handlers((guarded_handlers,))
 
     def is_open(self, _request: Any) -> bool:
         """Whether everybody may make this request."""
@@ -186,7 +203,7 @@ class _GuardedServer:
         async def handle(request: Any, context: Any) -> Any:
             serve = handler.unary_unary or handler.unary_stream
             if self.is_open(request):
-                return await serve(request, context)
+                return await self._serve_everybody(handler, request, context)
             try:
                 with self._enter(name, context) as call:
                     call.check(request)
@@ -213,9 +230,22 @@ class _GuardedServer:
         shape = "unary_unary" if handler.unary_unary else "unary_stream"
         return handler._replace(**{shape: handle})
 
+    async def _serve_everybody(self, handler: Any, request: Any, context: Any) -> Any:
+        if handler.unary_unary:
+            return await handler.unary_unary(request, context)
+        if self._open_streams_count >= _OPEN_STREAMS_MAX:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many others watch; send a token, or ask again")
+        self._open_streams_count += 1
+        try:
+            return await handler.unary_stream(request, context)
+        finally:
+            self._open_streams_count -= 1
+
 
 class _GuardedHealth(_GuardedServer):
     """The health of the server is for all; that of its parts is for those who may describe them."""
+
+    reads_from_strangers = True
 
     def __init__(self, server: aio.Server, guard: Guard, components: Components) -> None:
         def channels_of(kind: str, name: str) -> Sequence[str]:

@@ -6,12 +6,14 @@ import resource
 import socket
 import ssl
 import stat
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
+from urllib.parse import quote
 
 HANDSHAKE_SECONDS = 5.0
 """How long a TLS handshake may take; then the connection is closed."""
@@ -22,6 +24,11 @@ _FILES_FOR_OTHERS = 64
 _GRPC_SHARE = 0.75
 _SWEEP_SECONDS = 1.0
 _FILES = Path("/proc/self/fd")
+
+# Where Linux has tcpi_bytes_received in struct tcp_info.
+_TCP_INFO_BYTES = 256
+_BYTES_RECEIVED = struct.Struct("=Q")
+_BYTES_RECEIVED_OFFSET = 128
 
 
 class ConnectionLimits(NamedTuple):
@@ -212,36 +219,103 @@ class Acceptor:
         await asyncio.wait([self._accepting, *self._connecting])
 
 
-async def limit_addresses(port: int, address_max: int) -> None:
-    """Ends the newest connections of this process to a port that are above the limit of their address.
+class StrangersLimits(NamedTuple):
+    """How much may be received from whom nobody knows yet."""
 
-    For gRPC, which counts its connections only in all. Goes on until it is cancelled.
+    connection_bytes_max: int
+    """Of one connection; as much as its first calls may have."""
+    total_bytes_max: int
+
+
+class ConnectionWatch:
+    """Ends connections to a port of this process that take too much.
+
+    For gRPC, which counts its connections only in all, and keeps what strangers send: whole requests, and headers
+    without a limit, before anything here learns of them.
     """
-    admitted: set[int] = set()
-    while True:
-        await asyncio.sleep(_SWEEP_SECONDS)
-        admitted = await asyncio.to_thread(_end_excess, port, address_max, admitted)
 
+    def __init__(self, address_max: int, strangers: StrangersLimits | None) -> None:
+        """`strangers` limits connections of whom `admit` has not said who they are; None if nobody has to prove it."""
+        self._address_max = address_max
+        self._limits = strangers
+        self._callers: set[str] = set()
+        self._counted: set[int] = set()
+        """The connections that had their place last time, by the inodes of their sockets."""
 
-def _end_excess(port: int, address_max: int, admitted: set[int]) -> set[int]:
-    """Returns the connections that remain, by the inodes of their sockets; `admitted` are those of the last time."""
-    # Most of the time there are fewer files than one address may have connections.
-    if sum(1 for _ in _FILES.iterdir()) <= address_max:
-        return set()
-    counts: Counter[str] = Counter()
-    remaining = set()
-    for is_new in (False, True):
-        for inode, connection in _open_sockets():
-            with closing(connection), suppress(OSError):
-                if (inode not in admitted) is not is_new or connection.getsockname()[1] != port:
-                    continue
-                address = connection.getpeername()[0]
+    def admit(self, peer: str) -> None:
+        """Says that a peer, as gRPC writes it, has proven who it is."""
+        self._callers.add(peer)
+
+    async def follow(self, port: int) -> None:
+        """Looks at the connections every second, until it is cancelled."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            await asyncio.to_thread(self.sweep, port)
+
+    def sweep(self, port: int) -> None:
+        """Ends the newest connections above the limit of their address, and strangers' that have sent too much."""
+        # Most of the time there are fewer files than one address may have connections.
+        if self._limits is None and sum(1 for _ in _FILES.iterdir()) <= self._address_max:
+            return
+        callers = frozenset(self._callers)
+        with ExitStack() as opened:
+            found = [(inode, opened.enter_context(closing(one))) for inode, one in _open_sockets()]
+            found = [(inode, one) for inode, one in found if _is_connected_to(port, one)]
+            # Those that have had a place keep it.
+            found.sort(key=lambda each: each[0] not in self._counted)
+            counts: Counter[str] = Counter()
+            kept, strangers, live = set[int](), list[tuple[int, socket.socket]](), set[str]()
+            for inode, one in found:
+                peer = _peer(one)
+                address = peer.rpartition(":")[0]
                 counts[address] += 1
-                if counts[address] <= address_max:
-                    remaining.add(inode)
-                else:
-                    connection.shutdown(socket.SHUT_RDWR)
-    return remaining
+                if counts[address] > self._address_max:
+                    _end(one)
+                    continue
+                kept.add(inode)
+                live.add(peer)
+                if self._limits is not None and peer not in callers:
+                    strangers.append((_bytes_received(one), one))
+            self._counted = kept
+            self._callers -= callers - live
+            if self._limits is not None:
+                _end_greedy(strangers, self._limits)
+
+
+def _end_greedy(strangers: list[tuple[int, socket.socket]], limits: StrangersLimits) -> None:
+    """Ends connections that have sent more than one may, and the greediest until all together are within the limit."""
+    total = sum(byte_count for byte_count, _ in strangers)
+    for byte_count, one in sorted(strangers, key=lambda each: -each[0]):
+        if byte_count <= limits.connection_bytes_max and total <= limits.total_bytes_max:
+            return
+        total -= byte_count
+        _end(one)
+
+
+def _end(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _is_connected_to(port: int, found: socket.socket) -> bool:
+    with suppress(OSError):
+        return bool(found.getsockname()[1] == port and found.getpeername())
+    return False
+
+
+def _peer(connection: socket.socket) -> str:
+    """Returns the other side as gRPC writes it."""
+    host, port = connection.getpeername()[:2]
+    host = host.removeprefix("::ffff:")
+    return f"ipv6:%5B{quote(host, safe=':')}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
+def _bytes_received(connection: socket.socket) -> int:
+    with suppress(OSError, struct.error):
+        said = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        (byte_count,) = _BYTES_RECEIVED.unpack_from(said, _BYTES_RECEIVED_OFFSET)
+        return int(byte_count)
+    return 0
 
 
 def _open_sockets() -> Iterator[tuple[int, socket.socket]]:
