@@ -4,6 +4,7 @@ import asyncio
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import millrace_client as millrace
 import millrace_client.aio
 from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace.v1 import channel_service_pb2 as pb
+from millrace.v1.event_pb2 import Event
 from millrace_client import ComponentState, Tls
 from millrace_server.access.permissions import Permission
 from millrace_server.access.tokens import make_token
@@ -24,10 +26,12 @@ from millrace_server.grpc_services.guard import RULES
 from tests.access_site import METHODS, WAIT_SECONDS_MAX, Site, bearer, call, request_of
 from tests.certificates import Authority
 from tests.conftest import StartMillraced
+from tests.daemon_queries import wait_until
 from tests.millrace_program import run_millrace
 from tests.millraced import Millraced
 
 WRONG = "no-such-token"
+_NO = "FORBIDDEN"
 
 NEEDED = {
     "append": {"Append", "AppendStream", "Put", "BeginTxn"},
@@ -227,6 +231,28 @@ def test_changed_roles_act_on_open_streams(server: Millraced, site: Site) -> Non
         with pytest.raises(millrace.ForbiddenError):
             other.channel("orders").append([b"two"])
         assert other.channel("other").append([b"three"]).last_sequence == 1
+
+
+def test_role_taken_away_acts_on_open_transactions(server: Millraced, site: Site) -> None:
+    """What was put or taken before can be neither committed nor kept from others any more, only rolled back."""
+    token, txn_ids = bearer(site.tokens["other"]), ("idle", "put", "take")
+
+    def reasons(method: str) -> list[str]:
+        return [call(server.grpc, method, request_of(method, "orders", one), token)[1] for one in txn_ids]
+
+    with millrace.connect(server.grpc, token=site.tokens["boss"]) as boss:
+        boss.channel("orders").append([b"one"])
+        for txn_id in txn_ids:
+            call(server.grpc, "BeginTxn", pb.BeginTxnRequest(channel="orders", txn_id=txn_id), token)
+        call(server.grpc, "Put", pb.PutRequest(txn_id="put", events=[Event(body=b"two")]), token)
+        call(server.grpc, "Take", pb.TakeRequest(txn_id="take"), token)
+        for allowed, refused in (("append", ["", "", _NO]), ("take", ["", _NO, ""]), ("peek", [_NO, _NO, _NO])):
+            site.roles["other"] = [f"{allowed}:orders"]
+            site.reload(server)
+            wait_until(partial(lambda wanted: reasons("RenewTxn") == wanted, refused))
+        assert reasons("Commit") == [_NO, _NO, _NO]
+        assert reasons("Rollback") == ["", "", ""]
+        assert [event.body for batch in boss.channel("orders").peek() for event in batch] == [b"one"]
 
 
 def test_every_client_sends_its_token(server: Millraced, site: Site, tmp_path: Path) -> None:

@@ -479,6 +479,10 @@ def test_load_of_random_tables_ends_in_settings_or_sentences(tmp_path: Path, lin
             'identities.a.roles[0]: is "b"; it must be a role, so there must be a table roles.b',
         ),
         (
+            'auth.tokens_file = "/dev/null"\nroles.r.allow = []\nidentities."".roles = ["r"]\n',
+            'identities."": is not the name of an identity: a pattern must have 1 to 255 printable characters',
+        ),
+        (
             '[auth]\ntokens_file = "/dev/null"\n[roles.r]\nallow = ["read"]\n',
             'roles.r.allow[0]: is "read"; it must be PERMISSION:PATTERN, such as append:web.* or *:*',
         ),

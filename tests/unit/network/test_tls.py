@@ -136,6 +136,12 @@ def test_settings_that_require_certificates_of_nobody_are_refused(given: dict[st
     assert one_problem_of(given).startswith('client_certificate: is "required"; client_ca must say who signs')
 
 
+def test_settings_with_an_authority_of_clients_must_require_certificates(given: dict[str, Any]) -> None:
+    """The default asks nobody for a certificate, which the authority alone does not change."""
+    del given["client_certificate"]
+    assert one_problem_of(given).startswith('client_certificate: is "off", so that client_ca says nothing')
+
+
 def test_files_that_change_together_are_in_force(given: dict[str, Any], tmp_path: Path) -> None:
     """A new certificate whose key is not there yet leaves the former one in force, until the key has come."""
     files = TlsFiles(TlsSettings.model_validate(given))

@@ -152,6 +152,11 @@ class Transactions:
         known = self._open.get(txn_id) or self._ended.get(txn_id)
         return known.owner if known else ""
 
+    def counts_of(self, txn_id: str) -> tuple[int, int]:
+        """Returns how many events an open transaction has put and taken."""
+        txn = self._open.get(txn_id)
+        return (txn.put_count, txn.take_count) if txn else (0, 0)
+
     def renew(self, txn_id: str) -> float:
         """Restarts a transaction's lease; returns its seconds."""
         return self._find_open(txn_id).lease.seconds

@@ -331,6 +331,15 @@ class GuardedCall(Call):
             directory.refuse_unknown(txn_id)
         return channel
 
+    def require_to_keep(self, txn_id: str) -> None:
+        """Does the same; raises ForbiddenError where no role allows any more what the transaction has done."""
+        channel = self.require_own_txn(txn_id)
+        put_count, take_count = self._guard.registry.transactions.find(txn_id).counts_of(txn_id)
+        for permission, count in ((Permission.APPEND, put_count), (Permission.TAKE, take_count)):
+            if count:
+                self.require((permission,), channel)
+        self.require((Permission.APPEND, Permission.TAKE), channel)
+
     def require_no_others_claim(self, request: Any) -> None:
         """Raises ChannelClaimedError where another identity has claimed the channel."""
         channel = self._open_channel(request.channel)
@@ -385,9 +394,13 @@ def _own_txn(call: GuardedCall, request: Any) -> None:
     call.require_own_txn(request.txn_id)
 
 
-def _own_txns(call: GuardedCall, request: Any) -> None:
+def _keep_txn(call: GuardedCall, request: Any) -> None:
+    call.require_to_keep(request.txn_id)
+
+
+def _keep_txns(call: GuardedCall, request: Any) -> None:
     for txn_id in set(request.txn_ids):
-        call.require_own_txn(txn_id)
+        call.require_to_keep(txn_id)
 
 
 def _with_claim(call: GuardedCall, request: Any) -> None:
@@ -403,9 +416,9 @@ RULES = {
     "BeginTxn": Rule(_on_channel(Permission.APPEND, Permission.TAKE)),
     "Put": Rule(_in_own_txn(Permission.APPEND)),
     "Take": Rule(_in_own_txn(Permission.TAKE), lasts=True, reads=True),
-    "Commit": Rule(_own_txns, finishes=True),
+    "Commit": Rule(_keep_txns, finishes=True),
     "Rollback": Rule(_own_txn, finishes=True),
-    "RenewTxn": Rule(_own_txn, finishes=True),
+    "RenewTxn": Rule(_keep_txn, finishes=True),
     "Append": Rule(_on_channel(Permission.APPEND)),
     "AppendStream": Rule(_nothing, lasts=True),
     "Consume": Rule(_nothing, lasts=True, reads=True, finishes=True),

@@ -78,6 +78,11 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
     def _check_has_ca(cls, mode: str, info: ValidationInfo) -> str:
         if mode == "required" and "client_ca" in info.data and info.data["client_ca"] is None:
             raise ValueError(f"is {shown_value(mode)}; client_ca must say who signs the certificates of clients")
+        if mode == "off" and info.data.get("client_ca") is not None:
+            # Whoever names the authority may think that this alone keeps others out.
+            raise ValueError(
+                f'is {shown_value(mode)}, so that client_ca says nothing; it must be "required", or remove client_ca'
+            )
         return mode
 
 
