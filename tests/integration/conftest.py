@@ -11,7 +11,7 @@ from tests.rpc import Rpc, connected
 
 _FREE_PORTS = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
 # Tests leave transactions open, and the server must not wait for them when it stops.
-_CONFIG_TOML = "server.shutdown_grace_seconds = 0.0\n"
+_CONFIG_TOML = "server.shutdown_grace_seconds = 0.0\nserver.channels_max = 100_000\n"
 
 
 @pytest.fixture(scope="session")

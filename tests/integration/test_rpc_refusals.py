@@ -241,10 +241,11 @@ async def test_commit_with_one_bad_id_leaves_the_good_one_open(
 
 
 async def test_begin_with_another_channels_id_is_refused(rpc: Rpc) -> None:
-    """Ids are one namespace for the server."""
+    """Ids are one namespace for the server; the refusal names no channel that the caller may not know."""
     one, other = await rpc.make_channel(), await rpc.make_channel()
     txn_id = await rpc.begin(one)
-    async with rpc.unchanged(one, other), refused(FAILED_PRECONDITION, "TXN_STATE", f"channel '{one}', not '{other}'"):
+    sentence = f"of another channel than '{other}'; use another"
+    async with rpc.unchanged(one, other), refused(FAILED_PRECONDITION, "TXN_STATE", sentence):
         await rpc.begin(other, txn_id=txn_id)
 
 

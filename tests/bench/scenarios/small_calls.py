@@ -55,13 +55,13 @@ def lone_token_scenario(world: World) -> Scenario:
 
         return Contender(name=name, server_pid=server.process.pid, run=run)
 
-    without = contender("without [auth]", world.start_server(_CHANNEL_TOML), ())
+    without = contender("without one", world.start_server(_CHANNEL_TOML), ())
     guarded = world.start_server(_AUTH_TOML.format(tokens_file=tokens_file) + _CHANNEL_TOML)
     return Scenario(
         name="lone_token",
         title="Append, batches of 1, one caller with a token",
         events_per_operation=1,
-        operations=2_000,
+        operations=4_000,
         ours=[contender("with a token", guarded, metadata), without],
         echo=world.bare_calls("echo", request, 1),
         target=Target(0.98, without.name, lambda rates: rates[without.name]),
