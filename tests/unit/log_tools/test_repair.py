@@ -27,7 +27,7 @@ from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.reading import SegmentScanner
 from millrace_server.wal.records import LogFullError
-from tests.channel_events import append, begin_with_takes
+from tests.channel_events import append, begin, begin_with_takes, stored
 from tests.crashing_os import CrashingOs, Killed
 from tests.unit.log_tools.full_disk import FullDisk
 from tests.unit.log_tools.kept_channels import (
@@ -414,6 +414,29 @@ async def put_only(base: Path) -> None:
     async with open_channel(base, segment_bytes_max=1 << 20) as channel:
         for _ in range(2):
             await append(channel, *[b"x"] * 10)
+
+
+def test_repair_of_a_transaction_whose_commit_is_lost_keeps_its_puts_in_their_order(tmp_path: Path) -> None:
+    """Each in its place, since what follows tells how many they were."""
+    home = tmp_path / NAME
+    asyncio.run(put_in_parts(tmp_path))
+    for name in (NEWEST, PREVIOUS):
+        (home / name).unlink(missing_ok=True)
+    [segment] = segments(home)
+    commit = kinds(segment).index(Kind.COMMIT)
+    flip(segment, positions(segment)[commit] + 40)
+    assert "write the log anew, with the 3 events in the channel that can be read" in repaired(home).steps
+    assert opened_again(tmp_path)[0] == [(1, b"a"), (2, b"b"), (3, b"last")]
+
+
+async def put_in_parts(base: Path) -> None:
+    """Puts two events with one commit, and one with another."""
+    async with open_channel(base, segment_bytes_max=1 << 20) as channel:
+        txn_id = begin(channel)
+        for body in (b"a", b"b"):
+            channel.transactions.put(txn_id, [stored(body)], None)
+        await channel.transactions.commit([txn_id], None)
+        await append(channel, b"last")
 
 
 def test_repair_with_a_copy_that_reads_otherwise_changes_nothing(home: Path, tmp_path: Path) -> None:
