@@ -8,6 +8,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -29,6 +30,7 @@ from tests.conftest import StartMillraced
 from tests.daemon_queries import wait_until
 from tests.millrace_program import run_millrace
 from tests.millraced import Millraced
+from tests.raw_http2 import FrameKind, call_headers, raw_connection
 
 WRONG = "no-such-token"
 _NO = "FORBIDDEN"
@@ -138,6 +140,36 @@ def test_odd_authorization_headers_are_refused(shared: tuple[Millraced, Site]) -
     assert call(server.grpc, "ListChannels", listing, (*good, ("padding", "x" * 100_000)))[0] == "RESOURCE_EXHAUSTED"
     assert call(server.grpc, "ListChannels", listing, (("authorization-bin", b"\xff"),))[1] == "UNAUTHENTICATED"
     assert call(server.grpc, "ListChannels", listing, good)[0] == "OK"
+
+
+async def test_strangers_and_identities_forge_no_line_of_the_log(shared: tuple[Millraced, Site]) -> None:
+    """Names, paths, Host and headers, and what gRPC itself has to say of them, stay within the entries about them."""
+    server, site = shared
+    forged = '\r\n{"event": "forged", "level": "error"}\x1b[2J\u2028'
+    told = len(server.log)
+    boss = bearer(site.tokens["boss"])
+    for method in ("CreateChannel", "DeleteChannel", "GetChannel"):
+        await asyncio.to_thread(call, server.grpc, method, request_of(method, forged, forged), boss)
+    await asyncio.to_thread(call, server.grpc, "Append", request_of("Append", forged, "t"), bearer(site.tokens["take"]))
+    host, _, port = server.http.rpartition(":")
+    for path, host_sent in ((quote(f"/{forged}"), "localhost"), ("/channels", forged[2:].encode().decode("latin-1"))):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host_sent}\r\nConnection: close\r\n\r\n".encode("latin-1"))
+        assert (await reader.readline()).split()[1] in {b"400", b"404", b"421"}
+        writer.close()
+    path = "/millrace.v1.AdminService/ListChannels"
+    for path_sent, header in (
+        (path + forged, (b"x", b"x")),
+        (path, (b"user-agent", forged.encode())),
+        (path, (b"authorization", b"Bearer \xff\n" + forged.encode())),
+        (path, (forged.encode(), b"x" * 15_000)),
+    ):
+        async with raw_connection(server.grpc) as abuser:
+            await abuser.send(call_headers(1, path_sent, header))
+            assert await abuser.receive_kind(FrameKind.HEADERS) is not None
+    assert {entry["event"] for entry in server.log[told:]} == {"audit"}
+    assert not [entry for entry in server.log[told:] if not str(entry).isprintable()]
+    assert server.other_output == []
 
 
 def test_transactions_belong_to_who_began_them(server: Millraced, site: Site) -> None:

@@ -149,7 +149,7 @@ def render_safely(_logger: Any, _method: str, entry: MutableMapping[str, Any]) -
     """Makes an entry's values safe to show, and moves time, level and event to the front."""
     exc_info = entry.pop("exc_info", None)
     safe = {key: entry.pop(key) for key in _FIRST_KEYS if key in entry}
-    safe = {str(key): safe_value(value) for key, value in (safe | dict(entry)).items()}
+    safe = {safe_text(str(key)): safe_value(value) for key, value in (safe | dict(entry)).items()}
     if trace := _traceback_text(exc_info):
         safe["exception"] = trace
     return safe

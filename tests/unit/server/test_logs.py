@@ -98,7 +98,9 @@ def test_log_of_hostile_text_stays_one_harmless_line(
     if by_standard_library:
         logging.getLogger("grpc").warning("said %s", hostile)
     else:
-        structlog.stdlib.get_logger().warning(hostile, key=hostile, inside=[{hostile: hostile}], raw=hostile.encode())
+        structlog.stdlib.get_logger().warning(
+            hostile, key=hostile, inside=[{hostile: hostile}], raw=hostile.encode(), **{hostile: 1}
+        )
     assert len(stream.getvalue().splitlines()) == 1
     assert stream.getvalue().removesuffix("\n").isprintable()
     assert "forged" in stream.getvalue()

@@ -145,16 +145,19 @@ class ListeningSourceConfig(SourceConfig, ABC):
     """The maximum number of connections of one client address; by default as many as of all."""
 
 
-def check_plaintext_allowed(shown: str, address: Address, settings: Mapping[str, Any]) -> None:
+def check_plaintext_allowed(
+    shown: str, address: Address, settings: Mapping[str, Any], *, may_be_tls: bool = True
+) -> None:
     """Raises ValueError if other machines can reach an address in plain text and `allow_plaintext` is false.
 
     `settings` are those of a `ListeningSourceConfig` that are valid; the others are reported elsewhere.
     """
-    is_plaintext = settings.get("tls", "invalid") is None
+    is_plaintext = not may_be_tls or settings.get("tls", "invalid") is None
     if not address.is_loopback and is_plaintext and settings.get("allow_plaintext") is False:
+        advice = "there must be a table tls, or it must be" if may_be_tls else "it must be"
         raise ValueError(
-            f"is {shown_value(shown)}, which other machines can reach, and nothing is encrypted; there must be a table "
-            "tls, or it must be a loopback address, or allow_plaintext must be true"
+            f"is {shown_value(shown)}, which other machines can reach, and nothing is encrypted; {advice} a loopback "
+            "address, or allow_plaintext must be true"
         )
 
 

@@ -112,8 +112,8 @@ class SyslogSourceConfig(ListeningSourceConfig):
     def _check_listen(cls, texts: list[str], info: ValidationInfo) -> list[str]:
         listeners = [Listener.parse(text) for text in texts]
         for text, listener in zip(texts, listeners, strict=True):
-            is_udp = listener.transport is Transport.UDP
-            check_plaintext_allowed(text, listener.address, {**info.data, "tls": None} if is_udp else info.data)
+            may_be_tls = listener.transport is Transport.TCP
+            check_plaintext_allowed(text, listener.address, info.data, may_be_tls=may_be_tls)
             if listener.address.port and listeners.count(listener) > 1:
                 raise ValueError(f"names {shown_value(text)} twice; each may come once")
         return texts
