@@ -49,7 +49,7 @@ def check_columns(columns: event_pb2.EventColumns) -> None:
         raise ColumnsError(f"columns.bodies: has {body_bytes} bytes; columns.body_sizes sum to {size_sum}")
     if len(headers) > HEADER_KEYS_MAX:
         raise ColumnsError(f"columns.headers: has {len(headers)} keys; at most {HEADER_KEYS_MAX} are allowed")
-    if len({header.key for header in headers}) != len(headers):
+    if len(headers) > 1 and len({header.key for header in headers}) != len(headers):
         raise ColumnsError("columns.headers: a key is duplicated; keys must be unique")
     for index, header in enumerate(headers):
         check_header(index, header, count)

@@ -49,7 +49,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 async def test_health_of_a_channel_follows_its_state(served: Served) -> None:
     """A channel that is replayed or whose log has failed is NOT_SERVING; the server serves nevertheless."""
     await served.health.start()
-    gate = Gate(served.disk)
+    gate = Gate(served.disk, "list")
     gate.close()
     hosted = served.registry.create("orders", file_limits())
     await gate.reached()

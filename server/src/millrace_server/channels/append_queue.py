@@ -118,10 +118,10 @@ class AppendQueue:
         elif len(appends) == 1:
             appends[0].end(commit.receipt)
         else:
-            first_sequence = commit.first_sequence
+            first_sequence, _, is_deduplicated, commit_time = commit.receipt
             for append in appends:
                 end_sequence = first_sequence + append.batches[0].count
-                append.end(commit.receipt._replace(first_sequence=first_sequence, last_sequence=end_sequence - 1))
+                append.end(Receipt(first_sequence, end_sequence - 1, is_deduplicated, commit_time))
                 first_sequence = end_sequence
 
 

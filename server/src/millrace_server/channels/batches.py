@@ -97,7 +97,7 @@ class StoredColumns:
     @classmethod
     def of(cls, columns: event_pb2.EventColumns) -> "StoredColumns":
         """Stores columns that are known to be valid."""
-        return cls(columns.SerializeToString(), columns.count, sum(columns.body_sizes[:]))
+        return cls(columns.SerializeToString(), columns.count, len(columns.bodies))
 
     @classmethod
     def received(cls, received: Buffer | event_pb2.EventColumns) -> "StoredColumns":

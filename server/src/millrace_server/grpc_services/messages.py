@@ -152,12 +152,11 @@ def receipt_response(kind: type[ReceiptT], receipt: Receipt) -> ReceiptT:
 
 def encode_append_answer(receipt: Receipt) -> bytes:
     """Encodes the AppendStreamResponse of an append, of which there are many with the same commit time."""
+    first_sequence, last_sequence, is_deduplicated, commit_time = receipt
     answer = pb.AppendStreamResponse(
-        first_sequence=receipt.first_sequence,
-        last_sequence=receipt.last_sequence,
-        deduplicated=receipt.is_deduplicated,
+        first_sequence=first_sequence, last_sequence=last_sequence, deduplicated=is_deduplicated
     )
-    return answer.SerializeToString() + _commit_time_field(receipt.commit_time)
+    return answer.SerializeToString() + _commit_time_field(commit_time)
 
 
 @lru_cache(maxsize=16)

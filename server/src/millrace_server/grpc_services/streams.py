@@ -139,7 +139,7 @@ class AppendStreamCall:
             while not self._is_room_for(len(raw)):
                 self._has_room.clear()
                 await self._has_room.wait()
-            self._receive(raw, await self._refusal(len(raw)))
+            self._receive(raw, None if self.caller.quota is UNBOUNDED else await self._refusal(len(raw)))
         self._is_half_closed = True
         self._has_answer.set()
 
@@ -150,11 +150,10 @@ class AppendStreamCall:
 
     async def _refusal(self, byte_count: int) -> MillraceError | None:
         """Waits for the turn that the caller's quota gives to a request; returns why it is refused, if it is."""
-        if self.caller.quota is not UNBOUNDED:
-            try:
-                await self.caller.receive(byte_count)
-            except MillraceError as error:
-                return error
+        try:
+            await self.caller.receive(byte_count)
+        except MillraceError as error:
+            return error
         return None
 
     def _receive(self, raw: bytes, refusal: MillraceError | None) -> None:
