@@ -144,7 +144,10 @@ def test_create_channel_above_the_maximum_is_refused(server: Millraced, site: Si
 
 
 def test_audit_file_has_the_entries_and_may_be_renamed(server: Millraced, site: Site, tmp_path: Path) -> None:
-    """One JSON object per line, whatever names and headers hold; after logrotate's rename a new file is used."""
+    """One JSON object per line, whatever names hold; after logrotate's rename there is a new file.
+
+    An entry that cannot be written is told, and later ones are written.
+    """
     file = tmp_path / "audit"
     forged = 'x\n{"event": "audit", "outcome": "done"}\r\x1b[2J\u2028'
     with millrace.connect(server.grpc, token=site.tokens["boss"]) as boss:
@@ -152,6 +155,10 @@ def test_audit_file_has_the_entries_and_may_be_renamed(server: Millraced, site: 
             boss.admin.create_channel(forged)
         [first] = eventually(file)
         file.rename(tmp_path / "audit.1")
+        file.mkdir()
+        boss.admin.purge_channel("other")
+        assert server.wait_for("an entry is missing in its file")["why"] == "Is a directory"
+        file.rmdir()
         boss.admin.create_channel("third")
         [second] = eventually(file)
     assert (first["outcome"], first["call"], first["identity"], first["proof"]) == (
@@ -166,7 +173,7 @@ def test_audit_file_has_the_entries_and_may_be_renamed(server: Millraced, site: 
     assert file.stat().st_mode & 0o777 == 0o600
     server.stop()
     assert server.other_output == []
-    assert [entry["name"] for entry in server.log if entry["event"] == "audit"] == [first["name"], "third"]
+    assert [entry["name"] for entry in server.log if entry["event"] == "audit"] == [first["name"], "other", "third"]
 
 
 def eventually(file: Path) -> list[dict[str, str]]:

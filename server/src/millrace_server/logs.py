@@ -12,8 +12,7 @@ import sys
 import traceback
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
-from io import TextIOWrapper
-from logging.handlers import QueueHandler, QueueListener, WatchedFileHandler
+from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -43,6 +42,7 @@ _BEFORE: list[Processor] = [
 ]
 
 _FILE_MODE = 0o600
+_WAITING_MAX = 10_000
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -77,15 +77,21 @@ def configure_logging(stream: TextIO, level: int = logging.INFO) -> None:
     _configure_standard_logging(handler, level)
 
 
-class _OwnFile(WatchedFileHandler):
-    """Appends to a file that only the server's user may read, and to a new one once that was renamed."""
+class _OwnFile(logging.Handler):
+    """Appends to a file that only the server's user may read; opened for each entry, it may be renamed at any time."""
 
-    def _open(self) -> TextIOWrapper:
-        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, _FILE_MODE)
-        return os.fdopen(descriptor, "a", encoding="utf-8")
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the standard library's name
-        _log.error("an entry is missing in its file", file=self.baseFilename, entry=record.msg, exc_info=True)
+    def emit(self, record: logging.LogRecord) -> None:
+        line = f"{record.getMessage()}\n".encode()
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, _FILE_MODE)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(line)
+        except OSError as error:
+            _log.error("an entry is missing in its file", file=str(self._path), why=error.strerror)
 
 
 @contextmanager
@@ -97,10 +103,11 @@ def also_to_file(logger: str, path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    entries: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    # Beyond that, while a disk does not answer, entries are missing in the file; the log has them.
+    entries: queue.Queue[logging.LogRecord] = queue.Queue(_WAITING_MAX)
     handler = QueueHandler(entries)
     handler.setFormatter(_formatter(structlog.processors.JSONRenderer()))
-    listener = QueueListener(entries, _OwnFile(path, delay=True))
+    listener = QueueListener(entries, _OwnFile(path))
     listener.start()
     logging.getLogger(logger).addHandler(handler)
     try:
