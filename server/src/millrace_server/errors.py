@@ -67,7 +67,7 @@ class UnauthenticatedError(MillraceError):
 
 
 class TokenExpiredError(UnauthenticatedError):
-    """Raised when a caller's token was valid until its expiry."""
+    """Raised when a caller's token or certificate was valid until its expiry."""
 
     reason = "TOKEN_EXPIRED"
 

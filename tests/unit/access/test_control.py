@@ -1,6 +1,8 @@
 """Who a caller is, while tokens and keys change."""
 
 import asyncio
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ from millrace_server.access import control, jwt
 from millrace_server.access.control import AccessControl, certificate_name, credentials_of
 from millrace_server.access.jwt import JwtSettings
 from millrace_server.access.settings import AuthSettings
-from millrace_server.errors import UnauthenticatedError
+from millrace_server.errors import TokenExpiredError, UnauthenticatedError
+from tests.certificates import Authority
 from tests.odd_certificates import DNS, IP, MAIL, URI, Names, issued
 from tests.token_issuer import AUDIENCE, ISSUER, Issuer, key_server
 
@@ -75,6 +78,20 @@ SPIFFE = b"spiffe://example.org/web"
 def test_certificate_names_one_identity(encoding: Encoding, alternative: Names, common: Any, name: str | None) -> None:
     """Its SPIFFE id, else its first DNS name, else its common name; never what only resembles one of them."""
     assert certificate_name(issued(alternative, common).public_bytes(encoding)) == name
+
+
+def test_certificate_that_expires_proves_nothing_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections and sessions outlive the certificate that they began with; a token does not help it."""
+    path, _ = Authority().issue(tmp_path, "web", days=1)
+    access = AccessControl(AuthSettings(), {}, {})
+    shown = credentials_of([], path.read_bytes())
+    identity = access.identify(shown)
+    assert identity[:2] == ("localhost", "certificate")
+    assert 0 < identity.expiry_time - time.time() <= 86_400
+    monkeypatch.setattr(time, "time", lambda: identity.expiry_time)
+    for late in (shown, shown._replace(token_hash="0" * 64)):
+        with pytest.raises(TokenExpiredError, match="the certificate of the connection has expired"):
+            access.identify(late)
 
 
 @given(

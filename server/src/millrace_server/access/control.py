@@ -3,10 +3,11 @@
 import asyncio
 import math
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 from pydantic import SecretStr
@@ -16,7 +17,10 @@ from millrace_server.access.permissions import Grant, Policy, Rights, Standing
 from millrace_server.access.quotas import UNBOUNDED, Quota
 from millrace_server.access.settings import AuthSettings, IdentitySettings, RoleSettings
 from millrace_server.access.tokens import NAME_LENGTH_MAX, TOKEN, TokensFile, hash_of
-from millrace_server.errors import UnauthenticatedError
+from millrace_server.errors import TokenExpiredError, UnauthenticatedError
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
 
 _CHECK_SECONDS = 1.0
 """How late a changed file is in force."""
@@ -36,6 +40,7 @@ class Credentials(NamedTuple):
     token_hash: str | None
     certificate_name: str | None
     jwt: SecretStr | None = None
+    certificate_expiry_time: float = math.inf
 
 
 class Identity(NamedTuple):
@@ -47,10 +52,13 @@ class Identity(NamedTuple):
     """When the credentials expire, in seconds since the epoch."""
 
 
-def credentials_of(authorizations: Sequence[str | bytes], certificate_name: str | None) -> Credentials:
-    """Returns what a request shows: its authorization headers, and the name in the connection's certificate."""
+def credentials_of(authorizations: Sequence[str | bytes], certificate: bytes | None) -> Credentials:
+    """Returns what a request shows: its authorization headers, and the certificate of its connection."""
+    shown = Credentials(None, None)
+    if certificate is not None:
+        shown = Credentials(None, certificate_name(certificate), None, certificate_expiry(certificate))
     if not authorizations:
-        return Credentials(None, certificate_name)
+        return shown
     if len(authorizations) > 1:
         raise UnauthenticatedError("authorization: is given more than once; send one token")
     [header] = authorizations
@@ -58,7 +66,7 @@ def credentials_of(authorizations: Sequence[str | bytes], certificate_name: str 
     if bearer is None:
         raise UnauthenticatedError("authorization: is not a bearer token; send it as: authorization: Bearer TOKEN")
     token = bearer[1]
-    return Credentials(hash_of(token), certificate_name, SecretStr(token) if token.count(".") == _JWT_DOTS else None)
+    return shown._replace(token_hash=hash_of(token), jwt=SecretStr(token) if token.count(".") == _JWT_DOTS else None)
 
 
 @lru_cache(_CERTIFICATES_MAX)
@@ -75,12 +83,27 @@ def certificate_name(certificate: bytes) -> str | None:
     return name if name.isprintable() and 0 < len(name) <= NAME_LENGTH_MAX else None
 
 
-def _names(certificate: bytes) -> Iterator[str]:
+@lru_cache(_CERTIFICATES_MAX)
+def certificate_expiry(certificate: bytes) -> float:
+    """Returns when a certificate expires, in seconds since the epoch; one that cannot be read has expired."""
+    try:
+        return _parsed(certificate).not_valid_after_utc.timestamp()
+    except Exception:  # noqa: BLE001 - as above
+        return 0.0
+
+
+def _parsed(certificate: bytes) -> "Certificate":
     # Heavy, and not needed without certificates.
     from cryptography import x509
 
     is_pem = certificate.startswith(b"-----BEGIN")
-    parsed = (x509.load_pem_x509_certificate if is_pem else x509.load_der_x509_certificate)(certificate)
+    return (x509.load_pem_x509_certificate if is_pem else x509.load_der_x509_certificate)(certificate)
+
+
+def _names(certificate: bytes) -> Iterator[str]:
+    from cryptography import x509
+
+    parsed = _parsed(certificate)
     for extension in parsed.extensions:
         if isinstance(extension.value, x509.SubjectAlternativeName):
             uris = extension.value.get_values_for_type(x509.UniformResourceIdentifier)
@@ -104,16 +127,21 @@ class AccessControl:
 
     def identify(self, credentials: Credentials) -> Identity:
         """Returns who shows these credentials; raises UnauthenticatedError if they are not valid now."""
-        certificate = credentials.certificate_name
+        certificate, expiry_time = credentials.certificate_name, credentials.certificate_expiry_time
+        if expiry_time <= time.time():
+            # The handshake was before, or has resumed an earlier session.
+            raise TokenExpiredError("the certificate of the connection has expired; connect with another one")
         if credentials.token_hash is not None:
             proven = self._proven_by_token(credentials.token_hash, credentials.jwt)
-            return proven if certificate is None else proven._replace(proof=f"{proven.proof} and certificate")
+            if certificate is None:
+                return proven
+            return Identity(proven.name, f"{proven.proof} and certificate", min(proven.expiry_time, expiry_time))
         if certificate is None:
             raise UnauthenticatedError(
                 "authorization: is missing; send a token, as: authorization: Bearer TOKEN; or use a certificate with a "
                 "SPIFFE id, DNS name or common name"
             )
-        return Identity(certificate, "certificate")
+        return Identity(certificate, "certificate", expiry_time)
 
     def _proven_by_token(self, token_hash: str, jwt: SecretStr | None) -> Identity:
         if self._tokens is not None and (name := self._tokens.name_of(token_hash)) is not None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 from grpc import aio
 
 from millrace_server.access.audit import Audit
-from millrace_server.access.control import AccessControl, Credentials, Identity, certificate_name, credentials_of
+from millrace_server.access.control import AccessControl, Credentials, Identity, credentials_of
 from millrace_server.access.permissions import ANYTHING, Permission, Standing
 from millrace_server.access.quotas import UNBOUNDED, Bucket
 from millrace_server.channels.channel import Channel
@@ -152,7 +152,7 @@ class Guard:
         return caller
 
     def _prove(self, shown: Shown, certificates: tuple[bytes, ...]) -> Caller:
-        credentials = credentials_of(shown, next(map(certificate_name, certificates), None))
+        credentials = credentials_of(shown, next(iter(certificates), None))
         identity = self.access.identify(credentials)
         return Caller(identity, credentials, self.access.standing_of(identity), time.monotonic() + _PROVEN_SECONDS)
 

@@ -20,7 +20,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millrace_server.access.audit import Audit
-from millrace_server.access.control import AccessControl, Credentials, Identity, certificate_name, credentials_of
+from millrace_server.access.control import AccessControl, Credentials, Identity, credentials_of
 from millrace_server.access.permissions import Permission
 from millrace_server.agent.components import Component
 from millrace_server.channels.channel_handle import ChannelState
@@ -221,9 +221,8 @@ class _PermittedClients:
 
 
 def _credentials_of(scope: Scope) -> Credentials:
-    certificate = scope["state"].get(CERTIFICATE)
     authorizations = [value.decode("latin-1") for key, value in scope["headers"] if key == b"authorization"]
-    return credentials_of(authorizations, certificate and certificate_name(certificate))
+    return credentials_of(authorizations, scope["state"].get(CERTIFICATE))
 
 
 class _Collected(Collector):
