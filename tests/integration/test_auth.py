@@ -146,6 +146,8 @@ async def test_strangers_and_identities_forge_no_line_of_the_log(shared: tuple[M
     """Names, paths, Host and headers, and what gRPC itself has to say of them, stay within the entries about them."""
     server, site = shared
     forged = '\r\n{"event": "forged", "level": "error"}\x1b[2J\u2028'
+    # What the server says by itself comes before.
+    server.wait_for("listening")
     told = len(server.log)
     boss = bearer(site.tokens["boss"])
     for method in ("CreateChannel", "DeleteChannel", "GetChannel"):
