@@ -7,6 +7,7 @@ import socket
 import ssl
 import stat
 import struct
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
+import structlog
+
 HANDSHAKE_SECONDS = 5.0
 """How long a TLS handshake may take; then the connection is closed."""
 
@@ -22,8 +25,11 @@ _BACKLOG = 2_048
 _NO_FILES_SECONDS = 0.1
 _FILES_FOR_OTHERS = 64
 _GRPC_SHARE = 0.75
-_SWEEP_SECONDS = 1.0
+_SWEEP_SECONDS, _SWEEP_SECONDS_MAX = 1.0, 5.0
+_SWEEP_SHARE = 0.02
 _FILES = Path("/proc/self/fd")
+
+_log = structlog.stdlib.get_logger(__name__)
 
 # Where Linux has tcpi_bytes_received in struct tcp_info.
 _TCP_INFO_BYTES = 256
@@ -247,10 +253,16 @@ class ConnectionWatch:
         self._callers.add(peer)
 
     async def follow(self, port: int) -> None:
-        """Looks at the connections every second, until it is cancelled."""
+        """Looks at the connections every second, or less often if there are thousands, until it is cancelled."""
+        seconds = 0.0
         while True:
-            await asyncio.sleep(_SWEEP_SECONDS)
-            await asyncio.to_thread(self.sweep, port)
+            await asyncio.sleep(min(max(_SWEEP_SECONDS, seconds / _SWEEP_SHARE), _SWEEP_SECONDS_MAX))
+            begun = time.monotonic()
+            try:
+                await asyncio.to_thread(self.sweep, port)
+            except Exception:  # noqa: BLE001 - strangers that come later must be limited all the same
+                _log.exception("the connections could not be counted")
+            seconds = time.monotonic() - begun
 
     def sweep(self, port: int) -> None:
         """Ends the newest connections above the limit of their address, and strangers' that have sent too much."""
