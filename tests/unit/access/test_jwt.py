@@ -229,14 +229,14 @@ def test_settings_with_keys_that_are_not_good_say_why(tmp_path: Path, content: b
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("http://id.example/keys", "it must be a URL of HTTPS"),
-        ("http://127.0.0.1.id.example/keys", "it must be a URL of HTTPS"),
-        ("ftp://localhost/keys", "it must be a URL of HTTPS"),
-        ("file:///etc/passwd", "it must be a URL of HTTPS"),
-        ("https:///keys", "it must be a URL of HTTPS"),
-        ("https://id.example:99999/", "it must be a URL of HTTPS"),
-        ("https://[id.example/", "it must be a URL of HTTPS"),
-        ("https://id.example/a b\n", "it must be a URL of HTTPS"),
+        ("http://id.example/keys", "it must be an HTTPS URL"),
+        ("http://127.0.0.1.id.example/keys", "it must be an HTTPS URL"),
+        ("ftp://localhost/keys", "it must be an HTTPS URL"),
+        ("file:///etc/passwd", "it must be an HTTPS URL"),
+        ("https:///keys", "it must be an HTTPS URL"),
+        ("https://id.example:99999/", "it must be an HTTPS URL"),
+        ("https://[id.example/", "it must be an HTTPS URL"),
+        ("https://id.example/a b\n", "it must be an HTTPS URL"),
         ("https://user:hush@id.example/", "has a user name before its host"),
     ],
 )
@@ -252,7 +252,7 @@ def test_settings_want_a_file_or_an_address(tmp_path: Path) -> None:
     path = tmp_path / "jwks.json"
     path.write_bytes(jwks(ONE))
     for url, file in ((None, None), ("https://id.example/", path)):
-        with pytest.raises(ValidationError, match="must be there where jwks_file is not"):
+        with pytest.raises(ValidationError, match="must be set if jwks_file is not"):
             settings(file, jwks_url=url)
     assert settings(None, jwks_url="http://[::1]:80/keys").jwks_url
 

@@ -336,7 +336,7 @@ def test_load_when_others_could_connect_asks_for_consent(tmp_path: Path, field: 
         "server.tls, or it must be a loopback address, or server.allow_plaintext must be true"
     )
     anonymous = (
-        f'server.{field}: is "{address}", where everybody on other machines may do everything; there must be a table '
+        f'server.{field}: is "{address}", where anyone on other machines may do everything; there must be a table '
         "auth, or it must be a loopback address, or server.allow_anonymous must be true"
     )
     assert problems_of(tmp_path, toml) == [in_plain_text, anonymous]
@@ -458,13 +458,13 @@ def test_load_of_random_tables_ends_in_settings_or_sentences(tmp_path: Path, lin
         (
             "[auth]\n",
             (
-                "auth: nobody could prove who calls; there must be a tokens_file or a table jwt, or "
+                "auth: no caller could authenticate; there must be a tokens_file or a table jwt, or "
                 'server.tls.client_certificate must be "required"'
             ),
         ),
         (
             "[roles.a]\nallow = []\n",
-            "roles: says nothing without a table auth, which makes the server check; add one",
+            "roles: has no effect without a table auth; add one",
         ),
         (
             '[auth]\ntokens_file = "/nowhere/tokens"\n',
@@ -490,7 +490,7 @@ def test_load_of_random_tables_ends_in_settings_or_sentences(tmp_path: Path, lin
             'auth.tokens_file = "/dev/null"\nroles.r.allow = []\n[identities]\n"a*".roles = ["r"]\n"*b".roles=["r"]\n',
             (
                 'identities: "a*" and "*b" have the same length and match the same names; one of them must be longer, '
-                "as the longest pattern counts"
+                "as the longest pattern applies"
             ),
         ),
     ],

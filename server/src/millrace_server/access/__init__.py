@@ -1,1 +1,1 @@
-"""Who may do what: identities and how they are proven, roles, and what is told of refusals."""
+"""Who may do what: identities and their credentials, roles, quotas, and the audit log."""

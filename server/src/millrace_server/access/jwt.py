@@ -44,31 +44,31 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 class JwtSettings(BaseModel, frozen=True, extra="forbid"):
-    """Whose JSON Web Tokens are accepted: those with a key of the issuer, signed with RS256, ES256 or EdDSA."""
+    """Which JSON Web Tokens are accepted: those signed by a key of the issuer with RS256, ES256 or EdDSA."""
 
     # Validators of later fields look at the earlier ones, which are missing if they are wrong.
 
     issuer: str = Field(min_length=1)
-    """The claim `iss` that tokens must have."""
+    """The required claim `iss`."""
 
     audience: str = Field(min_length=1)
-    """What the claim `aud` of tokens must be, or hold."""
+    """The value that the claim `aud` must be or contain."""
 
     jwks_file: NamedPath | None = None
-    """File of the issuer's public keys, a JSON Web Key Set; it is read again when it changes."""
+    """File of the issuer's public keys, a JSON Web Key Set; it is reread when it changes."""
 
     jwks_url: str | None = Field(None, validate_default=True)
-    """Address of the issuer's public keys: of HTTPS, or of HTTP on this machine. They are fetched every 5 minutes, and
-    when a token names another key. While the address does not answer, the former keys are in force."""
+    """URL of the issuer's public keys: HTTPS, or HTTP on a loopback address. They are fetched every 5 minutes, and when
+    a token names an unknown key. If the URL does not answer, the previous keys stay in use."""
 
     jwks_ca: NamedPath | None = None
-    """File of the certificates, in PEM, of who signs that of `jwks_url`; by default those of the system."""
+    """File of the certificate authorities, in PEM, for the certificate of `jwks_url`; by default the system's."""
 
     jwks_token_file: NamedPath | None = None
-    """File of a bearer token that is sent to `jwks_url`, such as a service account's in Kubernetes."""
+    """File of a bearer token that is sent to `jwks_url`, such as that of a Kubernetes service account."""
 
     identity_claim: str = Field("sub", min_length=1)
-    """The claim that is the name of the identity."""
+    """The claim that holds the name of the identity."""
 
     @field_validator("jwks_file")
     @classmethod
@@ -81,7 +81,7 @@ class JwtSettings(BaseModel, frozen=True, extra="forbid"):
     @classmethod
     def _check_url(cls, url: str | None, info: ValidationInfo) -> str | None:
         if "jwks_file" in info.data and (url is None) == (info.data["jwks_file"] is None):
-            raise ValueError("must be there where jwks_file is not, and only there")
+            raise ValueError("must be set if jwks_file is not, and only then")
         if url is not None:
             _check_url(url)
         return url
@@ -98,7 +98,7 @@ def _check_url(url: str) -> None:
     except ValueError:
         is_safe = is_valid = False
     if not (is_safe and is_valid):
-        raise ValueError(f"is {shown_value(url)}; it must be a URL of HTTPS, or of HTTP on a loopback address")
+        raise ValueError(f"is {shown_value(url)}; it must be an HTTPS URL, or an HTTP URL on a loopback address")
 
 
 def _is_loopback(host: str | None) -> bool:

@@ -34,16 +34,16 @@ IdentityPattern = Annotated[str, AfterValidator(_check_identity_pattern)]
 
 
 class AuthSettings(BaseModel, frozen=True, extra="forbid"):
-    """How callers prove who they are. With this table, even if it is empty, nobody may do what no role allows."""
+    """How callers authenticate. With this table, even if it is empty, every call needs a role that allows it."""
 
     tokens_file: NamedPath | None = None
-    """File with lines `NAME:sha256:HEX`, made by `millraced token make NAME`; it is read again when it changes."""
+    """File with lines `NAME:sha256:HEX`, written by `millraced token make NAME`; it is reread when it changes."""
 
     jwt: JwtSettings | None = None
-    """The table `[auth.jwt]`: JSON Web Tokens of another issuer, such as service accounts' in Kubernetes."""
+    """The table `[auth.jwt]`: JSON Web Tokens of another issuer, such as those of Kubernetes service accounts."""
 
     audit_file: NamedPath | None = None
-    """File to which the log's entries `audit` are also appended; once it was renamed, a new one is created."""
+    """File to which the log's `audit` entries are also appended; after it is renamed, a new one is created."""
 
     @field_validator("audit_file")
     @classmethod
@@ -61,39 +61,39 @@ class AuthSettings(BaseModel, frozen=True, extra="forbid"):
 
 
 class RoleSettings(BaseModel, frozen=True, extra="forbid"):
-    """What those may do who have a role."""
+    """What the identities with a role may do."""
 
     allow: list[Annotated[str, AfterValidator(_check_grant)]]
     """`PERMISSION:PATTERN`: `append`, `take`, `read`, `peek`, `describe`, `operate`, `admin` or `*`, and the channels.
 
-    In patterns, `*` matches any text, dots too, and `?` one character.
+    In patterns, `*` matches any text, including dots, and `?` one character.
     """
 
 
 class QuotaSettings(BaseModel, frozen=True, extra="forbid"):
-    """What bounds an identity."""
+    """Limits of each identity, across all its connections."""
 
     bytes_per_second: int | None = Field(None, ge=1)
-    """Bytes of its requests. Above it, calls are refused and appends of a stream wait.
+    """Bytes of its requests. Above it, calls are refused and appends in a stream wait.
 
-    A second's worth may come at once, and a larger message after a pause as long as it is worth.
+    One second's bytes may arrive at once; a larger message delays the next one in proportion to its size.
     """
 
     read_bytes_per_second: int | None = Field(None, ge=1)
-    """Bytes of the answers to it. Above it, streams wait and calls that take or list are refused."""
+    """Bytes of the responses to it. Above it, streams wait, and calls that take or list are refused."""
 
     open_transactions: int | None = Field(None, ge=1)
-    """Transactions that it may have open."""
+    """Maximum number of its open transactions."""
 
 
 class IdentitySettings(BaseModel, frozen=True, extra="forbid"):
-    """What an identity may do: the table of its whole name counts, else that of the longest pattern that matches it."""
+    """What identities may do. An identity's exact name takes precedence, then the longest matching pattern."""
 
     roles: list[str] = Field(min_length=1)
-    """Names of roles; what one of them allows is allowed."""
+    """Names of roles; a call is allowed if one of them allows it."""
 
     quota: QuotaSettings | None = None
-    """What each of them may use, on all its connections together; without it as much as it wants."""
+    """Limits of each identity that matches the pattern, across all its connections; by default there are none."""
 
 
 def access_problems(tables: Mapping[str, Any]) -> list[str]:
@@ -111,15 +111,15 @@ def _problems(tables: Mapping[str, Any]) -> Iterator[str]:
     for one, other in ambiguous_patterns(identities):
         yield (
             f"identities: {shown_value(one)} and {shown_value(other)} have the same length and match the same names; "
-            "one of them must be longer, as the longest pattern counts"
+            "one of them must be longer, as the longest pattern applies"
         )
     if "auth" not in tables:
         for key in ("roles", "identities"):
             if key in tables:
-                yield f"{key}: says nothing without a table auth, which makes the server check; add one"
+                yield f"{key}: has no effect without a table auth; add one"
     elif isinstance(auth := tables["auth"], dict) and not ({*auth} & _PROOFS or _has_certificates(tables)):
         yield (
-            "auth: nobody could prove who calls; there must be a tokens_file or a table jwt, or "
+            "auth: no caller could authenticate; there must be a tokens_file or a table jwt, or "
             'server.tls.client_certificate must be "required"'
         )
 

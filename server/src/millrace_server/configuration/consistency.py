@@ -89,7 +89,7 @@ def _texts(value: object) -> list[str]:
 
 
 def anonymous_addresses(tables: Mapping[str, Any]) -> list[str]:
-    """Returns a sentence for each address on which everybody on other machines may do everything, unless it is said.
+    """Returns a sentence for each address that other machines can reach without authentication, unless that is allowed.
 
     Addresses that are not valid are reported elsewhere.
     """
@@ -97,7 +97,7 @@ def anonymous_addresses(tables: Mapping[str, Any]) -> list[str]:
     if "auth" in tables or server.get("allow_anonymous") is True:
         return []
     return [
-        f"server.{field}: is {shown_value(text)}, where everybody on other machines may do everything; there must be a "
+        f"server.{field}: is {shown_value(text)}, where anyone on other machines may do everything; there must be a "
         "table auth, or it must be a loopback address, or server.allow_anonymous must be true"
         for field in ("listen", "http_listen")
         if isinstance(text := server.get(field), str) and _is_reachable(text)

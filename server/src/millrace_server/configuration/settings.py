@@ -57,10 +57,10 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     # Checks between fields are validators of the later field, so that one invalid field hides no other.
 
     allow_plaintext: bool = False
-    """Listen on addresses that other machines can reach, although nothing is encrypted."""
+    """Listen without TLS on addresses that other machines can reach."""
 
     allow_anonymous: bool = False
-    """Listen on addresses that other machines can reach without `[auth]`, so that everybody may do everything."""
+    """Listen without `[auth]` on addresses that other machines can reach; anyone who can connect may do everything."""
 
     tls: TlsSettings | None = None
     """The certificate with which gRPC and HTTP are served over TLS. Without it they are served in plain text."""
@@ -72,16 +72,17 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """`host:port` of HTTP: health, metrics, channels; port 0 means any free port."""
 
     http_hosts: list[HostName] = Field(default_factory=list)
-    """Further names, without a port, by which clients call HTTP: values of `Host` beside the address it listens on and
-    `localhost`. Others get 421, except for `/healthz`, so that no page of another site reads answers."""
+    """Additional `Host` names, without a port, that HTTP requests may use besides the address it listens on and
+    `localhost`. Against DNS rebinding, other requests get 421, except for `/healthz`."""
 
     connections_max: int = Field(10_000, ge=1, le=1_000_000)
-    """Maximum number of connections, of gRPC and of HTTP each; fewer if the process may not open as many files. gRPC
-    closes excess ones; over HTTP they close those that have waited longest for a request."""
+    """Maximum number of connections, separately for gRPC and HTTP; fewer if the process may not open as many files.
+    gRPC closes excess connections; over HTTP, a new connection replaces the one that has been idle longest."""
 
     connections_per_address_max: int | None = Field(None, ge=1, le=1_000_000)
-    """Maximum number of connections of one client address, of gRPC and of HTTP each. By default half of all, so that
-    one address does not keep others out; set it to `connections_max` behind a proxy that hides clients' addresses."""
+    """Maximum number of connections from one client address, separately for gRPC and HTTP. By default half of
+    `connections_max`, so that one address cannot lock out others; behind a proxy that hides clients' addresses, set it
+    to `connections_max`."""
 
     data_dir: Path = Path("millrace-data")
     """Directory of the server's data. A relative path is resolved against the working directory."""
@@ -90,7 +91,7 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """Maximum size of a request or response message."""
 
     channels_max: int = Field(1_000, ge=1, le=1_000_000)
-    """Maximum number of channels up to which clients may create further ones; configured channels count too."""
+    """Clients can create channels until the server has this many; configured channels count too."""
 
     open_transactions_max: int = Field(10_000, ge=1, le=1_000_000)
     """Maximum number of open transactions in all channels."""
@@ -98,8 +99,8 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     inflight_bytes_max: int = Field(
         default_factory=lambda fields: _INFLIGHT_MESSAGES * fields["message_bytes_max"], ge=4 * KIB, le=1024 * GIB
     )
-    """Maximum bytes of all requests in progress. With `[auth]` and without client certificates, also of what gRPC
-    receives on connections on which no call has shown a valid token yet; above it, those that have sent most end."""
+    """Maximum bytes of all requests in progress. With `[auth]` and without client certificates, also of what
+    connections without a valid token have sent; above it, those that have sent most are closed."""
 
     inflight_bytes_per_connection_max: int = Field(
         default_factory=lambda fields: min(
@@ -108,7 +109,7 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
         ge=4 * KIB,
         le=1024 * GIB,
     )
-    """Maximum bytes of the requests in progress of one connection, and of all that one sends without a valid token."""
+    """Maximum bytes of one connection's requests in progress, and of everything that it sends without a valid token."""
 
     reflection: bool = True
     """Enable gRPC server reflection."""
@@ -175,13 +176,13 @@ class Settings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """The table `[server]`."""
 
     auth: AuthSettings | None = None
-    """The table `[auth]`. Without it everybody may do everything."""
+    """The table `[auth]`. Without it, every caller may do everything."""
 
     roles: dict[str, RoleSettings] = Field(default_factory=dict)
     """The tables `[roles.NAME]`, by name."""
 
     identities: dict[IdentityPattern, IdentitySettings] = Field(default_factory=dict)
-    """The tables `[identities."PATTERN"]`, by pattern. Its whole name counts, else the longest that matches."""
+    """The tables `[identities."PATTERN"]`, by pattern."""
 
     channels: dict[ChannelName, AnyChannelConfig] = Field(default_factory=dict)
     """The tables `[channels.NAME]`, by name."""

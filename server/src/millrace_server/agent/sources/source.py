@@ -138,11 +138,10 @@ class ListeningSourceConfig(SourceConfig, ABC):
     """
 
     tls: SourceTlsSettings | None = None
-    """The certificate with which connections are served over TLS, a table like `[server.tls]`. Without it they are in
-    plain text."""
+    """A table like `[server.tls]`, to accept connections over TLS. Without it, they are plain text."""
 
     connections_per_address_max: int | None = Field(None, ge=1, le=100_000)
-    """The maximum number of connections of one client address; by default as many as of all."""
+    """The maximum number of connections from one client address; by default `connections_max`."""
 
 
 def check_plaintext_allowed(

@@ -82,8 +82,8 @@ class MillraceSinkConfig(SinkConfig):
     """The table `tls`: how to connect over TLS; without it, the sink connects in plain text."""
 
     token_file: NamedPath | None = None
-    """File of the token that proves who the sink is, in one line; it is read for each connection. Without `tls` it is
-    sent only to this machine, or anywhere if the environment has `MILLRACE_ALLOW_PLAINTEXT=true`."""
+    """File of the sink's token, in one line; it is read for each connection. Without `tls`, it is sent to loopback
+    addresses only, unless `MILLRACE_ALLOW_PLAINTEXT=true` is set in the environment."""
 
     target_channel: ChannelName
     """The channel there."""

@@ -57,7 +57,7 @@ class ExecSourceConfig(LinesConfig, SourceConfig):
     """The program and its arguments; a string if `shell` is true."""
 
     environment: dict[VariableName, Secret[ArgumentText]] = Field(default_factory=dict)
-    """Environment variables in addition to the daemon's: the place for secrets, which are never shown."""
+    """Environment variables in addition to the daemon's. Put secrets here; their values are never shown."""
 
     directory: NamedPath | None = None
     """The working directory. Default: the daemon's."""

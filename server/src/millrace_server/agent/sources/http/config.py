@@ -33,7 +33,7 @@ class HttpSourceConfig(ListeningSourceConfig):
 
     The body may be compressed with gzip or zstd. The response is 200 once all events are stored in all required
     channels; 503 with `Retry-After` if they cannot be stored at the moment; 400, 408, 409, 413, 415 or 422 with a
-    sentence if the request is invalid; 403 or 421 if it is from a page of another site; 431 if its headers are large.
+    sentence if the request is invalid; 403 or 421 if it is cross-origin; 431 if its headers are too large.
 
     A request that is repeated after a lost response, or after a 503, is stored a second time unless it has an
     `Idempotency-Key` (1 to 256 characters, unique for each request): with the same key each event is stored once. A
@@ -52,9 +52,9 @@ class HttpSourceConfig(ListeningSourceConfig):
     """The path of requests; any other path gets 404."""
 
     http_hosts: list[HostName] = Field(default_factory=list)
-    """Names, without a port, under which browsers may call the source, beside the address it listens on and
-    `localhost`: values of `Host` in requests that carry `Origin` or `Sec-Fetch-Site`. Such requests must come from a
-    page of the same host; others get 403 or 421. Other programs may use any name."""
+    """Additional `Host` names, without a port, that browsers may use besides the address it listens on and `localhost`.
+    Requests with `Origin` or `Sec-Fetch-Site` count as browsers'; they must come from the same origin, and get 403 or
+    421 otherwise. Other programs may use any name."""
 
     body_bytes_max: int = Field(16 * _MIB, ge=1024, le=1024 * _MIB)
     """A larger body is refused; for a compressed body, the limit applies both before and after decompression."""

@@ -73,8 +73,8 @@ class SyslogSourceConfig(ListeningSourceConfig):
     sender."""
 
     listen: Annotated[list[Annotated[str, AfterValidator(_check_listener)]], Field(min_length=1, max_length=64)]
-    """Where to listen: `tcp://host:port`, which is TLS if there is a table `tls`, and `udp://host:port`, which is plain
-    text; port 0 selects any free port."""
+    """Where to listen: `tcp://host:port`, with TLS if there is a table `tls`, and `udp://host:port`, always plain text;
+    port 0 selects any free port."""
 
     framing: Framing = "auto"
     """How messages over TCP are delimited: by `newline`, by `octet_counting`, or detected for each message (RFC 6587).
