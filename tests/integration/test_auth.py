@@ -258,6 +258,8 @@ def test_changed_roles_act_on_open_streams(server: Millraced, site: Site) -> Non
         with other.channel("orders").consume() as stream:
             next(stream)
             site.roles["other"] = ["append:other"]
+            # What can only change at the next start holds up nothing else.
+            site.further_toml = f'auth.audit_file = "{site.tokens_file}.audit"'
             site.reload(server)
             with pytest.raises(millrace.ForbiddenError, match="take"):
                 next(stream)

@@ -114,8 +114,11 @@ def read_named(path: Path, bytes_max: int, *, is_secret: bool = False) -> bytes:
     """
     shown = json.dumps(str(path))
     try:
-        with path.open("rb") as file:
+        # A pipe that nobody writes to would hold up all later changes of the file.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             mode = os.fstat(file.fileno()).st_mode
+            if stat.S_ISFIFO(mode):
+                raise ValueError(f"is {shown}, which is a pipe; it must be a file")
             content = file.read(bytes_max + 1)
     except OSError as error:
         raise ValueError(f"is {shown}, which cannot be read: {error.strerror}") from None

@@ -1,5 +1,6 @@
 """The tokens file."""
 
+import os
 import re
 from pathlib import Path
 
@@ -24,14 +25,17 @@ def test_make_adds_a_line_to_what_there_is(tmp_path: Path) -> None:
 
 
 def test_refresh_takes_what_changed(tmp_path: Path) -> None:
-    """Tokens that were removed are refused from then on; a file that is gone or broken changes nothing."""
+    """Tokens that were removed are refused from then on; a file that is gone, broken or a pipe changes nothing."""
     path = tmp_path / "tokens"
     token = make_token(path, "a")
     tokens = TokensFile(path)
     assert not tokens.refresh()
     path.unlink()
     assert not tokens.refresh()
+    os.mkfifo(path)
+    assert not tokens.refresh()
     assert tokens.name_of(hash_of(token)) == "a"
+    path.unlink()
     path.touch(0o600)
     path.write_text("a:sha256:0\n")
     assert not tokens.refresh()

@@ -92,7 +92,8 @@ class Reloader:
         self._compare_server(settings.server, report)
         if settings.auth != self._auth:
             report.pending["auth"] = _NEEDS_RESTART
-        elif self._access is not None:
+        # A right that is taken away must not wait for a restart. Without `auth` the file says nothing of rights.
+        if self._access is not None and settings.auth is not None:
             self._access.replace(settings.roles, settings.identities)
         # New channels come first, since flows may use them; changes of other channels may have to wait for room.
         self._create_channels(settings, report)
