@@ -244,7 +244,7 @@ def test_removed_token_ends_open_streams_and_waiting_takes(server: Millraced, si
 def test_broken_tokens_file_changes_nothing(server: Millraced, site: Site) -> None:
     """The former tokens stay in force, and the log says what is wrong."""
     site.tokens_file.write_text("boss:md5:00\n")
-    told = server.wait_for("changed tokens are not in force; the former ones are")
+    told = server.wait_for("changed tokens are invalid; the previous ones stay in use")
     assert "line 1 is not NAME:sha256:HEX" in told["why"]
     assert call(server.grpc, "ListChannels", admin_pb.ListChannelsRequest(), bearer(site.tokens["boss"]))[0] == "OK"
 
@@ -329,7 +329,7 @@ def test_token_file_that_changes_is_read_again(server: Millraced, site: Site, tm
         assert producer.send(b"one").result(WAIT_SECONDS_MAX).sequence == 1
         token_file.write_text(site.tokens["boss"] + "\n")
         site.revoke("other")
-        server.wait_for("tokens read again")
+        server.wait_for("tokens reloaded")
         assert producer.send(b"two").result(WAIT_SECONDS_MAX).sequence == 2
         # Sooner than a changed file is noticed otherwise.
         assert [channel.name for channel in client.admin.list_channels()] == ["orders", "other"]
@@ -337,7 +337,7 @@ def test_token_file_that_changes_is_read_again(server: Millraced, site: Site, tm
         def replace() -> None:
             token_file.write_text(site.tokens["admin"])
             site.revoke("boss")
-            server.wait_for("tokens read again", count=2)
+            server.wait_for("tokens reloaded", count=2)
 
         asyncio.run(list_before_and_after(server, token_file, replace))
         token_file.write_text(WRONG)

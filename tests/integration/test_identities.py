@@ -119,7 +119,7 @@ def test_streams_end_when_the_key_of_their_token_is_removed(server: Millraced) -
     """Another key is in force before that without a restart, and the streams of others go on."""
     new = Issuer("EdDSA", "new")
     write_atomically(jwks_file(server), jwks(ONE, new))
-    server.wait_for("keys of JSON Web Tokens read again")
+    server.wait_for("keys of JSON Web Tokens reloaded")
     with (
         millrace.connect(server.grpc, token=ONE.token()) as boss,
         millrace.connect(server.grpc, token=new.token()) as other,
@@ -144,7 +144,7 @@ def test_server_starts_without_its_issuer(tmp_path: Path) -> None:
         assert refused.value.retry_delay_seconds == 5.0
         assert (
             "Connection refused"
-            in server.wait_for("the keys of JSON Web Tokens cannot be read; former ones stay in force")["why"]
+            in server.wait_for("the keys of JSON Web Tokens cannot be read; previous ones stay in use")["why"]
         )
     finally:
         server.kill()

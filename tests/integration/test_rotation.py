@@ -18,8 +18,8 @@ from tests.conftest import StartMillraced
 from tests.millraced import Millraced
 
 WAIT_SECONDS_MAX = 60.0
-TLS_REREAD = "TLS files read again"
-TOKENS_REREAD = "tokens read again"
+TLS_REREAD = "TLS files reloaded"
+TOKENS_REREAD = "tokens reloaded"
 
 
 def rotate_once(site: RotatingSite, number: int, server: Millraced) -> None:

@@ -59,7 +59,7 @@ def test_page_from_the_first_certificate_to_the_last_rotation(start_millraced: S
     former = (folder / "edge-1.token").read_text()
     bash(block("token"), folder, server)
     bash(block("authority"), folder, server)
-    for event in ("tokens read again", "TLS files read again"):
+    for event in ("tokens reloaded", "TLS files reloaded"):
         server.wait_for(event)
     tls = millrace.Tls(ca=folder / "tls" / "ca.pem")
     with millrace.connect(server.grpc, tls=tls, token_file=folder / "edge-1.token") as edge:

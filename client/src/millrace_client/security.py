@@ -75,7 +75,7 @@ class Token:
     def given(cls, text: str | None, file: File | None) -> "Token | None":
         """Returns the token of a caller's arguments; raises BadArgumentError if both are given."""
         if text is not None and file is not None:
-            raise BadArgumentError("token: is given together with token_file; set only one of them")
+            raise BadArgumentError("token: was given together with token_file; set only one of them")
         return None if text is None and file is None else cls(text=text, file=file)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -101,7 +101,7 @@ def check_unread(token: Token | None, endpoint: str, *, is_encrypted: bool) -> N
     if token is None or is_encrypted or _is_local(endpoint) or os.environ.get(PLAINTEXT_VARIABLE) == "true":
         return
     raise BadArgumentError(
-        f"token: would travel to {endpoint} unencrypted; connect over TLS, or set {PLAINTEXT_VARIABLE}=true in the "
+        f"token: would be sent to {endpoint} unencrypted; connect over TLS, or set {PLAINTEXT_VARIABLE}=true in the "
         "environment if the network itself encrypts"
     )
 

@@ -76,7 +76,7 @@ def test_contexts_shown_do_not_show_tokens(millrace: RunMillrace, tmp_path: Path
         ["prod", "*", "prod-1:7070", "yes", "certificate", "and", "token"],
         ["local", "127.0.0.1:1", "no", "token"],
     ]
-    assert shown.stdout == "name: local\nused: False\nserver: 127.0.0.1:1\ntoken: (kept, not shown)\n"
+    assert shown.stdout == "name: local\nused: False\nserver: 127.0.0.1:1\ntoken: (hidden)\n"
     used = json.loads(millrace("context", "show", "--json").stdout)
     assert (used["name"], used["tls_ca"]) == ("prod", f"{tmp_path}/ca.pem")
     documents = millrace("context", "list", "--json").stdout
@@ -126,7 +126,7 @@ def test_removed_context_is_gone(millrace: RunMillrace, contexts: Path) -> None:
             2,
             "are not a cert",
         ),
-        (["new", "--server=x", "--token-file=token"], 2, "would travel to x:7070 unencrypted"),
+        (["new", "--server=x", "--token-file=token"], 2, "would be sent to x:7070 unencrypted"),
         (["new", "--server=localhost", "--token-file=token", "--token-stdin"], 2, "set only one of them"),
         (["new", "--server=localhost", "--token-stdin"], 2, "token is not a token"),
     ],

@@ -109,7 +109,7 @@ def test_settings_with_a_key_that_clients_do_not_accept_are_refused(
 ) -> None:
     """OpenSSL would take it, and no client of gRPC would get a connection."""
     Path(given["private_key"]).write_bytes(key_in_pem(generate_private_key(curve)))
-    assert "whose kind of key clients of gRPC do not accept" in one_problem_of(given)
+    assert "whose type gRPC clients do not accept" in one_problem_of(given)
 
 
 @pytest.mark.parametrize("name", ["certificate", "private_key", "client_ca"])
@@ -133,13 +133,13 @@ def test_settings_with_a_file_of_something_else_name_it(given: dict[str, Any], n
 def test_settings_that_require_certificates_of_nobody_are_refused(given: dict[str, Any]) -> None:
     """Without an authority, no client certificate could be valid."""
     del given["client_ca"]
-    assert one_problem_of(given).startswith('client_certificate: is "required"; client_ca must say who signs')
+    assert one_problem_of(given).startswith('client_certificate: is "required"; it needs client_ca')
 
 
 def test_settings_with_an_authority_of_clients_must_require_certificates(given: dict[str, Any]) -> None:
     """The default asks nobody for a certificate, which the authority alone does not change."""
     del given["client_certificate"]
-    assert one_problem_of(given).startswith('client_certificate: is "off", so that client_ca says nothing')
+    assert one_problem_of(given).startswith('client_certificate: is "off", so client_ca has no effect')
 
 
 def test_files_that_change_together_are_in_force(given: dict[str, Any], tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ async def test_follow_goes_on_after_any_failure(given: dict[str, Any], monkeypat
         following = asyncio.create_task(files.follow())
         await asyncio.wait_for(is_called_again.wait(), 60)
         following.cancel()
-    assert told[0]["event"] == "the TLS files could not be followed"
+    assert told[0]["event"] == "checking the TLS files for changes failed"
 
 
 def test_files_without_a_change_are_not_read_again(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

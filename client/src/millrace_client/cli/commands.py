@@ -25,7 +25,7 @@ COMMANDS = {
     ),
     "channel": ("admin_commands:channel_app", "Create, show, change, delete, purge and search channels."),
     "dead-letter": ("dead_letter_commands:dead_letter_app", "List and replay dead letters."),
-    "context": ("context_commands:context_app", "Keep how to connect to servers, each under a name."),
+    "context": ("context_commands:context_app", "Manage contexts: named sets of connection options."),
     "bench": ("bench_command:bench_app", "Measure the throughput and the latency of a channel."),
 }
 """Where each command is, and the first sentence of its help."""

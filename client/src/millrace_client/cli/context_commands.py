@@ -28,8 +28,8 @@ from millrace_client.security import Token
 
 context_app = typer.Typer(
     no_args_is_help=True,
-    help="Keep how to connect to servers, each under a name.\n\n"
-    "A context has the address, the files of TLS, and a token or its file. Contexts are in "
+    help="Manage contexts: named sets of connection options.\n\n"
+    "A context has the server's address, TLS files, and a token or its file. Contexts are stored in "
     "$XDG_CONFIG_HOME/millrace/contexts.toml, by default below ~/.config, which only its user may read.",
 )
 
@@ -55,14 +55,14 @@ def add(
     name: NameArgument,
     *,
     token_stdin: Annotated[
-        bool, typer.Option("--token-stdin", help="Read the token from standard input, and keep it in the context.")
+        bool, typer.Option("--token-stdin", help="Read the token from standard input, and store it in the context.")
     ] = False,
     **options: Any,
 ) -> None:
-    """Add a context, after a check of its files.
+    """Add a context after checking its files.
 
-    It keeps what is given by options, --server at least, and nothing of the environment. Paths are kept as absolute
-    ones, and the files are read by each command that uses the context.
+    It stores the options given here, at least --server, and nothing from the environment. Relative paths are made
+    absolute; each command that uses the context reads the files again.
     """
     contexts = load_contexts()
     if name in contexts.by_name:
@@ -102,7 +102,7 @@ def _check(session: Session) -> None:
 
 @context_app.command()
 def use(name: NameArgument) -> None:
-    """Use a context from now on, wherever neither an option nor the environment names another or a server."""
+    """Select the context for commands where neither options nor the environment give a context or server."""
     contexts = load_contexts()
     contexts.options(name)
     contexts.current = name
@@ -111,7 +111,7 @@ def use(name: NameArgument) -> None:
 
 @context_app.command("list")
 def list_contexts(*, as_json: JsonOption = False) -> None:
-    """List all contexts, without their tokens."""
+    """List all contexts, but not their tokens."""
     contexts = load_contexts()
     if as_json:
         typer.echo(json.dumps([_document(contexts, name) for name in contexts.by_name], indent=2))
@@ -133,7 +133,7 @@ def _proofs(options: Mapping[str, str]) -> list[str]:
 
 @context_app.command("show")
 def show_context(name: OptionalNameArgument = None, *, as_json: JsonOption = False) -> None:
-    """Show a context, by default the one in use, without its token."""
+    """Show a context, by default the one in use, but not its token."""
     contexts = load_contexts()
     if (name := name or contexts.current) is None:
         raise CommandError(ExitCode.USAGE, "no context is in use; name one, or see `millrace context list`")
@@ -144,13 +144,13 @@ def show_context(name: OptionalNameArgument = None, *, as_json: JsonOption = Fal
 
 def _document(contexts: Contexts, name: str) -> dict[str, object]:
     options = contexts.by_name[name]
-    shown = {key: "(kept, not shown)" if key == "token" else value for key, value in options.items()}
+    shown = {key: "(hidden)" if key == "token" else value for key, value in options.items()}
     return {"name": name, "used": name == contexts.current, **shown}
 
 
 @context_app.command()
 def remove(name: NameArgument) -> None:
-    """Remove a context, with its token. Files that it names stay."""
+    """Remove a context and its token; its files are kept."""
     contexts = load_contexts()
     contexts.options(name)
     del contexts.by_name[name]

@@ -69,7 +69,7 @@ ADVICE = {
     "BYTES_FULL": "take events out, or make room with `millrace channel update {channel} --byte-capacity N`",
     "DISK_FULL": "take events out, or free space on the server's disk",
     "TOO_MANY_TXNS": "try again when other clients have ended theirs",
-    "TOO_MANY_CHANNELS": "delete channels that nobody needs, or raise server.channels_max",
+    "TOO_MANY_CHANNELS": "delete channels that are not needed, or raise server.channels_max",
     "QUOTA_EXCEEDED": "try again later, or ask for a larger quota, in the server's configuration",
     "OVERLOADED": "try again, with a smaller --batch-size if it happens again",
     "REPLAYING": "try again when the channel has replayed its log",

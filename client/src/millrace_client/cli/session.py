@@ -68,8 +68,8 @@ ContextOption = Annotated[
     typer.Option(
         "--context",
         metavar="NAME",
-        help=f"The context that says how to connect; by default {CONTEXT_VARIABLE} of the environment, or without a "
-        "server there or here, the context in use. See `millrace context`.",
+        help=f"The context to connect with; by default {CONTEXT_VARIABLE} of the environment, or if no server is "
+        "given either, the context in use. See `millrace context`.",
     ),
 ]
 

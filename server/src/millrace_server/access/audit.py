@@ -46,7 +46,7 @@ class Audit:
         if not is_denied:
             _log.info("audit", outcome="failed", **who, **what, **why)
         elif (untold := self._admit("" if identity is None else identity.name)) is not None:
-            more = {"denials_not_told": untold} if untold else {}
+            more = {"denials_suppressed": untold} if untold else {}
             _log.warning("audit", outcome="denied", **who, **what, **why, **more)
 
     def _admit(self, identity: str) -> int | None:

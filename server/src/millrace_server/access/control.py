@@ -60,7 +60,7 @@ def credentials_of(authorizations: Sequence[str | bytes], certificate: bytes | N
     if not authorizations:
         return shown
     if len(authorizations) > 1:
-        raise UnauthenticatedError("authorization: is given more than once; send one token")
+        raise UnauthenticatedError("authorization: was sent more than once; send one token")
     [header] = authorizations
     bearer = _BEARER.fullmatch(header) if isinstance(header, str) else None
     if bearer is None:
@@ -186,7 +186,7 @@ class AccessControl:
                     # Not before: until then, what was proven counts.
                     _log.info(source.news)
             except Exception:  # noqa: BLE001 - a token that is removed later must still be noticed
-                _log.exception("tokens or keys could not be followed")
+                _log.exception("checking tokens or keys for changes failed")
 
     def _notify(self) -> None:
         for on_change in self._watchers:

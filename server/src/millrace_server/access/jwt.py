@@ -116,7 +116,7 @@ class ProvenName(NamedTuple):
 class Jwts:
     """The check of tokens by the keys that are in force. Keys that cannot be read leave the former ones in force."""
 
-    news = "keys of JSON Web Tokens read again"
+    news = "keys of JSON Web Tokens reloaded"
     """What is told once others are in force."""
 
     def __init__(self, settings: JwtSettings) -> None:
@@ -140,7 +140,7 @@ class Jwts:
             self._source.want()
             if str(error) != self._trouble:
                 self._trouble = str(error)
-                _log.error("the keys of JSON Web Tokens cannot be read; former ones stay in force", why=self._trouble)
+                _log.error("the keys of JSON Web Tokens cannot be read; previous ones stay in use", why=self._trouble)
             return False
         if keys is None:
             return False
@@ -208,9 +208,9 @@ class Jwts:
 _EXPIRED = "authorization: the token has expired; get another one"
 _SAID = {
     "ImmatureSignatureError": "is not valid yet",
-    "InvalidAudienceError": "is not for this server, as its aud says",
-    "InvalidIssuerError": "is of another issuer, as its iss says",
-    "MissingRequiredClaimError": "must have the claims exp, iss and aud",
+    "InvalidAudienceError": "is for another audience (aud)",
+    "InvalidIssuerError": "is from another issuer (iss)",
+    "MissingRequiredClaimError": "lacks one of the claims exp, iss and aud",
 }
 
 
@@ -321,7 +321,7 @@ def _keys(content: bytes) -> "dict[str | None, PyJWK]":
             raise ValueError(f"has several keys with the kid {key.key_id!a}")
         keys[key.key_id] = key
     if not keys:
-        raise ValueError("has no key for signatures of RS256, ES256 or EdDSA")
+        raise ValueError("has no signing key for RS256, ES256 or EdDSA")
     return keys
 
 
@@ -331,7 +331,7 @@ def _entries(content: bytes) -> list[dict[str, Any]]:
     except (ValueError, TypeError, LookupError, RecursionError):
         entries = None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError("is no JSON Web Key Set")
+        raise ValueError("is not a JSON Web Key Set")
     return entries
 
 
@@ -340,7 +340,7 @@ def _key(entry: dict[str, Any]) -> "PyJWK | None":
     from jwt import PyJWK, PyJWTError
 
     if "d" in entry:
-        raise ValueError("has a private key; it must have the public ones only")
+        raise ValueError("holds a private key; it must hold public keys only")
     algorithm = _ALGORITHMS.get(f"{entry.get('kty')}/{entry.get('crv', '')}")
     operations = entry.get("key_ops", ["verify"])
     is_for_signatures = entry.get("use", "sig") == "sig" and isinstance(operations, list) and "verify" in operations
@@ -349,9 +349,9 @@ def _key(entry: dict[str, Any]) -> "PyJWK | None":
     try:
         key = PyJWK(entry, algorithm)
     except PyJWTError:
-        raise ValueError(f"has a key for {algorithm} that is not valid") from None
+        raise ValueError(f"has an invalid key for {algorithm}") from None
     if not isinstance(key.key_id, str | None):
         raise ValueError("has a key whose kid is no text")  # noqa: TRY004 - a problem of the file
     if algorithm == "RS256" and not _RSA_BITS_MIN <= key.key.key_size <= _RSA_BITS_MAX:
-        raise ValueError(f"has a key of RSA with {key.key.key_size} bits, not {_RSA_BITS_MIN} to {_RSA_BITS_MAX}")
+        raise ValueError(f"has an RSA key of {key.key.key_size} bits, not {_RSA_BITS_MIN} to {_RSA_BITS_MAX}")
     return key

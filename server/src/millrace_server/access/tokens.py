@@ -41,7 +41,7 @@ def hash_of(token: str) -> str:
 class TokensFile:
     """The tokens that are valid now. A changed file that is not valid, or is gone, leaves the former ones in force."""
 
-    news = "tokens read again"
+    news = "tokens reloaded"
     """What is told once others are in force."""
 
     def __init__(self, path: Path) -> None:
@@ -62,7 +62,7 @@ class TokensFile:
         try:
             tokens = read_tokens(self.path)
         except ValueError as error:
-            _log.error("changed tokens are not in force; the former ones are", why=f"auth.tokens_file: {error}")
+            _log.error("changed tokens are invalid; the previous ones stay in use", why=f"auth.tokens_file: {error}")
             return False
         self._names = self._indexed(tokens)
         return True

@@ -143,7 +143,7 @@ class Component:
         """
         self.failure_count += 1
         if self._failures.admits(reason):
-            suppressed = {"failures_not_told": count} if (count := self._failures.suppressed_count) else {}
+            suppressed = {"failures_suppressed": count} if (count := self._failures.suppressed_count) else {}
             self._failures.suppressed_count = 0
             if unexpected is None:
                 self.log.warning("backs off", reason=reason, **suppressed)

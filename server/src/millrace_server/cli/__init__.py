@@ -164,7 +164,7 @@ def graph(
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The TOML file.")],
     *,
-    show: Annotated[bool, typer.Option("--show", help="Show all settings, with defaults and without secrets.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Show all settings with defaults, without secrets.")] = False,
 ) -> None:
     """Check a configuration file; show every problem, or what the file configures."""
     settings = load_or_exit(file, {})

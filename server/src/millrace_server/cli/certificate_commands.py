@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def dev_certificates(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files go.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Directory for the files.")],
     names: Annotated[
         list[str] | None,
-        typer.Option("--name", metavar="HOST", help="A further name or address of the server; may be repeated."),
+        typer.Option("--name", metavar="HOST", help="Additional name or address of the server; can be repeated."),
     ] = None,
 ) -> None:
-    """Make a certificate authority that signs a certificate for a server and one for a client, to try TLS with.
+    """Create a certificate authority, a server certificate and a client certificate, to try out TLS.
 
-    The server's is for this machine, and for what --name adds. Prints settings for the server's file, with which the
-    client may do everything, and shows a client's command. The authority's key is not kept, so nobody can sign more.
+    The server certificate is for this machine and the names given by --name. Prints settings for the server, under
+    which the client may do everything, and a client command. The authority's key is not saved.
     """
     from millrace_server.network.dev_certificates import make_dev_certificates
 
@@ -42,7 +42,7 @@ def dev_certificates(
             *("--tls-certificate", str(files.client_certificate), "--tls-key", str(files.client_key)),
         ]
     )
-    typer.echo(f"The settings above are for the server's file. Once it serves with them:\n{client}", err=True)
+    typer.echo(f"Add the settings above to the server's file. Once it runs with them, try:\n{client}", err=True)
 
 
 def _settings(files: "DevCertificates") -> str:

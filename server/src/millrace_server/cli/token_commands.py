@@ -10,7 +10,7 @@ import typer
 from millrace_server.cli.reporting import EXIT_BAD_SETTINGS, complain
 
 token_app = typer.Typer(
-    help="Make and list the tokens with which clients prove who they are.",
+    help="Create and list the tokens with which clients authenticate.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -24,12 +24,12 @@ TokensFileOption = Annotated[
 
 @token_app.command()
 def make(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The identity that the token proves.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The identity of the token.")],
     tokens_file: TokensFileOption = Path("tokens"),
 ) -> None:
-    """Make a token, add its hash to the file, and print the token, which is shown only now.
+    """Create a token, add its hash to the file, and print it. It cannot be shown again.
 
-    A name may have several tokens: to replace one, make another, give it to the clients, then remove the old line.
+    A name may have several tokens: to replace one, create another, give it to the clients, then remove the old line.
     """
     from millrace_server.access.tokens import check_identity, hash_of, make_token
 
@@ -39,13 +39,13 @@ def make(
         token = make_token(tokens_file, name)
     # Only the token goes to standard output, so that it can be written to a client's file.
     typer.echo(token)
-    said = f"{tokens_file} has its hash now, {_shown(hash_of(token))}; the token itself is kept nowhere."
+    said = f"Its hash {_shown(hash_of(token))} was added to {tokens_file}; the token itself is not stored."
     typer.echo(said, err=True)
 
 
 @token_app.command("list")
 def list_tokens(tokens_file: TokensFileOption = Path("tokens")) -> None:
-    """List the tokens in the file: the name of each, and how its hash begins."""
+    """List the tokens in the file: the identity and the first digits of the hash."""
     from millrace_server.access.tokens import read_tokens
 
     with _complaints("--tokens-file"):

@@ -58,7 +58,7 @@ def _for_strangers(handler: Any, seconds: float | None) -> Any:
                 async with asyncio.timeout(seconds):
                     request = await context.read()
             except TimeoutError:
-                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request did not come in time")
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request did not arrive in time")
             if request is aio.EOF:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "there is no request")
         return await serve(request, context)

@@ -234,7 +234,7 @@ class _GuardedServer:
         if handler.unary_unary:
             return await handler.unary_unary(request, context)
         if self._open_streams_count >= _OPEN_STREAMS_MAX:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many others watch; send a token, or ask again")
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watches without a token; try again later")
         self._open_streams_count += 1
         try:
             return await handler.unary_stream(request, context)

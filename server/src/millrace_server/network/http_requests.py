@@ -59,7 +59,7 @@ class RequestCheck:
             return Refusal(
                 421,
                 "UNKNOWN_HOST",
-                f"the Host of the request, {host[:255]!a}, is no name of this server; if it is one, add it to "
+                f"the Host of the request, {host[:255]!a}, is not a name of this server; if it should be, add it to "
                 f"{self._setting}",
             )
         origin = sent.get(b"origin", b"").decode("latin-1").lower()
@@ -67,7 +67,7 @@ class RequestCheck:
         is_link = sent.get(b"sec-fetch-mode") == b"navigate" and scope["method"] == "GET"
         is_foreign = origin.partition("://")[2] != host if origin else sent.get(b"sec-fetch-site") == b"cross-site"
         if is_foreign and not is_link:
-            return Refusal(403, "FOREIGN_ORIGIN", "pages of other sites may not send requests to this server")
+            return Refusal(403, "FOREIGN_ORIGIN", "cross-origin requests are not allowed")
         return None
 
     def refusal_of_browser(self, scope: Any) -> Refusal | None:

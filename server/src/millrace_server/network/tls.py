@@ -45,7 +45,7 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
     """File of the server's certificate, followed by the intermediate ones, in PEM."""
 
     private_key: NamedPath
-    """File of the certificate's key, in PEM, without a password. Others than its user and group must not read it."""
+    """File of the certificate's key, in PEM, without a password. It must not be world-readable."""
 
     client_ca: NamedPath | None = None
     """File of the certificates, in PEM, of those that sign the certificates of clients."""
@@ -77,11 +77,11 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
     @classmethod
     def _check_has_ca(cls, mode: str, info: ValidationInfo) -> str:
         if mode == "required" and "client_ca" in info.data and info.data["client_ca"] is None:
-            raise ValueError(f"is {shown_value(mode)}; client_ca must say who signs the certificates of clients")
+            raise ValueError(f"is {shown_value(mode)}; it needs client_ca, the authority of clients' certificates")
         if mode == "off" and info.data.get("client_ca") is not None:
             # Whoever names the authority may think that this alone keeps others out.
             raise ValueError(
-                f'is {shown_value(mode)}, so that client_ca says nothing; it must be "required", or remove client_ca'
+                f'is {shown_value(mode)}, so client_ca has no effect; set it to "required", or remove client_ca'
             )
         return mode
 
@@ -123,7 +123,7 @@ class TlsFiles:
             try:
                 await asyncio.to_thread(self.refresh)
             except Exception:  # noqa: BLE001 - files that are good again later must still be noticed
-                _log.exception("the TLS files could not be followed")
+                _log.exception("checking the TLS files for changes failed")
             self.warn_of_expiry()
             await asyncio.sleep(_CHECK_SECONDS)
 
@@ -141,11 +141,11 @@ class TlsFiles:
         try:
             material = _read_material(self.settings)
         except ValueError as error:
-            _log.error("changed TLS files are not in force; the former ones are", why=f"{self._setting}: {error}")
+            _log.error("changed TLS files are invalid; the previous ones stay in use", why=f"{self._setting}: {error}")
             return
         self.material = material
         expiry_time = min(material.expiry_times.values())
-        _log.info("TLS files read again", expiry_time=expiry_time.isoformat())
+        _log.info("TLS files reloaded", expiry_time=expiry_time.isoformat())
 
     def days_left(self) -> dict[Path, float]:
         """Returns the days until the first certificate in each file expires."""
@@ -160,7 +160,7 @@ class TlsFiles:
                 self._warned_at[path] = now
                 state = "has expired" if days < 0 else "expires soon"
                 _log.warning(
-                    f"a certificate {state}; replace the file, which is read again by itself",
+                    f"a certificate {state}; replace the file; the server rereads it",
                     file=str(path),
                     expiry_time=self.material.expiry_times[path].isoformat(),
                     days_left=round(days, 1),
@@ -293,8 +293,8 @@ def _read_key(path: Path, certificate: "Certificate | None") -> bytes:
         raise ValueError(f"is {shown}, which holds no private key in PEM") from None
     if not _is_spoken(key):
         raise ValueError(
-            f"is {shown}, whose kind of key clients of gRPC do not accept; it must be of RSA with at least "
-            f"{_RSA_BITS_MIN} bits, or of the curve P-256 or P-384; get a certificate with such a key"
+            f"is {shown}, whose type gRPC clients do not accept; it must be an RSA key of at least "
+            f"{_RSA_BITS_MIN} bits, or use the curve P-256 or P-384; get a certificate for such a key"
         )
     if certificate is not None and _public_key(certificate) != key.public_key():
         raise ValueError(

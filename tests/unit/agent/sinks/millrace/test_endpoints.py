@@ -112,6 +112,6 @@ async def test_connected_with_a_token_in_plain_text_sends_it_to_no_network(tmp_p
     config = MillraceSinkConfig(
         type="millrace", channel="a", target_channel="b", endpoints=["192.0.2.1:7070"], token_file=tmp_path / "token"
     )
-    with pytest.raises(ComponentError, match=r"would travel to 192\.0\.2\.1:7070 unencrypted; connect over TLS"):
+    with pytest.raises(ComponentError, match=r"would be sent to 192\.0\.2\.1:7070 unencrypted; connect over TLS"):
         async with connected("192.0.2.1:7070", config):
             pass

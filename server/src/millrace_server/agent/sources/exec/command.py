@@ -93,7 +93,7 @@ class StderrLog:
             self._log_line(self._partial_line)
             self._partial_line = b""
         if self._suppressed_count:
-            self._log.warning("the command said more", lines_not_told=self._suppressed_count)
+            self._log.warning("the command said more", lines_suppressed=self._suppressed_count)
             self._suppressed_count = 0
 
     def _log_line(self, line: bytes) -> None:
@@ -103,7 +103,7 @@ class StderrLog:
             self._suppressed_count += 1
             return
         text = line[:LINE_BYTES_MAX].decode(errors="replace").rstrip("\r")
-        untold = {"lines_not_told": self._suppressed_count} if self._suppressed_count else {}
+        untold = {"lines_suppressed": self._suppressed_count} if self._suppressed_count else {}
         self._suppressed_count = 0
         self._log.warning("the command says", line=f"{text}..." if len(line) > LINE_BYTES_MAX else text, **untold)
 
