@@ -38,10 +38,10 @@ TLS_OPTIONS: Mapping[str, str] = {
 }
 SECURITY_OPTIONS: Mapping[str, str] = {
     **TLS_OPTIONS,
-    "token.file": "file of the token that proves who reads or writes; it is read again when it changes",
+    "token.file": "file of the job's token; it is reread when it changes",
     "token": (
-        "the token itself, which Spark hides where it shows options, but sends to executors as they are; rather name "
-        "its file"
+        "the token itself; Spark redacts it in plans and logs but sends it to executors in clear text, so prefer "
+        "token.file"
     ),
 }
 """The options of TLS and tokens, for reading and writing, with their descriptions."""
