@@ -11,7 +11,7 @@ import structlog
 
 from millrace_server.agent.sources.syslog import listeners, message_queue, source
 from millrace_server.agent.sources.syslog.config import Listener, SyslogSourceConfig, Transport
-from millrace_server.agent.sources.syslog.listeners import Loss
+from millrace_server.agent.sources.syslog.listeners import Loss, LossCounter
 from millrace_server.agent.sources.syslog.message_queue import MessageQueue
 from millrace_server.agent.sources.syslog.source import SyslogSource
 from millrace_server.agent.supervision import ComponentError
@@ -384,3 +384,21 @@ async def test_run_with_tls_stores_the_messages_of_clients_with_a_certificate(tm
         await channel_writer.wait_for(1)
         writer.close()
     assert channel_writer.bodies == [b"one\ntwo"]
+
+
+def test_note_of_a_flood_is_logged_at_once_and_then_at_intervals() -> None:
+    """The log has few lines, whose counts are complete."""
+    now = 0.0
+    losses = LossCounter("log", lambda: now)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(100):
+            losses.count(Loss.DATAGRAMS, 2)
+        losses.count(Loss.CONNECTIONS)
+        now = 61.0
+        losses.count(Loss.DATAGRAMS)
+        losses.count(Loss.DATAGRAMS)
+        losses.log_remaining()
+        losses.log_remaining()
+    reported = [(entry["reason"].split()[0], entry["count"], entry["total"]) for entry in logs]
+    assert reported == [("datagrams", 2, 2), ("TCP", 1, 1), ("datagrams", 199, 201), ("datagrams", 1, 202)]
+    assert losses.counts == {Loss.DATAGRAMS: 202, Loss.CONNECTIONS: 1}
