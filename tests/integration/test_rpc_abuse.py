@@ -171,7 +171,7 @@ async def test_strangers_probe_health_with_requests_that_come_at_once(
     closed_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a request is refused after a while, and so are more watchers than there may be."""
-    monkeypatch.setattr(guarded_handlers, "_STRANGER_SECONDS", 0.1)
+    monkeypatch.setattr(guarded_handlers, "_UNAUTHENTICATED_SECONDS", 0.1)
     monkeypatch.setattr(grpc_server, "_OPEN_STREAMS_MAX", 1)
     async with raw_connection(closed_server) as abuser, aio.insecure_channel(closed_server) as channel:
         half = Frame(FrameKind.DATA, 0, 1, b"\0" + MIB.to_bytes(4, "big"))
@@ -185,7 +185,7 @@ async def test_strangers_probe_health_with_requests_that_come_at_once(
             assert (await health.Check(asked)).status == health_pb2.HealthCheckResponse.SERVING
         watched = health.Watch(asked)
         assert (await watched.read()).status == health_pb2.HealthCheckResponse.SERVING
-        with pytest.raises(aio.AioRpcError, match="too many others watch"):
+        with pytest.raises(aio.AioRpcError, match="too many watches without a token"):
             await health.Watch(asked).read()
         watched.cancel()
 

@@ -11,7 +11,7 @@ from millrace_client._methods import METHODS
 from millrace_client._retries import Backoff, StreamRepeats
 from millrace_client.errors import BadArgumentError
 from millrace_client.events import Stamp
-from millrace_client.security import BearingChannel, FileWatch, Tls, Token, check_unread
+from millrace_client.security import ChannelWithMetadata, FileWatch, Tls, Token, check_encryption
 
 MIB = 1 << 20
 
@@ -96,7 +96,7 @@ class ConnectionSettings:
     def __post_init__(self) -> None:
         if not self.timeout_seconds > 0:
             raise BadArgumentError(f"timeout_seconds: is {self.timeout_seconds}; it must be above 0")
-        check_unread(self.token, self.endpoint, is_encrypted=self.tls is not None)
+        check_encryption(self.token, self.endpoint, is_encrypted=self.tls is not None)
 
     def open_channel(self, api: Any) -> Any:
         """Returns a new channel of `grpc` or `grpc.aio`. The user's options override the client's own.
@@ -111,7 +111,7 @@ class ConnectionSettings:
             channel = api.insecure_channel(self.endpoint, options)
         else:
             channel = api.secure_channel(self.endpoint, self.tls.credentials(), options)
-        return BearingChannel(channel, metadata) if metadata else channel
+        return ChannelWithMetadata(channel, metadata) if metadata else channel
 
     def watch_files(self) -> FileWatch | None:
         """Returns what tells that a channel opened from now on would use other files; None where there are none."""

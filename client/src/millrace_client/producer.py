@@ -27,7 +27,7 @@ from millrace_client.producing.send_many import SendFutures, SendSummary, put_ma
 from millrace_client.producing.sending import NO_HEADERS, check_body, check_key, parts_of
 from millrace_client.producing.targets import ConnectionOptions
 from millrace_client.producing.threaded import ProducerCloseReport, ThreadedEngine
-from millrace_client.security import File, Tls, Token, check_unread
+from millrace_client.security import File, Tls, Token, check_encryption
 
 CLOSE_SECONDS = 60.0
 """How long `close` waits by default."""
@@ -57,7 +57,7 @@ class BaseProducer:
         if (bearer := Token.given(token, token_file)) is not None:
             bearer.metadata()
             for endpoint in checked:
-                check_unread(bearer, endpoint, is_encrypted=tls is not None)
+                check_encryption(bearer, endpoint, is_encrypted=tls is not None)
         self._producer_id = self._config.producer_id or new_txn_id()
         self._counters = ProducerCounters()
         self._accumulator = Accumulator(self._config, self._producer_id, self._counters)

@@ -92,10 +92,10 @@ class Token:
         return _state(self.file)
 
 
-def check_unread(token: Token | None, endpoint: str, *, is_encrypted: bool) -> None:
-    """Raises BadArgumentError if a token would travel where others can read it.
+def check_encryption(token: Token | None, endpoint: str, *, is_encrypted: bool) -> None:
+    """Raises BadArgumentError if a token would be sent unencrypted beyond this machine.
 
-    Loopback and sockets of this machine are fine. Where the network encrypts what it carries, as a service mesh does,
+    Loopback addresses and Unix sockets are allowed. If the network itself encrypts, as a service mesh does,
     `MILLRACE_ALLOW_PLAINTEXT=true` in the environment allows it everywhere.
     """
     if token is None or is_encrypted or _is_local(endpoint) or os.environ.get(PLAINTEXT_VARIABLE) == "true":
@@ -116,7 +116,7 @@ def _is_local(endpoint: str) -> bool:
         return host == "localhost"
 
 
-class BearingChannel:
+class ChannelWithMetadata:
     """A channel of `grpc` or `grpc.aio` whose calls carry metadata."""
 
     def __init__(self, channel: Any, metadata: tuple[tuple[str, str], ...]) -> None:
@@ -137,7 +137,7 @@ class BearingChannel:
 
 
 class FileWatch:
-    """Tells whether files have changed since it was created; cheap enough to ask before each call."""
+    """Detects files that have changed since it was created; cheap enough to ask before each call."""
 
     def __init__(self, *watched: Tls | Token) -> None:
         self._watched = watched

@@ -55,16 +55,18 @@ def test_standing_of_takes_the_whole_name_or_the_longest_pattern() -> None:
     roles = {"all": [Grant.parse("*:*")], "none": []}
     policy = Policy(roles, {"*": ["all"], "nginx-*": ["none"], "nginx-admin": ["all", "none"]})
     allowed = [
-        name for name in ("x", "nginx-1", "nginx-admin") if policy.standing_of(name).rights.may(Permission.TAKE, "a")
+        name
+        for name in ("x", "nginx-1", "nginx-admin")
+        if policy.entitlements_of(name).rights.may(Permission.TAKE, "a")
     ]
     assert allowed == ["x", "nginx-admin"]
     revoked = Policy(roles, {"nginx-*": ["all"], "nginx-**": ["all"], "nginx-1": ["none"], "nginx-": ["none"]})
     assert [
         name
         for name in ("nginx-1", "nginx-", "nginx-2")
-        if revoked.standing_of(name).rights.may_everywhere(Permission.TAKE)
+        if revoked.entitlements_of(name).rights.may_everywhere(Permission.TAKE)
     ] == ["nginx-2"]
-    assert not Policy(roles, {"a": ["all"]}).standing_of("b").rights.may(Permission.TAKE, "a")
+    assert not Policy(roles, {"a": ["all"]}).entitlements_of("b").rights.may(Permission.TAKE, "a")
 
 
 def test_ambiguous_patterns_are_those_that_match_a_name_in_common() -> None:

@@ -70,7 +70,7 @@ def test_count_gives_each_its_turn(bucket: Bucket) -> None:
 def test_standing_of_identities_of_one_pattern_has_a_quota_for_each() -> None:
     """The same identity keeps its own; who matches no pattern has no rights, and nothing to bound."""
     policy = Policy({"all": [Grant.parse("*:*")]}, {"edge-*": ["all"]}, lambda _: Quota(open_transactions=1))
-    first, again, other = (policy.standing_of(name).quota for name in ("edge-1", "edge-1", "edge-2"))
+    first, again, other = (policy.entitlements_of(name).quota for name in ("edge-1", "edge-1", "edge-2"))
     assert first is again
     assert first is not other
-    assert policy.standing_of("nobody").quota is UNBOUNDED
+    assert policy.entitlements_of("nobody").quota is UNBOUNDED

@@ -1,4 +1,4 @@
-"""The log of what was denied and of what administers: who, from where, what, and how it ended. Never secrets."""
+"""The audit log of denied and administrative calls: the identity, its address, the call, its outcome; no secrets."""
 
 import time
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ _log = structlog.stdlib.get_logger(LOGGER)
 
 
 class Audit:
-    """Tells of denials, at most one a second for an identity, and of every administration."""
+    """Logs denials, at most one per second and identity, and every administrative call."""
 
     def __init__(self) -> None:
-        self._told_at: dict[str, float] = {}
-        self._untold: dict[str, int] = {}
+        self._logged_at: dict[str, float] = {}
+        self._suppressed: dict[str, int] = {}
 
     def note(  # noqa: PLR0913 - who, from where, what, which, outcome
         self,
@@ -33,7 +33,7 @@ class Audit:
         *,
         administers: bool,
     ) -> None:
-        """Notes how a call ended, and the channel that it was about."""
+        """Logs how a call ended, and its channel."""
         is_denied = isinstance(error, UnauthenticatedError | ForbiddenError)
         if not (administers or is_denied):
             return
@@ -45,18 +45,18 @@ class Audit:
         why = {"reason": error.reason} if isinstance(error, MillraceError) else {}
         if not is_denied:
             _log.info("audit", outcome="failed", **who, **what, **why)
-        elif (untold := self._admit("" if identity is None else identity.name)) is not None:
-            more = {"denials_suppressed": untold} if untold else {}
+        elif (suppressed := self._admit("" if identity is None else identity.name)) is not None:
+            more = {"denials_suppressed": suppressed} if suppressed else {}
             _log.warning("audit", outcome="denied", **who, **what, **why, **more)
 
     def _admit(self, identity: str) -> int | None:
-        """Returns how many denials of an identity were not told since the last one; None if this one is not."""
+        """Returns how many denials of an identity were suppressed since the last entry; None if this one is too."""
         now = time.monotonic()
-        if now - self._told_at.get(identity, float("-inf")) < _DENIAL_SECONDS:
-            self._untold[identity] = self._untold.get(identity, 0) + 1
+        if now - self._logged_at.get(identity, float("-inf")) < _DENIAL_SECONDS:
+            self._suppressed[identity] = self._suppressed.get(identity, 0) + 1
             return None
-        if len(self._told_at) >= _IDENTITIES_MAX:
-            self._told_at.clear()
-            self._untold.clear()
-        self._told_at[identity] = now
-        return self._untold.pop(identity, 0)
+        if len(self._logged_at) >= _IDENTITIES_MAX:
+            self._logged_at.clear()
+            self._suppressed.clear()
+        self._logged_at[identity] = now
+        return self._suppressed.pop(identity, 0)

@@ -1,4 +1,4 @@
-"""Who a caller is, and what it may do, while tokens and roles change."""
+"""Identities and permissions of callers, while tokens and roles change."""
 
 import asyncio
 import math
@@ -13,7 +13,7 @@ import structlog
 from pydantic import SecretStr
 
 from millrace_server.access.jwt import Jwts
-from millrace_server.access.permissions import Grant, Policy, Rights, Standing
+from millrace_server.access.permissions import Entitlements, Grant, Policy, Rights
 from millrace_server.access.quotas import UNBOUNDED, Quota
 from millrace_server.access.settings import AuthSettings, IdentitySettings, RoleSettings
 from millrace_server.access.tokens import NAME_LENGTH_MAX, TOKEN, TokensFile, hash_of
@@ -152,10 +152,10 @@ class AccessControl:
         raise UnauthenticatedError("authorization: the token is not valid; it may have been removed")
 
     def rights_of(self, identity: Identity) -> Rights:
-        return self.standing_of(identity).rights
+        return self.entitlements_of(identity).rights
 
-    def standing_of(self, identity: Identity) -> Standing:
-        return self._policy.standing_of(identity.name)
+    def entitlements_of(self, identity: Identity) -> Entitlements:
+        return self._policy.entitlements_of(identity.name)
 
     def watch(self, on_change: Callable[[], None]) -> None:
         """Calls `on_change` once other tokens or roles are in force."""
@@ -184,7 +184,7 @@ class AccessControl:
                 if await asyncio.to_thread(source.refresh):
                     self._notify()
                     # Not before: until then, what was proven counts.
-                    _log.info(source.news)
+                    _log.info(source.reload_message)
             except Exception:  # noqa: BLE001 - a token that is removed later must still be noticed
                 _log.exception("checking tokens or keys for changes failed")
 

@@ -1,4 +1,4 @@
-"""JSON Web Tokens: whose are accepted, and the keys of their issuer, which change while the server runs."""
+"""JSON Web Tokens, and their issuer's keys, which change while the server runs."""
 
 import base64
 import ipaddress
@@ -28,7 +28,7 @@ LEEWAY_SECONDS = 60
 """How far the clocks of the issuer and of this machine may be apart."""
 
 _TIME_MAX = 1 << 40
-_PROVEN_MAX = 4_096
+_VERIFIED_MAX = 4_096
 _REFRESH_SECONDS = 300.0
 _RETRY_SECONDS = 5.0
 _ANSWER_SECONDS_MAX = 5.0
@@ -105,7 +105,7 @@ def _is_loopback(host: str | None) -> bool:
     return host == "localhost" or (host is not None and ipaddress.ip_address(host).is_loopback)
 
 
-class ProvenName(NamedTuple):
+class VerifiedName(NamedTuple):
     """The identity that a token proves, until it expires."""
 
     name: str
@@ -116,15 +116,15 @@ class ProvenName(NamedTuple):
 class Jwts:
     """The check of tokens by the keys that are in force. Keys that cannot be read leave the former ones in force."""
 
-    news = "keys of JSON Web Tokens reloaded"
-    """What is told once others are in force."""
+    reload_message = "keys of JSON Web Tokens reloaded"
+    """Logged once changed keys are in force."""
 
     def __init__(self, settings: JwtSettings) -> None:
         """Reads the file of keys, if there is one; raises ValueError if it is not valid any more."""
         self._settings = settings
         self._keys: dict[str | None, PyJWK] = {}
-        self._proven_names: dict[str, ProvenName] = {}
-        self._trouble = ""
+        self._verified_names: dict[str, VerifiedName] = {}
+        self._problem = ""
         self._source: _KeysFile | _KeysUrl
         if settings.jwks_file is not None:
             self._source = _KeysFile(settings.jwks_file)
@@ -137,37 +137,37 @@ class Jwts:
         try:
             keys = self._source.read()
         except ValueError as error:
-            self._source.want()
-            if str(error) != self._trouble:
-                self._trouble = str(error)
-                _log.error("the keys of JSON Web Tokens cannot be read; previous ones stay in use", why=self._trouble)
+            self._source.request_refresh()
+            if str(error) != self._problem:
+                self._problem = str(error)
+                _log.error("the keys of JSON Web Tokens cannot be read; previous ones stay in use", why=self._problem)
             return False
         if keys is None:
             return False
         is_changed = {kid: key.key for kid, key in keys.items()} != {kid: key.key for kid, key in self._keys.items()}
-        if self._trouble:
+        if self._problem:
             _log.info("the keys of JSON Web Tokens can be read now", keys=len(keys))
         # In this order: `check` may run at the same time.
         self._keys = keys
-        self._proven_names = {}
-        self._trouble = ""
+        self._verified_names = {}
+        self._problem = ""
         return is_changed
 
-    def check(self, token: str) -> ProvenName:
+    def check(self, token: str) -> VerifiedName:
         """Returns whom a token names; raises UnauthenticatedError unless the issuer signed it for this server."""
         # Signatures take long, and thousands of streams may show the same few tokens when all are checked again. What
         # was checked with former keys goes into the former dictionary.
-        proven_names, token_hash = self._proven_names, hash_of(token)
-        if (proven := proven_names.get(token_hash)) is None:
-            proven = self._verified(token)
-            if len(proven_names) >= _PROVEN_MAX:
-                proven_names.clear()
-            proven_names[token_hash] = proven
-        if proven.expiry_time <= time.time():
+        verified_names, token_hash = self._verified_names, hash_of(token)
+        if (verified := verified_names.get(token_hash)) is None:
+            verified = self._verified(token)
+            if len(verified_names) >= _VERIFIED_MAX:
+                verified_names.clear()
+            verified_names[token_hash] = verified
+        if verified.expiry_time <= time.time():
             raise TokenExpiredError(_EXPIRED)
-        return proven
+        return verified
 
-    def _verified(self, token: str) -> ProvenName:
+    def _verified(self, token: str) -> VerifiedName:
         # Heavy, and not needed without such tokens.
         import jwt
 
@@ -185,14 +185,14 @@ class Jwts:
                 options={"require": ["exp", "iss", "aud"]},
             )
             expiry_time = min(int(claims["exp"]), _TIME_MAX) + LEEWAY_SECONDS
-            return ProvenName(_name_in(claims, settings.identity_claim), expiry_time)
+            return VerifiedName(_name_in(claims, settings.identity_claim), expiry_time)
         except jwt.ExpiredSignatureError:
             raise TokenExpiredError(_EXPIRED) from None
         except UnauthenticatedError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a token makes the library raise, it is not valid
             # Claims are checked after the signature, so that only the issuer's clients learn what is wrong with them.
-            why = _SAID.get(type(error).__name__, "is not valid")
+            why = _REASONS.get(type(error).__name__, "is not valid")
             raise UnauthenticatedError(f"authorization: the token {why}") from None
 
     def _key_of(self, kid: str | None) -> "PyJWK":
@@ -200,13 +200,13 @@ class Jwts:
             return next(iter(self._keys.values()))
         if kid is not None and (key := self._keys.get(kid)) is not None:
             return key
-        self._source.want()
+        self._source.request_refresh()
         why = "of the token is not known" if self._keys else "could not be fetched from the token's issuer yet"
         raise UnauthenticatedError(f"authorization: the key {why}", retry_delay_seconds=_RETRY_SECONDS)
 
 
 _EXPIRED = "authorization: the token has expired; get another one"
-_SAID = {
+_REASONS = {
     "ImmatureSignatureError": "is not valid yet",
     "InvalidAudienceError": "is for another audience (aud)",
     "InvalidIssuerError": "is from another issuer (iss)",
@@ -239,8 +239,8 @@ class _KeysFile:
         self._stamp = stamp
         return _parsed(json.dumps(str(self._path)), read_named(self._path, _BYTES_MAX))
 
-    def want(self) -> None:
-        """Does nothing: a file says by itself when it has changed."""
+    def request_refresh(self) -> None:
+        """Does nothing: `read` notices when the file has changed."""
 
 
 class _KeysUrl:
@@ -265,8 +265,8 @@ class _KeysUrl:
             raise ValueError(f"is {shown_value(self._url)}, which cannot be fetched: {why}") from None
         return _parsed(shown_value(self._url), content)
 
-    def want(self) -> None:
-        """Makes `read` fetch the keys soon, but not at once after the last time."""
+    def request_refresh(self) -> None:
+        """Makes `read` fetch the keys soon, at most once per retry interval."""
         self._due = min(self._due, self._tried_at + _RETRY_SECONDS)
 
     def _fetch(self, deadline: float) -> bytes:

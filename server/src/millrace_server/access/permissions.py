@@ -98,7 +98,7 @@ class Rights:
         return ANYTHING in self._patterns[permission]
 
 
-class Standing(NamedTuple):
+class Entitlements(NamedTuple):
     """What one identity may do, and how much."""
 
     rights: Rights
@@ -123,21 +123,21 @@ class Policy:
         }
         self._new_quota = new_quota
         self._by_weight = sorted(self._rights, key=lambda pattern: (_is_plain(pattern), len(pattern)), reverse=True)
-        self._known: dict[str, Standing] = {}
+        self._known: dict[str, Entitlements] = {}
 
-    def standing_of(self, identity: str) -> Standing:
+    def entitlements_of(self, identity: str) -> Entitlements:
         if (known := self._known.get(identity)) is not None:
             return known
         pattern = next((pattern for pattern in self._by_weight if matches(pattern, identity)), None)
         if pattern is None:
-            return _NOBODY
+            return _NONE
         if len(self._known) >= _KNOWN_MAX:
             del self._known[next(iter(self._known))]
-        standing = self._known[identity] = Standing(self._rights[pattern], self._new_quota(pattern))
-        return standing
+        entitlements = self._known[identity] = Entitlements(self._rights[pattern], self._new_quota(pattern))
+        return entitlements
 
 
-_NOBODY = Standing(Rights(()), UNBOUNDED)
+_NONE = Entitlements(Rights(()), UNBOUNDED)
 
 
 def ambiguous_patterns(patterns: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -41,14 +41,14 @@ def hash_of(token: str) -> str:
 class TokensFile:
     """The tokens that are valid now. A changed file that is not valid, or is gone, leaves the former ones in force."""
 
-    news = "tokens reloaded"
-    """What is told once others are in force."""
+    reload_message = "tokens reloaded"
+    """Logged once changed tokens are in force."""
 
     def __init__(self, path: Path) -> None:
         """Reads the file; raises ValueError, with the file and what is wrong, if it is not valid."""
         self.path = path
         self._stamp = file_stamp(path)
-        # Where a hash is found in a dictionary takes time that depends on it; a keyed hash tells a caller nothing.
+        # The time of a dictionary lookup depends on the hash; a keyed hash keeps callers from learning from it.
         self._key = secrets.token_bytes()
         self._names = self._indexed(read_tokens(path))
 
@@ -82,7 +82,7 @@ class TokensFile:
 def read_tokens(path: Path) -> dict[str, str]:
     """Returns the names by the hashes of their tokens; raises ValueError, with the file and what is wrong.
 
-    A file that others may read is refused: whoever has a hash can test guesses, and the names are nobody's business.
+    A world-readable file is refused: the names are confidential, and hashes allow offline guessing.
     """
     shown = json.dumps(str(path))
     content = read_named(path, FILE_BYTES_MAX, is_secret=True)

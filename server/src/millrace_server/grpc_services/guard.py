@@ -1,6 +1,6 @@
 """Who may make which call: the one check that all RPCs pass.
 
-Without a `Guard` everybody may do everything, as `Call` says.
+Without a `Guard`, every caller may do everything; see `Call`.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from grpc import aio
 
 from millrace_server.access.audit import Audit
 from millrace_server.access.control import AccessControl, Credentials, Identity, credentials_of
-from millrace_server.access.permissions import ANYTHING, Permission, Standing
+from millrace_server.access.permissions import ANYTHING, Entitlements, Permission
 from millrace_server.access.quotas import UNBOUNDED, Bucket
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.config import shown
@@ -28,8 +28,8 @@ _ABOUT = ("channel", "name", "txn_id")
 _EXPIRY_CHECK_SECONDS = 60.0
 """How late it is noticed that the clock was set past the expiry of credentials."""
 
-_PROVEN_SECONDS = 1.0
-"""How long a proof counts for further calls that show the same: shorter than anything may take to be in force."""
+_CACHE_SECONDS = 1.0
+"""How long calls with the same credentials need no new check; less than any change may take to be in force."""
 
 _CALLERS_MAX = 4_096
 
@@ -37,16 +37,16 @@ _APPEND_WAIT_SECONDS = 10.0
 """How long an append of a stream waits for its turn: less than a producer waits for its answer."""
 
 _LOOK_SECONDS = 0.25
-"""How often a stream that waits looks whether other quotas are in force."""
+"""How often a waiting stream checks whether its quota has changed."""
 
 Context = aio.ServicerContext[Any, Any]
 
 
 class Call:
-    """A call of anybody, who may do everything; a context in which it is the current one."""
+    """A call without authentication, whose caller may do everything; a context in which it is the current call."""
 
     identity = ""
-    """Who calls, as the owner of transactions and claims; empty where nobody is told apart."""
+    """The owner of the caller's transactions and claims; empty without authentication."""
     quota = UNBOUNDED
 
     def __enter__(self) -> Self:
@@ -60,8 +60,8 @@ class Call:
     def check(self, request: Any) -> None:
         """Raises ForbiddenError, or that there is no such thing, unless the caller may make this request."""
 
-    def tell(self, error: MillraceError, request: Any) -> None:
-        """Notes that a message of a stream was refused."""
+    def note_refusal(self, error: MillraceError, request: Any) -> None:
+        """Logs that a message of a stream was refused."""
 
     def admit(self, byte_count: int) -> None:
         """Counts a request; raises QuotaExceededError if it is too much, or if the caller has read too much."""
@@ -92,18 +92,18 @@ def current_call() -> Call:
     return _CURRENT.get()
 
 
-Shown = tuple[str | bytes, ...]
-SHOWN: ContextVar[Shown] = ContextVar("shown", default=())
+Authorizations = tuple[str | bytes, ...]
+AUTHORIZATIONS: ContextVar[Authorizations] = ContextVar("authorizations", default=())
 """The authorization headers of the current call."""
 
 
 class Caller(NamedTuple):
-    """Who has proven to call, and until when that counts."""
+    """An authenticated caller, and until when no new check is needed."""
 
     identity: Identity
     credentials: Credentials
-    standing: Standing
-    proven_until: float
+    entitlements: Entitlements
+    valid_until: float
 
 
 class Guard:
@@ -117,44 +117,44 @@ class Guard:
         self._callers: dict[Hashable, Caller] = {}
         self._has_certificates = has_certificates
         self.on_caller: Callable[[str], None] = lambda _peer: None
-        """Called with the peer of each call whose caller has proven who it is."""
+        """Called with the peer of each authenticated call."""
         access.watch(self._check_again)
 
     def enter(self, rule: "Rule", name: str, context: Context) -> "GuardedCall":
-        """Returns the call as a context; raises UnauthenticatedError unless the caller proves who it is."""
+        """Returns the call as a context; raises UnauthenticatedError unless the caller is authenticated."""
         # By its bytes: the next connection of an address may be another's, and names alone may be read in two ways.
         certificates = tuple(context.auth_context().get(_CERTIFICATE, ())) if self._has_certificates else ()
         peer = context.peer()
         try:
-            caller = self._caller(SHOWN.get(), certificates)
+            caller = self._caller(AUTHORIZATIONS.get(), certificates)
         except UnauthenticatedError as error:
             self.audit.note(None, peer, name, error, administers=False)
             raise
         self.on_caller(peer)
         return GuardedCall(self, rule, name, peer, caller)
 
-    def knows(self, shown: Shown) -> bool:
-        """Whether whoever shows these authorization headers, or has made a connection at all, is known."""
+    def is_authenticated(self, authorizations: Authorizations) -> bool:
+        """Whether these authorization headers, or the connection's certificate, prove an identity."""
         if not self._has_certificates:
             try:
-                self._caller(shown, ())
+                self._caller(authorizations, ())
             except UnauthenticatedError:
                 return False
         return True
 
-    def _caller(self, shown: Shown, certificates: tuple[bytes, ...]) -> Caller:
-        caller = self._callers.get((shown, certificates))
-        if caller is None or caller.proven_until < time.monotonic():
-            caller = self._prove(shown, certificates)
+    def _caller(self, authorizations: Authorizations, certificates: tuple[bytes, ...]) -> Caller:
+        caller = self._callers.get((authorizations, certificates))
+        if caller is None or caller.valid_until < time.monotonic():
+            caller = self._authenticate(authorizations, certificates)
             if len(self._callers) >= _CALLERS_MAX:
                 self._callers.clear()
-            self._callers[shown, certificates] = caller
+            self._callers[authorizations, certificates] = caller
         return caller
 
-    def _prove(self, shown: Shown, certificates: tuple[bytes, ...]) -> Caller:
-        credentials = credentials_of(shown, next(iter(certificates), None))
+    def _authenticate(self, authorizations: Authorizations, certificates: tuple[bytes, ...]) -> Caller:
+        credentials = credentials_of(authorizations, next(iter(certificates), None))
         identity = self.access.identify(credentials)
-        return Caller(identity, credentials, self.access.standing_of(identity), time.monotonic() + _PROVEN_SECONDS)
+        return Caller(identity, credentials, self.access.entitlements_of(identity), time.monotonic() + _CACHE_SECONDS)
 
     def _check_again(self) -> None:
         self._callers.clear()
@@ -178,7 +178,7 @@ class GuardedCall(Call):
         # gRPC's context crashes the process when it is asked for the peer of a call that was cancelled.
         self._peer = peer
         self._caller = caller
-        self._rights, self.quota = caller.standing
+        self._rights, self.quota = caller.entitlements
         self.identity = caller.identity.name
 
     def __enter__(self) -> Self:
@@ -216,7 +216,7 @@ class GuardedCall(Call):
             self._task.uncancel()
             raise ended from None
 
-    def tell(self, error: MillraceError, request: Any) -> None:
+    def note_refusal(self, error: MillraceError, request: Any) -> None:
         self._note(error, request)
 
     def _note(self, error: BaseException | None, request: Any) -> None:
@@ -243,7 +243,7 @@ class GuardedCall(Call):
         try:
             if access.identify(self._caller.credentials) != self._caller.identity:
                 raise UnauthenticatedError("authorization: the token belongs to another identity now")
-            self._rights, self.quota = access.standing_of(self._caller.identity)
+            self._rights, self.quota = access.entitlements_of(self._caller.identity)
             if self._held is not None:
                 self.require(*self._held)
         except MillraceError as error:
@@ -321,7 +321,7 @@ class GuardedCall(Call):
         transactions = directory.find(txn_id)
         owner = transactions.owner_of(txn_id)
         channel = transactions.name
-        # After a restart nobody knows who began a transaction that has ended.
+        # After a restart, the owners of ended transactions are unknown.
         knows_it = (
             owner == self.identity
             if owner
@@ -347,7 +347,7 @@ class GuardedCall(Call):
         if claim is None or claim.owner in ("", self.identity):
             return
         if request.HasField("epoch") and request.epoch != claim.epoch:
-            # The call itself says that the claim is over.
+            # The call names another claim, which is over.
             return
         if getattr(request, "takeover", False):
             self.require((Permission.OPERATE,), request.channel)
@@ -361,17 +361,17 @@ class GuardedCall(Call):
 
 
 class Rule(NamedTuple):
-    """What an RPC wants of its caller."""
+    """What an RPC requires of its caller."""
 
     check: Callable[[GuardedCall, Any], None]
     administers: bool = False
-    """Whether it is told in the audit log also if it is allowed."""
+    """Whether the audit log has it even if it is allowed."""
     lasts: bool = False
     """Whether it may wait or go on for long: then it ends once it is not allowed any more."""
     reads: bool = False
-    """Whether its answers hold what is stored: then it is held up once its caller has read too much."""
+    """Whether its answers hold stored data: it waits or is refused while its caller is above the read quota."""
     finishes: bool = False
-    """Whether it ends or keeps up what was begun, which no quota prevents."""
+    """Whether it completes or renews earlier work, which no quota prevents."""
 
 
 def _nothing(_call: GuardedCall, _request: Any) -> None:

@@ -1,4 +1,4 @@
-"""The handlers of a service behind a guard, which know who calls before gRPC reads what is sent."""
+"""The handlers of a service behind a guard, which authenticate a call before gRPC reads its request."""
 
 import asyncio
 from collections.abc import Mapping
@@ -7,45 +7,47 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from millrace_server.grpc_services.guard import SHOWN, Guard, Shown
+from millrace_server.grpc_services.guard import AUTHORIZATIONS, Authorizations, Guard
 
 _AUTHORIZATION = "authorization"
 
-_STRANGER_SECONDS = 1.0
-"""How long gRPC may collect a request of somebody unknown. It comes with the headers of its call."""
+_UNAUTHENTICATED_SECONDS = 1.0
+"""How long the request of an unauthenticated call may take to arrive."""
 
 
 class GuardedHandlers(grpc.GenericRpcHandler):
     """The handlers of a service.
 
-    gRPC decodes the metadata of a call for this, and would do so again for the handler: that costs as much as all that
-    the guard does. Of requests of callers whom the guard does not know it keeps nothing: it reads a request before it
-    calls the handler, up to `message_bytes_max` of each of thousands of calls, unless the handler is one of streams.
+    Decoding the metadata of a call costs as much as the whole guard, so that happens here only, and not again in the
+    handler. Requests of unauthenticated calls are not buffered: gRPC reads the request of a unary handler before it
+    calls the handler, up to `message_bytes_max` for each of thousands of calls, but not that of a streaming handler.
     """
 
     def __init__(
-        self, guard: Guard, service: str, handlers: Mapping[str, Any], *, reads_from_strangers: bool = False
+        self, guard: Guard, service: str, handlers: Mapping[str, Any], *, reads_unauthenticated: bool = False
     ) -> None:
-        """`reads_from_strangers` says that the handlers answer some requests of everybody, which come at once."""
+        """`reads_unauthenticated`: the handlers answer some unauthenticated requests, which must arrive promptly."""
         self._guard = guard
         self._handlers = {f"/{service}/{name}": handler for name, handler in handlers.items()}
-        seconds = _STRANGER_SECONDS if reads_from_strangers else None
-        self._for_strangers = {name: _for_strangers(handler, seconds) for name, handler in self._handlers.items()}
+        seconds = _UNAUTHENTICATED_SECONDS if reads_unauthenticated else None
+        self._for_unauthenticated = {
+            name: _for_unauthenticated(handler, seconds) for name, handler in self._handlers.items()
+        }
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         method = handler_call_details.method
         if (handler := self._handlers.get(method)) is None:
             return None
-        shown: Shown = ()
+        authorizations: Authorizations = ()
         for key, value in handler_call_details.invocation_metadata or ():
             if key == _AUTHORIZATION:
-                shown = (*shown, value)
+                authorizations = (*authorizations, value)
         # The handler runs in the same task.
-        SHOWN.set(shown)
-        return handler if self._guard.knows(shown) else self._for_strangers[method]
+        AUTHORIZATIONS.set(authorizations)
+        return handler if self._guard.is_authenticated(authorizations) else self._for_unauthenticated[method]
 
 
-def _for_strangers(handler: Any, seconds: float | None) -> Any:
+def _for_unauthenticated(handler: Any, seconds: float | None) -> Any:
     """Returns a handler that reads a request within some seconds, or none at all, and then calls the given one."""
     if handler.request_streaming:
         return handler

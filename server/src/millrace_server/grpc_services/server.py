@@ -39,7 +39,7 @@ HANDSHAKE_SECONDS = 10.0
 
 _PENDING_CALLS_MAX = 65_536
 _OPEN_STREAMS_MAX = 1_000
-"""Streams of health that everybody may follow."""
+"""Maximum number of unauthenticated Health watches."""
 _METADATA_BYTES_MAX = 16 * 1024
 _SECOND = 1_000
 _HOUR = 3_600 * _SECOND
@@ -117,7 +117,7 @@ class GrpcServer:
         self._tls = tls
         self._watching: asyncio.Task[None] | None = None
         has_certificates = tls is not None and tls.requires_client_certificate
-        # Whoever has a certificate of a client authority has proven who it is by the handshake.
+        # With client certificates, the handshake has authenticated every connection.
         may_be_strangers = access is not None and not has_certificates
         strangers = StrangersLimits(settings.inflight_bytes_per_connection_max, settings.inflight_bytes_max)
         self._watch = ConnectionWatch(_connection_limits(settings).address_max, strangers if may_be_strangers else None)
@@ -175,9 +175,9 @@ class GrpcServer:
 
 
 class _GuardedServer:
-    """Takes the services of gRPC's own packages for a server, and puts a guard with one rule before them."""
+    """Registers the services of gRPC's own packages behind a guard with one rule."""
 
-    reads_from_strangers = False
+    reads_unauthenticated = False
 
     def __init__(self, server: aio.Server, guard: Guard, rule: Rule) -> None:
         self._server = server
@@ -191,19 +191,19 @@ class _GuardedServer:
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         guarded = {name: self._guarded(f"{service}/{name}", handler) for name, handler in handlers.items()}
         guarded_handlers = GuardedHandlers(
-            self._guard, service, guarded, reads_from_strangers=self.reads_from_strangers
+            self._guard, service, guarded, reads_unauthenticated=self.reads_unauthenticated
         )
         self._server.add_generic_rpc_handlers((guarded_handlers,))
 
     def is_open(self, _request: Any) -> bool:
-        """Whether everybody may make this request."""
+        """Whether this request needs no authentication."""
         return False
 
     def _guarded(self, name: str, handler: Any) -> Any:
         async def handle(request: Any, context: Any) -> Any:
             serve = handler.unary_unary or handler.unary_stream
             if self.is_open(request):
-                return await self._serve_everybody(handler, request, context)
+                return await self._serve_unauthenticated(handler, request, context)
             try:
                 with self._enter(name, context) as call:
                     call.check(request)
@@ -230,7 +230,7 @@ class _GuardedServer:
         shape = "unary_unary" if handler.unary_unary else "unary_stream"
         return handler._replace(**{shape: handle})
 
-    async def _serve_everybody(self, handler: Any, request: Any, context: Any) -> Any:
+    async def _serve_unauthenticated(self, handler: Any, request: Any, context: Any) -> Any:
         if handler.unary_unary:
             return await handler.unary_unary(request, context)
         if self._open_streams_count >= _OPEN_STREAMS_MAX:
@@ -243,9 +243,9 @@ class _GuardedServer:
 
 
 class _GuardedHealth(_GuardedServer):
-    """The health of the server is for all; that of its parts is for those who may describe them."""
+    """The server's health needs no authentication; that of its parts needs `describe`."""
 
-    reads_from_strangers = True
+    reads_unauthenticated = True
 
     def __init__(self, server: aio.Server, guard: Guard, components: Components) -> None:
         def channels_of(kind: str, name: str) -> Sequence[str]:

@@ -93,7 +93,7 @@ class _Append:
     def refuse(self, error: Exception) -> None:
         refused = refusal(error, self.request)
         self._call.registry.count_refusal(refused, ())
-        self._call.caller.tell(refused, self.request)
+        self._call.caller.note_refusal(refused, self.request)
         self.answer = pb.AppendStreamResponse(error=status_of(refused)).SerializeToString()
         self._call.on_end(self)
 

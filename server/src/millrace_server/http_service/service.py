@@ -161,7 +161,7 @@ class _ServerCollector(Collector):
 
 
 class _CheckedRequests:
-    """Refuses what only browsers of strangers send. `/healthz` is open under every name, without detail."""
+    """Refuses requests with a foreign Host or Origin. `/healthz` accepts any Host, and then shows no details."""
 
     def __init__(self, app: ASGIApp, check: RequestCheck, *, hides_detail: bool) -> None:
         self._app = app
@@ -194,7 +194,7 @@ _CERTIFICATE_REQUIRED = JSONResponse({"error": "this server asks for a client ce
 
 
 class _PermittedClients:
-    """Serves those who may describe all channels, since all paths show all of them."""
+    """Requires `describe:*`, since all paths show all channels."""
 
     def __init__(self, app: ASGIApp, access: AccessControl) -> None:
         self._app = app

@@ -291,7 +291,7 @@ def _read_key(path: Path, certificate: "Certificate | None") -> bytes:
         raise ValueError(f"is {shown}, which is protected by a password; it must be without one") from None
     except (ValueError, UnsupportedAlgorithm):
         raise ValueError(f"is {shown}, which holds no private key in PEM") from None
-    if not _is_spoken(key):
+    if not _is_supported(key):
         raise ValueError(
             f"is {shown}, whose type gRPC clients do not accept; it must be an RSA key of at least "
             f"{_RSA_BITS_MIN} bits, or use the curve P-256 or P-384; get a certificate for such a key"
@@ -304,7 +304,7 @@ def _read_key(path: Path, certificate: "Certificate | None") -> bytes:
     return content
 
 
-def _is_spoken(key: object) -> bool:
+def _is_supported(key: object) -> bool:
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
     if isinstance(key, rsa.RSAPrivateKey):

@@ -14,7 +14,7 @@ from millrace.v1 import admin_service_pb2
 from millrace_client.append_session import AsyncAppendSession
 from millrace_client.errors import MillraceError, RetryAdvice
 from millrace_client.grpc_errors import ErrorTranslator
-from millrace_client.security import BearingChannel, Token, check_unread
+from millrace_client.security import ChannelWithMetadata, Token, check_encryption
 from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
 from millrace_server.agent.supervision import AnswerTimeoutError, ComponentError
 from millrace_server.files import make_directories, write_atomically
@@ -142,7 +142,7 @@ async def connected(endpoint: str, config: MillraceSinkConfig) -> AsyncGenerator
     """
     timeout_seconds = config.connect_timeout_seconds
     async with await _opened(endpoint, config) as opened:
-        connection = await _bearing(opened, endpoint, config)
+        connection = await _authenticated(opened, endpoint, config)
         found = await _find(connection, endpoint, config.target_channel, timeout_seconds)
         yield TargetChannel(connection, endpoint, found)
 
@@ -157,17 +157,17 @@ async def _opened(endpoint: str, config: MillraceSinkConfig) -> aio.Channel:
     return aio.secure_channel(endpoint, credentials, options=_OPTIONS)
 
 
-async def _bearing(connection: aio.Channel, endpoint: str, config: MillraceSinkConfig) -> aio.Channel:
+async def _authenticated(connection: aio.Channel, endpoint: str, config: MillraceSinkConfig) -> aio.Channel:
     """Returns the connection with the sink's token, if it has one."""
     if config.token_file is None:
         return connection
     token = Token(file=config.token_file)
     try:
-        check_unread(token, endpoint, is_encrypted=config.tls is not None)
+        check_encryption(token, endpoint, is_encrypted=config.tls is not None)
         metadata = await asyncio.to_thread(token.metadata)
     except MillraceError as error:
         raise ComponentError(error.message) from None
-    return cast("aio.Channel", BearingChannel(connection, metadata))
+    return cast("aio.Channel", ChannelWithMetadata(connection, metadata))
 
 
 async def _find(
