@@ -2,20 +2,12 @@ import asyncio
 import resource
 import socket
 import ssl
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from millrace_server.network import accepting
-from millrace_server.network.accepting import (
-    Acceptor,
-    ConnectionLimits,
-    ConnectionWatch,
-    Place,
-    Places,
-    StrangersLimits,
-)
+from millrace_server.network.accepting import Acceptor, ConnectionLimits, Place, Places
 from tests.certificates import Authority
 
 WAIT_SECONDS_MAX = 10.0
@@ -29,7 +21,7 @@ def take(places: Places, address: str, ended: list[Place]) -> Place:
 
 
 def test_take_above_the_limit_of_an_address_ends_its_own_longest_wait() -> None:
-    """Whoever comes from elsewhere keeps its place."""
+    """Connections of other addresses keep their places."""
     places, ended = Places(10, 2), list[Place]()
     stranger = take(places, "elsewhere", ended)
     first, second, _third = (take(places, "here", ended) for _ in range(3))
@@ -45,7 +37,7 @@ def test_take_above_the_limit_of_an_address_ends_its_own_longest_wait() -> None:
 
 
 def test_take_above_the_limit_of_all_ends_the_longest_wait() -> None:
-    """If nobody waits there are only the spare places."""
+    """If no connection waits, only the spare places are left."""
     places, ended = Places(2, spare_count=1), list[Place]()
     first, second, third = (take(places, str(number), ended) for number in range(3))
     assert ended == [first]
@@ -132,56 +124,3 @@ async def test_connections_in_their_handshake_have_places(tmp_path: Path, monkey
         await acceptor.wait_closed()
     for _, each in silent:
         each.close()
-
-
-async def test_connections_of_one_address_above_its_limit_are_ended() -> None:
-    """For gRPC: the newest ones are ended, and those of other ports and addresses stay."""
-    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_server(("127.0.0.1", 0)) as other:
-
-        def connect(address: str, to: socket.socket = listening) -> tuple[socket.socket, socket.socket]:
-            client = socket.create_connection(to.getsockname(), WAIT_SECONDS_MAX, (address, 0))
-            return client, to.accept()[0]
-
-        port = listening.getsockname()[1]
-        stranger, elsewhere = connect("127.0.0.2"), connect("127.0.0.1", other)
-        first = [connect("127.0.0.1") for _ in range(2)]
-        watch = ConnectionWatch(2, None)
-        watch.sweep(port)
-        late = [connect("127.0.0.1") for _ in range(2)]
-        watch.sweep(port)
-        for client, accepted in late:
-            assert client.recv(1) == b""
-            accepted.close()
-        for client, accepted in (*first, stranger, elsewhere):
-            accepted.send(b"x")
-            assert client.recv(1) == b"x"
-            accepted.close()
-        for client, _ in (*first, *late, stranger, elsewhere):
-            client.close()
-
-
-async def test_strangers_that_send_much_are_ended() -> None:
-    """One that sends too much, and the greediest of all together; those that have proven who they are stay."""
-    with ExitStack() as opened, socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-        watch = ConnectionWatch(10, StrangersLimits(connection_bytes_max=3_000, total_bytes_max=4_000))
-
-        def send(byte_count: int) -> socket.socket:
-            client = opened.enter_context(socket.create_connection(listening.getsockname(), WAIT_SECONDS_MAX))
-            accepted = opened.enter_context(listening.accept()[0])
-            client.sendall(bytes(byte_count))
-            accepted.recv(byte_count, socket.MSG_WAITALL | socket.MSG_PEEK)
-            return client
-
-        known, quiet, greedy = send(9_000), send(100), send(3_001)
-        watch.admit("ipv4:{}:{}".format(*known.getsockname()))
-        watch.sweep(port)
-        assert greedy.recv(1) == b""
-        middle, larger = send(2_000), send(2_500)
-        watch.sweep(port)
-        assert larger.recv(1) == b""
-        for client in (known, quiet, middle):
-            client.sendall(b"x")
-            client.setblocking(False)
-            with pytest.raises(BlockingIOError):
-                client.recv(1)

@@ -28,7 +28,8 @@ from millrace_server.grpc_services.rpc import InflightBytes, Rpcs
 from millrace_server.grpc_services.status import end_status
 from millrace_server.hosting.data_dir import Catalog
 from millrace_server.network import Address
-from millrace_server.network.accepting import ConnectionLimits, ConnectionWatch, StrangersLimits
+from millrace_server.network.accepting import ConnectionLimits
+from millrace_server.network.connection_watch import ConnectionWatch, UnauthenticatedLimits
 from millrace_server.network.tls import TlsFiles
 
 STREAMS_MAX = 4096
@@ -118,9 +119,12 @@ class GrpcServer:
         self._watching: asyncio.Task[None] | None = None
         has_certificates = tls is not None and tls.requires_client_certificate
         # With client certificates, the handshake has authenticated every connection.
-        may_be_strangers = access is not None and not has_certificates
-        strangers = StrangersLimits(settings.inflight_bytes_per_connection_max, settings.inflight_bytes_max)
-        self._watch = ConnectionWatch(_connection_limits(settings).address_max, strangers if may_be_strangers else None)
+        unauthenticated = (
+            None
+            if access is None or has_certificates
+            else UnauthenticatedLimits(settings.inflight_bytes_per_connection_max, settings.inflight_bytes_max)
+        )
+        self._watch = ConnectionWatch(_connection_limits(settings).address_max, unauthenticated)
         guard = None if access is None else Guard(access, registry, has_certificates=has_certificates)
         if guard is not None:
             guard.on_caller = self._watch.admit

@@ -1,22 +1,13 @@
-"""Accepting connections within limits, so that those that only wait keep nobody out."""
+"""Accepting connections within limits, so that idle ones do not keep others out."""
 
 import asyncio
-import os
 import resource
 import socket
 import ssl
-import stat
-import struct
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, Self
-from urllib.parse import quote
-
-import structlog
 
 HANDSHAKE_SECONDS = 5.0
 """How long a TLS handshake may take; then the connection is closed."""
@@ -25,20 +16,10 @@ _BACKLOG = 2_048
 _NO_FILES_SECONDS = 0.1
 _FILES_FOR_OTHERS = 64
 _GRPC_SHARE = 0.75
-_SWEEP_SECONDS, _SWEEP_SECONDS_MAX = 1.0, 5.0
-_SWEEP_SHARE = 0.02
-_FILES = Path("/proc/self/fd")
-
-_log = structlog.stdlib.get_logger(__name__)
-
-# Where Linux has tcpi_bytes_received in struct tcp_info.
-_TCP_INFO_BYTES = 256
-_BYTES_RECEIVED = struct.Struct("=Q")
-_BYTES_RECEIVED_OFFSET = 128
 
 
 class ConnectionLimits(NamedTuple):
-    """How many connections there may be in all and of one address."""
+    """Maximum numbers of connections, in total and from one address."""
 
     total_max: int
     address_max: int
@@ -77,7 +58,7 @@ class Place:
         self._places = places
         self.address = address
         self.abort: Callable[[], object] = lambda: None
-        """Ends the connection at once; for who needs its place."""
+        """Closes the connection at once, for another that needs its place."""
 
     def wait(self) -> None:
         """Says that the connection only waits from now on, so that others may need its place."""
@@ -207,7 +188,7 @@ class Acceptor:
         self._connecting.discard(ended)
         error = None if ended.cancelled() else ended.exception()
         if ended.cancelled() or error is not None:
-            # Nobody tells a protocol that its handshake has failed.
+            # A protocol does not learn that its handshake has failed.
             place.leave()
             accepted.close()
         if error is not None and not isinstance(error, OSError):
@@ -223,124 +204,3 @@ class Acceptor:
     async def wait_closed(self) -> None:
         """Returns once no connection begins any more."""
         await asyncio.wait([self._accepting, *self._connecting])
-
-
-class StrangersLimits(NamedTuple):
-    """How much may be received from whom nobody knows yet."""
-
-    connection_bytes_max: int
-    """Of one connection; as much as its first calls may have."""
-    total_bytes_max: int
-
-
-class ConnectionWatch:
-    """Ends connections to a port of this process that take too much.
-
-    For gRPC, which counts its connections only in all, and keeps what strangers send: whole requests, and headers
-    without a limit, before anything here learns of them.
-    """
-
-    def __init__(self, address_max: int, strangers: StrangersLimits | None) -> None:
-        """`strangers` limits connections of whom `admit` has not said who they are; None if nobody has to prove it."""
-        self._address_max = address_max
-        self._limits = strangers
-        self._callers: set[str] = set()
-        self._counted: set[int] = set()
-        """The connections that had their place last time, by the inodes of their sockets."""
-
-    def admit(self, peer: str) -> None:
-        """Says that a peer, as gRPC writes it, has proven who it is."""
-        self._callers.add(peer)
-
-    async def follow(self, port: int) -> None:
-        """Looks at the connections every second, or less often if there are thousands, until it is cancelled."""
-        seconds = 0.0
-        while True:
-            await asyncio.sleep(min(max(_SWEEP_SECONDS, seconds / _SWEEP_SHARE), _SWEEP_SECONDS_MAX))
-            begun = time.monotonic()
-            try:
-                await asyncio.to_thread(self.sweep, port)
-            except Exception:  # noqa: BLE001 - strangers that come later must be limited all the same
-                _log.exception("the connections could not be counted")
-            seconds = time.monotonic() - begun
-
-    def sweep(self, port: int) -> None:
-        """Ends the newest connections above the limit of their address, and strangers' that have sent too much."""
-        # Most of the time there are fewer files than one address may have connections.
-        if self._limits is None and sum(1 for _ in _FILES.iterdir()) <= self._address_max:
-            return
-        callers = frozenset(self._callers)
-        with ExitStack() as opened:
-            found = [(inode, opened.enter_context(closing(one))) for inode, one in _open_sockets()]
-            found = [(inode, one) for inode, one in found if _is_connected_to(port, one)]
-            # Those that have had a place keep it.
-            found.sort(key=lambda each: each[0] not in self._counted)
-            counts: Counter[str] = Counter()
-            kept, strangers, live = set[int](), list[tuple[int, socket.socket]](), set[str]()
-            for inode, one in found:
-                peer = _peer(one)
-                address = peer.rpartition(":")[0]
-                counts[address] += 1
-                if counts[address] > self._address_max:
-                    _end(one)
-                    continue
-                kept.add(inode)
-                live.add(peer)
-                if self._limits is not None and peer not in callers:
-                    strangers.append((_bytes_received(one), one))
-            self._counted = kept
-            self._callers -= callers - live
-            if self._limits is not None:
-                _end_greedy(strangers, self._limits)
-
-
-def _end_greedy(strangers: list[tuple[int, socket.socket]], limits: StrangersLimits) -> None:
-    """Ends connections that have sent more than one may, and the greediest until all together are within the limit."""
-    total = sum(byte_count for byte_count, _ in strangers)
-    for byte_count, one in sorted(strangers, key=lambda each: -each[0]):
-        if byte_count <= limits.connection_bytes_max and total <= limits.total_bytes_max:
-            return
-        total -= byte_count
-        _end(one)
-
-
-def _end(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-
-
-def _is_connected_to(port: int, found: socket.socket) -> bool:
-    with suppress(OSError):
-        return bool(found.getsockname()[1] == port and found.getpeername())
-    return False
-
-
-def _peer(connection: socket.socket) -> str:
-    """Returns the other side as gRPC writes it."""
-    host, port = connection.getpeername()[:2]
-    host = host.removeprefix("::ffff:")
-    return f"ipv6:%5B{quote(host, safe=':')}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
-
-
-def _bytes_received(connection: socket.socket) -> int:
-    with suppress(OSError, struct.error):
-        said = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-        (byte_count,) = _BYTES_RECEIVED.unpack_from(said, _BYTES_RECEIVED_OFFSET)
-        return int(byte_count)
-    return 0
-
-
-def _open_sockets() -> Iterator[tuple[int, socket.socket]]:
-    """Yields the TCP sockets of this process with their inodes, duplicated, as they may be closed meanwhile."""
-    for file in tuple(_FILES.iterdir()):
-        with suppress(OSError):
-            duplicate = os.dup(int(file.name))
-            status = os.fstat(duplicate)
-            if not stat.S_ISSOCK(status.st_mode):
-                os.close(duplicate)
-                continue
-            found = socket.socket(fileno=duplicate)
-            if found.type == socket.SOCK_STREAM and found.family in {socket.AF_INET, socket.AF_INET6}:
-                yield status.st_ino, found
-            else:
-                found.close()
