@@ -154,7 +154,7 @@ async def closed_server(tmp_path: Path) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("service", ["ChannelService/Append", "ChannelService/AppendStream", "AdminService/PeekEvents"])
-async def test_requests_of_strangers_are_refused_before_they_come(closed_server: str, service: str) -> None:
+async def test_unauthenticated_requests_are_refused_before_they_come(closed_server: str, service: str) -> None:
     """The server keeps nothing of a message without a token, however much of it there is."""
     async with raw_connection(closed_server) as abuser:
         for number in range(1, 101, 2):
@@ -167,12 +167,12 @@ async def test_requests_of_strangers_are_refused_before_they_come(closed_server:
             assert answer.stream == number
 
 
-async def test_strangers_probe_health_with_requests_that_come_at_once(
+async def test_unauthenticated_health_probes_have_requests_that_come_at_once(
     closed_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a request is refused after a while, and so are more watchers than there may be."""
     monkeypatch.setattr(guarded_handlers, "_UNAUTHENTICATED_SECONDS", 0.1)
-    monkeypatch.setattr(grpc_server, "_OPEN_STREAMS_MAX", 1)
+    monkeypatch.setattr(guarded_handlers, "_OPEN_STREAMS_MAX", 1)
     async with raw_connection(closed_server) as abuser, aio.insecure_channel(closed_server) as channel:
         half = Frame(FrameKind.DATA, 0, 1, b"\0" + MIB.to_bytes(4, "big"))
         await abuser.send(call_headers(1, "/grpc.health.v1.Health/Check"), half)

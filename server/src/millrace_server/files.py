@@ -98,8 +98,26 @@ def _write_new(path: Path, content: bytes, mode: int) -> None:
         os.fsync(descriptor)
 
 
-def file_stamp(path: Path | None) -> object:
-    """Returns what differs once a file was changed or replaced; None if there is none."""
+class FileWatch:
+    """Detects whether files were changed or replaced."""
+
+    def __init__(self, *paths: Path | None) -> None:
+        self._paths = paths
+        self._stamps = self._current()
+
+    def has_changed(self) -> bool:
+        """Whether a file has changed since the last call, or since the watch was created.
+
+        Callers that then find an invalid file read it again when it changes again.
+        """
+        former, self._stamps = self._stamps, self._current()
+        return self._stamps != former
+
+    def _current(self) -> list[object]:
+        return list(map(_stamp, self._paths))
+
+
+def _stamp(path: Path | None) -> object:
     try:
         found = None if path is None else path.stat()
     except OSError:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 from millrace.setting_problems import shown_value
 from millrace_server.access.tokens import TOKEN, check_identity, hash_of
 from millrace_server.errors import TokenExpiredError, UnauthenticatedError
-from millrace_server.files import NamedPath, file_stamp, read_named
+from millrace_server.files import FileWatch, NamedPath, read_named
 
 if TYPE_CHECKING:
     from jwt import PyJWK
@@ -228,15 +228,14 @@ class _KeysFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._stamp: object = ()
+        self._watch: FileWatch | None = None
 
     def read(self) -> "dict[str | None, PyJWK] | None":
         """Returns the keys; None if the file has not changed; raises ValueError if they are not valid."""
-        stamp = file_stamp(self._path)
-        if stamp == self._stamp:
+        if self._watch is None:
+            self._watch = FileWatch(self._path)
+        elif not self._watch.has_changed():
             return None
-        # Noted first: a file that is not valid is read again when it changes again.
-        self._stamp = stamp
         return _parsed(json.dumps(str(self._path)), read_named(self._path, _BYTES_MAX))
 
     def request_refresh(self) -> None:

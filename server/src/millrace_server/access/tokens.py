@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from millrace_server.files import file_stamp, read_named
+from millrace_server.files import FileWatch, read_named
 
 FILE_BYTES_MAX = 16 << 20
 NAME_LENGTH_MAX = 255
@@ -47,18 +47,15 @@ class TokensFile:
     def __init__(self, path: Path) -> None:
         """Reads the file; raises ValueError, with the file and what is wrong, if it is not valid."""
         self.path = path
-        self._stamp = file_stamp(path)
+        self._watch = FileWatch(path)
         # The time of a dictionary lookup depends on the hash; a keyed hash keeps callers from learning from it.
         self._key = secrets.token_bytes()
         self._names = self._indexed(read_tokens(path))
 
     def refresh(self) -> bool:
         """Reads the file again if it has changed; returns whether that changed what is in force. Blocks on the disk."""
-        stamp = file_stamp(self.path)
-        if stamp == self._stamp:
+        if not self._watch.has_changed():
             return False
-        # Noted first: a file that is not valid is read again when it changes again.
-        self._stamp = stamp
         try:
             tokens = read_tokens(self.path)
         except ValueError as error:

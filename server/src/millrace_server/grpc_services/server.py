@@ -1,12 +1,11 @@
 """The gRPC server and its health service."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine
 from functools import partial
 from types import ModuleType
 from typing import Any
 
-import grpc
 from grpc import aio, method_handlers_generic_handler
 from grpc_channelz.v1 import channelz, channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -18,14 +17,12 @@ from millrace_server.agent.components import Component, Components
 from millrace_server.channels.channel_handle import ChannelState
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.configuration.settings import ServerSettings
-from millrace_server.errors import MillraceError
 from millrace_server.grpc_services import admin_service, channel_service
 from millrace_server.grpc_services.admin_service import AdminService
 from millrace_server.grpc_services.channel_service import ChannelService
-from millrace_server.grpc_services.guard import TOOLS, Guard, Rule, health_rule
-from millrace_server.grpc_services.guarded_handlers import GuardedHandlers
+from millrace_server.grpc_services.guard import TOOLS, Guard
+from millrace_server.grpc_services.guarded_handlers import GuardedHandlers, GuardedHealth, GuardedServer
 from millrace_server.grpc_services.rpc import InflightBytes, Rpcs
-from millrace_server.grpc_services.status import end_status
 from millrace_server.hosting.data_dir import Catalog
 from millrace_server.network import Address
 from millrace_server.network.accepting import ConnectionLimits
@@ -39,8 +36,6 @@ HANDSHAKE_SECONDS = 10.0
 """How long a new connection may take to begin HTTP/2; then it is closed."""
 
 _PENDING_CALLS_MAX = 65_536
-_OPEN_STREAMS_MAX = 1_000
-"""Maximum number of unauthenticated Health watches."""
 _METADATA_BYTES_MAX = 16 * 1024
 _SECOND = 1_000
 _HOUR = 3_600 * _SECOND
@@ -118,32 +113,32 @@ class GrpcServer:
         self._tls = tls
         self._watching: asyncio.Task[None] | None = None
         has_certificates = tls is not None and tls.requires_client_certificate
+        limits = UnauthenticatedLimits(settings.inflight_bytes_per_connection_max, settings.inflight_bytes_max)
         # With client certificates, the handshake has authenticated every connection.
-        unauthenticated = (
-            None
-            if access is None or has_certificates
-            else UnauthenticatedLimits(settings.inflight_bytes_per_connection_max, settings.inflight_bytes_max)
-        )
-        self._watch = ConnectionWatch(_connection_limits(settings).address_max, unauthenticated)
+        is_limited = access is not None and not has_certificates
+        self._watch = ConnectionWatch(_connection_limits(settings).address_max, limits if is_limited else None)
         guard = None if access is None else Guard(access, registry, has_certificates=has_certificates)
         if guard is not None:
             guard.on_caller = self._watch.admit
         self._health = Health(registry, components)
         self._server = aio.server(options=_options(settings))
-        inflight = InflightBytes(settings.inflight_bytes_max, settings.inflight_bytes_per_connection_max)
-        rpcs = Rpcs(inflight, registry.count_refusal, guard)
-        handled = method_handlers_generic_handler if guard is None else partial(GuardedHandlers, guard)
+        rpcs = Rpcs(InflightBytes(limits.total_bytes_max, limits.connection_bytes_max), registry.count_refusal, guard)
         administration = AdminService(registry, catalog, components, settings.channels_max)
+        self._add_services(rpcs, ChannelService(registry), administration, guard)
+        health: Any = self._server if guard is None else GuardedHealth(self._server, guard, components)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, health)
+        if guard is not None or Address.parse(settings.listen).is_loopback:
+            self._add_tools(self._server if guard is None else GuardedServer(self._server, guard, TOOLS))
+
+    def _add_services(
+        self, rpcs: Rpcs, channels: ChannelService, administration: AdminService, guard: Guard | None
+    ) -> None:
+        handled = method_handlers_generic_handler if guard is None else partial(GuardedHandlers, guard)
         for name, handlers in (
-            (channel_service.NAME, ChannelService(registry).handlers(rpcs)),
+            (channel_service.NAME, channels.handlers(rpcs)),
             (admin_service.NAME, administration.handlers(rpcs)),
         ):
             self._server.add_generic_rpc_handlers((handled(name, handlers),))
-        health: Any = self._server if guard is None else _GuardedHealth(self._server, guard, components)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, health)
-        tools: Any = self._server if guard is None else _GuardedServer(self._server, guard, TOOLS)
-        if guard is not None or Address.parse(settings.listen).is_loopback:
-            self._add_tools(tools)
 
     def _add_tools(self, server: Any) -> None:
         names = [channel_service.NAME, admin_service.NAME, _service_name(health_pb2, "Health")]
@@ -176,89 +171,6 @@ class GrpcServer:
         await self._server.stop(grace_seconds)
         if self._watching is not None:
             self._watching.cancel()
-
-
-class _GuardedServer:
-    """Registers the services of gRPC's own packages behind a guard with one rule."""
-
-    reads_unauthenticated = False
-
-    def __init__(self, server: aio.Server, guard: Guard, rule: Rule) -> None:
-        self._server = server
-        self._guard = guard
-        self._enter = partial(guard.enter, rule)
-        self._open_streams_count = 0
-
-    def add_generic_rpc_handlers(self, _handlers: object) -> None:
-        """Does nothing: the generated code gives the same handlers to `add_registered_method_handlers`."""
-
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        guarded = {name: self._guarded(f"{service}/{name}", handler) for name, handler in handlers.items()}
-        guarded_handlers = GuardedHandlers(
-            self._guard, service, guarded, reads_unauthenticated=self.reads_unauthenticated
-        )
-        self._server.add_generic_rpc_handlers((guarded_handlers,))
-
-    def is_open(self, _request: Any) -> bool:
-        """Whether this request needs no authentication."""
-        return False
-
-    def _guarded(self, name: str, handler: Any) -> Any:
-        async def handle(request: Any, context: Any) -> Any:
-            serve = handler.unary_unary or handler.unary_stream
-            if self.is_open(request):
-                return await self._serve_unauthenticated(handler, request, context)
-            try:
-                with self._enter(name, context) as call:
-                    call.check(request)
-                    return await serve(request, context)
-            except MillraceError as error:
-                status = end_status(error, None)
-            await context.abort(*status)
-            return None
-
-        async def stream(requests: Any, context: Any) -> AsyncGenerator[Any]:
-            try:
-                with self._enter(name, context) as call:
-                    call.check(None)
-                    async for answer in handler.stream_stream(requests, context):
-                        yield answer
-            except MillraceError as error:
-                status = end_status(error, None)
-            else:
-                return
-            await context.abort(*status)
-
-        if handler.stream_stream:
-            return handler._replace(stream_stream=stream)
-        shape = "unary_unary" if handler.unary_unary else "unary_stream"
-        return handler._replace(**{shape: handle})
-
-    async def _serve_unauthenticated(self, handler: Any, request: Any, context: Any) -> Any:
-        if handler.unary_unary:
-            return await handler.unary_unary(request, context)
-        if self._open_streams_count >= _OPEN_STREAMS_MAX:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watches without a token; try again later")
-        self._open_streams_count += 1
-        try:
-            return await handler.unary_stream(request, context)
-        finally:
-            self._open_streams_count -= 1
-
-
-class _GuardedHealth(_GuardedServer):
-    """The server's health needs no authentication; that of its parts needs `describe`."""
-
-    reads_unauthenticated = True
-
-    def __init__(self, server: aio.Server, guard: Guard, components: Components) -> None:
-        def channels_of(kind: str, name: str) -> Sequence[str]:
-            return next((one.channels for one in components if (f"{one.kind.key}s", one.name) == (kind, name)), ())
-
-        super().__init__(server, guard, health_rule(channels_of))
-
-    def is_open(self, request: Any) -> bool:
-        return not request.service
 
 
 def _service_name(module: ModuleType, name: str) -> str:

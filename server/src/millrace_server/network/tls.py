@@ -15,7 +15,7 @@ import structlog
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
-from millrace_server.files import NamedPath, file_stamp, read_named
+from millrace_server.files import FileWatch, NamedPath, read_named
 
 if TYPE_CHECKING:
     import grpc
@@ -79,7 +79,7 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
         if mode == "required" and "client_ca" in info.data and info.data["client_ca"] is None:
             raise ValueError(f"is {shown_value(mode)}; it needs client_ca, the authority of clients' certificates")
         if mode == "off" and info.data.get("client_ca") is not None:
-            # Whoever names the authority may think that this alone keeps others out.
+            # Setting an authority could be mistaken for requiring certificates.
             raise ValueError(
                 f'is {shown_value(mode)}, so client_ca has no effect; set it to "required", or remove client_ca'
             )
@@ -113,7 +113,7 @@ class TlsFiles:
         """Reads the files of a setting; raises ValueError if one of them is not valid any more."""
         self.settings = settings
         self._setting = setting
-        self._stamp = self._stamps()
+        self._watch = FileWatch(settings.certificate, settings.private_key, settings.client_ca)
         self.material = _read_material(settings)
         self._warned_at: dict[Path, datetime] = {}
 
@@ -133,11 +133,8 @@ class TlsFiles:
 
     def refresh(self) -> None:
         """Reads the files again if they have changed. May be called in any thread."""
-        stamp = self._stamps()
-        if stamp == self._stamp:
+        if not self._watch.has_changed():
             return
-        # Noted first: files that are not valid are read again when they change again.
-        self._stamp = stamp
         try:
             material = _read_material(self.settings)
         except ValueError as error:
@@ -194,10 +191,6 @@ class TlsFiles:
 
         material = self.material
         return grpc.ssl_server_certificate_configuration([(material.key, material.chain)], material.client_ca)
-
-    def _stamps(self) -> tuple[object, ...]:
-        settings = self.settings
-        return tuple(map(file_stamp, (settings.certificate, settings.private_key, settings.client_ca)))
 
 
 class _CurrentContext(ssl.SSLContext):
