@@ -2,7 +2,8 @@
 
 import math
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,6 +12,7 @@ from typing import Any, Self
 
 import millrace_client as millrace
 
+WAIT_SECONDS_MAX = 20.0
 _STEP_SECONDS = 0.005
 
 
@@ -199,3 +201,11 @@ class FakeClaim:
     def release(self) -> None:
         with self._held() as state:
             state.reader_id = None
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Returns once a condition holds; fails if that takes too long."""
+    give_up = time.monotonic() + WAIT_SECONDS_MAX
+    while not is_so():
+        assert time.monotonic() < give_up
+        threading.Event().wait(_STEP_SECONDS)

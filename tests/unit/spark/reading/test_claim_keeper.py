@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from millrace_spark import MillraceSparkError
 from millrace_spark.reading.claim_keeper import ClaimKeeper, reclaim
 from millrace_spark.reading.options import ClaimOptions
 from millrace_spark.shards import Shard
-from tests.unit.spark.fake_servers import FakeServers
+from tests.unit.spark.fake_servers import FakeServers, wait_until
 
 
 class OtherReader:
@@ -83,23 +82,8 @@ def test_reclaim_with_takeover_does_not_wait(monkeypatch: pytest.MonkeyPatch) ->
     assert (other.calls, other.now) == ([True], 50.0)
 
 
-_WAIT_SECONDS_MAX = 20.0
 _SHARD = Shard("orders", "a:1")
 _OPTIONS = ClaimOptions(endpoints=("a:1",), channels=("orders",), reader_id="me", lease_seconds=0.05, takeover=False)
-
-
-@pytest.fixture
-def fakes(monkeypatch: pytest.MonkeyPatch) -> FakeServers:
-    fake = FakeServers()
-    monkeypatch.setattr(millrace, "connect", fake.connect)
-    return fake
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + _WAIT_SECONDS_MAX
-    while not is_so():
-        assert time.monotonic() < give_up
-        threading.Event().wait(0.005)
 
 
 def is_kept() -> bool:

@@ -1,7 +1,6 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -9,46 +8,17 @@ import pytest
 import millrace_client as millrace
 from millrace_spark import MillraceSparkError
 from millrace_spark.errors import DataLossError, OptionError
-from millrace_spark.reading import shard_claim, stream_claims
 from millrace_spark.reading import stream as stream_module
+from millrace_spark.reading import stream_claims
 from millrace_spark.reading.offsets import OffsetJson
-from millrace_spark.reading.options import parse_stream_options
 from millrace_spark.reading.stream import Stream
-from tests.unit.spark.fake_servers import FakeServers
-
-_WAIT_SECONDS_MAX = 20.0
-
-MakeStream = Callable[..., Stream]
-"""`make_stream(**options)`; reads `orders` on `a:1` and `b:1` unless the options say otherwise."""
-
-
-@pytest.fixture
-def fakes(monkeypatch: pytest.MonkeyPatch) -> FakeServers:
-    fake = FakeServers()
-    monkeypatch.setattr(millrace, "connect", fake.connect)
-    return fake
-
-
-@pytest.fixture
-def make_stream(fakes: FakeServers, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStream]:
-    monkeypatch.setattr(stream_module, "WAIT_SECONDS", 0.1)
-    monkeypatch.setattr(shard_claim, "POLL_SECONDS_MAX", 0.1)
-    monkeypatch.setattr(shard_claim, "_PAUSE_SECONDS_MAX", 0.1)
-    made: list[Stream] = []
-
-    def make(**options: str) -> Stream:
-        defaults = {"endpoints": "a:1,b:1", "channels": "orders", "readerId": "me"}
-        made.append(Stream(parse_stream_options(defaults | options)))
-        return made[-1]
-
-    yield make
-    for stream in made:
-        stream.close()
+from tests.unit.spark.fake_servers import WAIT_SECONDS_MAX, FakeServers, wait_until
+from tests.unit.spark.reading.conftest import MakeStream
 
 
 def next_batch(stream: Stream, start: OffsetJson, *, is_limited: bool = True) -> OffsetJson:
     """Returns the next micro-batch."""
-    give_up = time.monotonic() + _WAIT_SECONDS_MAX
+    give_up = time.monotonic() + WAIT_SECONDS_MAX
     while (end := stream.next_offset(start, is_limited=is_limited)) is start:
         assert time.monotonic() < give_up
     return end
@@ -56,13 +26,6 @@ def next_batch(stream: Stream, start: OffsetJson, *, is_limited: bool = True) ->
 
 def ranges(offset: OffsetJson) -> dict[str, tuple[str | int, str | int]]:
     return {name: (part["from"], part["to"]) for name, part in offset.items()}
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + _WAIT_SECONDS_MAX
-    while not is_so():
-        assert time.monotonic() < give_up
-        threading.Event().wait(0.005)
 
 
 def test_next_offset_acknowledges_what_spark_has_done(fakes: FakeServers, make_stream: MakeStream) -> None:
@@ -91,7 +54,7 @@ def test_next_offset_without_events_waits_and_gives_the_start_itself(
     began_at = time.monotonic()
     assert stream.next_offset(start, is_limited=True) is start
     assert time.monotonic() - began_at >= stream_module.WAIT_SECONDS
-    monkeypatch.setattr(stream_module, "WAIT_SECONDS", 100 * _WAIT_SECONDS_MAX)
+    monkeypatch.setattr(stream_module, "WAIT_SECONDS", 100 * WAIT_SECONDS_MAX)
     threading.Timer(0.05, lambda: setattr(a, "next", 2)).start()
     assert ranges(stream.next_offset(start, is_limited=True)) == {"orders@a:1": (1, 2), "orders@b:1": (1, 1)}
 
@@ -449,13 +412,13 @@ def test_claim_that_is_granted_after_close_is_released(
         granted = channel.claim(options.reader_id, options.lease_seconds, takeover=True)
         if channel.name == "orders-2":
             is_granted.set()
-            is_closing.wait(_WAIT_SECONDS_MAX)
+            is_closing.wait(WAIT_SECONDS_MAX)
         return granted
 
     monkeypatch.setattr(stream_claims, "reclaim", slow_claim)
     stream = make_stream(endpoints="a:1", channels="orders-*")
     late = fakes.make("a:1", "orders-2")
-    assert is_granted.wait(_WAIT_SECONDS_MAX)
+    assert is_granted.wait(WAIT_SECONDS_MAX)
     threading.Timer(0.1, is_closing.set).start()
     stream.close()
     assert late.reader_id is None
