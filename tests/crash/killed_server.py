@@ -16,36 +16,26 @@ from tests.fork_server import ForkedProgram
 from tests.millraced import Millraced
 from tests.rpc import TIMEOUT_SECONDS, Refusal, Rpc, connected, rows_of
 
-_CONFIG_TOML = """
-[channels.work]
+_FILE_CHANNEL = """\
 type = "file"
 capacity = 20000
 transaction_capacity = 1000
 keep_alive_seconds = 0.1
-lease_seconds = 5.0
 segment_bytes_max = 65536
 checkpoint_interval_seconds = 0.1
-min_free_bytes = 0
+min_free_bytes = 0"""
+_CONFIG_TOML = f"""
+[channels.work]
+{_FILE_CHANNEL}
+lease_seconds = 5.0
 
 [channels.read]
-type = "file"
-capacity = 20000
-transaction_capacity = 1000
-keep_alive_seconds = 0.1
-segment_bytes_max = 65536
-checkpoint_interval_seconds = 0.1
-min_free_bytes = 0
+{_FILE_CHANNEL}
 compression = "zstd"
 
 [channels.aging]
-type = "file"
-capacity = 20000
-transaction_capacity = 1000
-keep_alive_seconds = 0.1
+{_FILE_CHANNEL}
 lease_seconds = 5.0
-segment_bytes_max = 65536
-checkpoint_interval_seconds = 0.1
-min_free_bytes = 0
 retention_seconds = 2.0
 """
 CHANNELS = ("work", "read")
