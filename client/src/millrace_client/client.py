@@ -36,14 +36,14 @@ def connect(  # noqa: PLR0913 - all but the first have defaults
             connection is refused, 5 to 7 s if nothing answers; then it raises UnavailableError. True: it waits for the
             server until its deadline; then it raises DeadlineError.
         tls: How to connect over TLS. None: plain text.
-        token: The bearer token that proves who calls. None: that of `token_file`, or none. A token travels unencrypted
-            only to this machine, or anywhere if the environment has `MILLRACE_ALLOW_PLAINTEXT=true`.
-        token_file: File that holds the token; it is read again when it changes, for calls from then on. A call with a
-            token that is refused meanwhile is repeated with the new one.
+        token: The client's bearer token. None: that of `token_file`, or none. Without TLS, a token is sent to loopback
+            addresses only, unless `MILLRACE_ALLOW_PLAINTEXT=true` is set in the environment.
+        token_file: File that holds the token; it is reread when it changes. A call whose token is refused is repeated if
+            the file has changed.
         options: Options of the gRPC channel; they override the client's own.
 
     Raises:
-        BadArgumentError: `timeout_seconds` is not above 0, there are two tokens, or a token would travel unencrypted.
+        BadArgumentError: `timeout_seconds` is not above 0, there are two tokens, or a token would be sent unencrypted.
             The first call raises it if a file cannot be read.
     """
     return Client(

@@ -99,11 +99,11 @@ class RefusedError(MillraceError):
     is_outcome_known = True
 
 
-# Who may do what.
+# Authentication and authorization.
 
 
 class UnauthenticatedError(MillraceError, reason="UNAUTHENTICATED", advice=RetryAdvice.LOST):
-    """Raised when the client does not prove who it is, or its token is not valid any more.
+    """Raised when the client has no valid credentials, or its token is no longer valid.
 
     A stream that is open when its token is removed ends with it, so the outcome of its last requests is not known.
     """

@@ -137,7 +137,7 @@ class Producer(BaseProducer):
         channel: The default channel of `send`.
         config: The limits; see `ProducerConfig`.
         tls: How to connect over TLS. None: plain text.
-        token: The bearer token that proves who calls. None: that of `token_file`, or none.
+        token: The client's bearer token. None: that of `token_file`, or none.
         token_file: File that holds the token; it is read again when it changes, for streams that start from then on.
         options: Options of the gRPC channels; they override the client's own.
         hooks: Called as the producer works.

@@ -1,4 +1,4 @@
-"""How clients reach a server over TLS, and prove who they are."""
+"""TLS and tokens of clients."""
 
 import ipaddress
 import os
@@ -16,7 +16,7 @@ import grpc
 from millrace_client.errors import BadArgumentError
 
 _CHECK_SECONDS = 1.0
-"""How late a changed file is noticed."""
+"""Changed files are noticed within this time."""
 
 PLAINTEXT_VARIABLE = "MILLRACE_ALLOW_PLAINTEXT"
 
@@ -66,7 +66,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """The token that proves who the client is: a text, or a file, which is read again when it changes."""
+    """The client's token: a text, or a file, which is reread when it changes."""
 
     text: str | None = field(default=None, repr=False)
     file: File | None = None

@@ -57,11 +57,11 @@ class EventTooLargeError(MillraceError):
     reason = "EVENT_TOO_LARGE"
 
 
-# Who may do what.
+# Authentication and authorization.
 
 
 class UnauthenticatedError(MillraceError):
-    """Raised when a caller does not prove who it is, or with something that is not valid."""
+    """Raised when a caller has no valid credentials."""
 
     reason = "UNAUTHENTICATED"
 
@@ -196,7 +196,7 @@ class OverloadedError(MillraceError):
 
 
 class QuotaExceededError(MillraceError):
-    """Raised when an identity has used up what it may use for now."""
+    """Raised when an identity has used up its quota."""
 
     reason = "QUOTA_EXCEEDED"
 

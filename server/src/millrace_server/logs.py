@@ -148,7 +148,7 @@ def _configure_standard_logging(handler: logging.Handler, level: int) -> None:
 
 
 def _is_no_header(record: logging.LogRecord) -> bool:
-    """Keeps out what gRPC says of headers that are not UTF-8: it shows them whole, and they may hold a token."""
+    """Drops gRPC's messages about headers that are not UTF-8, which quote them and so may contain a token."""
     return not str(record.msg).startswith("Invalid encoding on")
 
 

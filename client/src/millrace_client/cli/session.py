@@ -166,8 +166,8 @@ class Session:
     def resolved(self) -> "Session":
         """Returns the session with what the environment and a context say where no option does.
 
-        What is nearest counts: an option, also `--context`, before the environment, and that before a context in use.
-        That one is left out where a server is named, so that its token and certificate go to no other server.
+        Options, including `--context`, take precedence over the environment, and that over the context in use. The
+        latter is ignored if a server is given, so that its token and certificate are sent to no other server.
         """
         found = self if self.context_name is None else self.completed(load_contexts().options(self.context_name))
         found = found.completed({name: os.environ.get(variable) for name, variable in _VARIABLES.items()})
@@ -190,7 +190,7 @@ class Session:
 
     @property
     def repeated_options(self) -> list[str]:
-        """The options of another command that is to reach the same server; secrets stay where they are."""
+        """The options with which another command reaches the same server, without secrets."""
         given = {
             "--context": self.resolved().context_name,
             "--server": self.server,
@@ -210,7 +210,7 @@ class Session:
 
     @property
     def security(self) -> dict[str, Any]:
-        """The arguments of clients and producers that say how to connect over TLS, and prove who calls."""
+        """The arguments of clients and producers for TLS and the token."""
         found = self.resolved()
         return {"tls": found.tls, "token": found.token, "token_file": found.token_file}
 

@@ -78,7 +78,7 @@ class ConsumerConfig:
     tls: Tls | None = None
     """How to connect over TLS. None: plain text."""
     token: str | None = field(default=None, repr=False)
-    """The bearer token that proves who calls. None: that of `token_file`, or none."""
+    """The client's bearer token. None: that of `token_file`, or none."""
     token_file: File | None = None
     """File that holds the token; it is read again when it changes, for streams that start from then on."""
     options: Sequence[tuple[str, str | int]] = ()

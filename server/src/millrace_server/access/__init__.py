@@ -1,1 +1,1 @@
-"""Who may do what: identities and their credentials, roles, quotas, and the audit log."""
+"""Access control: identities and their credentials, roles, quotas, and the audit log."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
 _CHECK_SECONDS = 1.0
-"""How late a changed file is in force."""
+"""Changed files take effect within this time."""
 
 _PREPARATION_SECONDS = 2.0
 _CERTIFICATES_MAX = 1_024
@@ -35,7 +35,7 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 class Credentials(NamedTuple):
-    """What a caller shows: of a token only the hash, unless it may be a JSON Web Token, whose check needs the whole."""
+    """A caller's credentials: the hash of its token, or the whole if it may be a JSON Web Token."""
 
     token_hash: str | None
     certificate_name: str | None
@@ -44,7 +44,7 @@ class Credentials(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Who calls, by what that is proven, and until when."""
+    """An authenticated caller: its name, the kind of its credentials, and their expiry."""
 
     name: str
     proof: str
@@ -71,11 +71,11 @@ def credentials_of(authorizations: Sequence[str | bytes], certificate: bytes | N
 
 @lru_cache(_CERTIFICATES_MAX)
 def certificate_name(certificate: bytes) -> str | None:
-    """Returns whom a certificate, in PEM or DER, names: its SPIFFE id, else its first DNS name, else its common name.
+    """Returns the identity in a certificate, PEM or DER: its SPIFFE ID, else its first DNS name, else its common name.
 
     None if that is not printable text, or if there is none of them.
     """
-    # gRPC and `ssl` have these names, too, but gRPC ends them at a NUL, and `ssl` fails on what is not UTF-8.
+    # gRPC and `ssl` parse these names too, but gRPC cuts them at a NUL, and `ssl` fails if they are not UTF-8.
     try:
         name = next(_names(certificate), "")
     except Exception:  # noqa: BLE001 - whatever a certificate makes the library raise, it names nobody
@@ -126,7 +126,7 @@ class AccessControl:
         self._watchers: list[Callable[[], None]] = []
 
     def identify(self, credentials: Credentials) -> Identity:
-        """Returns who shows these credentials; raises UnauthenticatedError if they are not valid now."""
+        """Returns the identity of these credentials; raises UnauthenticatedError if they are not valid now."""
         certificate, expiry_time = credentials.certificate_name, credentials.certificate_expiry_time
         if expiry_time <= time.time():
             # The handshake was before, or has resumed an earlier session.
@@ -158,23 +158,23 @@ class AccessControl:
         return self._policy.entitlements_of(identity.name)
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        """Calls `on_change` once other tokens or roles are in force."""
+        """Calls `on_change` after tokens, keys or roles have changed."""
         self._watchers.append(on_change)
 
     def replace(self, roles: Mapping[str, RoleSettings], identities: Mapping[str, IdentitySettings]) -> None:
-        """Puts other roles and quotas in force."""
+        """Applies other roles and quotas."""
         self._policy = _policy(roles, identities)
         self._notify()
 
     async def prepare(self) -> None:
-        """Fetches the keys of JSON Web Tokens; if their address does not answer soon, that goes on in `follow`."""
+        """Fetches the keys of JSON Web Tokens; if their URL does not answer soon, `follow` keeps trying."""
         if self._jwts is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PREPARATION_SECONDS):
                     await asyncio.to_thread(self._jwts.refresh)
 
     async def follow(self) -> None:
-        """Puts changed files and keys in force, until it is cancelled."""
+        """Applies changed files and keys, until it is cancelled."""
         await asyncio.gather(*(self._follow(source) for source in (self._tokens, self._jwts) if source is not None))
 
     async def _follow(self, source: TokensFile | Jwts) -> None:

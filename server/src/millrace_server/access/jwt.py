@@ -38,7 +38,7 @@ _BYTES_MAX = 1 << 20
 _RSA_BITS_MIN, _RSA_BITS_MAX = 2_048, 8_192  # Each signature by a larger key would take the event loop's time.
 
 _ALGORITHMS = {"RSA/": "RS256", "EC/P-256": "ES256", "OKP/Ed25519": "EdDSA"}
-"""The only algorithm of a key, by its kty and crv; so what a token says of its algorithm decides nothing."""
+"""The only algorithm of a key, by its kty and crv, so that the algorithm in a token's header has no effect."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -114,10 +114,10 @@ class VerifiedName(NamedTuple):
 
 
 class Jwts:
-    """The check of tokens by the keys that are in force. Keys that cannot be read leave the former ones in force."""
+    """Checks tokens against the issuer's current keys. If new keys cannot be read, the previous ones stay in use."""
 
     reload_message = "keys of JSON Web Tokens reloaded"
-    """Logged once changed keys are in force."""
+    """Logged once changed keys are in use."""
 
     def __init__(self, settings: JwtSettings) -> None:
         """Reads the file of keys, if there is one; raises ValueError if it is not valid any more."""
@@ -133,7 +133,7 @@ class Jwts:
             self._source = _KeysUrl(settings)
 
     def refresh(self) -> bool:
-        """Reads the keys again if it is time to; returns whether others are in force. Blocks on disk and network."""
+        """Rereads the keys if that is due; returns whether they have changed. Blocks on disk and network."""
         try:
             keys = self._source.read()
         except ValueError as error:
@@ -154,7 +154,7 @@ class Jwts:
         return is_changed
 
     def check(self, token: str) -> VerifiedName:
-        """Returns whom a token names; raises UnauthenticatedError unless the issuer signed it for this server."""
+        """Returns the identity in a token; raises UnauthenticatedError unless the issuer signed it for this server."""
         # Signatures take long, and thousands of streams may show the same few tokens when all are checked again. What
         # was checked with former keys goes into the former dictionary.
         verified_names, token_hash = self._verified_names, hash_of(token)
@@ -173,7 +173,7 @@ class Jwts:
 
         settings = self._settings
         try:
-            # Only the header: what is forged with an unknown kid is not worth the time for more.
+            # Only the header, so that tokens forged with an unknown kid are refused at little cost.
             key = self._key_of(json.loads(base64.urlsafe_b64decode(token.partition(".")[0] + "==")).get("kid"))
             claims = jwt.decode(
                 token,

@@ -34,15 +34,15 @@ def check_identity(name: str) -> None:
 
 
 def hash_of(token: str) -> str:
-    """Returns what is kept of a token: the SHA-256 of its text, in hexadecimal digits."""
+    """Returns the stored form of a token: the SHA-256 of its text, in hexadecimal digits."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 class TokensFile:
-    """The tokens that are valid now. A changed file that is not valid, or is gone, leaves the former ones in force."""
+    """The current tokens. If the changed file is invalid or missing, the previous tokens stay in use."""
 
     reload_message = "tokens reloaded"
-    """Logged once changed tokens are in force."""
+    """Logged once changed tokens are in use."""
 
     def __init__(self, path: Path) -> None:
         """Reads the file; raises ValueError, with the file and what is wrong, if it is not valid."""
@@ -53,7 +53,7 @@ class TokensFile:
         self._names = self._indexed(read_tokens(path))
 
     def refresh(self) -> bool:
-        """Reads the file again if it has changed; returns whether that changed what is in force. Blocks on the disk."""
+        """Rereads the file if it has changed; returns whether its tokens are in use now. Blocks on the disk."""
         if not self._watch.has_changed():
             return False
         try:
@@ -65,7 +65,7 @@ class TokensFile:
         return True
 
     def name_of(self, token_hash: str) -> str | None:
-        """Returns whose token has this hash, in a time that does not depend on how close it is to a valid one."""
+        """Returns the name of the token with this hash, in a time that does not depend on how close a guess is."""
         found = self._names.get(self._keyed(token_hash))
         return found[1] if found is not None and hmac.compare_digest(found[0], token_hash) else None
 

@@ -40,7 +40,7 @@ def named_tables(tables: Mapping[str, Any], key: str) -> dict[str, dict[str, Any
 
 
 def revealed(secrets: Mapping[str, Secret[_T]]) -> dict[str, _T]:
-    """Returns what a table of secrets holds, for who uses it; the secrets themselves are never shown."""
+    """Returns the values of a table of secrets, which must not be shown."""
     return {name: secret.get_secret_value() for name, secret in secrets.items()}
 
 

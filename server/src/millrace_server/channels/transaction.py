@@ -44,7 +44,7 @@ class Outcome:
     state: TxnState
     receipt: Receipt | None = None
     owner: str = ""
-    """Who began it; empty where nobody is told apart, and after a restart."""
+    """The identity that began it; empty without authentication, and after a restart."""
 
     def refuse(self, txn_id: str) -> Never:
         """Raises the error for a call on an ended transaction."""

@@ -148,7 +148,7 @@ class Transactions:
         return txn_id, txn.lease.seconds
 
     def owner_of(self, txn_id: str) -> str:
-        """Returns who began a transaction, open or ended; empty if that is not known."""
+        """Returns the owner of a transaction, open or ended; empty if unknown."""
         known = self._open.get(txn_id) or self._ended.get(txn_id)
         return known.owner if known else ""
 

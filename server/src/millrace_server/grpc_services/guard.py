@@ -1,4 +1,4 @@
-"""Who may make which call: the one check that all RPCs pass.
+"""Authentication and authorization of calls: the one check that all RPCs pass.
 
 Without a `Guard`, every caller may do everything; see `Call`.
 """
@@ -107,7 +107,7 @@ class Caller(NamedTuple):
 
 
 class Guard:
-    """Admits calls by the identities and roles that are in force."""
+    """Admits calls according to the current identities and roles."""
 
     def __init__(self, access: AccessControl, registry: ChannelRegistry, *, has_certificates: bool) -> None:
         self.access = access
@@ -260,7 +260,7 @@ class GuardedCall(Call):
             else:
                 requests.admit(byte_count)
         if (answers := self.quota.answers) is not None and self._rule.reads:
-            # The answer's size is not known yet: it counts once it is sent, and what is too much is owed.
+            # The answer's size is not known yet: it counts once it is sent, and may leave the bucket in deficit.
             answers.admit(0)
 
     async def receive(self, byte_count: int) -> None:
@@ -277,7 +277,7 @@ class GuardedCall(Call):
                 await self._pass(answers, byte_count, seconds)
 
     async def _pass(self, bucket: Bucket, byte_count: int, seconds: float) -> None:
-        """Waits so long, or until other quotas are in force."""
+        """Waits that long, or until the quota has changed."""
         quota, due = self.quota, time.monotonic() + seconds
         try:
             while self.quota is quota and (seconds := due - time.monotonic()) > 0:  # noqa: ASYNC110 - this is seldom
@@ -367,7 +367,7 @@ class Rule(NamedTuple):
     administers: bool = False
     """Whether the audit log has it even if it is allowed."""
     lasts: bool = False
-    """Whether it may wait or go on for long: then it ends once it is not allowed any more."""
+    """Whether it may last long: then it ends once it is no longer allowed."""
     reads: bool = False
     """Whether its answers hold stored data: it waits or is refused while its caller is above the read quota."""
     finishes: bool = False
@@ -442,7 +442,7 @@ RULES = {
 
 
 def health_rule(channels_of: Callable[[str, str], Sequence[str]]) -> Rule:
-    """Returns the rule for the health of anything but the server: who may describe it may know.
+    """Returns the rule for the health of channels and components, which needs `describe`.
 
     `channels_of` returns the channels of a component, by its kind and name as the health service has them.
     """

@@ -61,11 +61,11 @@ class Place:
         """Closes the connection at once, for another that needs its place."""
 
     def wait(self) -> None:
-        """Says that the connection only waits from now on, so that others may need its place."""
+        """Marks the connection as idle, so that a new one may replace it."""
         self._places.queue(self)
 
     def work(self) -> None:
-        """Says that it does not wait any more."""
+        """Marks the connection as busy."""
         self._places.unqueue(self)
 
     def leave(self) -> None:
@@ -91,7 +91,7 @@ class Places:
         self._waiting_of: dict[str, dict[Place, None]] = {}
 
     def take(self, address: str) -> Place | None:
-        """Returns a place, whose connection waits; None if there is none."""
+        """Returns a place for an idle connection; None if there is none."""
         if not self._make_room(address):
             return None
         place = Place(self, address)
