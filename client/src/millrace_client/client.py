@@ -38,8 +38,8 @@ def connect(  # noqa: PLR0913 - all but the first have defaults
         tls: How to connect over TLS. None: plain text.
         token: The client's bearer token. None: that of `token_file`, or none. Without TLS, a token is sent to loopback
             addresses only, unless `MILLRACE_ALLOW_PLAINTEXT=true` is set in the environment.
-        token_file: File that holds the token; it is reread when it changes. A call whose token is refused is repeated if
-            the file has changed.
+        token_file: File that holds the token; it is reread when it changes. A call whose token is refused is repeated
+            if the file has changed.
         options: Options of the gRPC channel; they override the client's own.
 
     Raises:
