@@ -76,7 +76,7 @@ SPIFFE = b"spiffe://example.org/web"
     ],
 )
 def test_certificate_names_one_identity(encoding: Encoding, alternative: Names, common: Any, name: str | None) -> None:
-    """Its SPIFFE id, else its first DNS name, else its common name; never what only resembles one of them."""
+    """Its SPIFFE ID, else its first DNS name, else its common name; never what only resembles one of them."""
     assert certificate_name(issued(alternative, common).public_bytes(encoding)) == name
 
 

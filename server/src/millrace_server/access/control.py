@@ -139,7 +139,7 @@ class AccessControl:
         if certificate is None:
             raise UnauthenticatedError(
                 "authorization: is missing; send a token, as: authorization: Bearer TOKEN; or use a certificate with a "
-                "SPIFFE id, DNS name or common name"
+                "SPIFFE ID, DNS name or common name"
             )
         return Identity(certificate, "certificate", expiry_time)
 

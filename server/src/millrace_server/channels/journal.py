@@ -246,7 +246,7 @@ class Journal:
         return max(self.config.segment_bytes_max, 2 * self._state_bytes)
 
     def _needs_segment(self) -> bool:
-        # A channel that nobody has used has no segment: its first entry begins one.
+        # An unused channel has no segment; its first entry begins one.
         if self._is_rotating or self._must_rotate or not self._has_segment:
             return not self._is_rotating
         return self._segment_bytes >= self._full_bytes and self._loop.time() >= self._rotates_again_at

@@ -78,8 +78,7 @@ def serve(
     """Serve until SIGTERM or Ctrl-C; a second one stops at once. SIGHUP reloads the file."""
     options = {"listen": listen, "http_listen": http_listen, "data_dir": data_dir}
     overrides = {field: value for field, value in options.items() if value is not None}
-    # Else gRPC writes lines of its own for what strangers send, such as a handshake that fails or large headers, with
-    # which they could fill the log.
+    # By default, gRPC logs failed handshakes and large headers, so that unauthenticated clients could fill the log.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     with _quick_imports():
         settings = load_or_exit(config, overrides)

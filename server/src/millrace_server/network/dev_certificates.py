@@ -1,4 +1,4 @@
-"""A certificate authority for trying TLS, and for tests. Keys are of the curve P-256, files are in PEM."""
+"""A certificate authority for trying out TLS and for tests. Keys use the curve P-256; files are in PEM."""
 
 import errno
 import inspect
