@@ -56,7 +56,7 @@ def test_check_takes_the_claim_that_is_configured(tmp_path: Path) -> None:
     """The subject does not matter then, and a token without the claim is refused."""
     by_mail = jwts(tmp_path / "jwks.json", ONE, identity_claim="email")
     assert by_mail.check(ONE.token("1234", email="a@b.example")).name == "a@b.example"
-    with pytest.raises(UnauthenticatedError, match="claim 'email' is no name"):
+    with pytest.raises(UnauthenticatedError, match="claim 'email' is not a valid name"):
         by_mail.check(ONE.token("boss"))
 
 
@@ -94,13 +94,13 @@ def test_check_allows_for_clocks_that_differ_by_a_minute(checked: Jwts, monkeypa
         ({"exp": "never"}, "is not valid"),
         ({"exp": 1e999}, "is not valid"),
         ({"nbf": {}}, "is not valid"),
-        ({"sub": None}, "is no name"),
+        ({"sub": None}, "is not a valid name"),
         ({"sub": 7}, "is not valid"),
-        ({"sub": ""}, "is no name"),
-        ({"sub": "boss\n"}, "is no name"),
-        ({"sub": "boss\x00"}, "is no name"),
-        ({"sub": "\ud800"}, "is no name"),
-        ({"sub": "x" * 256}, "is no name"),
+        ({"sub": ""}, "is not a valid name"),
+        ({"sub": "boss\n"}, "is not a valid name"),
+        ({"sub": "boss\x00"}, "is not a valid name"),
+        ({"sub": "\ud800"}, "is not a valid name"),
+        ({"sub": "x" * 256}, "is not a valid name"),
     ],
 )
 def test_check_of_claims_that_are_not_good_refuses(checked: Jwts, claims: dict[str, Any], why: str) -> None:
@@ -207,7 +207,7 @@ EC_P384 = ONE.jwk | {"crv": "P-384"}
         (json.dumps({"keys": [ONE.jwk | {"key_ops": ["sign"]}, {"kty": []}]}).encode(), "has no signing key for"),
         (jwks(ONE, Issuer("EdDSA", "one")), "has several keys with the kid 'one'"),
         (jwks(Issuer(kid=None), Issuer(kid=None)), "has several keys with the kid None"),
-        (json.dumps({"keys": [ONE.jwk | {"kid": ["one"]}]}).encode(), "whose kid is no text"),
+        (json.dumps({"keys": [ONE.jwk | {"kid": ["one"]}]}).encode(), "whose kid is not a string"),
         (json.dumps({"keys": [ONE.jwk | {"x": "AAAA"}]}).encode(), "has an invalid key for ES256"),
         (json.dumps({"keys": [RSA.jwk | {"n": 7}]}).encode(), "has an invalid key for RS256"),
         (json.dumps({"keys": [ECAlgorithm.to_jwk(ONE.key, as_dict=True)]}).encode(), "holds a private key"),
@@ -309,7 +309,7 @@ def test_refresh_from_an_address_survives_its_outage(tmp_path: Path, monkeypatch
         "cannot be fetched: it answers 503 Service Unavailable",
         "cannot be fetched: it answers 302 Found",
         "is not a JSON Web Key Set",
-        "cannot be fetched: it has more than 1048576 bytes, or takes too long",
+        "cannot be fetched: the answer has more than 1048576 bytes, or takes too long",
     ]
     with capture_logs() as told:
         assert not held.refresh()

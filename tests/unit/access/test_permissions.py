@@ -40,7 +40,7 @@ def test_may_with_any_name_holds_little_memory() -> None:
             "write:a",
             "its permission must be one of append, take, read, peek, describe, operate, admin, or * for all of",
         ),
-        ("take:[ab]", "a pattern knows only * and ?, so it must not hold [ or ]"),
+        ("take:[ab]", "a pattern supports only * and ? and must not contain [ or ]"),
         ("take:a\n", "a pattern must have 1 to 255 printable characters"),
     ],
 )

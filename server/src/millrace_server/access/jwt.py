@@ -219,7 +219,7 @@ def _name_in(claims: dict[str, Any], claim: str) -> str:
     try:
         check_identity(name if isinstance(name, str) else "")
     except ValueError as error:
-        raise UnauthenticatedError(f"authorization: the token's claim {claim!a} is no name: {error}") from None
+        raise UnauthenticatedError(f"authorization: the token's claim {claim!a} is not a valid name: {error}") from None
     return str(name)
 
 
@@ -283,7 +283,7 @@ class _KeysUrl:
             while part := answer.read1(_READ_BYTES):
                 content += part
                 if len(content) > _BYTES_MAX or time.monotonic() > deadline:
-                    raise ValueError(f"it has more than {_BYTES_MAX} bytes, or takes too long")
+                    raise ValueError(f"the answer has more than {_BYTES_MAX} bytes, or takes too long")
         return content
 
     def _opener(self) -> urllib.request.OpenerDirector:
@@ -350,7 +350,7 @@ def _key(entry: dict[str, Any]) -> "PyJWK | None":
     except PyJWTError:
         raise ValueError(f"has an invalid key for {algorithm}") from None
     if not isinstance(key.key_id, str | None):
-        raise ValueError("has a key whose kid is no text")  # noqa: TRY004 - a problem of the file
+        raise ValueError("has a key whose kid is not a string")  # noqa: TRY004 - a problem of the file
     if algorithm == "RS256" and not _RSA_BITS_MIN <= key.key.key_size <= _RSA_BITS_MAX:
         raise ValueError(f"has an RSA key of {key.key.key_size} bits, not {_RSA_BITS_MIN} to {_RSA_BITS_MAX}")
     return key

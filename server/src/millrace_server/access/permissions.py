@@ -56,7 +56,7 @@ def check_pattern(pattern: str) -> None:
     if not 0 < len(pattern) <= PATTERN_LENGTH_MAX or not pattern.isprintable():
         raise ValueError(f"a pattern must have 1 to {PATTERN_LENGTH_MAX} printable characters")
     if set("[]") & set(pattern):
-        raise ValueError("a pattern knows only * and ?, so it must not hold [ or ]")
+        raise ValueError("a pattern supports only * and ? and must not contain [ or ]")
 
 
 def matches(pattern: str, name: str) -> bool:

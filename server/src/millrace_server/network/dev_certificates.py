@@ -147,7 +147,7 @@ def _general_name(host: str) -> x509.GeneralName:
     with suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(host))
     if not _HOST.fullmatch(host):
-        raise ValueError(f"{host!r} is neither the name of a host nor an address")
+        raise ValueError(f"{host!r} is neither a host name nor an IP address")
     return x509.DNSName(host)
 
 
