@@ -118,7 +118,8 @@ def make_simple(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log, "LogWriter", TurnWriter)
     monkeypatch.setattr(asyncio, "to_thread", _at_once)
     # The log entries of thousands of openings would fill the report of a failed test.
-    quiet = structlog.wrap_logger(structlog.ReturnLogger())
+    # Whatever another test has configured.
+    quiet = structlog.wrap_logger(structlog.ReturnLogger(), processors=[], wrapper_class=structlog.BoundLogger)
     for module in (file_store, checkpointing):
         monkeypatch.setattr(module, "_log", quiet)
 

@@ -273,7 +273,7 @@ def test_admin_makes_changes_and_copies_a_file_channel(client: Any) -> None:
     said = {field: value for field, value in asdict(config).items() if value is not None}
     assert {field: getattr(made.config, field) for field in said} == said
     assert (made.state, made.fault, made.replayed_fraction) == (ChannelState.OPEN, "", 1.0)
-    assert (made.gauges.segments, made.config.active_key) == (1, "")
+    assert (made.gauges.segments, made.config.active_key) == (0, "")
     changed = client.admin.update_channel(name, ChannelConfig(fsync=FsyncPolicy.COMMIT, capacity=20))
     assert changed.applied
     limits = changed.channel.config

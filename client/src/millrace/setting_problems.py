@@ -105,10 +105,10 @@ def _describe(details: ErrorDetails, model: object) -> Iterator[str]:
         case "extra_forbidden":
             table = _find(model, location[:-1])
             yield f"{shown_path((*table.path, location[-1]))}: {_describe_unknown_key(details, table)}"
-        case "string_pattern_mismatch" if location[-1] == _KEY_MARK:
+        case "string_pattern_mismatch" if location[-1:] == (_KEY_MARK,):
             path = _find(model, location[:-1]).path
             yield f"{shown_path(path)}: is not a name that is allowed here; it must match {_pattern(details)}"
-        case "value_error" if location[-1] == _KEY_MARK:
+        case "value_error" if location[-1:] == (_KEY_MARK,):
             yield f"{shown_path(_find(model, location[:-1]).path)}: {details['ctx']['error']}"
         case _:
             yield _describe_value(details, _find(model, location))

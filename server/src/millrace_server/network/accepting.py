@@ -155,7 +155,7 @@ class Acceptor:
         self._make_protocol = make_protocol
         self._tls = tls
         self._on_refused = on_refused
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._connecting: dict[asyncio.Task[None], Place] = {}
         bound.setblocking(False)
         bound.listen(_BACKLOG)
         self._accepting = asyncio.create_task(self._accept())
@@ -176,16 +176,19 @@ class Acceptor:
                 continue
             connecting = asyncio.create_task(self._connect(accepted, place))
             place.abort = connecting.cancel
-            self._connecting.add(connecting)
+            self._connecting[connecting] = place
             connecting.add_done_callback(partial(self._end_connecting, accepted, place))
 
     async def _connect(self, accepted: socket.socket, place: Place) -> None:
         in_tls: dict[str, Any] = {"ssl": self._tls, "ssl_handshake_timeout": HANDSHAKE_SECONDS} if self._tls else {}
         make = partial(self._make_protocol, place)
         await asyncio.get_running_loop().connect_accepted_socket(make, accepted, **in_tls)
+        if self._bound.fileno() < 0:
+            # Not cancelled by `close`: without a handshake, that would come between a protocol and its connection.
+            place.abort()
 
     def _end_connecting(self, accepted: socket.socket, place: Place, ended: "asyncio.Task[None]") -> None:
-        self._connecting.discard(ended)
+        del self._connecting[ended]
         error = None if ended.cancelled() else ended.exception()
         if ended.cancelled() or error is not None:
             # A protocol does not learn that its handshake has failed.
@@ -197,9 +200,12 @@ class Acceptor:
     def close(self) -> None:
         """Closes the port, and the connections whose handshake is not over."""
         self._accepting.cancel()
-        for connecting in self._connecting:
-            connecting.cancel()
         self._bound.close()
+        if self._tls is not None:
+            for connecting, place in self._connecting.items():
+                # Unless it has ended: then the protocol may have a request already.
+                if place.abort == connecting.cancel:
+                    connecting.cancel()
 
     async def wait_closed(self) -> None:
         """Returns once no connection begins any more."""

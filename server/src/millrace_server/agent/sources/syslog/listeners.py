@@ -150,6 +150,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # TCP's is bidirectional
         self._transport = transport
+        self._place.abort = self.end
         self._place.work()
         self._connections.add(self)
         # uvloop starts to read after this method, which would undo a pause.
