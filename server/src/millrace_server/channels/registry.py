@@ -1,6 +1,7 @@
 """All channels of a server."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +29,7 @@ from millrace_server.wal.disk import Disk, OsDisk
 _log = structlog.stdlib.get_logger(__name__)
 
 # How long a listing occupies the event loop at a time, and then waits.
-_VISIT_SECONDS = 0.001
+_WORK_SECONDS = 0.003
 _PAUSE_SECONDS = 0.001
 
 _ENVELOPE_BYTES = 1024
@@ -37,13 +38,33 @@ _ENVELOPE_BYTES = 1024
 _MEASURING_SECONDS = 0.1
 """How long a look at the channels waits for their disks."""
 
+_MEASURED_AT_ONCE = 20
+_MEASURING_PAUSE_SECONDS = 0.001
+
 
 def _measure(spaces: Iterable[DiskSpace]) -> None:
-    for space in spaces:
+    for number, space in enumerate(spaces, 1):
+        if number % _MEASURED_AT_ONCE == 0:
+            # Each system call takes the interpreter from the event loop and the logs' threads again.
+            time.sleep(_MEASURING_PAUSE_SECONDS)
         # A directory that is gone: the next write tells more.
         with suppress(OSError):
             if space.is_outdated:
                 space.measure()
+
+
+class Turns:
+    """Divides long work on the event loop, so that calls and the threads that they need have their turns, too."""
+
+    def __init__(self) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._pause_at = self._clock() + _WORK_SECONDS
+
+    async def share(self) -> None:
+        """Pauses once the work has had a turn. A pause of no length would leave the interpreter to no thread."""
+        if self._clock() >= self._pause_at:
+            await asyncio.sleep(_PAUSE_SECONDS)
+            self._pause_at = self._clock() + _WORK_SECONDS
 
 
 class ChannelRegistry:
@@ -117,12 +138,9 @@ class ChannelRegistry:
     async def visit(self) -> AsyncGenerator[ChannelHandle]:
         """Yields all channels for a listing, and lets others run meanwhile: there may be thousands of channels."""
         await self.measure_disks()
-        clock = asyncio.get_running_loop().time
-        pause_at = clock() + _VISIT_SECONDS
+        turns = Turns()
         for handle in self.handles():
-            if clock() >= pause_at:
-                await asyncio.sleep(0)
-                pause_at = clock() + _VISIT_SECONDS
+            await turns.share()
             yield handle
 
     def finish_deletions(self, configured: Container[str]) -> None:

@@ -1,7 +1,7 @@
 """The metrics of channels and components, for Prometheus and in the layout of Flume's JSON."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -19,6 +19,7 @@ from millrace_server.channels.contents import ChannelCounters
 
 _CHANNEL_PREFIX = "millrace_channel_"
 _MILLISECONDS = 1000
+_SLICE_CHANNELS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +166,32 @@ class _Table:
         self._read = measures.read
         self._families = [kind(_CHANNEL_PREFIX + one.name, one.describe(), labels=_LABELS) for one in measures]
         self._rows: list[tuple[str | float, ...]] = []
+        self._slices: list[list[tuple[str | float, ...]]] = []
 
     def add(self, channel: str, measured: object) -> None:
         self._rows.append((channel, *self._read(measured)))
+        if len(self._rows) == _SLICE_CHANNELS:
+            self._end_slice()
 
-    def families(self) -> Iterator[tuple[Metric, str]]:
-        names, *columns = zip(*self._rows, strict=True) if self._rows else [()] * (1 + len(self._families))
-        for family, values in zip(self._families, columns, strict=True):
+    def _end_slice(self) -> None:
+        self._slices.append([*zip(*self._rows, strict=True)])
+        self._rows = []
+
+    def families(self) -> Iterator[tuple[Metric, Iterator[str]]]:
+        if self._rows:
+            self._end_slice()
+        for index, family in enumerate(self._families, 1):
             sample = f'{family.name}{"_total" * (family.type == "counter")}{{channel="%s"}} %s\n'
-            yield family, sample * len(names) % tuple(chain.from_iterable(zip(names, values, strict=True)))
+            yield family, (_filled(sample, columns[0], columns[index]) for columns in self._slices)
+
+
+def _filled(sample: str, names: Collection[object], values: Iterable[object]) -> str:
+    # Thousands of lines by one operation, which takes a fraction of the time of one for each.
+    return sample * len(names) % tuple(chain.from_iterable(zip(names, values, strict=True)))
+
+
+def _joined(lines: Sequence[str]) -> Iterator[str]:
+    return ("".join(lines[start : start + _SLICE_CHANNELS]) for start in range(0, len(lines), _SLICE_CHANNELS))
 
 
 def _state_lines(state: ChannelState) -> str:
@@ -222,14 +240,14 @@ class ChannelSamples:
             what = f'channel_id="{channel.channel_id}",type="{channel.config.type}"'
             self._info.append(f"{_INFO.name}_info{{{label},{what}}} 1\n")
 
-    def families(self) -> Iterator[tuple[Metric, str]]:
-        """Yields each metric, without samples, and its samples."""
-        yield _STATE, "".join(self._states)
-        yield _REPLAYED, "".join(self._replayed)
-        yield _FREE, "".join(self._free)
+    def families(self) -> Iterator[tuple[Metric, Iterator[str]]]:
+        """Yields each metric, without samples, and its samples in pieces, each of which takes about a millisecond."""
+        yield _STATE, _joined(self._states)
+        yield _REPLAYED, _joined(self._replayed)
+        yield _FREE, _joined(self._free)
         for table in (self._of_stores, self._gauges, self._counters):
             yield from table.families()
-        yield _INFO, "".join(self._info)
+        yield _INFO, _joined(self._info)
 
 
 _COMPONENT_PREFIX = "millrace_component_"

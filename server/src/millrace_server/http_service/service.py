@@ -5,7 +5,7 @@ All of it is read-only, and none of it shows the content of events.
 
 import json
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, GCCollector, Metric, PlatformCollector, ProcessCollector, exposition
@@ -24,7 +24,7 @@ from millrace_server.access.control import AccessControl, Credentials, Identity,
 from millrace_server.access.permissions import Permission
 from millrace_server.agent.components import Component
 from millrace_server.channels.channel_handle import ChannelState
-from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.channels.registry import ChannelRegistry, Turns
 from millrace_server.configuration.settings import ServerSettings
 from millrace_server.errors import ForbiddenError, UnauthenticatedError
 from millrace_server.http_service.metrics import (
@@ -119,12 +119,16 @@ class HttpService:
             samples.add(handle)
         others = list(self._collectors.collect())
 
-        def parts() -> Iterator[bytes]:
-            for family, lines in samples.families():
-                yield encode(_Collected([family])).removesuffix(_EOF) + lines.encode()
+        async def parts() -> AsyncIterator[bytes]:
+            # On this loop, a piece at a time: a thread would take the interpreter from it for longer.
+            turns = Turns()
+            for family, pieces in samples.families():
+                yield encode(_Collected([family])).removesuffix(_EOF)
+                for piece in pieces:
+                    yield piece.encode()
+                    await turns.share()
             yield encode(_Collected(others))
 
-        # Channels are read on this loop; the text is put together on another thread, and sent in parts.
         return StreamingResponse(parts(), media_type=content_type)
 
     async def _channels(self, _request: Request) -> Response:
