@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from millrace_server.agent import runners
 from millrace_server.agent.agent import Agent
+from millrace_server.agent.channel_reader import ChannelReader
 from millrace_server.agent.components import ComponentKind, ComponentState
 from millrace_server.agent.supervision import Backoff, ComponentError, ComponentFailedError
 from millrace_server.channels.registry import ChannelRegistry
@@ -137,7 +138,7 @@ async def test_stop_while_a_sink_backs_off_tries_until_the_grace_is_over(
 
 
 async def test_stop_with_a_full_file_channel_waits_for_what_its_sink_has_in_hand_only(
-    stopping: Stopping, tmp_path: Path
+    stopping: Stopping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Events on disk are there at the next start, so the stop does not wait for them."""
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=100, channels_dir=tmp_path / "channels")
@@ -147,9 +148,15 @@ async def test_stop_with_a_full_file_channel_waits_for_what_its_sink_has_in_hand
     async with agent_on(registry, tmp_path) as agent:
         agent.start(flows_of(sinks={"out": sink_of("kept", is_shut=True, batch_events_max=1)}))
         await until(lambda: bool(made_sinks) and made_sinks[0].has_begun.is_set())
-        other = Stopping(registry, agent)
+        other, is_closed, close = Stopping(registry, agent), asyncio.Event(), ChannelReader.close
+
+        def close_and_tell(reader: ChannelReader) -> None:
+            close(reader)
+            is_closed.set()
+
+        monkeypatch.setattr(ChannelReader, "close", close_and_tell)
         stop = asyncio.create_task(other.stop())
-        await until(lambda: bool(other.log))
+        await asyncio.wait_for(is_closed.wait(), WAIT_SECONDS_MAX)
         made_sinks[0].may_write.set()
         assert await stop == ["stopping"]
         assert made_sinks[0].written == [b"a"]
