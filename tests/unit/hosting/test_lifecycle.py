@@ -150,11 +150,11 @@ async def test_stop_with_a_full_file_channel_waits_for_what_its_sink_has_in_hand
         await until(lambda: bool(made_sinks) and made_sinks[0].has_begun.is_set())
         other, is_closed, close = Stopping(registry, agent), asyncio.Event(), ChannelReader.close
 
-        def close_and_tell(reader: ChannelReader) -> None:
+        def close_and_signal(reader: ChannelReader) -> None:
             close(reader)
             is_closed.set()
 
-        monkeypatch.setattr(ChannelReader, "close", close_and_tell)
+        monkeypatch.setattr(ChannelReader, "close", close_and_signal)
         stop = asyncio.create_task(other.stop())
         await asyncio.wait_for(is_closed.wait(), WAIT_SECONDS_MAX)
         made_sinks[0].may_write.set()

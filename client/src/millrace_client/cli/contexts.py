@@ -32,7 +32,7 @@ class Contexts:
 
     def save(self) -> None:
         """Replaces the file, as a whole or not at all."""
-        # A basic string of TOML is one of JSON, but for DEL, which has to be escaped.
+        # TOML's basic strings are JSON's strings, except that DEL must be escaped.
         lines = [f"current = {_quoted(self.current)}"] if self.current in self.by_name else []
         for name, options in self.by_name.items():
             lines += ["", f"[contexts.{_quoted(name)}]", *(f"{key} = {_quoted(text)}" for key, text in options.items())]

@@ -78,7 +78,7 @@ def certificate_name(certificate: bytes) -> str | None:
     # gRPC and `ssl` parse these names too, but gRPC cuts them at a NUL, and `ssl` fails if they are not UTF-8.
     try:
         name = next(_names(certificate), "")
-    except Exception:  # noqa: BLE001 - whatever a certificate makes the library raise, it names nobody
+    except Exception:  # noqa: BLE001 - a certificate that the library cannot read identifies nobody
         return None
     return name if name.isprintable() and 0 < len(name) <= NAME_LENGTH_MAX else None
 

@@ -53,7 +53,7 @@ class SinkRunner:
         self._make = make
         self._sink: Sink | None = None
         self._idle = asyncio.Event()
-        """Set while it holds no deliveries: it has not begun, waits for a retry, or has ended."""
+        """Set while it holds no deliveries: before its start, during the wait for a retry, and after its end."""
         self._idle.set()
         self._task = _supervised(component, self._run, Backoff(count_done=lambda: component.batch_count))
 

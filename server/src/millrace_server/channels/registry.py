@@ -29,14 +29,14 @@ from millrace_server.wal.disk import Disk, OsDisk
 _log = structlog.stdlib.get_logger(__name__)
 
 # How long a listing occupies the event loop at a time, and then waits.
-_WORK_SECONDS = 0.003
+_SLICE_SECONDS = 0.003
 _PAUSE_SECONDS = 0.001
 
 _ENVELOPE_BYTES = 1024
 """Bytes of an answer besides its events: tags, lengths and counts."""
 
 _MEASURING_SECONDS = 0.1
-"""How long a look at the channels waits for their disks."""
+"""How long a listing waits for the channels' disks to be measured."""
 
 _MEASURED_AT_ONCE = 20
 _MEASURING_PAUSE_SECONDS = 0.001
@@ -53,18 +53,18 @@ def _measure(spaces: Iterable[DiskSpace]) -> None:
                 space.measure()
 
 
-class Turns:
-    """Divides long work on the event loop, so that calls and the threads that they need have their turns, too."""
+class TimeSlices:
+    """Divides long work on the event loop into time slices, so that calls and their threads run in between."""
 
     def __init__(self) -> None:
         self._clock = asyncio.get_running_loop().time
-        self._pause_at = self._clock() + _WORK_SECONDS
+        self._pause_at = self._clock() + _SLICE_SECONDS
 
-    async def share(self) -> None:
-        """Pauses once the work has had a turn. A pause of no length would leave the interpreter to no thread."""
+    async def pause_if_over(self) -> None:
+        """Pauses at the end of a time slice. A pause of zero seconds would not release the interpreter to threads."""
         if self._clock() >= self._pause_at:
             await asyncio.sleep(_PAUSE_SECONDS)
-            self._pause_at = self._clock() + _WORK_SECONDS
+            self._pause_at = self._clock() + _SLICE_SECONDS
 
 
 class ChannelRegistry:
@@ -138,9 +138,9 @@ class ChannelRegistry:
     async def visit(self) -> AsyncGenerator[ChannelHandle]:
         """Yields all channels for a listing, and lets others run meanwhile: there may be thousands of channels."""
         await self.measure_disks()
-        turns = Turns()
+        slices = TimeSlices()
         for handle in self.handles():
-            await turns.share()
+            await slices.pause_if_over()
             yield handle
 
     def finish_deletions(self, configured: Container[str]) -> None:

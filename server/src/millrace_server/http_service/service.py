@@ -24,7 +24,7 @@ from millrace_server.access.control import AccessControl, Credentials, Identity,
 from millrace_server.access.permissions import Permission
 from millrace_server.agent.components import Component
 from millrace_server.channels.channel_handle import ChannelState
-from millrace_server.channels.registry import ChannelRegistry, Turns
+from millrace_server.channels.registry import ChannelRegistry, TimeSlices
 from millrace_server.configuration.settings import ServerSettings
 from millrace_server.errors import ForbiddenError, UnauthenticatedError
 from millrace_server.http_service.metrics import (
@@ -121,12 +121,12 @@ class HttpService:
 
         async def parts() -> AsyncIterator[bytes]:
             # On this loop, a piece at a time: a thread would take the interpreter from it for longer.
-            turns = Turns()
+            slices = TimeSlices()
             for family, pieces in samples.families():
                 yield encode(_Collected([family])).removesuffix(_EOF)
                 for piece in pieces:
                     yield piece.encode()
-                    await turns.share()
+                    await slices.pause_if_over()
             yield encode(_Collected(others))
 
         return StreamingResponse(parts(), media_type=content_type)
