@@ -59,7 +59,7 @@ def test_scripts_started_by_targets_exist() -> None:
 def _run_ci(programs: Path, installed: list[str], *, apt_exit_code: int = 0) -> list[str]:
     """What CI's script runs as root where only these packages are installed."""
     calls = programs / "calls"
-    stubs = {name: "" for name in ("make", *installed)} | {"apt-get": f"exit {apt_exit_code}", "id": "echo 0"}
+    stubs = dict.fromkeys(("make", *installed), "") | {"apt-get": f"exit {apt_exit_code}", "id": "echo 0"}
     for name, command in stubs.items():
         (programs / name).write_text(f'#!/bin/sh\n[ {name} = id ] || echo {name} "$@" >> {calls}\n{command}\n')
         (programs / name).chmod(0o755)
