@@ -23,7 +23,7 @@ from millrace.v1.event_pb2 import Event
 from millrace_client import ComponentState, Tls
 from millrace_server.access.permissions import Permission
 from millrace_server.access.tokens import make_token
-from millrace_server.grpc_services.guard import RULES
+from millrace_server.grpc_services.rules import RULES
 from tests.access_site import METHODS, WAIT_SECONDS_MAX, Site, bearer, call, request_of
 from tests.certificates import Authority
 from tests.conftest import StartMillraced

@@ -26,7 +26,7 @@ from millrace_server.grpc_services.admin_messages import (
     number_name,
     word_of,
 )
-from millrace_server.grpc_services.guard import current_call
+from millrace_server.grpc_services.call import current_call
 from millrace_server.grpc_services.messages import encode_batches, form_of, micros_of, seconds_of
 from millrace_server.grpc_services.rpc import Handler, Rpcs
 from millrace_server.hosting.data_dir import Catalog

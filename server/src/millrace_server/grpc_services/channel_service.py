@@ -8,7 +8,7 @@ from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.transactions import Transactions
 from millrace_server.errors import BadArgumentError
-from millrace_server.grpc_services.guard import current_call
+from millrace_server.grpc_services.call import current_call
 from millrace_server.grpc_services.messages import (
     Columns,
     duration_of,

@@ -1,7 +1,4 @@
-"""Authentication and authorization of calls: the one check that all RPCs pass.
-
-Without a `Guard`, every caller may do everything; see `Call`.
-"""
+"""Authentication and authorization of calls: the one check that all RPCs pass."""
 
 import asyncio
 import math
@@ -16,11 +13,11 @@ from grpc import aio
 from millrace_server.access.audit import Audit
 from millrace_server.access.control import AccessControl, Credentials, Identity, credentials_of
 from millrace_server.access.permissions import ANYTHING, Entitlements, Permission
-from millrace_server.access.quotas import UNBOUNDED, Bucket
-from millrace_server.channels.channel import Channel
+from millrace_server.access.quotas import Bucket
 from millrace_server.channels.config import shown
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import ForbiddenError, MillraceError, UnauthenticatedError
+from millrace_server.grpc_services.call import CURRENT_CALL, Call
 
 _CERTIFICATE = "x509_pem_cert"
 _ABOUT = ("channel", "name", "txn_id")
@@ -41,60 +38,23 @@ _LOOK_SECONDS = 0.25
 
 Context = aio.ServicerContext[Any, Any]
 
-
-class Call:
-    """A call without authentication, whose caller may do everything; a context in which it is the current call."""
-
-    identity = ""
-    """The owner of the caller's transactions and claims; empty without authentication."""
-    quota = UNBOUNDED
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        return
-
-    def check(self, request: Any) -> None:
-        """Raises ForbiddenError, or that there is no such thing, unless the caller may make this request."""
-
-    def note_refusal(self, error: MillraceError, request: Any) -> None:
-        """Logs that a message of a stream was refused."""
-
-    def admit(self, byte_count: int) -> None:
-        """Counts a request; raises QuotaExceededError if it is too much, or if the caller has read too much."""
-
-    async def receive(self, byte_count: int) -> None:
-        """Waits until a message of a stream may be received; raises QuotaExceededError if that takes too long."""
-
-    async def send(self, byte_count: int) -> None:
-        """Waits until an answer of a stream may be sent."""
-
-    def may(self, _permission: Permission, _channel: str) -> bool:
-        """Whether the caller may do this."""
-        return True
-
-    def require(self, permissions: Sequence[Permission], channel: str) -> None:
-        """Raises ForbiddenError unless the caller has one of the permissions."""
-
-    def require_throughout(self, permissions: Sequence[Permission], channel: str) -> None:
-        """Does the same, and ends the call with that error once no role allows it any more."""
-
-
-ANYBODY = Call()
-_CURRENT: ContextVar[Call] = ContextVar("call", default=ANYBODY)
-
-
-def current_call() -> Call:
-    """Returns the call that the current task serves."""
-    return _CURRENT.get()
-
-
 Authorizations = tuple[str | bytes, ...]
 AUTHORIZATIONS: ContextVar[Authorizations] = ContextVar("authorizations", default=())
 """The authorization headers of the current call."""
+
+
+class Rule(NamedTuple):
+    """What an RPC requires of its caller."""
+
+    check: Callable[["GuardedCall", Any], None]
+    administers: bool = False
+    """Whether the audit log has it even if it is allowed."""
+    lasts: bool = False
+    """Whether it may last long: then it ends once it is no longer allowed."""
+    reads: bool = False
+    """Whether its answers hold stored data: it waits or is refused while its caller is above the read quota."""
+    finishes: bool = False
+    """Whether it completes or renews earlier work, which no quota prevents."""
 
 
 class Caller(NamedTuple):
@@ -120,7 +80,7 @@ class Guard:
         """Called with the peer of each authenticated call."""
         access.watch(self._check_again)
 
-    def enter(self, rule: "Rule", name: str, context: Context) -> "GuardedCall":
+    def enter(self, rule: Rule, name: str, context: Context) -> "GuardedCall":
         """Returns the call as a context; raises UnauthenticatedError unless the caller is authenticated."""
         # By its bytes: the next connection of an address may be another's, and names alone may be read in two ways.
         certificates = tuple(context.auth_context().get(_CERTIFICATE, ())) if self._has_certificates else ()
@@ -171,7 +131,8 @@ class GuardedCall(Call):
     _refusal: MillraceError | None = None
     _expiry: asyncio.TimerHandle | None = None
 
-    def __init__(self, guard: Guard, rule: "Rule", name: str, peer: str, caller: Caller) -> None:
+    def __init__(self, guard: Guard, rule: Rule, name: str, peer: str, caller: Caller) -> None:
+        self.registry = guard.registry
         self._guard = guard
         self._rule = rule
         self._name = name
@@ -182,7 +143,7 @@ class GuardedCall(Call):
         self.identity = caller.identity.name
 
     def __enter__(self) -> Self:
-        _CURRENT.set(self)
+        CURRENT_CALL.set(self)
         if self._rule.lasts:
             self._task = asyncio.current_task()
             self._guard.calls.add(self)
@@ -312,150 +273,3 @@ class GuardedCall(Call):
             permission=permission,
             channel=channel,
         )
-
-    # Transactions and claims, which belong to an identity.
-
-    def require_own_txn(self, txn_id: str) -> str:
-        """Returns the channel of the caller's own transaction; another's does not exist for it."""
-        directory = self._guard.registry.transactions
-        transactions = directory.find(txn_id)
-        owner = transactions.owner_of(txn_id)
-        channel = transactions.name
-        # After a restart, the owners of ended transactions are unknown.
-        knows_it = (
-            owner == self.identity
-            if owner
-            else self.may(Permission.APPEND, channel) or self.may(Permission.TAKE, channel)
-        )
-        if not knows_it:
-            directory.refuse_unknown(txn_id)
-        return channel
-
-    def require_to_keep(self, txn_id: str) -> None:
-        """Does the same; raises ForbiddenError where no role allows any more what the transaction has done."""
-        channel = self.require_own_txn(txn_id)
-        put_count, take_count = self._guard.registry.transactions.find(txn_id).counts_of(txn_id)
-        for permission, count in ((Permission.APPEND, put_count), (Permission.TAKE, take_count)):
-            if count:
-                self.require((permission,), channel)
-        self.require((Permission.APPEND, Permission.TAKE), channel)
-
-    def require_no_others_claim(self, request: Any) -> None:
-        """Raises ChannelClaimedError where another identity has claimed the channel."""
-        channel = self._open_channel(request.channel)
-        claim = None if channel is None else channel.claims.claim
-        if claim is None or claim.owner in ("", self.identity):
-            return
-        if request.HasField("epoch") and request.epoch != claim.epoch:
-            # The call names another claim, which is over.
-            return
-        if getattr(request, "takeover", False):
-            self.require((Permission.OPERATE,), request.channel)
-        else:
-            assert channel is not None, "a claim has a channel"
-            channel.claims.refuse_if_claimed()
-
-    def _open_channel(self, name: str) -> Channel | None:
-        registry = self._guard.registry
-        return registry.find(name).channel_if_open if name in registry else None
-
-
-class Rule(NamedTuple):
-    """What an RPC requires of its caller."""
-
-    check: Callable[[GuardedCall, Any], None]
-    administers: bool = False
-    """Whether the audit log has it even if it is allowed."""
-    lasts: bool = False
-    """Whether it may last long: then it ends once it is no longer allowed."""
-    reads: bool = False
-    """Whether its answers hold stored data: it waits or is refused while its caller is above the read quota."""
-    finishes: bool = False
-    """Whether it completes or renews earlier work, which no quota prevents."""
-
-
-def _nothing(_call: GuardedCall, _request: Any) -> None:
-    """The service itself checks each message, or shows only what the caller may see."""
-
-
-def _on_channel(*permissions: Permission) -> Callable[[GuardedCall, Any], None]:
-    return lambda call, request: call.require_throughout(permissions, request.channel)
-
-
-def _named(permission: Permission) -> Callable[[GuardedCall, Any], None]:
-    return lambda call, request: call.require_throughout((permission,), request.name)
-
-
-def _in_own_txn(permission: Permission) -> Callable[[GuardedCall, Any], None]:
-    return lambda call, request: call.require_throughout((permission,), call.require_own_txn(request.txn_id))
-
-
-def _own_txn(call: GuardedCall, request: Any) -> None:
-    call.require_own_txn(request.txn_id)
-
-
-def _keep_txn(call: GuardedCall, request: Any) -> None:
-    call.require_to_keep(request.txn_id)
-
-
-def _keep_txns(call: GuardedCall, request: Any) -> None:
-    for txn_id in set(request.txn_ids):
-        call.require_to_keep(txn_id)
-
-
-def _with_claim(call: GuardedCall, request: Any) -> None:
-    call.require_throughout((Permission.READ,), request.channel)
-    call.require_no_others_claim(request)
-
-
-def _everywhere(permission: Permission) -> Callable[[GuardedCall, Any], None]:
-    return lambda call, _request: call.require_everywhere(permission)
-
-
-RULES = {
-    "BeginTxn": Rule(_on_channel(Permission.APPEND, Permission.TAKE)),
-    "Put": Rule(_in_own_txn(Permission.APPEND)),
-    "Take": Rule(_in_own_txn(Permission.TAKE), lasts=True, reads=True),
-    "Commit": Rule(_keep_txns, finishes=True),
-    "Rollback": Rule(_own_txn, finishes=True),
-    "RenewTxn": Rule(_keep_txn, finishes=True),
-    "Append": Rule(_on_channel(Permission.APPEND)),
-    "AppendStream": Rule(_nothing, lasts=True),
-    "Consume": Rule(_nothing, lasts=True, reads=True, finishes=True),
-    "Claim": Rule(_with_claim, lasts=True),
-    "Read": Rule(_with_claim, lasts=True, reads=True),
-    "Acknowledge": Rule(_with_claim, finishes=True),
-    "Release": Rule(_with_claim, finishes=True),
-    "FindSequence": Rule(_on_channel(Permission.DESCRIBE)),
-    "CreateChannel": Rule(_named(Permission.ADMIN), administers=True),
-    "UpdateChannel": Rule(_named(Permission.OPERATE), administers=True),
-    "DeleteChannel": Rule(_named(Permission.ADMIN), administers=True),
-    "ListChannels": Rule(_nothing, reads=True),
-    "GetChannel": Rule(_named(Permission.DESCRIBE)),
-    "WatchChannels": Rule(_nothing, lasts=True, reads=True),
-    "PeekEvents": Rule(_on_channel(Permission.PEEK), lasts=True, reads=True),
-    "PurgeChannel": Rule(_named(Permission.OPERATE), administers=True),
-    "ListComponents": Rule(_nothing, reads=True),
-    "WatchComponents": Rule(_nothing, lasts=True, reads=True),
-}
-"""The rules of ChannelService and AdminService, by the names of their RPCs."""
-
-
-def health_rule(channels_of: Callable[[str, str], Sequence[str]]) -> Rule:
-    """Returns the rule for the health of channels and components, which needs `describe`.
-
-    `channels_of` returns the channels of a component, by its kind and name as the health service has them.
-    """
-
-    def check(call: GuardedCall, request: Any) -> None:
-        kind, _, name = request.service.partition("/")
-        if kind == "channels":
-            call.require_throughout((Permission.DESCRIBE,), name)
-        elif not any(call.may(Permission.DESCRIBE, channel) for channel in channels_of(kind, name)):
-            call.require_everywhere(Permission.DESCRIBE)
-
-    return Rule(check, lasts=True)
-
-
-TOOLS = Rule(_everywhere(Permission.ADMIN), lasts=True)
-"""The rule of reflection and channelz, which show all of the server."""

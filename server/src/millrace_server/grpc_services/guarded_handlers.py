@@ -10,7 +10,8 @@ from grpc import aio
 
 from millrace_server.agent.components import Components
 from millrace_server.errors import MillraceError
-from millrace_server.grpc_services.guard import AUTHORIZATIONS, Authorizations, Guard, Rule, health_rule
+from millrace_server.grpc_services.guard import AUTHORIZATIONS, Authorizations, Guard, Rule
+from millrace_server.grpc_services.rules import health_rule
 from millrace_server.grpc_services.status import end_status
 
 _AUTHORIZATION = "authorization"

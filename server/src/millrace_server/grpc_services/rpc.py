@@ -13,8 +13,10 @@ from grpc import aio
 
 from millrace_server.access.quotas import UNBOUNDED
 from millrace_server.errors import MillraceError, OverloadedError
-from millrace_server.grpc_services.guard import ANYBODY, RULES, Call, Guard
+from millrace_server.grpc_services.call import ANYBODY, Call
+from millrace_server.grpc_services.guard import Guard
 from millrace_server.grpc_services.messages import Columns, EventsRequestT, RequestT, parse, parse_apart
+from millrace_server.grpc_services.rules import RULES
 from millrace_server.grpc_services.status import EndStatus, end_status, refusal
 
 _log = structlog.get_logger(__name__)

@@ -20,9 +20,10 @@ from millrace_server.configuration.settings import ServerSettings
 from millrace_server.grpc_services import admin_service, channel_service
 from millrace_server.grpc_services.admin_service import AdminService
 from millrace_server.grpc_services.channel_service import ChannelService
-from millrace_server.grpc_services.guard import TOOLS, Guard
+from millrace_server.grpc_services.guard import Guard
 from millrace_server.grpc_services.guarded_handlers import GuardedHandlers, GuardedHealth, GuardedServer
 from millrace_server.grpc_services.rpc import InflightBytes, Rpcs
+from millrace_server.grpc_services.rules import TOOLS
 from millrace_server.hosting.data_dir import Catalog
 from millrace_server.network import Address
 from millrace_server.network.accepting import ConnectionLimits

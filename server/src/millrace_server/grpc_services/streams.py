@@ -18,7 +18,7 @@ from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transaction import Transaction
 from millrace_server.errors import BadArgumentError, DrainingError, MillraceError
-from millrace_server.grpc_services.guard import current_call
+from millrace_server.grpc_services.call import current_call
 from millrace_server.grpc_services.messages import (
     consume_response,
     encode_append_answer,

@@ -1,0 +1,60 @@
+"""The call that is being served, as the services see it. Without authentication, every caller may do everything."""
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, Self
+
+from millrace_server.access.permissions import Permission
+from millrace_server.access.quotas import UNBOUNDED
+from millrace_server.errors import MillraceError
+
+
+class Call:
+    """A call without authentication, whose caller may do everything; a context in which it is the current call."""
+
+    identity = ""
+    """The owner of the caller's transactions and claims; empty without authentication."""
+    quota = UNBOUNDED
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        return
+
+    def check(self, request: Any) -> None:
+        """Raises ForbiddenError, or that there is no such thing, unless the caller may make this request."""
+
+    def note_refusal(self, error: MillraceError, request: Any) -> None:
+        """Logs that a message of a stream was refused."""
+
+    def admit(self, byte_count: int) -> None:
+        """Counts a request; raises QuotaExceededError if it is too much, or if the caller has read too much."""
+
+    async def receive(self, byte_count: int) -> None:
+        """Waits until a message of a stream may be received; raises QuotaExceededError if that takes too long."""
+
+    async def send(self, byte_count: int) -> None:
+        """Waits until an answer of a stream may be sent."""
+
+    def may(self, _permission: Permission, _channel: str) -> bool:
+        """Whether the caller may do this."""
+        return True
+
+    def require(self, permissions: Sequence[Permission], channel: str) -> None:
+        """Raises ForbiddenError unless the caller has one of the permissions."""
+
+    def require_throughout(self, permissions: Sequence[Permission], channel: str) -> None:
+        """Does the same, and ends the call with that error once no role allows it any more."""
+
+
+ANYBODY = Call()
+CURRENT_CALL: ContextVar[Call] = ContextVar("call", default=ANYBODY)
+
+
+def current_call() -> Call:
+    """Returns the call that the current task serves."""
+    return CURRENT_CALL.get()

@@ -1,0 +1,138 @@
+"""The rule of each RPC: what it requires of its caller."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from millrace_server.access.permissions import Permission
+from millrace_server.grpc_services.guard import GuardedCall, Rule
+
+
+def _nothing(_call: GuardedCall, _request: Any) -> None:
+    """The service itself checks each message, or shows only what the caller may see."""
+
+
+def _on_channel(*permissions: Permission) -> Callable[[GuardedCall, Any], None]:
+    return lambda call, request: call.require_throughout(permissions, request.channel)
+
+
+def _named(permission: Permission) -> Callable[[GuardedCall, Any], None]:
+    return lambda call, request: call.require_throughout((permission,), request.name)
+
+
+def _everywhere(permission: Permission) -> Callable[[GuardedCall, Any], None]:
+    return lambda call, _request: call.require_everywhere(permission)
+
+
+# Transactions and claims belong to an identity.
+
+
+def _in_own_txn(permission: Permission) -> Callable[[GuardedCall, Any], None]:
+    return lambda call, request: call.require_throughout((permission,), _channel_of_own(call, request.txn_id))
+
+
+def _own_txn(call: GuardedCall, request: Any) -> None:
+    _channel_of_own(call, request.txn_id)
+
+
+def _channel_of_own(call: GuardedCall, txn_id: str) -> str:
+    """Returns the channel of the caller's own transaction; another's does not exist for it."""
+    directory = call.registry.transactions
+    transactions = directory.find(txn_id)
+    owner = transactions.owner_of(txn_id)
+    channel = transactions.name
+    # After a restart, the owners of ended transactions are unknown.
+    knows_it = (
+        owner == call.identity if owner else call.may(Permission.APPEND, channel) or call.may(Permission.TAKE, channel)
+    )
+    if not knows_it:
+        directory.refuse_unknown(txn_id)
+    return channel
+
+
+def _keep_txn(call: GuardedCall, request: Any) -> None:
+    _require_to_keep(call, request.txn_id)
+
+
+def _keep_txns(call: GuardedCall, request: Any) -> None:
+    for txn_id in set(request.txn_ids):
+        _require_to_keep(call, txn_id)
+
+
+def _require_to_keep(call: GuardedCall, txn_id: str) -> None:
+    """Raises ForbiddenError where no role allows any more what the caller's transaction has done."""
+    channel = _channel_of_own(call, txn_id)
+    put_count, take_count = call.registry.transactions.find(txn_id).counts_of(txn_id)
+    for permission, count in ((Permission.APPEND, put_count), (Permission.TAKE, take_count)):
+        if count:
+            call.require((permission,), channel)
+    call.require((Permission.APPEND, Permission.TAKE), channel)
+
+
+def _with_claim(call: GuardedCall, request: Any) -> None:
+    call.require_throughout((Permission.READ,), request.channel)
+    _refuse_others_claim(call, request)
+
+
+def _refuse_others_claim(call: GuardedCall, request: Any) -> None:
+    """Raises ChannelClaimedError where another identity has claimed the channel."""
+    channel = call.registry.find(request.channel).channel_if_open if request.channel in call.registry else None
+    claim = None if channel is None else channel.claims.claim
+    if claim is None or claim.owner in ("", call.identity):
+        return
+    if request.HasField("epoch") and request.epoch != claim.epoch:
+        # The call names another claim, which is over.
+        return
+    if getattr(request, "takeover", False):
+        call.require((Permission.OPERATE,), request.channel)
+    else:
+        assert channel is not None, "a claim has a channel"
+        channel.claims.refuse_if_claimed()
+
+
+RULES = {
+    "BeginTxn": Rule(_on_channel(Permission.APPEND, Permission.TAKE)),
+    "Put": Rule(_in_own_txn(Permission.APPEND)),
+    "Take": Rule(_in_own_txn(Permission.TAKE), lasts=True, reads=True),
+    "Commit": Rule(_keep_txns, finishes=True),
+    "Rollback": Rule(_own_txn, finishes=True),
+    "RenewTxn": Rule(_keep_txn, finishes=True),
+    "Append": Rule(_on_channel(Permission.APPEND)),
+    "AppendStream": Rule(_nothing, lasts=True),
+    "Consume": Rule(_nothing, lasts=True, reads=True, finishes=True),
+    "Claim": Rule(_with_claim, lasts=True),
+    "Read": Rule(_with_claim, lasts=True, reads=True),
+    "Acknowledge": Rule(_with_claim, finishes=True),
+    "Release": Rule(_with_claim, finishes=True),
+    "FindSequence": Rule(_on_channel(Permission.DESCRIBE)),
+    "CreateChannel": Rule(_named(Permission.ADMIN), administers=True),
+    "UpdateChannel": Rule(_named(Permission.OPERATE), administers=True),
+    "DeleteChannel": Rule(_named(Permission.ADMIN), administers=True),
+    "ListChannels": Rule(_nothing, reads=True),
+    "GetChannel": Rule(_named(Permission.DESCRIBE)),
+    "WatchChannels": Rule(_nothing, lasts=True, reads=True),
+    "PeekEvents": Rule(_on_channel(Permission.PEEK), lasts=True, reads=True),
+    "PurgeChannel": Rule(_named(Permission.OPERATE), administers=True),
+    "ListComponents": Rule(_nothing, reads=True),
+    "WatchComponents": Rule(_nothing, lasts=True, reads=True),
+}
+"""The rules of ChannelService and AdminService, by the names of their RPCs."""
+
+
+def health_rule(channels_of: Callable[[str, str], Sequence[str]]) -> Rule:
+    """Returns the rule for the health of channels and components, which needs `describe`.
+
+    `channels_of` returns the channels of a component, by its kind and name as the health service has them.
+    """
+
+    def check(call: GuardedCall, request: Any) -> None:
+        kind, _, name = request.service.partition("/")
+        if kind == "channels":
+            call.require_throughout((Permission.DESCRIBE,), name)
+        elif not any(call.may(Permission.DESCRIBE, channel) for channel in channels_of(kind, name)):
+            call.require_everywhere(Permission.DESCRIBE)
+
+    return Rule(check, lasts=True)
+
+
+TOOLS = Rule(_everywhere(Permission.ADMIN), lasts=True)
+"""The rule of reflection and channelz, which show all of the server."""
