@@ -129,7 +129,7 @@ class HttpService:
                     await slices.pause_if_over()
             yield encode(_Collected(others))
 
-        return StreamingResponse(parts(), media_type=content_type)
+        return _PlainStream(parts(), media_type=content_type)
 
     async def _channels(self, _request: Request) -> Response:
         described = [json.dumps(describe_channel(handle))[1:-1] async for handle in self._registry.visit()]
@@ -137,6 +137,13 @@ class HttpService:
 
     async def _list_components(self, _request: Request) -> Response:
         return JSONResponse(describe_components(self._components))
+
+
+class _PlainStream(StreamingResponse):
+    """Sends the pieces, and does not watch for a disconnect: importing anyio for that would stop the event loop."""
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await self.stream_response(send)
 
 
 class _ServerCollector(Collector):
