@@ -16,7 +16,7 @@ from millrace_client import (
     FsyncPolicy,
 )
 from millrace_client.cli.top_command import RateMeter
-from millrace_client.cli.views import components_table, document_of
+from millrace_client.cli.views import document_of
 from tests.unit.cli.conftest import RunMillrace
 from tests.unit.cli.fake_client import ACCESS, FakeChannel, FakeClient
 
@@ -29,9 +29,13 @@ def test_channels_in_a_pipe_are_a_plain_table(client: FakeClient, millrace: RunM
     )
     client.orders.add("12345")
     heading, first, second = millrace("channels").stdout.splitlines()
-    assert " ".join(heading.split()) == "CHANNEL TYPE STATE QUEUED TAKEN CAPACITY FILL BYTES AGE NEXT TXNS CLAIM"
-    assert first.split() == [long_name, "memory", "open", "0", "0", "100", "0%", "0", "B", "-", "1", "0", "r" * 128]
-    assert second.split() == ["orders", "memory", "open", "1", "0", "100", "1%", "5", "B", "-", "2", "0", "-"]
+    assert " ".join(heading.split()) == (
+        "CHANNEL STATE QUEUED FILL AGE BYTES TYPE CAPACITY TAKEN TXNS NEXT CLAIM FAULT"
+    )
+    assert first.split() == [
+        *[long_name, "open", "0", "0%", "-", "0", "B", "memory", "100", "0", "0", "1", "r" * 128, "-"]
+    ]
+    assert second.split() == ["orders", "open", "1", "1%", "-", "5", "B", "memory", "100", "0", "0", "2", "-", "-"]
 
 
 def test_channels_with_markup_in_a_name_show_it(client: FakeClient, millrace: RunMillrace) -> None:
@@ -45,8 +49,9 @@ def test_channels_that_are_not_open_say_what_they_are(client: FakeClient, millra
     client.orders.state, client.orders.replayed_fraction = ChannelState.REPLAYING, 0.42
     client.admin.channels["audit"] = FakeChannel("audit", state=ChannelState.CORRUPT, fault="segment 3 is damaged")
     _, audit, orders = millrace("channels").stdout.splitlines()
-    assert audit.split()[:3] == ["audit", "memory", "corrupt"]
-    assert orders.split()[:4] == ["orders", "memory", "replaying", "42%"]
+    assert audit.split()[:2] == ["audit", "corrupt"]
+    assert audit.endswith("  segment 3 is damaged")
+    assert orders.split()[:3] == ["orders", "replaying", "42%"]
     shown = dict(
         line.split(maxsplit=1)
         for line in millrace("channel", "show", "audit").stdout.splitlines()
@@ -88,12 +93,19 @@ def test_show_an_unknown_channel_ends_with_1(millrace: RunMillrace) -> None:
     assert "`millrace channels`" in result.stderr
 
 
-def test_create_without_options_leaves_all_to_the_server(client: FakeClient, millrace: RunMillrace) -> None:
-    """Only the type is sent, which the protocol requires."""
-    result = millrace("channel", "create", "audit")
-    assert result.exit_code == 0
-    assert client.admin.last_config == ChannelConfig(type=ChannelType.MEMORY)
-    assert result.stdout.startswith("name ")
+def test_create_without_options_makes_a_file_channel(client: FakeClient, millrace: RunMillrace) -> None:
+    """Only the type is sent; the limits are the server's."""
+    assert millrace("channel", "create", "audit").exit_code == 0
+    assert client.admin.last_config == ChannelConfig(type=ChannelType.FILE)
+
+
+def test_create_answers_in_three_lines(millrace: RunMillrace) -> None:
+    """What the channel holds, what survives, and what to do next."""
+    assert millrace("channel", "create", "audit").stdout.splitlines() == [
+        "audit: created, a memory channel for 100 events and 976.6 KiB",
+        "its events are in memory only: a stop of the server loses them",
+        "put events with `millrace put audit`, see all settings with `millrace channel show audit`",
+    ]
 
 
 def test_create_with_all_options_says_them(client: FakeClient, millrace: RunMillrace) -> None:
@@ -303,12 +315,14 @@ def test_components_in_a_pipe_writes_a_plain_table(client: FakeClient, millrace:
     """Each component has one line, which ends with the reason of a failure."""
     client.admin.components = [COLLECTOR, ACCESS]
     heading, sink, source = millrace("components").stdout.splitlines()
-    assert heading.split() == ["COMPONENT", "TYPE", "STATE", "EVENTS", "BYTES", "LOST", "FAILURES", "LAST", "WHY"]
+    assert heading.split() == [*["COMPONENT", "STATE", "EVENTS", "LAST", "LOST", "FAILURES", "BYTES", "TYPE", "REASON"]]
     assert sink.split() == [
-        *["sinks/collector", "millrace", "backing_off", "0", "2.0", "KiB", "3", "7", "-"],
+        *["sinks/collector", "backing_off", "0", "-", "3", "7", "2.0", "KiB", "millrace"],
         *["cannot", "reach", "collector-1:7070"],
     ]
-    assert source.split() == ["sources/access", "taildir", "running", "1,234", "2.0", "KiB", "0", "0", "2", "min", "-"]
+    assert source.split() == [
+        *["sources/access", "running", "1,234", "2", "min", "0", "0", "2.0", "KiB", "taildir", "-"]
+    ]
 
 
 def test_components_as_json_tells_everything(client: FakeClient, millrace: RunMillrace) -> None:
@@ -328,15 +342,6 @@ def test_components_of_a_server_without_any_writes_an_empty_list(millrace: RunMi
     assert (result.exit_code, json.loads(result.stdout)) == (0, [])
 
 
-@pytest.mark.parametrize(
-    ("seconds", "shown"), [(0.2, "0 s"), (59.0, "59 s"), (61.0, "1 min"), (7_200.0, "2 h"), (200_000.0, "2 d")]
-)
-def test_components_table_tells_ages_as_people_do(seconds: float, shown: str) -> None:
-    """Ages are in the largest unit that fits."""
-    table = components_table([replace(ACCESS, progress_age_seconds=seconds)])
-    assert list(table.columns[-2].cells) == [shown]
-
-
 def test_measure_of_components_gives_events_a_second_between_two_looks() -> None:
     """A component that is new, or whose counters restarted, has no rate."""
     times = iter([10.0, 12.0, 14.0])
@@ -353,9 +358,9 @@ def test_top_with_components_shows_them_below_the_channels(client: FakeClient, m
     assert lines[0].startswith("CHANNEL")
     assert lines[1].startswith("orders")
     assert lines[2] == ""
-    assert lines[3].split()[:4] == ["COMPONENT", "TYPE", "STATE", "EVENTS/S"]
-    assert lines[4].split()[:4] == ["sinks/collector", "millrace", "backing_off", "0"]
-    assert lines[5].split()[:4] == ["sources/access", "taildir", "running", "0"]
+    assert lines[3].split()[:4] == ["COMPONENT", "STATE", "EVENTS/S", "EVENTS"]
+    assert lines[4].split()[:4] == ["sinks/collector", "backing_off", "0", "0"]
+    assert lines[5].split()[:4] == ["sources/access", "running", "0", "1,234"]
 
 
 def test_top_of_named_channels_leaves_components_out(client: FakeClient, millrace: RunMillrace) -> None:

@@ -46,10 +46,10 @@ def test_list_in_a_pipe_writes_a_plain_table_and_takes_nothing(rejected: FakeCha
     rejected.add(letter("one", sequence="17", deliveries="5"))
     heading, line = millrace("dead-letter", "list", "rejected").stdout.splitlines()
     assert heading.split() == [
-        *["SEQUENCE", "TIME", "(UTC)", "COMPONENT", "CHANNEL", "TRIES", "SIZE", "REASON", "BODY"]
+        *["SEQUENCE", "CHANNEL", "TIME", "(UTC)", "COMPONENT", "TRIES", "SIZE", "REASON", "BODY"]
     ]
     assert line.split() == [
-        *["2", "2026-01-02", "03:04:05", "sinks/web", "orders/17", "5", "3", "B"],
+        *["2", "orders/17", "2026-01-02", "03:04:05", "sinks/web", "5", "3", "B"],
         *["no", "such", "customer", "one"],
     ]
     assert len(rejected.events) == 2

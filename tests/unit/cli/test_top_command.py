@@ -75,8 +75,8 @@ def test_top_in_a_pipe_writes_one_plain_table(client: FakeClient, millrace: RunM
     client.orders.add("12345")
     result = millrace("top", "--interval", "0.1")
     heading, row = result.stdout.splitlines()
-    assert " ".join(heading.split()) == "CHANNEL STATE DEPTH FILL BYTES AGE IN/S OUT/S TXNS WAITING CLAIM"
-    assert row.split() == ["orders", "open", "1", "1%", "5", "B", "-", "0", "0", "0", "0", "-"]
+    assert " ".join(heading.split()) == "CHANNEL STATE DEPTH FILL IN/S OUT/S AGE BYTES TXNS WAITING CLAIM FAULT"
+    assert row.split() == ["orders", "open", "1", "1%", "0", "0", "-", "5", "B", "0", "0", "-", "-"]
 
 
 def test_top_as_json_tells_rates(millrace: RunMillrace) -> None:

@@ -7,9 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from millrace.command_line.tables import show
+from millrace.units import parse_byte_size, parse_count, parse_duration
 from millrace_client import ChannelConfig, ChannelInfo, ChannelType, Client, Compression, FsyncPolicy
 from millrace_client.cli.exit_status import CommandError, ExitCode
-from millrace_client.cli.formatting import counted, parse_byte_size, parse_duration
+from millrace_client.cli.formatting import counted
 from millrace_client.cli.session import (
     ChannelArgument,
     JsonOption,
@@ -20,13 +22,17 @@ from millrace_client.cli.session import (
     with_options,
 )
 from millrace_client.cli.terminal import note, note_to_terminal
-from millrace_client.cli.views import channel_page, channels_table, components_table, document_of, show
+from millrace_client.cli.views import channel_page, channels_table, components_table, created_sentences, document_of
 
 channel_app = typer.Typer(no_args_is_help=True, help="Create, show, change, delete, purge and search channels.")
 
 
-def _count(flag: str, metavar: str, help_text: str, **others: Any) -> Any:
+def _whole(flag: str, metavar: str, help_text: str, **others: Any) -> Any:
     return Annotated[int | None, typer.Option(flag, metavar=metavar, help=help_text, **others)]
+
+
+def _events(flag: str, help_text: str) -> Any:
+    return Annotated[str | None, typer.Option(flag, metavar="EVENTS", help=help_text, callback=checked(parse_count))]
 
 
 def _size(flag: str, help_text: str) -> Any:
@@ -38,12 +44,10 @@ def _seconds(flag: str, help_text: str) -> Any:
 
 
 _LIMITS: dict[str, Any] = {
-    "capacity": _count("--capacity", "EVENTS", "Events that the channel holds.", min=1),
-    "transaction_capacity": _count(
-        "--transaction-capacity", "EVENTS", "Maximum of a transaction's puts, and of its takes.", min=1
-    ),
+    "capacity": _events("--capacity", "Events that the channel holds, such as 50000 or 1M."),
+    "transaction_capacity": _events("--transaction-capacity", "Maximum of a transaction's puts, and of its takes."),
     "byte_capacity": _size("--byte-capacity", "Bytes for bodies and headers, such as 512MiB."),
-    "byte_capacity_buffer_percentage": _count(
+    "byte_capacity_buffer_percentage": _whole(
         "--byte-capacity-buffer-percentage",
         "PERCENT",
         "Share of the byte capacity that is reserved for headers.",
@@ -52,7 +56,7 @@ _LIMITS: dict[str, Any] = {
     ),
     "keep_alive_seconds": _seconds("--keep-alive", "How long a commit waits for room, and a take for events."),
     "lease_seconds": _seconds("--lease", "How long a transaction or claim lives without a call; at most an hour."),
-    "open_transactions_max": _count("--open-transactions-max", "COUNT", "Maximum of open transactions.", min=1),
+    "open_transactions_max": _whole("--open-transactions-max", "COUNT", "Maximum of open transactions.", min=1),
     "backup_checkpoint": Annotated[
         bool | None,
         typer.Option("--backup-checkpoint/--no-backup-checkpoint", help="Log: keep the previous checkpoint too."),
@@ -70,9 +74,7 @@ _LIMITS: dict[str, Any] = {
         "--fsync-interval", "Log: how much a power failure may lose with --fsync interval."
     ),
     "compression": Annotated[Compression | None, typer.Option(help="Log: compression of new events.")],
-    "memory_capacity": _count(
-        "--memory-capacity", "EVENTS", "Spillable: events kept in memory only; a crash loses them.", min=1
-    ),
+    "memory_capacity": _events("--memory-capacity", "Spillable: events kept in memory only; a crash loses them."),
     "memory_byte_capacity": _size("--memory-byte-capacity", "Spillable: bytes for their bodies and headers."),
     "retention_seconds": Annotated[
         str | None,
@@ -98,9 +100,6 @@ def channels(client: Client, *, as_json: JsonOption = False) -> None:
         typer.echo(json.dumps([document_of(channel) for channel in listed], indent=2))
         return
     show(channels_table(listed))
-    for channel in listed:
-        if channel.fault:
-            note_to_terminal(f"{channel.name}: {channel.fault}")
     if not listed:
         note_to_terminal("there is no channel yet; create one with `millrace channel create NAME`")
 
@@ -121,18 +120,19 @@ def create(
     *,
     channel_type: Annotated[
         ChannelType, typer.Option("--type", help="Where its events are stored.")
-    ] = ChannelType.MEMORY,
+    ] = ChannelType.FILE,
     as_json: JsonOption = False,
     **limits: Any,
 ) -> None:
-    """Create a channel.
+    """Create a channel: by default a file channel of 1,000,000 events, which survive crashes of the server.
 
-    The channel survives restarts of the server. The events of a memory channel do not, those of a file channel do;
-    those of a spillable channel survive a stop, and a crash loses those in memory. Limits default to the server's.
-    Directories and keys are set in the server's configuration file.
+    Channels of all types survive restarts of the server. The events of a memory channel do not; those of a spillable
+    channel survive a stop, but a crash loses those in memory. Limits default to the server's. Directories and keys are
+    set in the server's configuration file.
     """
-    config = ChannelConfig(type=channel_type, **limits)
-    _write(client.admin.create_channel(name, config), limits, as_json=as_json)
+    channel = client.admin.create_channel(name, ChannelConfig(type=channel_type, **limits))
+    _note_shortened(channel, limits)
+    typer.echo(json.dumps(document_of(channel), indent=2) if as_json else created_sentences(channel))
 
 
 @channel_app.command()
@@ -154,7 +154,8 @@ def update(client: Client, name: ChannelArgument, *, as_json: JsonOption = False
         )
     if outcome.channel.is_overridden:
         note(f"{name}: the server's configuration file has other limits, which its next start or reload restores")
-    _write(outcome.channel, limits, as_json=as_json)
+    _note_shortened(outcome.channel, limits)
+    _write(outcome.channel, as_json=as_json)
 
 
 @channel_app.command()
@@ -213,11 +214,14 @@ def find(
     typer.echo(json.dumps(document) if as_json else str(found.sequence))
 
 
-def _write(channel: ChannelInfo, limits: dict[str, Any] | None = None, *, as_json: bool) -> None:
-    """Writes a channel, and which of the durations that were asked for the server has shortened."""
-    for field, asked in (limits or {}).items():
+def _note_shortened(channel: ChannelInfo, limits: dict[str, Any]) -> None:
+    """Notes which of the requested durations the server has shortened."""
+    for field, asked in limits.items():
         if field.endswith("_seconds") and (granted := getattr(channel.config, field) or math.inf) < (asked or 0):
             note(f"{channel.name}: {field} is {granted:,.15g}, not {asked:,.15g}: the server allows no more")
+
+
+def _write(channel: ChannelInfo, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(document_of(channel), indent=2))
     else:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import grpc
 import typer
 
+from millrace.command_line.tables import plain_table, show
 from millrace_client._settings import ConnectionSettings
 from millrace_client._watchdog import TIMEOUT_SECONDS
 from millrace_client.cli.contexts import FIELDS, Contexts, load_contexts
@@ -23,7 +24,6 @@ from millrace_client.cli.session import (
     with_options,
 )
 from millrace_client.cli.terminal import note_to_terminal
-from millrace_client.cli.views import plain_table, show
 from millrace_client.security import Token
 
 context_app = typer.Typer(

@@ -6,18 +6,18 @@ from itertools import islice
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
+from millrace.command_line.notes import printable
+from millrace.command_line.tables import PlainTable, plain_table, show
+from millrace.units import format_byte_size
 from millrace_client import Client
 from millrace_client.cli.exit_status import CommandError, ExitCode
-from millrace_client.cli.formatting import beginning, beginning_of_bytes, counted, format_byte_size, printable
+from millrace_client.cli.formatting import beginning, beginning_of_bytes, counted
 from millrace_client.cli.line_events import body_document
 from millrace_client.cli.progress import shown_progress
 from millrace_client.cli.put_command import PATIENCE_SECONDS, PatienceOption
 from millrace_client.cli.session import ChannelArgument, JsonOption, check_sendable, with_client
 from millrace_client.cli.terminal import note, note_to_terminal
-from millrace_client.cli.views import plain_table, show
 from millrace_client.dead_letters import DeadLetter, LetterSelection, selected_letters
 from millrace_client.dead_letters.replay import Replay, ReplayError, ReplayPlan, ReplayReport
 from millrace_client.dead_letters.targets import RetryPolicy
@@ -180,33 +180,31 @@ def letter_document(letter: DeadLetter) -> dict[str, object]:
     }
 
 
-def letters_table(letters: Iterable[DeadLetter]) -> Table:
+def letters_table(letters: Iterable[DeadLetter]) -> PlainTable:
     """Returns dead letters, one per row, with control characters escaped."""
-    table = plain_table(
+    return plain_table(
         letters,
         {
             "SEQUENCE>": lambda letter: f"{letter.sequence:,}",
+            "CHANNEL": lambda letter: _cell(_origin(letter)),
             "TIME (UTC)": lambda letter: _cell(letter.time[:_TIME_LENGTH].replace("T", " ")),
             "COMPONENT": lambda letter: _cell(letter.component),
-            "CHANNEL": lambda letter: _cell(_origin(letter)),
             "TRIES>": lambda letter: "-" if letter.deliveries is None else f"{letter.deliveries:,}",
             "SIZE>": lambda letter: format_byte_size(len(letter.event.body)),
+        },
+        {
             "REASON": lambda letter: _cell(letter.reason, REASON_LENGTH_MAX),
-            "BODY": lambda letter: Text(beginning_of_bytes(letter.event.body, BODY_LENGTH_MAX).replace("\t", " ")),
+            "BODY": lambda letter: beginning_of_bytes(letter.event.body, BODY_LENGTH_MAX).replace("\t", " "),
         },
     )
-    for column in table.columns[-2:]:
-        # On a narrow terminal these wrap, so that the others stay whole.
-        column.no_wrap = False
-    return table
 
 
 def _origin(letter: DeadLetter) -> str:
     return letter.origin if letter.origin_sequence is None else f"{letter.origin}/{letter.origin_sequence}"
 
 
-def _cell(content: str, length_max: int = _NAME_LENGTH_MAX) -> Text:
-    return Text(beginning(printable(content).replace("\t", " "), length_max) or "-")
+def _cell(content: str, length_max: int = _NAME_LENGTH_MAX) -> str:
+    return beginning(printable(content).replace("\t", " "), length_max) or "-"
 
 
 def replay_document(account: ReplayReport, *, is_complete: bool) -> dict[str, object]:

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import NoReturn
 
 import millrace_client
-from millrace_client.cli.formatting import printable
+from millrace.command_line.notes import printable
 
 
 class ExitCode(IntEnum):

@@ -2,14 +2,12 @@
 
 import gc
 import logging
-import os
-import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 import millrace_client
+from millrace.command_line.program import ProgramGroup, new_program
 from millrace_client.cli.commands import add_commands, loaded_command, unconverted
 from millrace_client.cli.exit_status import (
     MEANINGS,
@@ -32,19 +30,18 @@ from millrace_client.cli.session import (
 )
 from millrace_client.cli.terminal import note
 
-# \b keeps the line breaks.
-_EPILOG = "\b\nExit codes:\n" + "\n".join(f"{code.value:5}  {meaning}" for code, meaning in MEANINGS.items())
 
-
-class ProgramGroup(TyperGroup):
+class MillraceGroup(ProgramGroup):
     """Runs a command and turns its exceptions into exit codes, in the program and under typer's test runner."""
 
     def get_params(self, ctx: Any) -> Any:
         return unconverted(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, _, rest = super().resolve_command(ctx, args)
-        command = loaded_command(str(name))
+        name, command, rest = super().resolve_command(ctx, args)
+        # None where the shell completes words that make no command.
+        if name is not None:
+            command = loaded_command(name)
         # `main` has disabled it.
         if not gc.isenabled():
             gc.freeze()
@@ -59,15 +56,6 @@ class ProgramGroup(TyperGroup):
             raise _exit(error, exit_code_of(error), sentence_of(error, current_session(ctx).address)) from error
         except CommandError as error:
             raise _exit(error, error.exit_code, str(error)) from error
-        except BrokenPipeError as error:
-            _drop_output()
-            raise _exit(error, ExitCode.BROKEN_PIPE) from error
-        except OSError as error:
-            # Commands report errors of input themselves; this is output, such as a table on a full disk.
-            _drop_output()
-            raise _exit(
-                error, ExitCode.REFUSED, f"cannot write the output: {error.strerror}; make room there"
-            ) from error
         except (KeyboardInterrupt, typer.Abort) as error:
             raise _exit(error, ExitCode.INTERRUPTED) from error
         except TerminatedError as error:
@@ -81,23 +69,7 @@ def _exit(error: BaseException, exit_code: ExitCode, sentence: str = "") -> type
     return typer.Exit(exit_code)
 
 
-def _drop_output() -> None:
-    """Discards buffered output: otherwise Python would write it again at its exit, and fail."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-
-
-app = typer.Typer(
-    cls=ProgramGroup,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    # Plain: an error is one line that can be searched for, and help looks the same in a pipe.
-    rich_markup_mode=None,
-    epilog=_EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_program("millrace", MEANINGS.items(), MillraceGroup)
 add_commands(app)
 
 

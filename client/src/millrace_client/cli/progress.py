@@ -17,8 +17,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from millrace.command_line.notes import printable
 from millrace_client import MillraceError
-from millrace_client.cli.formatting import printable
 from millrace_client.cli.terminal import note
 
 
@@ -81,7 +81,7 @@ def progress_columns(total_bytes: int | None, noun: str = "lines") -> list[Progr
 def shown_progress(label: str, total_bytes: int | None, noun: str = "lines") -> Iterator[PutProgress]:
     """Shows progress on standard error until the block ends: a bar if the input's size is known."""
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if not console.is_terminal or console.is_dumb_terminal:
         yield PutProgress()
         return
     progress = Progress(*progress_columns(total_bytes, noun), console=console, transient=True)

@@ -4,7 +4,7 @@ import functools
 import inspect
 import math
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -23,6 +23,7 @@ DEFAULT_PORT = 7070
 
 _PORT_MAX = 65535
 _TIMEOUT_SECONDS_MAX = 86_400
+_COMPLETION_SECONDS = 1.0
 
 
 def parse_server(text: str) -> str:
@@ -128,8 +129,37 @@ def _sendable(text: str) -> str:
 
 check_sendable = checked(_sendable)
 
+
+def completed(names: Callable[["millrace_client.Client"], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:
+    """Returns what completes names in a shell: it asks the server, and is silent if that does not answer at once."""
+
+    def complete(context: typer.Context, incomplete: str) -> list[str]:
+        session = current_session(context)
+        for one in (context.find_root(), context):
+            session = session.with_options(**{name: one.params.get(name) for name in SESSION_OPTIONS})
+        try:
+            with session.with_options(timeout_seconds=_COMPLETION_SECONDS).open() as client:
+                return [name for name in names(client) if name.startswith(incomplete)]
+        except Exception:  # noqa: BLE001 - the user is still typing; the command will say why
+            return []
+
+    return complete
+
+
+def channel_names(client: "millrace_client.Client") -> list[str]:
+    """Returns the names of all channels."""
+    return [channel.name for channel in client.admin.list_channels()]
+
+
 ChannelArgument = Annotated[
-    str, typer.Argument(metavar="CHANNEL", callback=check_sendable, help="The channel's name.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="CHANNEL",
+        callback=check_sendable,
+        help="The channel's name.",
+        show_default=False,
+        autocompletion=completed(channel_names),
+    ),
 ]
 
 

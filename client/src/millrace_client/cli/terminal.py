@@ -9,19 +9,12 @@ import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import typer
-
-from millrace_client.cli.formatting import printable
-
-
-def is_on_terminal() -> bool:
-    """Whether standard output is a terminal. It is None if the process was started without one."""
-    return sys.stdout is not None and sys.stdout.isatty()
+from millrace.command_line.notes import write_note
 
 
 def note(sentence: str) -> None:
     """Writes a sentence to standard error."""
-    typer.echo(f"millrace: {printable(sentence)}", err=True)
+    write_note("millrace", sentence)
 
 
 def note_to_terminal(sentence: str) -> None:

@@ -11,11 +11,13 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from millrace.command_line.notes import is_on_terminal
+from millrace.command_line.tables import show
 from millrace_client import ChannelInfo, Client, ComponentInfo, MillraceError
 from millrace_client.cli.exit_status import CommandError, ExitCode, sentence_of, unwrapped_interrupts
 from millrace_client.cli.session import JsonOption, seconds_option, with_client
-from millrace_client.cli.terminal import is_on_terminal, keyboard_input
-from millrace_client.cli.views import component_path, components_table, document_of, show, top_table
+from millrace_client.cli.terminal import Keyboard, keyboard_input
+from millrace_client.cli.views import component_path, components_table, document_of, top_table
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 
@@ -129,6 +131,9 @@ def _write_once(watch: ChannelWatch, *, as_json: bool) -> None:
 def _show_live(watch: ChannelWatch, interval_seconds: float) -> None:
     live = Live(_screen(watch, ""), screen=True, auto_refresh=False)
     with keyboard_input() as keyboard:
+        if live.console.is_dumb_terminal:
+            _show_repeatedly(watch, keyboard, interval_seconds)
+            return
         # Not `with live`: an interrupt during `start` would leave the terminal on the alternate screen.
         try:
             live.start(refresh=True)
@@ -136,6 +141,14 @@ def _show_live(watch: ChannelWatch, interval_seconds: float) -> None:
                 live.update(_screen(watch, try_to_update(watch)), refresh=True)
         finally:
             live.stop()
+
+
+def _show_repeatedly(watch: ChannelWatch, keyboard: Keyboard, interval_seconds: float) -> None:
+    """Writes one screen below the other, for a terminal that cannot move its cursor."""
+    show(_screen(watch, ""))
+    while not keyboard.quits_within(interval_seconds):
+        typer.echo()
+        show(_screen(watch, try_to_update(watch)))
 
 
 def try_to_update(watch: ChannelWatch) -> str:
@@ -152,7 +165,7 @@ def try_to_update(watch: ChannelWatch) -> str:
 
 def _screen(watch: ChannelWatch, trouble: str) -> RenderableType:
     heading = Text(f"millrace top  {time.strftime('%H:%M:%S')}  q or Ctrl-C ends", style="dim")
-    return Group(heading, _tables(watch), *([Text(trouble, style="red")] if trouble else []))
+    return Group(heading, *([Text(trouble, style="red")] if trouble else []), _tables(watch))
 
 
 def _tables(watch: ChannelWatch) -> RenderableType:

@@ -1,53 +1,19 @@
-"""Tables on standard output; channels and components as tables for people and as JSON for programs."""
+"""Channels and components, as tables for people and as JSON for programs."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
-import typer
-from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from millrace_client import ChannelInfo, ChannelState, ComponentInfo, ComponentState
-from millrace_client.cli.formatting import format_byte_size
-from millrace_client.cli.terminal import is_on_terminal
-
-RowT = TypeVar("RowT")
-
-_PLAIN_WIDTH = 10_000
-"""Columns without a terminal: scripts need whole names."""
+from millrace.command_line.tables import PlainTable, plain_table
+from millrace.units import format_age, format_byte_size
+from millrace_client import ChannelInfo, ChannelState, ChannelType, ComponentInfo, ComponentState, FsyncPolicy
 
 _BUSY_FILL = 0.8
 _FULL_FILL = 0.95
-_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
-
-
-def show(renderable: RenderableType) -> None:
-    """Writes a table or text to standard output."""
-    is_terminal = is_on_terminal()
-    console = Console(emoji=False) if is_terminal else Console(width=_PLAIN_WIDTH, color_system=None, emoji=False)
-    # Rich would exit the process on a closed pipe; so it only renders, and `echo` raises the error.
-    with console.capture() as captured:
-        console.print(renderable)
-    drawn = captured.get()
-    typer.echo(drawn if is_terminal else "\n".join(line.rstrip() for line in drawn.splitlines()), nl=not is_terminal)
-
-
-def plain_table(rows: Iterable[RowT], columns: Mapping[str, Callable[[RowT], str | Text]]) -> Table:
-    """Returns a table without borders.
-
-    `columns` has a function for the cells by each heading. A heading that ends with `>` is of a column of numbers,
-    aligned right.
-    """
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in columns:
-        name = heading.removesuffix(">")
-        table.add_column(name, justify="right" if name != heading else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(cell(row) for cell in columns.values()))
-    return table
 
 
 def document_of(info: ChannelInfo | ComponentInfo) -> dict[str, object]:
@@ -98,29 +64,30 @@ _CHANNEL_CELLS: Mapping[str, Callable[[ChannelInfo], str | Text]] = {
     "CAPACITY>": lambda channel: f"{channel.config.capacity:,}",
     "FILL>": _fill_text,
     "BYTES>": lambda channel: format_byte_size(channel.gauges.body_bytes),
-    "AGE>": lambda channel: _age_text(_age_seconds(channel.gauges.oldest_commit_time)),
+    "AGE>": lambda channel: format_age(_age_seconds(channel.gauges.oldest_commit_time)),
     "NEXT>": lambda channel: f"{channel.gauges.next_sequence:,}",
     "TXNS>": lambda channel: f"{channel.gauges.open_transactions:,}",
     "WAITING>": lambda channel: f"{channel.gauges.waiting_takes + channel.gauges.waiting_commits:,}",
     "CLAIM": lambda channel: Text(channel.claim.reader_id if channel.claim else "-"),
 }
+_FAULT: Mapping[str, Callable[[ChannelInfo], str]] = {"FAULT": lambda channel: channel.fault}
 
 
-def channels_table(channels: Sequence[ChannelInfo]) -> Table:
+def channels_table(channels: Sequence[ChannelInfo]) -> PlainTable:
     """Returns all channels, one per line."""
-    headings = "CHANNEL TYPE STATE QUEUED> TAKEN> CAPACITY> FILL> BYTES> AGE> NEXT> TXNS> CLAIM"
-    return plain_table(channels, {heading: _CHANNEL_CELLS[heading] for heading in headings.split()})
+    headings = "CHANNEL STATE QUEUED> FILL> AGE> BYTES> TYPE CAPACITY> TAKEN> TXNS> NEXT> CLAIM"
+    return plain_table(channels, {heading: _CHANNEL_CELLS[heading] for heading in headings.split()}, _FAULT)
 
 
-def top_table(channels: Sequence[ChannelInfo], rates: Mapping[str, Sequence[float]]) -> Table:
+def top_table(channels: Sequence[ChannelInfo], rates: Mapping[str, Sequence[float]]) -> PlainTable:
     """Returns the rates of channels, one per line; an unknown rate is a dash."""
     cells = {
         **_CHANNEL_CELLS,
         "IN/S>": lambda channel: _rate_text(rates[channel.name][0] if channel.name in rates else None),
         "OUT/S>": lambda channel: _rate_text(rates[channel.name][1] if channel.name in rates else None),
     }
-    headings = "CHANNEL STATE DEPTH> FILL> BYTES> AGE> IN/S> OUT/S> TXNS> WAITING> CLAIM"
-    return plain_table(channels, {heading: cells[heading] for heading in headings.split()})
+    headings = "CHANNEL STATE DEPTH> FILL> IN/S> OUT/S> AGE> BYTES> TXNS> WAITING> CLAIM"
+    return plain_table(channels, {heading: cells[heading] for heading in headings.split()}, _FAULT)
 
 
 def channel_page(channel: ChannelInfo) -> Table:
@@ -134,6 +101,28 @@ def channel_page(channel: ChannelInfo) -> Table:
         else:
             table.add_row(Text(key, style="bold"), Text(_page_value(value)))
     return table
+
+
+def created_sentences(channel: ChannelInfo) -> str:
+    """Returns three lines about a new channel: what it holds, what survives, and what to do next."""
+    limits, name = channel.config, channel.name
+    match limits.type:
+        case ChannelType.MEMORY:
+            durability = "its events are in memory only: a stop of the server loses them"
+        case ChannelType.SPILLABLE:
+            durability = (
+                f"up to {limits.memory_capacity:,} events are in memory only, and a crash of the server loses them"
+            )
+        case ChannelType.FILE if limits.fsync is FsyncPolicy.INTERVAL:
+            lost = f"{limits.fsync_interval_seconds:g} s"
+            durability = f"its commits survive crashes of the server; a power failure may lose those of the last {lost}"
+        case _:
+            durability = "its commits survive crashes and power failures"
+    room = f"{limits.capacity:,} events and {format_byte_size(limits.byte_capacity)}"
+    return (
+        f"{name}: created, a {limits.type} channel for {room}\n{durability}\n"
+        f"put events with `millrace put {name}`, see all settings with `millrace channel show {name}`"
+    )
 
 
 def _page_value(value: object) -> str:
@@ -157,25 +146,24 @@ def component_path(component: ComponentInfo) -> str:
     return f"{component.kind}s/{component.name}"
 
 
-def components_table(components: Sequence[ComponentInfo], rates: Mapping[str, float] | None = None) -> Table:
+def components_table(components: Sequence[ComponentInfo], rates: Mapping[str, float] | None = None) -> PlainTable:
     """Returns all components, one per line; with a column of the given rates by the components' paths."""
     columns: dict[str, Callable[[ComponentInfo], str | Text]] = {
-        "COMPONENT": lambda component: Text(component_path(component)),
-        "TYPE": lambda component: Text(component.type),
+        "COMPONENT": component_path,
         "STATE": lambda component: _component_state_text(component.state),
         "EVENTS/S>": lambda component: _rate_text((rates or {}).get(component_path(component))),
         "EVENTS>": lambda component: f"{component.counters.event_count:,}",
-        "BYTES>": lambda component: format_byte_size(component.counters.body_bytes),
+        "LAST>": lambda component: format_age(component.progress_age_seconds),
         "LOST>": lambda component: Text(
             f"{component.counters.lost_count:,}", style="red" if component.counters.lost_count else ""
         ),
         "FAILURES>": lambda component: f"{component.counters.failure_count:,}",
-        "LAST>": lambda component: _age_text(component.progress_age_seconds),
-        "WHY": lambda component: Text(component.reason or "-"),
+        "BYTES>": lambda component: format_byte_size(component.counters.body_bytes),
+        "TYPE": lambda component: component.type,
     }
     if rates is None:
         del columns["EVENTS/S>"]
-    return plain_table(components, columns)
+    return plain_table(components, columns, {"REASON": lambda component: component.reason})
 
 
 def _rate_text(rate: float | None) -> str:
@@ -185,15 +173,6 @@ def _rate_text(rate: float | None) -> str:
 def _age_seconds(time: datetime | None) -> float | None:
     # The server's clock may be ahead of this one.
     return max((datetime.now(UTC) - time).total_seconds(), 0) if time else None
-
-
-def _age_text(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    for unit_seconds, unit in _UNITS:
-        if seconds >= unit_seconds:
-            return f"{seconds / unit_seconds:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _component_state_text(state: ComponentState) -> Text:
