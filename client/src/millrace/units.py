@@ -12,7 +12,7 @@ _PREFIXES = "kmgt"
 _SIZE_UNITS = {"": 1, "b": 1}
 _SIZE_UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate(_PREFIXES, start=1)}
 _SIZE_UNITS |= {f"{prefix}ib": _STEP**power for power, prefix in enumerate(_PREFIXES, start=1)}
-_SECONDS = {"": 1, "ms": Fraction(1, 1000), "s": 1, "min": 60, "m": 60, "h": 3_600, "d": 86_400}
+_SECONDS: dict[str, int | Fraction] = {"": 1, "ms": Fraction(1, 1000), "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 _AGE_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
@@ -44,7 +44,7 @@ def parse_duration(text: str) -> float:
     return float(seconds)
 
 
-def _parsed(text: str, units: Mapping[str, int | Fraction]) -> Fraction | None:
+def _parsed(text: str, units: Mapping[str, int] | Mapping[str, int | Fraction]) -> Fraction | None:
     match = _QUANTITY.fullmatch(text.strip().lower())
     if match is None or match[3] not in units:
         return None
