@@ -1,18 +1,20 @@
 """Counts, sizes and durations with units, as people write and read them."""
 
 import re
-from collections.abc import Mapping
 from fractions import Fraction
+from typing import TypeAlias
+
+_Units: TypeAlias = dict[str, int | Fraction]
 
 _QUANTITY = re.compile(r"(\d{1,40}|\d{1,3}(?:_\d{3}){1,12})(\.\d{1,20})?\s*([a-z]*)", re.ASCII)
 
-_COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+_COUNT_UNITS: _Units = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _STEP = 1024
 _PREFIXES = "kmgt"
-_SIZE_UNITS = {"": 1, "b": 1}
+_SIZE_UNITS: _Units = {"": 1, "b": 1}
 _SIZE_UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate(_PREFIXES, start=1)}
 _SIZE_UNITS |= {f"{prefix}ib": _STEP**power for power, prefix in enumerate(_PREFIXES, start=1)}
-_SECONDS: dict[str, int | Fraction] = {"": 1, "ms": Fraction(1, 1000), "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
+_SECONDS: _Units = {"": 1, "ms": Fraction(1, 1000), "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 _AGE_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
@@ -44,7 +46,7 @@ def parse_duration(text: str) -> float:
     return float(seconds)
 
 
-def _parsed(text: str, units: Mapping[str, int] | Mapping[str, int | Fraction]) -> Fraction | None:
+def _parsed(text: str, units: _Units) -> Fraction | None:
     match = _QUANTITY.fullmatch(text.strip().lower())
     if match is None or match[3] not in units:
         return None
