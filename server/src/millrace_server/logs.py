@@ -55,7 +55,7 @@ def _formatter(renderer: Processor) -> logging.Formatter:
 
 
 def configure_logging(stream: TextIO, level: int = logging.INFO) -> None:
-    """Logs to a stream, through structlog and the standard library.
+    """Logs entries of a level and above to a stream, through structlog and the standard library.
 
     If the stream fails, for example because its pipe is closed, lines are lost and nothing else happens.
     """
@@ -68,6 +68,7 @@ def configure_logging(stream: TextIO, level: int = logging.INFO) -> None:
         else structlog.processors.JSONRenderer()
     )
     handler = logging.StreamHandler(stream)
+    handler.setLevel(level)
     handler.setFormatter(_formatter(renderer))
     structlog.configure(
         processors=[*_BEFORE, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -96,7 +97,7 @@ class _OwnFile(logging.Handler):
 
 @contextmanager
 def also_to_file(logger: str, path: Path | None) -> Iterator[None]:
-    """Writes the entries of a logger also to a file, as one JSON object per line, on a thread.
+    """Writes the entries of a logger also to a file, as one JSON object per line, on a thread, at any level of the log.
 
     The file is created where there is none, also after it was renamed, as logrotate does.
     """
@@ -109,11 +110,15 @@ def also_to_file(logger: str, path: Path | None) -> Iterator[None]:
     handler.setFormatter(_formatter(structlog.processors.JSONRenderer()))
     listener = QueueListener(entries, _OwnFile(path))
     listener.start()
-    logging.getLogger(logger).addHandler(handler)
+    source = logging.getLogger(logger)
+    level_before = source.level
+    source.addHandler(handler)
+    source.setLevel(logging.INFO)
     try:
         yield
     finally:
-        logging.getLogger(logger).removeHandler(handler)
+        source.setLevel(level_before)
+        source.removeHandler(handler)
         listener.stop()
 
 

@@ -1,11 +1,15 @@
+import logging
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from millrace_server import logs
 from millrace_server.cli import app
-from millrace_server.cli.reporting import EXIT_BAD_SETTINGS
+from millrace_server.cli.reporting import EXIT_BAD_SETTINGS, EXIT_CANNOT_START
+from millrace_server.errors import StartError
+from millrace_server.process import daemon
 
 GOOD = """
 [server]
@@ -158,3 +162,21 @@ def test_command_line_that_is_none_shows_how_it_goes(arguments: list[str]) -> No
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == EXIT_BAD_SETTINGS
     assert "Usage" in result.output
+
+
+@pytest.mark.parametrize(("options", "level"), [((), logging.INFO), (("--log-level", "warning"), logging.WARNING)])
+def test_serve_with_a_log_level_logs_from_it_on(
+    monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], level: int
+) -> None:
+    """By default the log has everything but debugging."""
+    levels: list[int] = []
+
+    async def fail(*_: object) -> None:
+        raise StartError("the port is in use")
+
+    monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
+    monkeypatch.setattr(logs, "configure_logging", lambda _, level: levels.append(level))
+    monkeypatch.setattr(daemon, "serve", fail)
+    result = CliRunner().invoke(app, ["serve", *options])
+    assert (result.exit_code, result.stderr) == (EXIT_CANNOT_START, "millraced: the port is in use\n")
+    assert levels == [level]

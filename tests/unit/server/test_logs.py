@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from millrace_server.logs import (
     ITEMS_MAX,
     TEXT_LENGTH_MAX,
     TRACEBACK_LENGTH_MAX,
+    also_to_file,
     configure_logging,
     log_to_standard_library,
     safe_text,
@@ -200,3 +202,15 @@ def test_log_to_standard_library_makes_records_that_anybody_can_read(caplog: pyt
     assert warning.getMessage() == "backs off 100 % (sink=collector, reason=two\\nlines)"
     assert failed.getMessage() == "failed"
     assert failed.exc_info is not None
+
+
+def test_log_of_a_higher_level_leaves_out_entries_but_not_those_of_a_file(tmp_path: Path) -> None:
+    """The audit file is complete although the log shows only what is wrong."""
+    configure_logging(stream := io.StringIO(), logging.WARNING)
+    with also_to_file("audit", tmp_path / "audit.log"):
+        structlog.stdlib.get_logger("audit").info("created")
+        structlog.stdlib.get_logger("audit").warning("denied")
+        structlog.stdlib.get_logger("mill").info("serving")
+    assert [entry["event"] for entry in logged(stream)] == ["denied"]
+    written = [json.loads(line)["event"] for line in (tmp_path / "audit.log").read_text().splitlines()]
+    assert written == ["created", "denied"]

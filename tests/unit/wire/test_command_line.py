@@ -1,4 +1,7 @@
 import io
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -62,3 +65,14 @@ def test_plain_table_on_a_narrow_terminal_leaves_out_the_last_columns() -> None:
 def test_plain_table_without_rows_has_its_headings() -> None:
     """Nobody takes an empty list for a failure."""
     assert drawn([], 80)[0].split() == ["NAME", "STATE", "EVENTS", "TYPE"]
+
+
+@pytest.mark.parametrize("program", ["millrace", "millraced", "millrace-spark"])
+def test_each_program_onto_a_full_disk_ends_in_a_sentence(program: str) -> None:
+    """Even its help writes no traceback."""
+    with Path("/dev/full").open("wb") as full:
+        ran = subprocess.run(
+            [Path(sys.executable).with_name(program), "--help"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert ran.returncode == 1
+    assert ran.stderr.decode() == f"{program}: cannot write the output: No space left on device\n"

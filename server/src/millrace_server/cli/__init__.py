@@ -9,33 +9,24 @@ from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from importlib.metadata import version
+from logging import getLevelNamesMapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from millrace.command_line.program import new_program
 from millrace_server.cli.certificate_commands import dev_certificates
 from millrace_server.cli.log_commands import backup, log_app, restore
-from millrace_server.cli.reporting import EXIT_BAD_SETTINGS, EXIT_CANNOT_START, complain, load_or_exit
+from millrace_server.cli.reporting import EXIT_BAD_SETTINGS, EXIT_CANNOT_START, MEANINGS, complain, load_or_exit
 from millrace_server.cli.token_commands import token_app
 
-app = typer.Typer(
-    name="millraced",
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(log_app, name="log")
-app.add_typer(token_app, name="token")
-app.command()(backup)
-app.command()(restore)
-app.command("dev-certificates")(dev_certificates)
+app = new_program("millraced", MEANINGS.items())
 
 
 def main() -> None:
     """Runs `millraced` with the arguments of this process."""
-    app()
+    app(prog_name="millraced")
 
 
 def _show_version(*, is_wanted: bool) -> None:
@@ -52,6 +43,15 @@ def _millraced(
     ] = False,
 ) -> None:
     """Millrace's server: transactional channels over gRPC."""
+
+
+class LogLevel(StrEnum):
+    """The least level of the log's entries."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 @app.command()
@@ -74,6 +74,8 @@ def serve(
     data_dir: Annotated[
         str | None, typer.Option(metavar="DIRECTORY", help="Directory of the data; overrides server.data_dir.")
     ] = None,
+    *,
+    log_level: Annotated[LogLevel, typer.Option(help="Log entries of this level and above.")] = LogLevel.INFO,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; a second one stops at once. SIGHUP reloads the file."""
     options = {"listen": listen, "http_listen": http_listen, "data_dir": data_dir}
@@ -92,7 +94,7 @@ def serve(
         from millrace_server.process.daemon import ensure_exit
         from millrace_server.process.daemon import serve as serve_until_stopped
 
-    configure_logging(sys.stderr)
+    configure_logging(sys.stderr, getLevelNamesMapping()[log_level.upper()])
     load_again = None if config is None else partial(load_settings, config, overrides)
 
     async def serve_and_exit() -> None:
@@ -202,7 +204,7 @@ def import_flume(
     else:
         _write_new(output, toml)
     for note in imported.notes:
-        typer.secho(f"{note.key}: {note.sentence}", fg=typer.colors.YELLOW, err=True)
+        complain(f"{note.key}: {note.sentence}")
     try:
         check_settings(tomllib.loads(toml), str(output or "the result"))
     except SettingsError as error:
@@ -218,3 +220,10 @@ def _write_new(path: Path, text: str) -> None:
     except OSError as error:
         complain(f"{path}: cannot be written: {error.strerror}")
         raise typer.Exit(EXIT_CANNOT_START) from None
+
+
+app.command()(backup)
+app.command()(restore)
+app.command("dev-certificates")(dev_certificates)
+app.add_typer(log_app, name="log")
+app.add_typer(token_app, name="token")

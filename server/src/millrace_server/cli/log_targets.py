@@ -1,9 +1,7 @@
 """The log that a command line names, and how `millraced` exits if a log tool fails."""
 
-import os
 import re
 import resource
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +17,6 @@ from millrace_server.channels.directories import DirectoryInUseError
 from millrace_server.channels.file_store import make_codec
 from millrace_server.channels.keys import KeyFileError, load_keys
 from millrace_server.cli.reporting import (
-    EXIT_BROKEN_PIPE,
     EXIT_DAMAGED,
     EXIT_UNAVAILABLE,
     EXIT_USAGE,
@@ -167,9 +164,7 @@ def exit_on_error() -> Iterator[None]:
         complain(str(error))
         raise typer.Exit(EXIT_DAMAGED) from None
     except BrokenPipeError:
-        # Discards the buffered output, so that the exit does not fail on it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(EXIT_BROKEN_PIPE) from None
+        raise
     except OSError as error:
         complain(f"{error.filename or 'the disk'}: {error.strerror}")
         raise typer.Exit(EXIT_DAMAGED) from None

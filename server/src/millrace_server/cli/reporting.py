@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from millrace.command_line.notes import write_note
+from millrace.command_line.program import EXIT_BROKEN_PIPE
+
 if TYPE_CHECKING:
     from millrace_server.configuration.settings import Settings, SettingsError
 
@@ -25,15 +28,21 @@ EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 3
 """The log is in use, encrypted with a missing key, or of another version; it may be intact."""
 
-EXIT_BROKEN_PIPE = 141
-"""The reader of the output has closed the pipe."""
+MEANINGS = {
+    0: "done; a server has stopped, a log is intact",
+    EXIT_CANNOT_START: "the server cannot start, a log is damaged, or a file cannot be written",
+    EXIT_USAGE: "the command line or the configuration is wrong",
+    EXIT_UNAVAILABLE: "the log is in use, encrypted with a missing key, or of another version",
+    EXIT_BROKEN_PIPE: "the reader of the output has closed the pipe",
+}
+"""The meaning of each code, as `millraced --help` shows it."""
 
 
-def complain(sentence: str, color: str = typer.colors.RED) -> None:
+def complain(sentence: str) -> None:
     """Writes a sentence to standard error."""
     from millrace_server.logs import safe_text
 
-    typer.secho(f"millraced: {safe_text(sentence)}", fg=color, err=True)
+    write_note("millraced", safe_text(sentence))
 
 
 def complain_of_settings(error: "SettingsError") -> None:

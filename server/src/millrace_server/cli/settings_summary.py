@@ -84,4 +84,4 @@ def _check_keys(name: str, paths: Mapping[str, Path]) -> None:
         try:
             load_keys({key_id: path})
         except KeyFileError as error:
-            complain(f"channel {name} would not open here: {error}", color=typer.colors.YELLOW)
+            complain(f"channel {name} would not open here: {error}")

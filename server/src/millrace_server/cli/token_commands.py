@@ -39,19 +39,18 @@ def make(
         token = make_token(tokens_file, name)
     # Only the token goes to standard output, so that it can be written to a client's file.
     typer.echo(token)
-    said = f"Its hash {_shown(hash_of(token))} was added to {tokens_file}; the token itself is not stored."
-    typer.echo(said, err=True)
+    complain(f"{name}: its hash {_shown(hash_of(token))} was added to {tokens_file}; the token itself is not stored")
 
 
 @token_app.command("list")
 def list_tokens(tokens_file: TokensFileOption = Path("tokens")) -> None:
     """List the tokens in the file: the identity and the first digits of the hash."""
+    from millrace.command_line.tables import plain_table, show
     from millrace_server.access.tokens import read_tokens
 
     with _complaints("--tokens-file"):
         tokens = read_tokens(tokens_file)
-    for token_hash, name in tokens.items():
-        typer.echo(f"{name}\t{_shown(token_hash)}")
+    show(plain_table(tokens.items(), {"IDENTITY": lambda token: token[1], "HASH": lambda token: _shown(token[0])}))
 
 
 def _shown(token_hash: str) -> str:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -11,8 +10,12 @@ from enum import IntEnum
 from pathlib import Path
 from types import FrameType
 
+import typer
 from rich.console import Console
 
+from millrace.command_line.notes import write_note
+from millrace.command_line.program import EXIT_BROKEN_PIPE
+from millrace.command_line.tables import show
 from millrace_spark.errors import MillraceSparkError
 from millrace_spark.landing.compaction import CompactionTotals, Compactor, spark_merger
 from millrace_spark.landing.config import CompactionConfig, LandingConfig, SparkConfig
@@ -35,6 +38,7 @@ class ExitCode(IntEnum):
     BAD_LINES = 4
     LATER = 5
     INTERRUPTED = 130
+    BROKEN_PIPE = EXIT_BROKEN_PIPE
     TERMINATED = 143
 
 
@@ -45,9 +49,16 @@ MEANINGS = {
     ExitCode.BAD_LINES: "done, but there were bad lines (with --strict only)",
     ExitCode.LATER: "another millrace-spark is using this folder; try again later",
     ExitCode.INTERRUPTED: "stopped by Ctrl-C before all was landed, or at once by a second one; the next start goes on",
+    ExitCode.BROKEN_PIPE: "the reader of the output has closed the pipe",
     ExitCode.TERMINATED: "stopped by SIGTERM before all was landed; the next start goes on",
 }
 """The meaning of each code, as `millrace-spark --help` shows it."""
+
+
+def note(text: str) -> None:
+    """Writes each line of a text to standard error."""
+    for line in text.splitlines():
+        write_note("millrace-spark", line)
 
 
 _STANDARD_ERROR = 2
@@ -133,9 +144,9 @@ def land_channels(config: LandingConfig, *, as_json: bool, is_strict: bool) -> i
     outcome = "failed" if failure else "stopped" if signals.number else "done"
     seconds = time.monotonic() - began_at
     if as_json:
-        sys.stdout.write(json.dumps(report_json(state, config, seconds, outcome)) + "\n")
+        typer.echo(json.dumps(report_json(state, config, seconds, outcome)))
     else:
-        Console().print(report_table(state, config, seconds))
+        show(report_table(state, config, seconds))
     if failure is not None:
         raise failure
     if signals.number and not config.run.follow:

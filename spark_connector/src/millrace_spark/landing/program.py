@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from millrace.command_line.program import new_program
 from millrace_spark.errors import MillraceSparkError, OptionError
-from millrace_spark.landing.commands import MEANINGS, ExitCode, compact_folder, land_channels
+from millrace_spark.landing.commands import MEANINGS, ExitCode, compact_folder, land_channels, note
 from millrace_spark.landing.config import CompactionConfig, LandingConfig, SparkConfig
 from millrace_spark.landing.config_file import (
     ConfigError,
@@ -25,19 +25,9 @@ from millrace_spark.landing.local_storage import FolderBusyError
 from millrace_spark.landing.paths import WorkFolder, absolute_path
 from millrace_spark.workers import pack
 
-# \b keeps the line breaks.
-_EPILOG = "\b\nExit codes:\n" + "\n".join(f"{code.value:5}  {meaning}" for code, meaning in MEANINGS.items())
 _LIMITS = CompactionConfig()
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    # Plain text, so that errors are single lines that can be searched for, and help is the same in a pipe.
-    rich_markup_mode=None,
-    epilog=_EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_program("millrace-spark", MEANINGS.items())
 
 ConfigArgument = Annotated[
     Path | None, typer.Argument(help="The landing's configuration, a TOML file.", show_default=False)
@@ -180,7 +170,7 @@ def compact(
         )
     else:
         for refusal in totals.refusals:
-            _note(refusal)
+            note(refusal)
         merged = f"{totals.files_before:,} files into {totals.files_after:,}"
         typer.echo(f"{path}: merged {merged}" if totals.files_before else f"{path}: there was nothing to merge")
     raise typer.Exit(exit_code)
@@ -202,14 +192,14 @@ def _exit_on_error() -> Iterator[None]:
     try:
         yield
     except MillraceSparkError as error:
-        _note(str(error))
+        note(str(error))
         raise typer.Exit(_exit_code_of(error)) from error
     except ConfigError as error:
-        _note(str(error))
+        note(str(error))
         raise typer.Exit(ExitCode.USAGE) from error
     except KeyboardInterrupt as error:
         # Commands handle signals themselves, but Spark installs its own handler while it starts.
-        _note("stopped by Ctrl-C while Spark was starting; nothing is lost, and the next start goes on")
+        note("stopped by Ctrl-C while Spark was starting; nothing is lost, and the next start goes on")
         raise typer.Exit(ExitCode.INTERRUPTED) from error
 
 
@@ -217,7 +207,3 @@ def _exit_code_of(error: MillraceSparkError) -> ExitCode:
     if isinstance(error, OptionError):
         return ExitCode.USAGE
     return ExitCode.LATER if isinstance(error, FolderBusyError) else ExitCode.FAILED
-
-
-def _note(text: str) -> None:
-    Console(stderr=True).print(text, style=None, markup=False, highlight=False, soft_wrap=True)

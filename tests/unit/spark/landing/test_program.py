@@ -263,8 +263,8 @@ def test_land_interrupted_while_spark_starts_says_so(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(program, "land_channels", Mock(side_effect=KeyboardInterrupt))
     finished = CliRunner().invoke(app, ["land", "-e", "a:1", "-c", "web", "--to", "y"])
     assert finished.exit_code == ExitCode.INTERRUPTED
-    assert (
-        finished.stderr == "stopped by Ctrl-C while Spark was starting; nothing is lost, and the next start goes on\n"
+    assert finished.stderr == (
+        "millrace-spark: stopped by Ctrl-C while Spark was starting; nothing is lost, and the next start goes on\n"
     )
 
 
