@@ -8,7 +8,7 @@ import pytest
 
 from tests.server_loop import new_server_loop
 
-_ON_SERVER_LOOP = {"cli_server", "configuration", "hosting", "http_service", "network", "process", "server"}
+_ON_SERVER_LOOP = {"cli_server", "configuration", "console", "hosting", "http_service", "network", "process", "server"}
 """Directories of tests whose event loop is uvloop's, since its transports differ slightly from asyncio's."""
 
 

@@ -5,8 +5,8 @@ from typer.testing import CliRunner
 
 from millrace_server.cli import app
 from millrace_server.cli.flow_drawings import draw_dot, draw_mermaid, draw_text
-from millrace_server.cli.flow_graph import FlowGraph, Node, NodeKind, _without_secrets, flow_graph
 from millrace_server.cli.reporting import EXIT_BAD_SETTINGS
+from millrace_server.configuration.flow_graph import FlowGraph, Node, NodeKind, _without_secrets, flow_graph
 from millrace_server.configuration.settings import load_settings
 
 FLOWS = """

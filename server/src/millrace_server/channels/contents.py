@@ -66,6 +66,11 @@ class Subscriber:
             self._skipped += missed.count
         self._news.set()
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `next_batch` returns a batch at once."""
+        return bool(self._batches)
+
     def end(self) -> None:
         """Ends the subscription; the batches received so far can still be fetched."""
         self.is_ended = True

@@ -150,7 +150,7 @@ def graph(
     settings = load_or_exit(file, {})
 
     from millrace_server.cli import flow_drawings
-    from millrace_server.cli.flow_graph import flow_graph
+    from millrace_server.configuration.flow_graph import flow_graph
 
     drawings = {
         GraphFormat.TEXT: flow_drawings.draw_text,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from millrace_server.cli.flow_graph import FlowGraph, NodeKind
+from millrace_server.configuration.flow_graph import FlowGraph, NodeKind
 
 _MERMAID_SHAPES = {
     NodeKind.CALLERS: ("([", "])"),

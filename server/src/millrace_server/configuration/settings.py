@@ -69,11 +69,15 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """`host:port` of gRPC; port 0 means any free port."""
 
     http_listen: str = "127.0.0.1:7071"
-    """`host:port` of HTTP: health, metrics, channels; port 0 means any free port."""
+    """`host:port` of HTTP: health, metrics, channels, the console; port 0 means any free port."""
 
     http_hosts: list[HostName] = Field(default_factory=list)
     """Additional `Host` names, without a port, that HTTP requests may use besides the address it listens on and
     `localhost`. Against DNS rebinding, other requests get 421, except for `/healthz`."""
+
+    console: bool = True
+    """Serve the console, a page for operators, at `/` of `http_listen`. With `[auth]` it asks for a token; without, who
+    may connect may do everything with it, as over gRPC."""
 
     connections_max: int = Field(10_000, ge=1, le=1_000_000)
     """Maximum number of connections, separately for gRPC and HTTP; fewer if the process may not open as many files.

@@ -22,7 +22,7 @@ from millrace_server.grpc_services.admin_service import AdminService
 from millrace_server.grpc_services.channel_service import ChannelService
 from millrace_server.grpc_services.guard import Guard
 from millrace_server.grpc_services.guarded_handlers import GuardedHandlers, GuardedHealth, GuardedServer
-from millrace_server.grpc_services.rpc import InflightBytes, Rpcs
+from millrace_server.grpc_services.rpc import Handler, InflightBytes, Rpcs
 from millrace_server.grpc_services.rules import TOOLS
 from millrace_server.hosting.data_dir import Catalog
 from millrace_server.network import Address
@@ -98,7 +98,12 @@ class Health:
 
 
 class GrpcServer:
-    """Serves a registry's channels and an agent's components over gRPC."""
+    """Serves a registry's channels and an agent's components over gRPC.
+
+    Attributes:
+        guard: What admits its calls; None without authentication.
+        admin_handlers: The handlers of AdminService, which the console calls too.
+    """
 
     def __init__(  # noqa: PLR0913 - the parts of the server that it serves
         self,
@@ -125,21 +130,18 @@ class GrpcServer:
         self._server = aio.server(options=_options(settings))
         rpcs = Rpcs(InflightBytes(limits.total_bytes_max, limits.connection_bytes_max), registry.count_refusal, guard)
         administration = AdminService(registry, catalog, components, settings.channels_max)
-        self._add_services(rpcs, ChannelService(registry), administration, guard)
+        self.guard = guard
+        self.admin_handlers = administration.handlers(rpcs)
+        self._add_service(channel_service.NAME, ChannelService(registry).handlers(rpcs))
+        self._add_service(admin_service.NAME, self.admin_handlers)
         health: Any = self._server if guard is None else GuardedHealth(self._server, guard, components)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, health)
         if guard is not None or Address.parse(settings.listen).is_loopback:
             self._add_tools(self._server if guard is None else GuardedServer(self._server, guard, TOOLS))
 
-    def _add_services(
-        self, rpcs: Rpcs, channels: ChannelService, administration: AdminService, guard: Guard | None
-    ) -> None:
-        handled = method_handlers_generic_handler if guard is None else partial(GuardedHandlers, guard)
-        for name, handlers in (
-            (channel_service.NAME, channels.handlers(rpcs)),
-            (admin_service.NAME, administration.handlers(rpcs)),
-        ):
-            self._server.add_generic_rpc_handlers((handled(name, handlers),))
+    def _add_service(self, name: str, handlers: dict[str, Handler]) -> None:
+        handled = method_handlers_generic_handler if self.guard is None else partial(GuardedHandlers, self.guard)
+        self._server.add_generic_rpc_handlers((handled(name, handlers),))
 
     def _add_tools(self, server: Any) -> None:
         names = [channel_service.NAME, admin_service.NAME, _service_name(health_pb2, "Health")]

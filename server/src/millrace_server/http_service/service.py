@@ -1,6 +1,7 @@
 """Health, metrics, channels and components over HTTP, for probes, Prometheus and curl.
 
-All of it is read-only, and none of it shows the content of events.
+All of that is read-only, and none of it shows the content of events. The console, which may do more, is a package of
+its own.
 """
 
 import json
@@ -26,6 +27,7 @@ from millrace_server.agent.components import Component
 from millrace_server.channels.channel_handle import ChannelState
 from millrace_server.channels.registry import ChannelRegistry, TimeSlices
 from millrace_server.configuration.settings import ServerSettings
+from millrace_server.console.routes import CHANGING_PATHS, Console
 from millrace_server.errors import ForbiddenError, UnauthenticatedError
 from millrace_server.http_service.metrics import (
     ChannelSamples,
@@ -49,13 +51,15 @@ _HIDES_DETAIL = "hides_detail"
 class HttpService:
     """The HTTP service of a server, in the server's event loop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of the server that it serves
         self,
         registry: ChannelRegistry,
         components: Iterable[Component] = (),
         tls: TlsFiles | None = None,
         access: AccessControl | None = None,
         settings: ServerSettings | None = None,
+        *,
+        console: Console | None = None,
     ) -> None:
         settings = settings or ServerSettings()
         self._check = RequestCheck(settings.http_listen, settings.http_hosts, "server.http_hosts")
@@ -63,6 +67,7 @@ class HttpService:
         self._components = components
         self._tls = tls
         self._access = access
+        self._console = console
         self._collectors = CollectorRegistry()
         self._collectors.register(ComponentCollector(components))
         self._collectors.register(_ServerCollector(registry, tls))
@@ -78,15 +83,19 @@ class HttpService:
             Route("/channels", self._channels),
             Route("/components", self._list_components),
         ]
-        guard = [Middleware(_CertifiedClients)] if self._tls and self._tls.requires_client_certificate else []
-        if self._access is not None:
-            guard.append(Middleware(_PermittedClients, access=self._access))
-        hides_detail = bool(guard)
-        routes = [Route(_HEALTHZ, self._healthz), Mount("/", routes=shielded, middleware=guard)]
-        return _CheckedRequests(Starlette(routes=routes), self._check, hides_detail=hides_detail)
+        certified = [Middleware(_CertifiedClients)] if self._tls and self._tls.requires_client_certificate else []
+        permitted = [] if self._access is None else [Middleware(_PermittedClients, access=self._access)]
+        console = [] if self._console is None else self._console.routes()
+        guarded = [*console, Mount("/", routes=shielded, middleware=permitted)]
+        routes = [Route(_HEALTHZ, self._healthz), Mount("/", routes=guarded, middleware=certified)]
+        hides_detail = bool(certified or permitted)
+        changing = () if self._console is None else CHANGING_PATHS
+        return _CheckedRequests(Starlette(routes=routes), self._check, changing, hides_detail=hides_detail)
 
     async def start(self, bound: socket.socket) -> None:
         """Serves on a bound socket and takes ownership of it."""
+        if self._console is not None:
+            self._console.start()
         await self._server.start(bound)
 
     def drain(self) -> None:
@@ -94,6 +103,8 @@ class HttpService:
         self._is_draining = True
 
     async def stop(self) -> None:
+        if self._console is not None:
+            self._console.stop()
         await self._server.stop()
 
     async def _healthz(self, request: Request) -> Response:
@@ -172,11 +183,15 @@ class _ServerCollector(Collector):
 
 
 class _CheckedRequests:
-    """Refuses requests with a foreign Host or Origin. `/healthz` accepts any Host, and then shows no details."""
+    """Refuses requests with a foreign Host or Origin. `/healthz` accepts any Host, and then shows no details.
 
-    def __init__(self, app: ASGIApp, check: RequestCheck, *, hides_detail: bool) -> None:
+    Below `changing`, paths have other methods than GET and HEAD too.
+    """
+
+    def __init__(self, app: ASGIApp, check: RequestCheck, changing: tuple[str, ...], *, hides_detail: bool) -> None:
         self._app = app
         self._check = check
+        self._changing = changing
         self._hides_detail = hides_detail
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -185,7 +200,7 @@ class _CheckedRequests:
         if scope["path"] == _HEALTHZ:
             refusal = self._check.refusal(scope, is_open=True)
         app = self._app if refusal is None else JSONResponse({"error": refusal.sentence}, refusal.status)
-        if scope["method"] not in _METHODS:
+        if scope["method"] not in _METHODS and not scope["path"].startswith(self._changing):
             app = JSONResponse({"error": "this server only answers GET and HEAD"}, 405, {"Allow": "GET, HEAD"})
         await app(scope, receive, send)
 

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from millrace_server.network.accepting import Acceptor, Place, Places
@@ -19,14 +20,19 @@ from millrace_server.network.http_requests import HEAD_BYTES_MAX
 CERTIFICATE = "certificate"
 """Key of a request's state: the certificate of the connection's client, in DER; None without a valid one."""
 
-SECURITY_HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+_FIXED_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+_OWN_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+"""An answer may have others of these, such as a page with scripts."""
+
+SECURITY_HEADERS = _FIXED_HEADERS | _OWN_HEADERS
 """Headers of all answers, for browsers."""
 
 _DATE_SECONDS = 1.0
@@ -84,7 +90,7 @@ class _UvicornConfig(uvicorn.Config):
         self.limits = limits
         self.tls = tls
         super().__init__(
-            app,
+            _WithOwnHeaders(app),
             http=_UvicornProtocol,
             ws="none",
             lifespan="off",
@@ -94,12 +100,29 @@ class _UvicornConfig(uvicorn.Config):
             proxy_headers=False,
             # uvicorn counts the connection itself.
             limit_concurrency=limits.connections_max + 1,
-            headers=list(SECURITY_HEADERS.items()),
+            headers=list(_FIXED_HEADERS.items()),
             h11_max_incomplete_event_size=HEAD_BYTES_MAX,
             # The protocol below closes idle connections; this timeout, in whole seconds, is never earlier.
             timeout_keep_alive=math.ceil(limits.idle_seconds_max),
             timeout_graceful_shutdown=limits.closing_seconds_max,
         )
+
+
+class _WithOwnHeaders:
+    """Adds the headers that an answer lacks."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for key, value in _OWN_HEADERS.items():
+                    headers.setdefault(key, value)
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
 
 
 class _UvicornServer(uvicorn.Server):
@@ -184,9 +207,9 @@ class _UvicornProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         if self.cycle is None or not self.cycle.response_started:  # type: ignore[redundant-expr] # as above
-            headers = [*self.server_state.default_headers, (b"content-type", b"text/plain"), (b"connection", b"close")]
-            lines = [b"HTTP/1.1 400 Bad Request", *(b"%s: %s" % header for header in headers), b"", msg.encode()]
-            self.transport.write(b"\r\n".join(lines))
+            headers = SECURITY_HEADERS | {"Content-Type": "text/plain", "Connection": "close"}
+            lines = ["HTTP/1.1 400 Bad Request", *(f"{key}: {value}" for key, value in headers.items()), "", msg]
+            self.transport.write("\r\n".join(lines).encode())
         self.transport.close()
 
     def _abort(self) -> None:

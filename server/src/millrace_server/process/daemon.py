@@ -15,6 +15,9 @@ from millrace_server.access.audit import LOGGER as AUDIT_LOGGER
 from millrace_server.access.control import AccessControl
 from millrace_server.agent.agent import Agent
 from millrace_server.configuration.settings import ServerSettings, Settings
+from millrace_server.console.calls import Calls
+from millrace_server.console.readings import ShownServer
+from millrace_server.console.routes import Console
 from millrace_server.errors import StartError
 from millrace_server.files import write_atomically
 from millrace_server.grpc_services.server import GrpcServer
@@ -59,7 +62,12 @@ async def serve(
         agent = Agent(registry, settings.server.data_dir)
         reloader = Reloader(settings, load_again, registry, catalog, agent, access=access)
         grpc_server = GrpcServer(registry, settings.server, catalog, agent.components, tls=tls, access=access)
-        http_service = HttpService(registry, agent.components, tls, access, settings.server)
+        console = None
+        if settings.server.console:
+            calls = Calls(grpc_server.admin_handlers, grpc_server.guard)
+            shown = ShownServer(registry, agent.components, lambda: reloader.settings, tls)
+            console = Console(shown, calls, access)
+        http_service = HttpService(registry, agent.components, tls, access, settings.server, console=console)
         listening = _listening(settings.server, grpc_server, http_service, stops)
         try:
             async with tuned_allocator(), _followed(tls, access), listening as addresses:

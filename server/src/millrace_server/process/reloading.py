@@ -39,7 +39,12 @@ class _Report:
 
 
 class Reloader:
-    """Applies changes of the configuration to a running server."""
+    """Applies changes of the configuration to a running server.
+
+    Attributes:
+        settings: The last configuration that was applied. Some of it may not be in force before a restart.
+        shutdown_grace_seconds: The grace period of open transactions at the stop, as last configured.
+    """
 
     def __init__(  # noqa: PLR0913 - all that a reload changes
         self,
@@ -51,6 +56,7 @@ class Reloader:
         *,
         access: AccessControl | None = None,
     ) -> None:
+        self.settings = settings
         self._server = settings.server
         self._auth = settings.auth
         self._access = access
@@ -88,6 +94,7 @@ class Reloader:
             )
             return
         _log.info("reloading")
+        self.settings = settings
         report = _Report()
         self._compare_server(settings.server, report)
         if settings.auth != self._auth:

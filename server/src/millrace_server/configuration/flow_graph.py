@@ -2,7 +2,7 @@
 
 import enum
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel
@@ -75,13 +75,17 @@ class FlowGraph:
         return [key for key in self.nodes if key not in reached]
 
 
-def flow_graph(settings: Settings) -> FlowGraph:
-    """Returns the graph of a configuration; callers fill and empty the channels that no component does."""
+def flow_graph(settings: Settings, others: Mapping[str, str] = {}) -> FlowGraph:
+    """Returns the graph of a configuration; callers fill and empty the channels that no component does.
+
+    `others` are the types of channels outside the configuration, by name.
+    """
     graph = FlowGraph()
     for name, source in settings.sources.items():
         _add_source(graph, name, source)
-    for name, channel in settings.channels.items():
-        graph.add(Node(_channel_key(name), NodeKind.CHANNEL, f"channel {name}", channel.type))
+    types = {name: channel.type for name, channel in settings.channels.items()}
+    for name, type_name in {**others, **types}.items():
+        graph.add(Node(channel_key(name), NodeKind.CHANNEL, f"channel {name}", type_name))
     groups = _add_groups(graph, settings)
     for name, sink in settings.sinks.items():
         _add_sink(graph, name, sink, groups.get(name))
@@ -89,7 +93,8 @@ def flow_graph(settings: Settings) -> FlowGraph:
     return graph
 
 
-def _channel_key(name: str) -> str:
+def channel_key(name: str) -> str:
+    """Returns the key of a channel's node; components have keys such as `sinks/NAME`."""
     return f"channels/{name}"
 
 
@@ -107,9 +112,9 @@ def _add_source(graph: FlowGraph, name: str, config: AnySourceConfig) -> None:
         graph.connect(end, step)
         end = step
     for channel in config.channels:
-        graph.connect(end, _channel_key(channel), _condition(config, channel))
+        graph.connect(end, channel_key(channel), _condition(config, channel))
     if config.dead_letter_channel is not None:
-        graph.connect(source, _channel_key(config.dead_letter_channel), "what cannot be stored", is_dead_letter=True)
+        graph.connect(source, channel_key(config.dead_letter_channel), "what cannot be stored", is_dead_letter=True)
 
 
 def _condition(config: AnySourceConfig, channel: str) -> str:
@@ -130,19 +135,19 @@ def _add_groups(graph: FlowGraph, settings: Settings) -> dict[str, str]:
     groups: dict[str, str] = {}
     for name, group in settings.sink_groups.items():
         key = graph.add(Node(f"sink_groups/{name}", NodeKind.GROUP, f"sink group {name}", group.policy))
-        graph.connect(_channel_key(settings.sinks[group.sinks[0]].channel), key)
+        graph.connect(channel_key(settings.sinks[group.sinks[0]].channel), key)
         groups |= dict.fromkeys(group.sinks, key)
     return groups
 
 
 def _add_sink(graph: FlowGraph, name: str, config: AnySinkConfig, group: str | None) -> None:
     sink = graph.add(Node(f"sinks/{name}", NodeKind.SINK, f"sink {name}", config.type))
-    graph.connect(group or _channel_key(config.channel), sink)
+    graph.connect(group or channel_key(config.channel), sink)
     if place := _place(config):
         graph.connect(sink, graph.add(Node(f"sinks/{name}/place", NodeKind.PLACE, place)))
     if config.dead_letter_channel is not None:
         label = f"rejected {config.deliveries_max} times"
-        graph.connect(sink, _channel_key(config.dead_letter_channel), label, is_dead_letter=True)
+        graph.connect(sink, channel_key(config.dead_letter_channel), label, is_dead_letter=True)
 
 
 def _add_callers(graph: FlowGraph) -> None:

@@ -1,0 +1,1 @@
+"""The console: the page at `/` of the HTTP port, and the API that it uses."""

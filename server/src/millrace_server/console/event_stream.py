@@ -1,0 +1,58 @@
+"""Server-sent events: an answer that goes on until its reader leaves, or may not read any more."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from millrace_server.errors import MillraceError
+
+_HEARTBEAT = b":\n\n"
+
+
+class EventStream(Response):
+    """Sends documents as server-sent events, and the reason of their end as one of the type `refused`."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, documents: AsyncGenerator[dict[str, Any] | None]) -> None:
+        """None among the documents is sent as a comment, so that a broken connection is noticed."""
+        super().__init__()
+        del self.headers["content-length"]
+        self._documents = documents
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        sending = asyncio.create_task(self._send_all(send))
+        leaving = asyncio.create_task(_wait_left(receive))
+        try:
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            sending.cancel()
+            await asyncio.wait((sending, leaving))
+
+    async def _send_all(self, send: Send) -> None:
+        try:
+            async with aclosing(self._documents) as documents:
+                async for document in documents:
+                    text = _HEARTBEAT if document is None else _encoded(document)
+                    await send({"type": "http.response.body", "body": text, "more_body": True})
+        except MillraceError as error:
+            refused = {"reason": error.reason, "message": str(error)}
+            await send({"type": "http.response.body", "body": b"event: refused\n" + _encoded(refused)})
+        else:
+            await send({"type": "http.response.body", "body": b""})
+
+
+def _encoded(document: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(document)}\n\n".encode()
+
+
+async def _wait_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

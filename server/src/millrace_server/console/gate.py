@@ -1,0 +1,76 @@
+"""Who may ask the API: requests with a session, a token or a certificate, and changes only from the console's page."""
+
+from collections.abc import Awaitable, Callable
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from millrace_server.access.control import AccessControl
+from millrace_server.console.calls import RefusedError
+from millrace_server.console.sessions import Sessions
+from millrace_server.errors import MillraceError
+from millrace_server.grpc_services.guard import AUTHORIZATIONS
+
+MARK = "x-millrace-console"
+"""The header of requests that change something. Pages of other sites cannot send it without asking first."""
+
+_JSON = "application/json"
+
+Serve = Callable[[Request], Awaitable[Response]]
+
+_log = structlog.stdlib.get_logger(__name__)
+
+
+class Gate:
+    """Wraps the endpoints of the API: finds the session of a request, and answers errors as JSON."""
+
+    def __init__(self, access: AccessControl | None, *, has_tls: bool) -> None:
+        self.sessions = None if access is None else Sessions(access)
+        self._has_tls = has_tls
+
+    def cookie_of(self, request: Request) -> str:
+        """Returns the name of the session's cookie, which servers on other ports of a host do not overwrite."""
+        port = request.url.port or ""
+        return f"__Host-millrace_session_{port}" if self._has_tls else f"millrace_session_{port}"
+
+    def endpoint(self, serve: Serve) -> Serve:
+        async def handle(request: Request) -> Response:
+            try:
+                self._check_mark(request)
+                # The endpoint runs in the same task.
+                AUTHORIZATIONS.set(self._authorizations_of(request))
+                return await serve(request)
+            except RefusedError as refused:
+                return refusal_response(refused)
+            except MillraceError as error:
+                return refusal_response(RefusedError.of(error))
+            except Exception:  # noqa: BLE001 - a bug in one page must not look like a server that is gone
+                _log.exception("internal error", path=request.url.path)
+                return refusal_response(RefusedError(500, "INTERNAL", "internal error; see the server's log"))
+
+        return handle
+
+    def _check_mark(self, request: Request) -> None:
+        if request.method in {"GET", "HEAD"}:
+            return
+        if request.headers.get(MARK) != "1":
+            raise RefusedError(403, "FOREIGN_ORIGIN", f"the header {MARK}: 1 is missing")
+        if request.method == "POST" and request.headers.get("content-type", "").partition(";")[0] != _JSON:
+            raise RefusedError(415, "BAD_ARGUMENT", f"the content type must be {_JSON}")
+
+    def _authorizations_of(self, request: Request) -> tuple[str, ...]:
+        shown = tuple(request.headers.getlist("authorization"))
+        cookie = request.cookies.get(self.cookie_of(request))
+        if shown or cookie is None or self.sessions is None:
+            return shown
+        authorization = self.sessions.authorization_of(cookie)
+        return () if authorization is None else (authorization,)
+
+
+def refusal_response(refused: RefusedError) -> Response:
+    """Returns the answer to a request that is refused."""
+    headers = {}
+    if refused.retry_delay_seconds is not None:
+        headers["Retry-After"] = str(max(round(refused.retry_delay_seconds), 1))
+    return JSONResponse({"reason": refused.reason, "message": str(refused)}, refused.status, headers)

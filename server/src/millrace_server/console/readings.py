@@ -1,0 +1,92 @@
+"""A server and its channels as the console shows them."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from millrace_server.agent.components import Component
+from millrace_server.channels.channel import ChannelGauges
+from millrace_server.channels.channel_handle import ChannelHandle
+from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.configuration.settings import Settings
+from millrace_server.console.history import History, Rates, channel_key, sample_of_channel
+from millrace_server.network.tls import TlsFiles
+
+_MICROS = 1_000_000
+
+
+@dataclass(frozen=True)
+class ShownServer:
+    """The parts of a server that the console shows."""
+
+    registry: ChannelRegistry
+    components: Iterable[Component]
+    settings: Callable[[], Settings]
+    """Returns the configuration in force."""
+    tls: TlsFiles | None = None
+    history: History = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "history", History(self.registry, self.components))
+
+    def read(self, handle: ChannelHandle) -> "ChannelReading":
+        return ChannelReading(handle, self.history)
+
+    def dead_letter_channels(self) -> set[str]:
+        """Returns the channels in which some component sets events aside."""
+        settings = self.settings()
+        parts = (*settings.sources.values(), *settings.sinks.values())
+        return {name for part in parts if (name := getattr(part, "dead_letter_channel", None)) is not None}
+
+
+class ChannelReading:
+    """A channel at one moment. What few pages need is computed when it is asked for."""
+
+    def __init__(self, handle: ChannelHandle, history: History) -> None:
+        self.handle = handle
+        self.name = handle.name
+        self._history = history
+        channel = handle.channel_if_open
+        self.channel = channel
+        self.gauges: ChannelGauges | None = None if channel is None else channel.gauges()
+        self.depth = 0 if channel is None else channel.event_count
+        self.fill = 0.0 if channel is None else channel.used_fraction
+
+    @cached_property
+    def rates(self) -> Rates:
+        return self._history.rates(channel_key(self.name), sample_of_channel(self.handle))
+
+    @property
+    def seconds_to_full(self) -> float | None:
+        """Seconds until no event fits, at the present rates; None while it does not fill."""
+        growth = self._growth
+        if growth is None or growth <= 0 or not self.fill:
+            return None
+        return max(1 / self.fill - 1, 0.0) * self.depth / growth
+
+    @property
+    def seconds_to_empty(self) -> float | None:
+        """Seconds until it is empty, at the present rates; None while it does not empty, and if it is empty."""
+        growth = self._growth
+        return None if growth is None or growth >= 0 or not self.depth else self.depth / -growth
+
+    @property
+    def _growth(self) -> float | None:
+        put, take = self.rates
+        return None if put is None or take is None else put - take
+
+    @property
+    def oldest_time(self) -> float | None:
+        return _time(self.gauges and self.gauges.oldest_commit_time)
+
+    @property
+    def last_put_time(self) -> float | None:
+        return _time(self.gauges and self.gauges.last_put_time)
+
+    @property
+    def last_take_time(self) -> float | None:
+        return _time(self.gauges and self.gauges.last_take_time)
+
+
+def _time(micros: int | None) -> float | None:
+    return micros / _MICROS if micros else None

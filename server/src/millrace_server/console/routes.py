@@ -1,0 +1,168 @@
+"""The console's paths: its files, its session, and its API."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from millrace.v1 import admin_service_pb2 as pb
+from millrace_server.access.control import AccessControl
+from millrace_server.agent.components import Component
+from millrace_server.console.calls import READ, Calls
+from millrace_server.console.channel_page import ChannelPage
+from millrace_server.console.configuration import sections_of
+from millrace_server.console.dead_letters import DeadLettersQuery, describe_letters
+from millrace_server.console.documents import document_of
+from millrace_server.console.event_stream import EventStream
+from millrace_server.console.events import Describe, EventsQuery, FollowQuery, browse, describe_matching, follow
+from millrace_server.console.flow import LiveFlow
+from millrace_server.console.gate import Gate
+from millrace_server.console.history import History, channel_key, rate_of_component
+from millrace_server.console.login import Login
+from millrace_server.console.overview import Overview, OverviewQuery
+from millrace_server.console.queries import query_of
+from millrace_server.console.readings import ShownServer
+from millrace_server.console.static_files import INDEX, file_response
+from millrace_server.errors import OverloadedError
+from millrace_server.grpc_services.admin_messages import component_message
+
+CHANGING_PATHS = ("/api/acts/", "/session")
+"""The beginnings of the paths whose requests may change something."""
+
+_FOLLOWERS_MAX = 50
+
+
+class HistoryQuery(BaseModel, extra="forbid"):
+    """How much of the last hour is shown."""
+
+    points: Annotated[int, Field(ge=2, le=360)] = 360
+
+
+class Console:
+    """The console of a server."""
+
+    def __init__(self, shown: ShownServer, calls: Calls, access: AccessControl | None) -> None:
+        self._shown = shown
+        self._calls = calls
+        self._gate = Gate(access, has_tls=shown.tls is not None)
+        self._login = Login(access, self._gate, has_tls=shown.tls is not None)
+        self._overview = Overview(shown)
+        self._channel_page = ChannelPage(shown, calls)
+        self._flow = LiveFlow(shown)
+        self._sampling: asyncio.Task[None] | None = None
+        self._follower_count = 0
+
+    def start(self) -> None:
+        """Begins to sample the history."""
+        self._sampling = asyncio.create_task(self._shown.history.follow())
+
+    def stop(self) -> None:
+        if self._sampling is not None:
+            self._sampling.cancel()
+
+    def routes(self) -> list[BaseRoute]:
+        endpoint = self._gate.endpoint
+        channel = "/api/channels/{name}"
+        return [
+            Route("/", _index),
+            Route("/console/{path:path}", _file),
+            Route("/api/session", endpoint(self._login.describe)),
+            Route("/session", endpoint(self._login.begin), methods=["POST"]),
+            Route("/session", endpoint(self._login.end), methods=["DELETE"]),
+            Route("/api/overview", endpoint(self._get_overview)),
+            Route("/api/flow", endpoint(self._get_flow)),
+            Route("/api/components", endpoint(self._get_components)),
+            Route("/api/configuration", endpoint(self._get_configuration)),
+            Route(channel, endpoint(self._get_channel)),
+            Route(f"{channel}/history", endpoint(self._get_history)),
+            Route(f"{channel}/events", endpoint(self._get_events)),
+            Route(f"{channel}/dead_letters", endpoint(self._get_dead_letters)),
+            Route(f"{channel}/follow", endpoint(self._follow)),
+        ]
+
+    async def _get_overview(self, request: Request) -> Response:
+        with self._calls.admitted(request, READ):
+            return JSONResponse(await self._overview.document(query_of(request, OverviewQuery)))
+
+    async def _get_flow(self, request: Request) -> Response:
+        with self._calls.admitted(request, READ):
+            return JSONResponse(self._flow.document())
+
+    async def _get_components(self, request: Request) -> Response:
+        with self._calls.admitted(request, READ):
+            return JSONResponse(
+                {"components": [component_document(one, self._shown.history) for one in self._shown.components]}
+            )
+
+    async def _get_configuration(self, request: Request) -> Response:
+        with self._calls.admitted(request, READ):
+            return JSONResponse({"sections": sections_of(self._shown.settings())})
+
+    async def _get_channel(self, request: Request) -> Response:
+        with self._calls.admitted(request, READ):
+            return JSONResponse(await self._channel_page.document(request, request.path_params["name"]))
+
+    async def _get_history(self, request: Request) -> Response:
+        with self._calls.admitted(request, READ):
+            handle = self._shown.registry.find(request.path_params["name"])
+            span = self._shown.history.span(channel_key(handle.name), query_of(request, HistoryQuery).points)
+            return JSONResponse({"interval_seconds": self._shown.history.interval_seconds} | span._asdict())
+
+    async def _get_events(self, request: Request) -> Response:
+        query = query_of(request, EventsQuery)
+        return await self._browse(request, query, describe_matching(query))
+
+    async def _get_dead_letters(self, request: Request) -> Response:
+        query = query_of(request, DeadLettersQuery)
+        return await self._browse(request, query, describe_letters(query))
+
+    async def _browse(self, request: Request, query: EventsQuery, describe: Describe) -> Response:
+        name = request.path_params["name"]
+        with self._calls.admitted(request, "PeekEvents", pb.PeekEventsRequest(channel=name)) as call:
+            call.admit(0)
+            response = JSONResponse(await browse(self._shown.registry.get(name), query, describe))
+            if (answers := call.quota.answers) is not None:
+                answers.count(len(response.body))
+            return response
+
+    async def _follow(self, request: Request) -> Response:
+        query, peek = query_of(request, FollowQuery), pb.PeekEventsRequest(channel=request.path_params["name"])
+        with self._calls.admitted(request, "PeekEvents", peek):
+            self._shown.registry.get(peek.channel)
+        return EventStream(self._followed(request, peek, describe_matching(query)))
+
+    async def _followed(
+        self, request: Request, peek: pb.PeekEventsRequest, describe: Describe
+    ) -> AsyncGenerator[dict[str, Any] | None]:
+        """Yields messages while the caller may have them; see `GuardedCall`."""
+        if self._follower_count >= _FOLLOWERS_MAX:
+            raise OverloadedError(f"{_FOLLOWERS_MAX} pages follow channels; close one of them")
+        self._follower_count += 1
+        try:
+            with self._calls.admitted(request, "PeekEvents", peek):
+                async with aclosing(follow(self._shown.registry.get(peek.channel), describe)) as messages:
+                    async for message in messages:
+                        yield message
+        finally:
+            self._follower_count -= 1
+
+
+def component_document(component: Component, history: History) -> dict[str, Any]:
+    """Returns what the console shows of a component."""
+    document = document_of(component_message(component))
+    counters: dict[str, Any] = document.pop("counters")
+    rate = rate_of_component(history, component)
+    return document | counters | {"event_rate": rate, "channels": list(component.channels)}
+
+
+async def _index(request: Request) -> Response:
+    return file_response(request, INDEX)
+
+
+async def _file(request: Request) -> Response:
+    return file_response(request, request.path_params["path"])

@@ -1,0 +1,114 @@
+"""Sessions of people who have logged in to the console with a token."""
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from millrace_server.access.control import AccessControl, Identity, credentials_of
+from millrace_server.access.permissions import Permission
+from millrace_server.errors import ForbiddenError, MillraceError
+
+IDLE_SECONDS_MAX = 3_600.0
+"""A session ends when its page was closed for this long: an open page asks all the time."""
+
+AGE_SECONDS_MAX = 12 * 3_600.0
+SESSIONS_MAX = 1_000
+FAILURES_MAX = 10
+"""Failed logins from an address; then one more each `FAILURE_SECONDS`."""
+
+FAILURE_SECONDS = 6.0
+
+_ADDRESSES_MAX = 4_096
+_ID_BYTES = 32
+
+
+class _Session(NamedTuple):
+    authorization: str
+    identity: str
+    began_at: float
+    used_at: float
+
+
+class Sessions:
+    """The open sessions, by the hashes of their random ids; they end with the process, or once a token is revoked."""
+
+    def __init__(self, access: AccessControl, clock: Callable[[], float] = time.monotonic) -> None:
+        self._access = access
+        self._clock = clock
+        self._sessions: dict[bytes, _Session] = {}
+        access.watch(self._end_revoked)
+
+    def open(self, token: str, identity: Identity) -> str:
+        """Returns the id of a new session of the identity that a token proves.
+
+        Raises ForbiddenError if it may not see all channels, which the console shows.
+        """
+        if not self._access.rights_of(identity).may_everywhere(Permission.DESCRIBE):
+            raise ForbiddenError(f"no role of {identity.name!a} allows describe:*, which the console needs")
+        self._end_overdue()
+        if len(self._sessions) >= SESSIONS_MAX:
+            del self._sessions[min(self._sessions, key=lambda key: self._sessions[key].used_at)]
+        session_id = secrets.token_urlsafe(_ID_BYTES)
+        now = self._clock()
+        self._sessions[_key(session_id)] = _Session(f"Bearer {token}", identity.name, now, now)
+        return session_id
+
+    def authorization_of(self, session_id: str) -> str | None:
+        """Returns the authorization header of an open session's calls, and keeps it open; None if there is none."""
+        self._end_overdue()
+        key = _key(session_id)
+        session = self._sessions.get(key)
+        if session is None:
+            return None
+        self._sessions[key] = session._replace(used_at=self._clock())
+        return session.authorization
+
+    def close(self, session_id: str) -> None:
+        """Ends a session; does nothing if there is none."""
+        self._sessions.pop(_key(session_id), None)
+
+    def _end_overdue(self) -> None:
+        now = self._clock()
+        self._keep(lambda one: now - one.used_at < IDLE_SECONDS_MAX and now - one.began_at < AGE_SECONDS_MAX)
+
+    def _end_revoked(self) -> None:
+        self._keep(self._is_valid)
+
+    def _is_valid(self, session: _Session) -> bool:
+        try:
+            # Without the connection's certificate, which each request shows anew.
+            return self._access.identify(credentials_of([session.authorization], None)).name == session.identity
+        except MillraceError:
+            return False
+
+    def _keep(self, is_kept: Callable[[_Session], bool]) -> None:
+        self._sessions = {key: session for key, session in self._sessions.items() if is_kept(session)}
+
+
+def _key(session_id: str) -> bytes:
+    # What memory holds is no session's id.
+    return hashlib.sha256(session_id.encode(errors="replace")).digest()
+
+
+class LoginLimit:
+    """Limits the failed logins from each address."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._forgiven_at: dict[str, float] = {}
+        """When all failures of an address are forgiven."""
+
+    def delay_seconds(self, address: str) -> float:
+        """Returns after how many seconds an address may try again; 0 where it may now."""
+        excess = self._forgiven_at.get(address, 0.0) - self._clock()
+        return max(excess - (FAILURES_MAX - 1) * FAILURE_SECONDS, 0.0)
+
+    def note_failure(self, address: str) -> None:
+        now = self._clock()
+        if len(self._forgiven_at) >= _ADDRESSES_MAX:
+            self._forgiven_at = {one: time for one, time in self._forgiven_at.items() if time > now}
+        if len(self._forgiven_at) >= _ADDRESSES_MAX:
+            del self._forgiven_at[next(iter(self._forgiven_at))]
+        self._forgiven_at[address] = max(self._forgiven_at.get(address, now), now) + FAILURE_SECONDS

@@ -1,0 +1,75 @@
+"""The files of the page, compressed once and cached by browsers."""
+
+import gzip
+import hashlib
+import re
+from functools import lru_cache
+from importlib.resources import files
+from typing import NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+INDEX = "index.html"
+
+_TYPES = {
+    "css": "text/css; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "ico": "image/x-icon",
+    "js": "text/javascript; charset=utf-8",
+    "json": "application/json",
+    "mjs": "text/javascript; charset=utf-8",
+    "png": "image/png",
+    "svg": "image/svg+xml",
+    "txt": "text/plain; charset=utf-8",
+    "woff2": "font/woff2",
+}
+_INCOMPRESSIBLE = {"png", "woff2"}
+_PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*){0,3}")
+_HASHED = re.compile(r"\.[0-9a-f]{8,}\.")
+_FILES_MAX = 256
+
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "font-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+)
+
+
+class _File(NamedTuple):
+    content: bytes
+    compressed: bytes | None
+    etag: str
+    media_type: str
+
+
+def file_response(request: Request, path: str) -> Response:
+    """Returns a file of the page; 304 where the browser has it already, 404 where there is none."""
+    file = _read(path) if _PATH.fullmatch(path) else None
+    if file is None:
+        return Response("not found\n", 404, media_type="text/plain")
+    is_versioned = "v" in request.query_params or _HASHED.search(path) is not None
+    headers = {
+        "Cache-Control": "public, max-age=31536000, immutable" if is_versioned else "no-cache",
+        "Content-Security-Policy": _PAGE_POLICY,
+        "ETag": file.etag,
+        "Vary": "Accept-Encoding",
+    }
+    if file.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    content = file.content
+    if file.compressed is not None and "gzip" in request.headers.get("accept-encoding", ""):
+        content = file.compressed
+        headers["Content-Encoding"] = "gzip"
+    return Response(content, headers=headers, media_type=file.media_type)
+
+
+@lru_cache(_FILES_MAX)
+def _read(path: str) -> _File | None:
+    suffix = path.rpartition(".")[2]
+    file = files("millrace_server.console").joinpath("page", *path.split("/"))
+    if suffix not in _TYPES or not file.is_file():
+        return None
+    content = file.read_bytes()
+    compressed = None if suffix in _INCOMPRESSIBLE else gzip.compress(content, mtime=0)
+    etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+    return _File(content, compressed, etag, _TYPES[suffix])

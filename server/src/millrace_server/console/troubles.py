@@ -1,0 +1,159 @@
+"""What is wrong with channels, components and the server, why, and what an operator can do about it."""
+
+import enum
+import time
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from millrace_server.agent.components import Component, ComponentState
+from millrace_server.channels.channel_handle import ChannelState
+from millrace_server.console.readings import ChannelReading
+from millrace_server.network.tls import TlsFiles
+
+_IDLE_SECONDS = 900.0
+"""How long events may wait while nothing is taken."""
+
+_NEARLY_FULL = 0.9
+_SOON_SECONDS = 600.0
+_SOON_FILL_MIN = 0.5
+_CLOCK_SECONDS = 5.0
+_CERTIFICATE_DAYS = 14
+_BACKING_OFF_SECONDS = 60.0
+
+
+class Severity(enum.Enum):
+    """How bad it is."""
+
+    ERROR = "error"
+    """Events are refused, not delivered, or may be lost."""
+    WARNING = "warning"
+    """That may happen soon, or is not what anybody wants."""
+
+
+class Trouble(NamedTuple):
+    """Something that needs an operator."""
+
+    kind: str
+    """`channel`, `source`, `sink`, `sink_group` or `server`."""
+    name: str
+    severity: Severity
+    reason: str
+    advice: str
+    since_time: float | None = None
+    """Seconds since 1970; None if that is not known."""
+
+    def document(self) -> dict[str, object]:
+        return self._asdict() | {"severity": self.severity.value}
+
+
+_STATE_ADVICE = {
+    ChannelState.CORRUPT: "Run `millraced log verify` on the channel's directory, then stop the server and run "
+    "`millraced log repair`, or restore a backup.",
+    ChannelState.LOG_FAILED: "See the server's log for the cause, mend it, and restart the server; what was committed "
+    "is in the log.",
+    ChannelState.STALLED: "Check the disk: it does not answer reads or writes. Commits continue once it does.",
+    ChannelState.DISK_FULL: "Free space on the disk, or take or purge events; takes are still served.",
+}
+
+
+def trouble_of_channel(reading: ChannelReading, dead_letter_channels: Collection[str]) -> Trouble | None:
+    """Returns the worst trouble of a channel; None if it has none."""
+    return next(_troubles_of_channel(reading, dead_letter_channels), None)
+
+
+def _troubles_of_channel(reading: ChannelReading, dead_letter_channels: Collection[str]) -> Iterator[Trouble]:
+    handle, name = reading.handle, reading.name
+    if (advice := _STATE_ADVICE.get(handle.state)) is not None:
+        yield Trouble("channel", name, Severity.ERROR, handle.trouble, advice)
+    if reading.gauges is None:
+        return
+    yield from _capacity_troubles(reading)
+    if not reading.depth:
+        return
+    if name in dead_letter_channels:
+        yield Trouble(
+            "channel",
+            name,
+            Severity.WARNING,
+            f"{reading.depth:,} dead letters wait",
+            "Read why they were set aside, mend the cause, and replay or purge them.",
+            reading.oldest_time,
+        )
+    else:
+        yield from _consumer_troubles(reading)
+    ahead = (reading.last_put_time or 0.0) - time.time()
+    if ahead > _CLOCK_SECONDS:
+        yield Trouble(
+            "channel",
+            name,
+            Severity.WARNING,
+            f"commit times are {ahead:,.0f} s ahead of the server's clock, which was set back",
+            "Check the clock's synchronization. Sequences and order are not affected; retention runs late.",
+        )
+
+
+def _capacity_troubles(reading: ChannelReading) -> Iterator[Trouble]:
+    assert reading.gauges is not None, "the caller has checked it"
+    advice = "See whether its consumers keep up; add consumers, enlarge the channel, or purge it."
+    waiting = reading.gauges.waiting_commits
+    if reading.fill >= 1.0 or waiting:
+        commits = f"; {waiting:,} commits wait for room" if waiting else ""
+        yield Trouble("channel", reading.name, Severity.ERROR, f"it is full{commits}", advice)
+    elif reading.fill >= _NEARLY_FULL:
+        yield Trouble("channel", reading.name, Severity.WARNING, f"it is {reading.fill:.0%} full", advice)
+    elif reading.fill >= _SOON_FILL_MIN and (reading.seconds_to_full or _SOON_SECONDS) < _SOON_SECONDS:
+        minutes = (reading.seconds_to_full or 0.0) / 60
+        yield Trouble("channel", reading.name, Severity.WARNING, f"it is full in {minutes:.0f} minutes", advice)
+
+
+def _consumer_troubles(reading: ChannelReading) -> Iterator[Trouble]:
+    """Yields that events wait although the channel has had a consumer; without any, it may be a store."""
+    channel, gauges = reading.channel, reading.gauges
+    assert channel is not None, "it has gauges"
+    assert gauges is not None, "it is open"
+    last = max(reading.last_take_time or channel.start_time, reading.oldest_time or 0.0)
+    idle_seconds = time.time() - last
+    claim = channel.claims.claim
+    has_consumer = claim is not None or gauges.taken_events or gauges.waiting_takes or channel.counters.take_successes
+    if idle_seconds < _IDLE_SECONDS or not has_consumer:
+        return
+    waits = f"nothing was taken for {idle_seconds / 60:,.0f} minutes while {reading.depth:,} events wait"
+    if claim is not None:
+        reason = f"{waits}; reader {claim.reader_id} holds a claim"
+        advice = "See whether that reader still works; if not, release the claim."
+    elif gauges.taken_events:
+        reason = f"{waits}, {gauges.taken_events:,} of them held by open transactions"
+        advice = "See its transactions and consumers; end the transaction of a consumer that is stuck."
+    else:
+        reason, advice = waits, "See whether its consumers run and can reach the server."
+    yield Trouble("channel", reading.name, Severity.WARNING, reason, advice, last)
+
+
+def trouble_of_component(component: Component) -> Trouble | None:
+    """Returns why a component does not work; None while it does."""
+    state, kind, name = component.state, component.kind.key, component.name
+    reason = component.reason or state.value
+    if state is ComponentState.FAILED:
+        advice = "Change what the reason says, then retry it or reload the configuration."
+        return Trouble(kind, name, Severity.ERROR, reason, advice, component.since)
+    if state is ComponentState.BACKING_OFF:
+        is_long = time.time() - component.since >= _BACKING_OFF_SECONDS
+        severity = Severity.ERROR if is_long else Severity.WARNING
+        return Trouble(
+            kind, name, severity, reason, "It retries by itself; mend what the reason says.", component.since
+        )
+    if state is ComponentState.STOPPED and component.reason:
+        return Trouble(kind, name, Severity.WARNING, reason, "Reload the configuration to start it.", component.since)
+    return None
+
+
+def troubles_of_certificates(tls: TlsFiles) -> Iterator[Trouble]:
+    """Yields the certificates that have expired or soon will."""
+    for path, days in tls.days_left().items():
+        if days >= _CERTIFICATE_DAYS:
+            continue
+        severity, when = (
+            (Severity.WARNING, f"expires in {days:.1f} days") if days > 0 else (Severity.ERROR, "has expired")
+        )
+        advice = "Replace the file; the server reads it again by itself."
+        yield Trouble("server", path.name, severity, f"a certificate in {path} {when}", advice)

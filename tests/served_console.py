@@ -1,0 +1,129 @@
+"""A console over loopback, and a browser that speaks to its API."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from email.message import Message
+from email.parser import BytesHeaderParser
+from pathlib import Path
+from typing import Any
+
+from millrace.columns import columns_from_events
+from millrace_server.access.control import AccessControl
+from millrace_server.agent.components import Components
+from millrace_server.channels.batches import StoredColumns
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.config import MemoryChannelConfig
+from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.configuration.settings import Settings
+from millrace_server.console.calls import Calls
+from millrace_server.console.readings import ShownServer
+from millrace_server.console.routes import Console
+from millrace_server.grpc_services.admin_service import AdminService
+from millrace_server.grpc_services.guard import Guard
+from millrace_server.grpc_services.rpc import InflightBytes, Rpcs
+from millrace_server.hosting.data_dir import Catalog
+from millrace_server.http_service.service import HttpService
+from millrace_server.network import Address, open_socket
+
+_BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer over HTTP."""
+
+    status: int
+    headers: Message
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def reason(self) -> str:
+        """Why it was refused."""
+        assert self.status >= 400, self.body
+        reason: str = self.json()["reason"]
+        return reason
+
+
+class ServedConsole:
+    """A console, the server that it shows, and a browser."""
+
+    def __init__(self, shown: ShownServer, address: tuple[str, int]) -> None:
+        self.registry = shown.registry
+        self.components: Any = shown.components
+        self.history = shown.history
+        self.address = address
+        self.cookie = ""
+        """What the browser sends as `Cookie`."""
+
+    async def get(self, path: str, **headers: str) -> Answer:
+        return await self.ask("GET", path, b"", headers)
+
+    async def read(self, path: str) -> Any:
+        """Returns the JSON of a page that must be there."""
+        answer = await self.get(path)
+        assert answer.status == 200, answer
+        return answer.json()
+
+    async def post(self, path: str, document: object, **headers: str) -> Answer:
+        """Sends JSON as the console's page does."""
+        marked = {"X-Millrace-Console": "1", "Content-Type": "application/json"} | headers
+        return await self.ask("POST", path, json.dumps(document).encode(), marked)
+
+    async def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        sent = {"Host": f"localhost:{self.address[1]}", "Connection": "close", "Content-Length": str(len(body))}
+        if self.cookie:
+            sent["Cookie"] = self.cookie
+        lines = [f"{method} {path} HTTP/1.1", *(f"{key}: {value}" for key, value in (sent | dict(headers)).items())]
+        reader, writer = await asyncio.open_connection(*self.address)
+        writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+        answer = await reader.read()
+        writer.close()
+        head, _, content = answer.partition(b"\r\n\r\n")
+        status, _, received = head.partition(b"\r\n")
+        return Answer(int(status.split()[1]), BytesHeaderParser().parsebytes(received), content)
+
+    async def log_in(self, token: str) -> Answer:
+        """Logs in, and keeps the cookie."""
+        answer = await self.post("/session", {"token": token})
+        if answer.status == 200:
+            self.cookie = answer.headers["set-cookie"].partition(";")[0]
+        return answer
+
+    def create(self, name: str, **settings: Any) -> Channel:
+        config = MemoryChannelConfig(type="memory", **{"capacity": 100, "byte_capacity": _BYTES_MAX} | settings)
+        return self.registry.create(name, config).channel
+
+
+async def append(channel: Channel, *events: tuple[Mapping[str, str], bytes]) -> None:
+    """Appends events in one commit."""
+    await channel.transactions.append([StoredColumns.of(one) for one in columns_from_events(events)], None)
+
+
+@asynccontextmanager
+async def served_console(
+    directory: Path, settings: Settings | None = None, access: AccessControl | None = None
+) -> AsyncIterator[ServedConsole]:
+    """Serves a console of a server without channels."""
+    registry = ChannelRegistry(message_bytes_max=_BYTES_MAX, open_transactions_max=100, channels_dir=directory)
+    components = Components()
+    guard = None if access is None else Guard(access, registry, has_certificates=False)
+    rpcs = Rpcs(InflightBytes(_BYTES_MAX, _BYTES_MAX), registry.count_refusal, guard)
+    handlers = AdminService(registry, Catalog(directory / "catalog.json"), components).handlers(rpcs)
+    configured = settings or Settings()
+    shown = ShownServer(registry, components, lambda: configured)
+    console = Console(shown, Calls(handlers, guard), access)
+    service = HttpService(registry, components, access=access, console=console)
+    bound = await open_socket(Address("127.0.0.1", 0), "test")
+    address = bound.getsockname()
+    await service.start(bound)
+    try:
+        yield ServedConsole(shown, address)
+    finally:
+        await service.stop()
+        await registry.close()
