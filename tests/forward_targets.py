@@ -22,6 +22,7 @@ from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.configuration.settings import ServerSettings
 from millrace_server.grpc_services.server import GrpcServer
+from millrace_server.hosting.channel_changes import ChannelChanges
 from millrace_server.hosting.data_dir import Catalog
 
 Request = pb.AppendStreamRequest
@@ -157,7 +158,7 @@ async def served(
     server = GrpcServer(
         registry,
         ServerSettings(listen="127.0.0.1:0", **settings),
-        Catalog(scratch / "catalog"),
+        ChannelChanges(registry, Catalog(scratch / "catalog")),
         Components(),
         access=access,
     )

@@ -24,6 +24,7 @@ from millrace_server.console.routes import Console
 from millrace_server.grpc_services.admin_service import AdminService
 from millrace_server.grpc_services.guard import Guard
 from millrace_server.grpc_services.rpc import InflightBytes, Rpcs
+from millrace_server.hosting.channel_changes import ChannelChanges
 from millrace_server.hosting.data_dir import Catalog
 from millrace_server.http_service.service import HttpService
 from millrace_server.network import Address, open_socket
@@ -114,7 +115,8 @@ async def served_console(
     components = Components()
     guard = None if access is None else Guard(access, registry, has_certificates=False)
     rpcs = Rpcs(InflightBytes(_BYTES_MAX, _BYTES_MAX), registry.count_refusal, guard)
-    handlers = AdminService(registry, Catalog(directory / "catalog.json"), components).handlers(rpcs)
+    changes = ChannelChanges(registry, Catalog(directory / "catalog.json"))
+    handlers = AdminService(registry, changes, components).handlers(rpcs)
     configured = settings or Settings()
     shown = ShownServer(registry, components, lambda: configured)
     console = Console(shown, Calls(handlers, guard), access)

@@ -41,11 +41,15 @@ NEEDED = {
     "read": {"Claim", "Read", "Acknowledge", "Release"},
     "peek": {"PeekEvents"},
     "describe": {"GetChannel", "FindSequence"},
-    "operate": {"UpdateChannel", "PurgeChannel"},
+    "operate": {"UpdateChannel", "PurgeChannel", "ReleaseClaim", "ForgetProducer"},
     "admin": {"CreateChannel", "DeleteChannel"},
 }
 """The calls that each permission allows, on the channels of its pattern."""
 FILTERED = {"ListChannels", "WatchChannels", "ListComponents", "WatchComponents"}
+ACTIVITY = {"ListTransactions", "ListProducers", "ListConsumers"}
+"""These show nothing without `describe`."""
+HIDDEN_FROM = {"EndTransaction": "TXN_NOT_FOUND", "RetryComponent": "COMPONENT_NOT_FOUND"}
+"""What callers get who may not even see what these concern."""
 OF_A_TXN = {"Put", "Take", "Commit", "Rollback", "RenewTxn"}
 
 
@@ -92,7 +96,7 @@ def get(server: Millraced, path: str, *tokens: str) -> int:
 def test_every_rpc_has_a_rule() -> None:
     """An RPC without a rule is not served with `[auth]`; each belongs to a permission, to a transaction, or filters."""
     assert set(RULES) == set(METHODS)
-    assert set(METHODS) == set.union(*NEEDED.values()) | FILTERED | OF_A_TXN
+    assert set(METHODS) == set.union(*NEEDED.values()) | FILTERED | OF_A_TXN | ACTIVITY | set(HIDDEN_FROM)
     assert all(method.input_type.name == f"{name}Request" for name, method in METHODS.items())
 
 
@@ -111,6 +115,12 @@ def test_each_permission_allows_its_calls_and_no_others(shared: tuple[Millraced,
                 assert found[0] == "OK"
                 [names] = found[2].ListFields() or [(None, [])]
                 assert [one.name for one in names[1]] == ["orders"] * (permission == "describe" and "Ch" in method)
+            elif method in ACTIVITY:
+                assert found[0] == "OK"
+                assert bool(found[2].ListFields()) == (permission == "describe" and method == "ListTransactions")
+            elif method in HIDDEN_FROM:
+                seen = {"describe": "FORBIDDEN", "operate": ""} if method == "EndTransaction" else {}
+                assert found[1] == seen.get(permission, HIDDEN_FROM[method]), (permission, method)
             elif method in allowed:
                 assert found[1] != "FORBIDDEN", (permission, method)
             else:

@@ -286,9 +286,9 @@ def test_claim_ranges_with_takeover_fences_the_other_off(
         claim_ranges(client.endpoint, channel.name, reader_id="nightly") as lost,
         claim_ranges(client.endpoint, channel.name, reader_id="other", takeover=True) as claimed,
     ):
-        with pytest.raises(MillraceSparkError, match="the claim of this read has ended and a newer one has begun"):
+        with pytest.raises(MillraceSparkError, match="the claim of this read was taken over"):
             lost.acknowledge()
-        with pytest.raises(PySparkException, match="the claim of this read has ended and a newer one has begun"):
+        with pytest.raises(PySparkException, match="the claim of this read was taken over"):
             lost.load(spark).collect()
         assert bodies_of(claimed.load(spark)) == bodies
 
@@ -302,7 +302,7 @@ def test_claim_ranges_by_the_same_reader_fences_its_former_self_off(
         claim_ranges(client.endpoint, channel.name, reader_id="nightly") as former,
         claim_ranges(client.endpoint, channel.name, reader_id="nightly") as claimed,
     ):
-        with pytest.raises(MillraceSparkError, match="the claim of this read has ended and a newer one has begun"):
+        with pytest.raises(MillraceSparkError, match="the claim of this read was taken over"):
             former.acknowledge()
         assert queued_count(client, channel) == 10
         claimed.acknowledge()

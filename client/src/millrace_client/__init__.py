@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from millrace_client.activity_info import ConsumerInfo, OpenTransaction, ProducerInfo
     from millrace_client.channel import Channel
     from millrace_client.channel_info import (
         ChannelConfig,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         ChannelNotFoundError,
         ClientClosedError,
         ClientForkedError,
+        ComponentNotFoundError,
         CorruptError,
         DeadlineError,
         DiskFullError,
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
         OffsetGapError,
         OverloadedError,
         ProducerClosedError,
+        ProducerNotFoundError,
         QuotaExceededError,
         RefusedError,
         ReplayingError,
@@ -139,6 +142,7 @@ __all__ = [
     "ComponentCounters",
     "ComponentInfo",
     "ComponentKind",
+    "ComponentNotFoundError",
     "ComponentState",
     "Compression",
     "ConsumedEvent",
@@ -147,6 +151,7 @@ __all__ = [
     "ConsumerConfig",
     "ConsumerDelivery",
     "ConsumerHooks",
+    "ConsumerInfo",
     "ConsumerMetrics",
     "ConsumerRates",
     "CorruptError",
@@ -168,6 +173,7 @@ __all__ = [
     "MillraceError",
     "NotClaimedError",
     "OffsetGapError",
+    "OpenTransaction",
     "Overflow",
     "OverloadedError",
     "Producer",
@@ -175,7 +181,9 @@ __all__ = [
     "ProducerClosedError",
     "ProducerConfig",
     "ProducerHooks",
+    "ProducerInfo",
     "ProducerMetrics",
+    "ProducerNotFoundError",
     "ProducerRates",
     "QuotaExceededError",
     "Receipt",
@@ -208,8 +216,8 @@ __all__ = [
 ]
 
 _HOMES = (  # noqa: SIM905 - a list would take a line for each
-    "errors channel_info component_info events security channel claim consume transaction client consumer "
-    "consuming.config consuming.metrics producer"
+    "errors activity_info channel_info component_info events security channel claim consume transaction client "
+    "consumer consuming.config consuming.metrics producer"
 ).split()
 """The modules of the names above, in the order of what they import."""
 

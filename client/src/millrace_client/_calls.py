@@ -19,8 +19,9 @@ from millrace.wire_format import field_head
 from millrace_client import _decoding, _methods
 from millrace_client._decoding import ClaimGrant, Taken
 from millrace_client._methods import Method
+from millrace_client.activity_info import ConsumerInfo, OpenTransaction, ProducerInfo
 from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelType, ChannelUpdate
-from millrace_client.component_info import ComponentInfo
+from millrace_client.component_info import ComponentInfo, ComponentKind
 from millrace_client.errors import BadArgumentError
 from millrace_client.events import Batch, FoundSequence, Receipt, Stamp
 
@@ -279,6 +280,49 @@ def watch_components(interval_seconds: float) -> Call[list[ComponentInfo]]:
     return Call(_methods.WATCH_COMPONENTS, request, _decoding.component_infos, interval_seconds)
 
 
+def retry_component(name: str, kind: ComponentKind | None) -> Call[ComponentInfo]:
+    """Makes a component try again at once; the result is its state before."""
+    number = _number_of("kind", kind, _decoding.COMPONENT_KINDS)
+    request = _message(admin_pb.RetryComponentRequest, name=name, kind=number)
+    return Call(_methods.RETRY_COMPONENT, request, _decoding.retried_component)
+
+
+def list_transactions(channel: str) -> Call[list[OpenTransaction]]:
+    """Lists the open transactions of a channel, or of all without a name."""
+    request = _message(admin_pb.ListTransactionsRequest, channel=channel)
+    return Call(_methods.LIST_TRANSACTIONS, request, _decoding.open_transactions, channel=channel)
+
+
+def end_transaction(txn_id: str) -> Call[None]:
+    """Rolls back anybody's transaction or delivery."""
+    request = _message(admin_pb.EndTransactionRequest, txn_id=txn_id)
+    return Call(_methods.END_TRANSACTION, request, _decoding.nothing, txn_id=txn_id)
+
+
+def release_claim(channel: str, epoch: int | None) -> Call[None]:
+    """Ends anybody's claim."""
+    request = _message(admin_pb.ReleaseClaimRequest, channel=channel, epoch=_epoch(epoch))
+    return Call(_methods.RELEASE_CLAIM, request, _decoding.nothing, channel=channel)
+
+
+def list_producers(channel: str) -> Call[list[ProducerInfo]]:
+    """Lists the producers that a channel remembers."""
+    request = _message(admin_pb.ListProducersRequest, channel=channel)
+    return Call(_methods.LIST_PRODUCERS, request, _decoding.producer_infos, channel=channel)
+
+
+def forget_producer(channel: str, producer_id: str) -> Call[None]:
+    """Makes a channel forget a producer."""
+    request = _message(admin_pb.ForgetProducerRequest, channel=channel, producer_id=producer_id)
+    return Call(_methods.FORGET_PRODUCER, request, _decoding.nothing, channel=channel)
+
+
+def list_consumers(channel: str) -> Call[list[ConsumerInfo]]:
+    """Lists the consumers of a channel, or of all without a name."""
+    request = _message(admin_pb.ListConsumersRequest, channel=channel)
+    return Call(_methods.LIST_CONSUMERS, request, _decoding.consumer_infos, channel=channel)
+
+
 def _lease_seconds(answer: pb.BeginTxnResponse | pb.RenewTxnResponse) -> float:
     return _decoding.seconds_of(answer.lease)
 
@@ -353,10 +397,10 @@ def _number_of(field: str, word: _WordT | None, words: Mapping[_NumberT, _WordT]
     return numbers[word]
 
 
-def _message(kind: Callable[_Fields, _MessageT], *args: _Fields.args, **fields: _Fields.kwargs) -> _MessageT:
+def _message(create: Callable[_Fields, _MessageT], /, *args: _Fields.args, **fields: _Fields.kwargs) -> _MessageT:
     """Creates a message; raises BadArgumentError if a string is not UTF-8."""
     try:
-        return kind(*args, **fields)
+        return create(*args, **fields)
     except UnicodeEncodeError as error:
         field = next((name for name, value in fields.items() if value is error.object), "argument")
         raise BadArgumentError(f"{field}: is {error.object!r}; it must be UTF-8") from None

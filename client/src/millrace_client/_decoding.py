@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -12,6 +12,7 @@ from millrace.columns import CommitTimes
 from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
+from millrace_client.activity_info import ConsumerInfo, OpenTransaction, ProducerInfo
 from millrace_client.channel_info import (
     ChannelCounters,
     ChannelGauges,
@@ -186,7 +187,8 @@ def component_info(component: admin_pb.Component) -> ComponentInfo:
         reason=component.reason,
         since=component.since.ToDatetime(UTC),
         counters=_counts(ComponentCounters, component.counters),
-        progress_age_seconds=seconds_of(component.progress_age) if component.HasField("progress_age") else None,
+        progress_age_seconds=_seconds_if_said(component, "progress_age"),
+        channels=tuple(component.channels),
     )
 
 
@@ -195,6 +197,58 @@ def component_infos(
 ) -> list[ComponentInfo]:
     """Decodes components, ordered by kind and name."""
     return [component_info(component) for component in answer.components]
+
+
+def retried_component(answer: admin_pb.RetryComponentResponse) -> ComponentInfo:
+    """Decodes the component that tries again."""
+    return component_info(answer.component)
+
+
+def open_transactions(answer: admin_pb.ListTransactionsResponse) -> list[OpenTransaction]:
+    """Decodes open transactions, by channel, the oldest first."""
+    return [
+        OpenTransaction(
+            txn_id=txn.txn_id,
+            channel=txn.channel,
+            put_count=txn.put_count,
+            take_count=txn.take_count,
+            body_bytes=txn.body_bytes,
+            start_time=txn.start_time.ToDatetime(UTC),
+            lease_remaining_seconds=_seconds_if_said(txn, "lease_remaining"),
+            identity=txn.identity,
+            peer=txn.peer,
+            is_delivery=txn.is_delivery,
+        )
+        for txn in answer.transactions
+    ]
+
+
+def consumer_infos(answer: admin_pb.ListConsumersResponse) -> list[ConsumerInfo]:
+    """Decodes consumers, by channel, the oldest first."""
+    return [
+        ConsumerInfo(
+            channel=consumer.channel,
+            peer=consumer.peer,
+            identity=consumer.identity,
+            open_deliveries=consumer.open_deliveries,
+            open_events=consumer.open_events,
+            start_time=consumer.start_time.ToDatetime(UTC),
+        )
+        for consumer in answer.consumers
+    ]
+
+
+def producer_infos(answer: admin_pb.ListProducersResponse) -> list[ProducerInfo]:
+    """Decodes producers, the least recently active first."""
+    return [
+        ProducerInfo(
+            producer_id=producer.producer_id,
+            last_sequence=producer.last_sequence,
+            gap_count=producer.gap_count,
+            last_seen=time_if_said(producer, "last_seen"),
+        )
+        for producer in answer.producers
+    ]
 
 
 def _limits(config: admin_pb.ChannelConfig) -> ChannelLimits:
@@ -221,10 +275,8 @@ def _limits(config: admin_pb.ChannelConfig) -> ChannelLimits:
     )
 
 
-def _seconds_if_said(
-    config: admin_pb.ChannelConfig, field: Literal["checkpoint_interval", "fsync_interval", "retention"]
-) -> float | None:
-    return seconds_of(getattr(config, field)) if config.HasField(field) else None
+def _seconds_if_said(message: Any, field: str) -> float | None:
+    return seconds_of(getattr(message, field)) if message.HasField(field) else None
 
 
 def _counts(

@@ -81,6 +81,13 @@ PEEK_EVENTS = _method(admin_pb.PeekEventsRequest, admin_pb.PeekEventsResponse)
 PURGE_CHANNEL = _method(admin_pb.PurgeChannelRequest, admin_pb.PurgeChannelResponse)
 LIST_COMPONENTS = _method(admin_pb.ListComponentsRequest, admin_pb.ListComponentsResponse)
 WATCH_COMPONENTS = _method(admin_pb.WatchComponentsRequest, admin_pb.WatchComponentsResponse)
+RETRY_COMPONENT = _method(admin_pb.RetryComponentRequest, admin_pb.RetryComponentResponse)
+LIST_TRANSACTIONS = _method(admin_pb.ListTransactionsRequest, admin_pb.ListTransactionsResponse)
+END_TRANSACTION = _method(admin_pb.EndTransactionRequest, admin_pb.EndTransactionResponse)
+RELEASE_CLAIM = _method(admin_pb.ReleaseClaimRequest, admin_pb.ReleaseClaimResponse)
+LIST_PRODUCERS = _method(admin_pb.ListProducersRequest, admin_pb.ListProducersResponse)
+FORGET_PRODUCER = _method(admin_pb.ForgetProducerRequest, admin_pb.ForgetProducerResponse)
+LIST_CONSUMERS = _method(admin_pb.ListConsumersRequest, admin_pb.ListConsumersResponse)
 
 METHODS: tuple[Method[Any, Any], ...] = tuple(value for value in list(globals().values()) if isinstance(value, Method))
 """All methods."""

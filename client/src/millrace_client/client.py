@@ -7,9 +7,10 @@ from millrace_client import _calls
 from millrace_client._connection import Connection
 from millrace_client._settings import ConnectionSettings
 from millrace_client._watchdog import TIMEOUT_SECONDS
+from millrace_client.activity_info import ConsumerInfo, OpenTransaction, ProducerInfo
 from millrace_client.channel import Channel
 from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelUpdate
-from millrace_client.component_info import ComponentInfo
+from millrace_client.component_info import ComponentInfo, ComponentKind
 from millrace_client.security import File, Tls, Token
 
 
@@ -129,6 +130,62 @@ class Admin:
             interval_seconds: How often, 0.1 to 3,600.
         """
         return self._connection.stream(_calls.watch_components(interval_seconds))
+
+    def retry_component(self, name: str, kind: ComponentKind | None = None) -> ComponentInfo:
+        """Makes a component that waits for its next attempt try again at once; returns its state before that.
+
+        Args:
+            name: Its name. A sink group stands for all of its sinks.
+            kind: Its kind. None: any; then the name must be that of one component only.
+
+        Raises:
+            ComponentNotFoundError: There is none.
+        """
+        return self._connection.run(_calls.retry_component(name, kind))
+
+    def list_transactions(self, channel: str = "") -> list[OpenTransaction]:
+        """Returns the open transactions, deliveries included, of a channel or of all: by channel, the oldest first."""
+        return self._connection.run(_calls.list_transactions(channel))
+
+    def end_transaction(self, txn_id: str) -> None:
+        """Rolls back a transaction of any client, or a delivery that was listed; its events return to the channel.
+
+        Does nothing if it was rolled back before.
+
+        Raises:
+            TxnNotFoundError: There is none of this id.
+            TxnStateError: It is committed, or is being committed.
+        """
+        self._connection.run(_calls.end_transaction(txn_id))
+
+    def release_claim(self, channel: str, epoch: int | None = None) -> None:
+        """Ends the claim of any reader, whose calls raise StaleEpochError from now on.
+
+        Args:
+            channel: The channel.
+            epoch: The claim's epoch. None: whichever claim is active.
+
+        Raises:
+            NotClaimedError: The channel is not claimed.
+            StaleEpochError: The newest claim has another epoch.
+        """
+        self._connection.run(_calls.release_claim(channel, epoch))
+
+    def list_producers(self, channel: str) -> list[ProducerInfo]:
+        """Returns the producers that a channel remembers, the least recently active first."""
+        return self._connection.run(_calls.list_producers(channel))
+
+    def forget_producer(self, channel: str, producer_id: str) -> None:
+        """Makes a channel forget the numbers of a producer: what it sends again is stored again.
+
+        Raises:
+            ProducerNotFoundError: The channel does not know it.
+        """
+        self._connection.run(_calls.forget_producer(channel, producer_id))
+
+    def list_consumers(self, channel: str = "") -> list[ConsumerInfo]:
+        """Returns the Consume streams and sinks of a channel or of all: by channel, the oldest first."""
+        return self._connection.run(_calls.list_consumers(channel))
 
 
 class Client:

@@ -83,3 +83,5 @@ class ComponentInfo:
     counters: ComponentCounters
     progress_age_seconds: float | None
     """How long ago it completed its last batch; None if it never did."""
+    channels: tuple[str, ...] = ()
+    """The channels that a source writes to, or the one that a sink or sink group reads."""

@@ -161,6 +161,14 @@ class ChannelExistsError(RefusedError, reason="CHANNEL_EXISTS", advice=RetryAdvi
     """Raised when the name is in use."""
 
 
+class ProducerNotFoundError(RefusedError, reason="PRODUCER_NOT_FOUND", advice=RetryAdvice.NEVER):
+    """Raised when a channel does not know the producer."""
+
+
+class ComponentNotFoundError(RefusedError, reason="COMPONENT_NOT_FOUND", advice=RetryAdvice.NEVER):
+    """Raised when the server's agent has no component of the name."""
+
+
 class TxnNotFoundError(RefusedError, reason="TXN_NOT_FOUND", advice=RetryAdvice.LOST):
     """Raised when the server does not know the transaction, for example after a restart."""
 
@@ -197,7 +205,7 @@ class LeaseExpiredError(RefusedError, reason="LEASE_EXPIRED", advice=RetryAdvice
 
 
 class StaleEpochError(RefusedError, reason="STALE_EPOCH", advice=RetryAdvice.LOST):
-    """Raised when a claim newer than the caller's exists."""
+    """Raised when a claim newer than the caller's exists, or the caller's was ended by an operator."""
 
 
 class SequenceGoneError(RefusedError, reason="SEQUENCE_GONE", advice=RetryAdvice.NEVER):

@@ -93,6 +93,18 @@ class ChannelExistsError(MillraceError):
     reason = "CHANNEL_EXISTS"
 
 
+class ProducerNotFoundError(MillraceError):
+    """Raised when a channel does not know a producer."""
+
+    reason = "PRODUCER_NOT_FOUND"
+
+
+class ComponentNotFoundError(MillraceError):
+    """Raised when the agent has no component of a name."""
+
+    reason = "COMPONENT_NOT_FOUND"
+
+
 class TxnNotFoundError(MillraceError):
     """Raised when no transaction of that id is known."""
 

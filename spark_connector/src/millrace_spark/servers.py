@@ -78,7 +78,7 @@ _ADVICE = {
         "claim_ranges(), or stop() on the query"
     ),
     "NOT_CLAIMED": "the claim of this read has ended; load again",
-    "STALE_EPOCH": "the claim of this read has ended and a newer one has begun; load again",
+    "STALE_EPOCH": "the claim of this read was taken over, or ended by an operator; load again",
     "SEQUENCE_GONE": "events that this read was planned for have been consumed; load again",
 }
 """Advice that follows the client's message, by the reason of the error."""

@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 from millrace_server.agent.components import Component, ComponentKind, Components, ComponentState
 from millrace_server.agent.supervision import Backoff, ComponentError, ComponentFailedError, supervise
 from millrace_server.errors import ChannelFullError
+from tests.file_channels import until
 
 
 @pytest.fixture
@@ -69,12 +70,25 @@ async def test_supervise_of_any_error_says_it_and_tries_again(
     assert log[0]["reason"] == reason
 
 
-async def test_supervise_of_a_permanent_failure_ends(component: Component) -> None:
-    """A permanent failure is not retried."""
-    work = Work(component, [ComponentFailedError("no such user")])
-    await supervise(component, work.run, quick())
-    assert work.runs == 1
-    assert (component.state, component.reason) == (ComponentState.FAILED, "no such user")
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (ComponentFailedError("no such user"), ComponentState.FAILED),
+        (ComponentError("cannot reach the target"), ComponentState.BACKING_OFF),
+    ],
+)
+async def test_retry_while_a_component_waits_runs_it_at_once(
+    component: Component, error: Exception, state: ComponentState
+) -> None:
+    """A permanent failure is not retried without it, and a back-off of hours ends."""
+    work = Work(component, [error, error])
+    task = asyncio.create_task(supervise(component, work.run, Backoff(1e6, 1e6)))
+    for runs in (1, 2):
+        await until(lambda: component.is_waiting)
+        assert (work.runs, component.state, component.reason) == (runs, state, str(error))
+        component.retry()
+    await task
+    assert (work.runs, component.state) == (3, ComponentState.STOPPED)
 
 
 async def test_supervise_of_work_that_is_done_stops(component: Component) -> None:

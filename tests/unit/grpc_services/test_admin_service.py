@@ -14,6 +14,7 @@ from millrace_server.channels.config import AnyChannelConfig, MemoryChannelConfi
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import DiskFullError
 from millrace_server.grpc_services.admin_service import AdminService
+from millrace_server.hosting.channel_changes import ChannelChanges
 from millrace_server.hosting.data_dir import Catalog
 
 
@@ -34,7 +35,7 @@ class SlowCatalog(Catalog):
 def opened(tmp_path: Path) -> tuple[SlowCatalog, ChannelRegistry, AdminService]:
     catalog = SlowCatalog(tmp_path / "catalog.json")
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
-    return catalog, registry, AdminService(registry, catalog)
+    return catalog, registry, AdminService(registry, ChannelChanges(registry, catalog))
 
 
 async def left_in_the_middle(call: Coroutine[Any, Any, Any], catalog: SlowCatalog, changed: asyncio.Event) -> None:
@@ -86,7 +87,7 @@ async def test_update_that_cannot_survive_is_not_in_force(tmp_path: Path) -> Non
     """DISK_FULL means that nothing was changed."""
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
     channel = registry.create("orders", MemoryChannelConfig(type="memory", capacity=100)).channel
-    service = AdminService(registry, FullCatalog(tmp_path / "catalog.json"))
+    service = AdminService(registry, ChannelChanges(registry, FullCatalog(tmp_path / "catalog.json")))
     with pytest.raises(DiskFullError):
         await service._update_channel(pb.UpdateChannelRequest(name="orders", config={"capacity": 200}))
     assert (channel.config.capacity, channel._contents.capacity.events_max) == (100, 100)
@@ -96,7 +97,7 @@ async def test_updates_at_once_both_come_into_force(tmp_path: Path) -> None:
     """An update that waits for room does not revert another one made meanwhile."""
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
     channel = registry.create("orders", MemoryChannelConfig(type="memory", capacity=100)).channel
-    service = AdminService(registry, Catalog(tmp_path / "catalog.json"))
+    service = AdminService(registry, ChannelChanges(registry, Catalog(tmp_path / "catalog.json")))
     await channel.transactions.append(stored_columns(60), None)
     shrinking = asyncio.ensure_future(
         service._update_channel(
@@ -123,10 +124,10 @@ async def test_delete_that_the_catalog_has_no_room_for_leaves_no_channel_that_wo
     """Its files mark it as deleted, so events accepted later would be lost at the next start."""
     path = tmp_path / "catalog.json"
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10, channels_dir=tmp_path / "channels")
-    service = AdminService(registry, Catalog(path))
+    service = AdminService(registry, ChannelChanges(registry, Catalog(path)))
     for name, kind in (("logged", pb.CHANNEL_TYPE_FILE), ("remembered", pb.CHANNEL_TYPE_MEMORY)):
         await service._create_channel(pb.CreateChannelRequest(name=name, config={"type": kind}))
-    service = AdminService(registry, FullCatalog(path))
+    service = AdminService(registry, ChannelChanges(registry, FullCatalog(path)))
     for name in ("logged", "remembered"):
         with pytest.raises(DiskFullError, match="no room for the server's catalog"):
             await service._delete_channel(pb.DeleteChannelRequest(name=name))

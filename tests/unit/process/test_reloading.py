@@ -14,6 +14,7 @@ from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.configuration.settings import Settings, check_settings
 from millrace_server.errors import ChannelConfiguredError
 from millrace_server.grpc_services.admin_service import AdminService
+from millrace_server.hosting.channel_changes import ChannelChanges
 from millrace_server.hosting.data_dir import Catalog
 from millrace_server.hosting.lifecycle import flows_of, open_channels
 from millrace_server.hosting.signals import ReloadRequests
@@ -94,7 +95,8 @@ async def test_reload_of_an_unchanged_file_touches_nothing(server: Server) -> No
 
 async def test_reload_of_an_unchanged_file_restores_what_an_update_changed(server: Server) -> None:
     """Until then `is_overridden` is true, unless a further update restored the file's limits."""
-    orders, admin = server.registry.find("orders"), AdminService(server.registry, server.catalog)
+    orders = server.registry.find("orders")
+    admin = AdminService(server.registry, ChannelChanges(server.registry, server.catalog))
 
     async def update(capacity: int) -> admin_pb.Channel:
         request = admin_pb.UpdateChannelRequest(name="orders", config={"capacity": capacity})
@@ -112,14 +114,14 @@ async def test_reload_of_an_unchanged_file_restores_what_an_update_changed(serve
 
 async def test_delete_of_a_channel_in_the_file_is_refused_until_it_has_gone_from_there(server: Server) -> None:
     """A channel that a reload could not remove from the server can be deleted."""
-    admin = AdminService(server.registry, server.catalog)
+    changes = ChannelChanges(server.registry, server.catalog)
     await append(server.registry.get("bills"), b"a")
     for is_forced in (False, True):
         with pytest.raises(ChannelConfiguredError, match="is defined in the server's configuration file"):
-            await admin._delete_channel(admin_pb.DeleteChannelRequest(name="bills", force=is_forced))
+            await changes.delete("bills", force=is_forced)
     await server.reload(tables_of({"orders": MEMORY}, {"out": NULL}))
     assert "holds 1 events" in server.why_not("channels.bills")
-    await admin._delete_channel(admin_pb.DeleteChannelRequest(name="bills", force=True))
+    await changes.delete("bills", force=True)
     assert "bills" not in server.registry
 
 

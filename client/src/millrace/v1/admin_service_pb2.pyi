@@ -376,7 +376,7 @@ class ComponentCounters(_message.Message):
     def __init__(self, event_count: _Optional[int] = ..., batch_count: _Optional[int] = ..., body_bytes: _Optional[int] = ..., failure_count: _Optional[int] = ..., filtered_count: _Optional[int] = ..., unrouted_count: _Optional[int] = ..., dead_lettered_count: _Optional[int] = ..., dropped_count: _Optional[int] = ..., missed_count: _Optional[int] = ...) -> None: ...
 
 class Component(_message.Message):
-    __slots__ = ("kind", "name", "type", "state", "reason", "since", "counters", "progress_age")
+    __slots__ = ("kind", "name", "type", "state", "reason", "since", "counters", "progress_age", "channels")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -385,6 +385,7 @@ class Component(_message.Message):
     SINCE_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_AGE_FIELD_NUMBER: _ClassVar[int]
+    CHANNELS_FIELD_NUMBER: _ClassVar[int]
     kind: ComponentKind
     name: str
     type: str
@@ -393,7 +394,8 @@ class Component(_message.Message):
     since: _timestamp_pb2.Timestamp
     counters: ComponentCounters
     progress_age: _duration_pb2.Duration
-    def __init__(self, kind: _Optional[_Union[ComponentKind, str]] = ..., name: _Optional[str] = ..., type: _Optional[str] = ..., state: _Optional[_Union[ComponentState, str]] = ..., reason: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., counters: _Optional[_Union[ComponentCounters, _Mapping]] = ..., progress_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    channels: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, kind: _Optional[_Union[ComponentKind, str]] = ..., name: _Optional[str] = ..., type: _Optional[str] = ..., state: _Optional[_Union[ComponentState, str]] = ..., reason: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., counters: _Optional[_Union[ComponentCounters, _Mapping]] = ..., progress_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., channels: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListComponentsRequest(_message.Message):
     __slots__ = ()
@@ -416,3 +418,139 @@ class WatchComponentsResponse(_message.Message):
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     components: _containers.RepeatedCompositeFieldContainer[Component]
     def __init__(self, components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ...) -> None: ...
+
+class RetryComponentRequest(_message.Message):
+    __slots__ = ("kind", "name")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    kind: ComponentKind
+    name: str
+    def __init__(self, kind: _Optional[_Union[ComponentKind, str]] = ..., name: _Optional[str] = ...) -> None: ...
+
+class RetryComponentResponse(_message.Message):
+    __slots__ = ("component",)
+    COMPONENT_FIELD_NUMBER: _ClassVar[int]
+    component: Component
+    def __init__(self, component: _Optional[_Union[Component, _Mapping]] = ...) -> None: ...
+
+class ListTransactionsRequest(_message.Message):
+    __slots__ = ("channel",)
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    channel: str
+    def __init__(self, channel: _Optional[str] = ...) -> None: ...
+
+class ListTransactionsResponse(_message.Message):
+    __slots__ = ("transactions",)
+    TRANSACTIONS_FIELD_NUMBER: _ClassVar[int]
+    transactions: _containers.RepeatedCompositeFieldContainer[OpenTransaction]
+    def __init__(self, transactions: _Optional[_Iterable[_Union[OpenTransaction, _Mapping]]] = ...) -> None: ...
+
+class OpenTransaction(_message.Message):
+    __slots__ = ("txn_id", "channel", "put_count", "take_count", "body_bytes", "start_time", "lease_remaining", "identity", "peer", "is_delivery")
+    TXN_ID_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    PUT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TAKE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    LEASE_REMAINING_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    IS_DELIVERY_FIELD_NUMBER: _ClassVar[int]
+    txn_id: str
+    channel: str
+    put_count: int
+    take_count: int
+    body_bytes: int
+    start_time: _timestamp_pb2.Timestamp
+    lease_remaining: _duration_pb2.Duration
+    identity: str
+    peer: str
+    is_delivery: bool
+    def __init__(self, txn_id: _Optional[str] = ..., channel: _Optional[str] = ..., put_count: _Optional[int] = ..., take_count: _Optional[int] = ..., body_bytes: _Optional[int] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lease_remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., identity: _Optional[str] = ..., peer: _Optional[str] = ..., is_delivery: bool = ...) -> None: ...
+
+class EndTransactionRequest(_message.Message):
+    __slots__ = ("txn_id",)
+    TXN_ID_FIELD_NUMBER: _ClassVar[int]
+    txn_id: str
+    def __init__(self, txn_id: _Optional[str] = ...) -> None: ...
+
+class EndTransactionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReleaseClaimRequest(_message.Message):
+    __slots__ = ("channel", "epoch")
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    channel: str
+    epoch: int
+    def __init__(self, channel: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class ReleaseClaimResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListProducersRequest(_message.Message):
+    __slots__ = ("channel",)
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    channel: str
+    def __init__(self, channel: _Optional[str] = ...) -> None: ...
+
+class ListProducersResponse(_message.Message):
+    __slots__ = ("producers",)
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    producers: _containers.RepeatedCompositeFieldContainer[Producer]
+    def __init__(self, producers: _Optional[_Iterable[_Union[Producer, _Mapping]]] = ...) -> None: ...
+
+class Producer(_message.Message):
+    __slots__ = ("producer_id", "last_sequence", "gap_count", "last_seen")
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    GAP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
+    producer_id: str
+    last_sequence: int
+    gap_count: int
+    last_seen: _timestamp_pb2.Timestamp
+    def __init__(self, producer_id: _Optional[str] = ..., last_sequence: _Optional[int] = ..., gap_count: _Optional[int] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class ForgetProducerRequest(_message.Message):
+    __slots__ = ("channel", "producer_id")
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    channel: str
+    producer_id: str
+    def __init__(self, channel: _Optional[str] = ..., producer_id: _Optional[str] = ...) -> None: ...
+
+class ForgetProducerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListConsumersRequest(_message.Message):
+    __slots__ = ("channel",)
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    channel: str
+    def __init__(self, channel: _Optional[str] = ...) -> None: ...
+
+class ListConsumersResponse(_message.Message):
+    __slots__ = ("consumers",)
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    consumers: _containers.RepeatedCompositeFieldContainer[Consumer]
+    def __init__(self, consumers: _Optional[_Iterable[_Union[Consumer, _Mapping]]] = ...) -> None: ...
+
+class Consumer(_message.Message):
+    __slots__ = ("peer", "identity", "open_deliveries", "open_events", "start_time", "channel")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    OPEN_DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    OPEN_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    identity: str
+    open_deliveries: int
+    open_events: int
+    start_time: _timestamp_pb2.Timestamp
+    channel: str
+    def __init__(self, peer: _Optional[str] = ..., identity: _Optional[str] = ..., open_deliveries: _Optional[int] = ..., open_events: _Optional[int] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., channel: _Optional[str] = ...) -> None: ...

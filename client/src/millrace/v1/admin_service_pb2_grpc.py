@@ -85,6 +85,41 @@ class AdminServiceStub(object):
                 request_serializer=millrace_dot_v1_dot_admin__service__pb2.WatchComponentsRequest.SerializeToString,
                 response_deserializer=millrace_dot_v1_dot_admin__service__pb2.WatchComponentsResponse.FromString,
                 _registered_method=True)
+        self.RetryComponent = channel.unary_unary(
+                '/millrace.v1.AdminService/RetryComponent',
+                request_serializer=millrace_dot_v1_dot_admin__service__pb2.RetryComponentRequest.SerializeToString,
+                response_deserializer=millrace_dot_v1_dot_admin__service__pb2.RetryComponentResponse.FromString,
+                _registered_method=True)
+        self.ListTransactions = channel.unary_unary(
+                '/millrace.v1.AdminService/ListTransactions',
+                request_serializer=millrace_dot_v1_dot_admin__service__pb2.ListTransactionsRequest.SerializeToString,
+                response_deserializer=millrace_dot_v1_dot_admin__service__pb2.ListTransactionsResponse.FromString,
+                _registered_method=True)
+        self.EndTransaction = channel.unary_unary(
+                '/millrace.v1.AdminService/EndTransaction',
+                request_serializer=millrace_dot_v1_dot_admin__service__pb2.EndTransactionRequest.SerializeToString,
+                response_deserializer=millrace_dot_v1_dot_admin__service__pb2.EndTransactionResponse.FromString,
+                _registered_method=True)
+        self.ReleaseClaim = channel.unary_unary(
+                '/millrace.v1.AdminService/ReleaseClaim',
+                request_serializer=millrace_dot_v1_dot_admin__service__pb2.ReleaseClaimRequest.SerializeToString,
+                response_deserializer=millrace_dot_v1_dot_admin__service__pb2.ReleaseClaimResponse.FromString,
+                _registered_method=True)
+        self.ListProducers = channel.unary_unary(
+                '/millrace.v1.AdminService/ListProducers',
+                request_serializer=millrace_dot_v1_dot_admin__service__pb2.ListProducersRequest.SerializeToString,
+                response_deserializer=millrace_dot_v1_dot_admin__service__pb2.ListProducersResponse.FromString,
+                _registered_method=True)
+        self.ForgetProducer = channel.unary_unary(
+                '/millrace.v1.AdminService/ForgetProducer',
+                request_serializer=millrace_dot_v1_dot_admin__service__pb2.ForgetProducerRequest.SerializeToString,
+                response_deserializer=millrace_dot_v1_dot_admin__service__pb2.ForgetProducerResponse.FromString,
+                _registered_method=True)
+        self.ListConsumers = channel.unary_unary(
+                '/millrace.v1.AdminService/ListConsumers',
+                request_serializer=millrace_dot_v1_dot_admin__service__pb2.ListConsumersRequest.SerializeToString,
+                response_deserializer=millrace_dot_v1_dot_admin__service__pb2.ListConsumersResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -163,6 +198,59 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RetryComponent(self, request, context):
+        """Ends a component's wait for its next attempt, after a failure: it tries again now. One that does not wait continues.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTransactions(self, request, context):
+        """The open transactions, including deliveries, of the channels that the caller may describe.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndTransaction(self, request, context):
+        """Rolls an open transaction back; the events of a delivery return to the channel. A transaction that was rolled back
+        before, for any reason, is left as it is. One that was committed, or is being committed, is TXN_STATE, and an unknown
+        one TXN_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseClaim(self, request, context):
+        """Ends the active claim of a channel. Its reader's calls fail with STALE_EPOCH from now on. Without an active claim:
+        NOT_CLAIMED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListProducers(self, request, context):
+        """The producers whose stamps a channel remembers, by ID.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetProducer(self, request, context):
+        """Forgets the numbers of a producer, durably. What it sends again afterwards is stored again. A producer that the channel
+        does not know is PRODUCER_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListConsumers(self, request, context):
+        """The consumers of the channels that the caller may describe: Consume streams and the server's own sinks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -215,6 +303,41 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.WatchComponents,
                     request_deserializer=millrace_dot_v1_dot_admin__service__pb2.WatchComponentsRequest.FromString,
                     response_serializer=millrace_dot_v1_dot_admin__service__pb2.WatchComponentsResponse.SerializeToString,
+            ),
+            'RetryComponent': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetryComponent,
+                    request_deserializer=millrace_dot_v1_dot_admin__service__pb2.RetryComponentRequest.FromString,
+                    response_serializer=millrace_dot_v1_dot_admin__service__pb2.RetryComponentResponse.SerializeToString,
+            ),
+            'ListTransactions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTransactions,
+                    request_deserializer=millrace_dot_v1_dot_admin__service__pb2.ListTransactionsRequest.FromString,
+                    response_serializer=millrace_dot_v1_dot_admin__service__pb2.ListTransactionsResponse.SerializeToString,
+            ),
+            'EndTransaction': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndTransaction,
+                    request_deserializer=millrace_dot_v1_dot_admin__service__pb2.EndTransactionRequest.FromString,
+                    response_serializer=millrace_dot_v1_dot_admin__service__pb2.EndTransactionResponse.SerializeToString,
+            ),
+            'ReleaseClaim': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseClaim,
+                    request_deserializer=millrace_dot_v1_dot_admin__service__pb2.ReleaseClaimRequest.FromString,
+                    response_serializer=millrace_dot_v1_dot_admin__service__pb2.ReleaseClaimResponse.SerializeToString,
+            ),
+            'ListProducers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListProducers,
+                    request_deserializer=millrace_dot_v1_dot_admin__service__pb2.ListProducersRequest.FromString,
+                    response_serializer=millrace_dot_v1_dot_admin__service__pb2.ListProducersResponse.SerializeToString,
+            ),
+            'ForgetProducer': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetProducer,
+                    request_deserializer=millrace_dot_v1_dot_admin__service__pb2.ForgetProducerRequest.FromString,
+                    response_serializer=millrace_dot_v1_dot_admin__service__pb2.ForgetProducerResponse.SerializeToString,
+            ),
+            'ListConsumers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListConsumers,
+                    request_deserializer=millrace_dot_v1_dot_admin__service__pb2.ListConsumersRequest.FromString,
+                    response_serializer=millrace_dot_v1_dot_admin__service__pb2.ListConsumersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -488,6 +611,195 @@ class AdminService(object):
             '/millrace.v1.AdminService/WatchComponents',
             millrace_dot_v1_dot_admin__service__pb2.WatchComponentsRequest.SerializeToString,
             millrace_dot_v1_dot_admin__service__pb2.WatchComponentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetryComponent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.v1.AdminService/RetryComponent',
+            millrace_dot_v1_dot_admin__service__pb2.RetryComponentRequest.SerializeToString,
+            millrace_dot_v1_dot_admin__service__pb2.RetryComponentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTransactions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.v1.AdminService/ListTransactions',
+            millrace_dot_v1_dot_admin__service__pb2.ListTransactionsRequest.SerializeToString,
+            millrace_dot_v1_dot_admin__service__pb2.ListTransactionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndTransaction(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.v1.AdminService/EndTransaction',
+            millrace_dot_v1_dot_admin__service__pb2.EndTransactionRequest.SerializeToString,
+            millrace_dot_v1_dot_admin__service__pb2.EndTransactionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseClaim(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.v1.AdminService/ReleaseClaim',
+            millrace_dot_v1_dot_admin__service__pb2.ReleaseClaimRequest.SerializeToString,
+            millrace_dot_v1_dot_admin__service__pb2.ReleaseClaimResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListProducers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.v1.AdminService/ListProducers',
+            millrace_dot_v1_dot_admin__service__pb2.ListProducersRequest.SerializeToString,
+            millrace_dot_v1_dot_admin__service__pb2.ListProducersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetProducer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.v1.AdminService/ForgetProducer',
+            millrace_dot_v1_dot_admin__service__pb2.ForgetProducerRequest.SerializeToString,
+            millrace_dot_v1_dot_admin__service__pb2.ForgetProducerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListConsumers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.v1.AdminService/ListConsumers',
+            millrace_dot_v1_dot_admin__service__pb2.ListConsumersRequest.SerializeToString,
+            millrace_dot_v1_dot_admin__service__pb2.ListConsumersResponse.FromString,
             options,
             channel_credentials,
             insecure,

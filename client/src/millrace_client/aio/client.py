@@ -6,10 +6,11 @@ from typing import Self
 from millrace_client import _calls
 from millrace_client._settings import ConnectionSettings
 from millrace_client._watchdog import TIMEOUT_SECONDS
+from millrace_client.activity_info import ConsumerInfo, OpenTransaction, ProducerInfo
 from millrace_client.aio._connection import Connection
 from millrace_client.aio.channel import Channel
 from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelUpdate
-from millrace_client.component_info import ComponentInfo
+from millrace_client.component_info import ComponentInfo, ComponentKind
 from millrace_client.security import File, Tls, Token
 
 
@@ -70,6 +71,27 @@ class Admin:
 
     def watch_components(self, interval_seconds: float = 1.0) -> AsyncGenerator[list[ComponentInfo]]:
         return self._connection.stream(_calls.watch_components(interval_seconds))
+
+    async def retry_component(self, name: str, kind: ComponentKind | None = None) -> ComponentInfo:
+        return await self._connection.run(_calls.retry_component(name, kind))
+
+    async def list_transactions(self, channel: str = "") -> list[OpenTransaction]:
+        return await self._connection.run(_calls.list_transactions(channel))
+
+    async def end_transaction(self, txn_id: str) -> None:
+        await self._connection.run(_calls.end_transaction(txn_id))
+
+    async def release_claim(self, channel: str, epoch: int | None = None) -> None:
+        await self._connection.run(_calls.release_claim(channel, epoch))
+
+    async def list_producers(self, channel: str) -> list[ProducerInfo]:
+        return await self._connection.run(_calls.list_producers(channel))
+
+    async def forget_producer(self, channel: str, producer_id: str) -> None:
+        await self._connection.run(_calls.forget_producer(channel, producer_id))
+
+    async def list_consumers(self, channel: str = "") -> list[ConsumerInfo]:
+        return await self._connection.run(_calls.list_consumers(channel))
 
 
 class Client:

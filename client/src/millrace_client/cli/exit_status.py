@@ -63,7 +63,12 @@ ADVICE = {
     ),
     "CHANNEL_EXISTS": "choose another name, or change its limits with `millrace channel update {channel}`",
     "CHANNEL_NOT_EMPTY": "empty it with `millrace channel purge {channel}`, or discard its events with --force",
-    "CHANNEL_CLAIMED": "see its reader with `millrace channel show {channel}`, and try again when the claim has ended",
+    "CHANNEL_CLAIMED": (
+        "see its reader with `millrace channel show {channel}`, and try again when the claim has ended; or end it with "
+        "`millrace claim release {channel}`"
+    ),
+    "PRODUCER_NOT_FOUND": "see the ids with `millrace producers {channel}`",
+    "COMPONENT_NOT_FOUND": "see the names with `millrace components`",
     "TXNS_OPEN": "try again when the open transactions have ended",
     "CHANNEL_FULL": "take events out, or make room with `millrace channel update {channel} --capacity N`",
     "BYTES_FULL": "take events out, or make room with `millrace channel update {channel} --byte-capacity N`",

@@ -9,12 +9,14 @@ from millrace_server.agent.dead_letters import DeadLetterWriter, as_dead_letters
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.rate_limited_log import RateLimitedLog
 from millrace_server.agent.supervision import ComponentError
+from millrace_server.channels.activity import Origin
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel import Channel
+from millrace_server.channels.deliveries import Consumer
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
-from millrace_server.channels.transaction import Transaction
+from millrace_server.channels.transaction import Transaction, TxnState
 from millrace_server.errors import MillraceError
 
 
@@ -67,6 +69,11 @@ class Delivery:
         return self.batches[0].first_sequence
 
     @property
+    def is_open(self) -> bool:
+        """Whether the channel still has it: an operator may have ended it."""
+        return self._delivery.state is TxnState.OPEN
+
+    @property
     def delivered_counts(self) -> tuple[int, int]:
         """The events, and bytes of their bodies, that count as delivered once this is settled."""
         return (0, 0) if self.is_dead_letter else (self.count, self.body_bytes)
@@ -116,6 +123,8 @@ class ChannelReader:
         self.channel_name = channel_name
         self._limits = limits
         self._component = component
+        self._consumer: Consumer | None = None
+        """While its sink runs: the channel's list of consumers has it."""
         self._events_max = limits.batch_events_max
         self._rejection_counts: dict[int, int] = {}
         self._unsettled: set[Delivery] = set()
@@ -127,7 +136,7 @@ class ChannelReader:
 
     @property
     def unsettled_count(self) -> int:
-        return len(self._unsettled)
+        return sum(delivery.is_open for delivery in self._unsettled)
 
     async def wait_open(self) -> None:
         """Waits until the channel is open; raises MillraceError if it could not be opened."""
@@ -162,6 +171,9 @@ class ChannelReader:
     def nack_all(self) -> None:
         for delivery in list(self._unsettled):
             delivery.nack()
+        if self._consumer is not None and (channel := self._channel_if_open()) is not None:
+            channel.deliveries.detach(self._consumer)
+        self._consumer = None
 
     async def take(self, body_bytes_max: int = 0) -> Delivery | None:
         """Returns the next events as soon as there are any; None once there will be no more.
@@ -171,7 +183,9 @@ class ChannelReader:
         channel = self._registry.get(self.channel_name)
         self._report_readiness(channel)
         limits = TakeLimits(events_max=self._events_max, body_bytes_max=body_bytes_max)
-        taken = await channel.deliveries.deliver_while(limits, lambda: not self._is_closing)
+        if self._consumer is None:
+            self._consumer = channel.deliveries.attach(Origin(peer=f"sinks/{self._component.name}"))
+        taken = await channel.deliveries.deliver_while(limits, lambda: not self._is_closing, self._consumer)
         if taken is None:
             return None
         delivery = Delivery(channel, taken, self._finish)

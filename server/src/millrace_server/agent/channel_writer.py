@@ -120,7 +120,7 @@ class ChannelWriter:
                 if isinstance(error, TxnCapacityError) and table.count > 1:
                     await self._deliver_smaller(table, stamp, error)
                     return
-                await asyncio.sleep(backoff.next_seconds())
+                await self._component.wait_for_retry(backoff.next_seconds())
             else:
                 self._limits.note_stored()
                 return

@@ -1,6 +1,8 @@
 """The components of an agent, with their states and counters."""
 
+import asyncio
 import enum
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -33,7 +35,7 @@ class ComponentState(_KeyedEnum):
     STARTING -> RUNNING        it has started to work
     any      -> BACKING_OFF    it could not work, and retries by itself
     any      -> FAILED         it could not work, and a retry cannot help
-    BACKING_OFF, FAILED -> RUNNING    it works again
+    BACKING_OFF, FAILED -> RUNNING    it works again; FAILED after `retry` only
     any      -> STANDING_BY    it is healthy, and a sink of its group with a higher priority works
     STANDING_BY -> RUNNING     it has become its group's active sink
     any      -> STOPPED        it was stopped, or its work is done
@@ -78,6 +80,7 @@ class Component:
         outcome_counts: Events with each other outcome.
         since: When it entered its state, in seconds since 1970.
         channels: The channels that it writes or reads; who may describe one of them may see the component.
+        members: The sinks of a sink group.
     """
 
     def __init__(
@@ -92,6 +95,8 @@ class Component:
         self.name = name
         self.type_name = type_name
         self.channels = channels
+        self.members: Sequence[Component] = ()
+        self._retries: set[asyncio.Event] = set()
         self.log = _log.bind(**{kind.key: name})
         self._on_change = on_change
         self._failures = FailureLog()
@@ -119,6 +124,31 @@ class Component:
 
     def record_outcome(self, outcome: EventOutcome, event_count: int) -> None:
         self.outcome_counts[outcome] += event_count
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for its next attempt."""
+        return bool(self._retries)
+
+    async def wait_for_retry(self, seconds: float) -> None:
+        """Waits until its next attempt is due, or `retry` is called."""
+        retry = asyncio.Event()
+        self._retries.add(retry)
+        try:
+            async with asyncio.timeout(None if seconds == math.inf else seconds):
+                await retry.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._retries.discard(retry)
+
+    def retry(self) -> None:
+        """Ends its wait for the next attempt, and those of the sinks of a group; does nothing where none waits."""
+        retries, self._retries = self._retries, set()
+        for retry in retries:
+            retry.set()
+        for member in self.members:
+            member.retry()
 
     def mark_ready(self) -> None:
         """Makes it RUNNING unless its last attempt failed: it can work as far as it knows."""

@@ -135,8 +135,6 @@ class SinkGroup:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, ended, return_exceptions=True)
-        if all(member.component.state is ComponentState.FAILED for member in self._members):
-            raise ComponentFailedError(self._all_reasons())
 
     async def _run_member(self, member: "_Member") -> None:
         while True:
@@ -163,10 +161,12 @@ class SinkGroup:
         await failover.wait_until_first(member.priority)
 
     def _report_failure(self, failing: "_Member", error: Exception) -> None:
-        """Marks the group as backing off once none of its sinks works."""
+        """Marks the group as backing off once none of its sinks works, and as failed once none will by itself."""
         failing.reason = describe(error)
-        others = [member for member in self._members if member is not failing]
-        if not any(member.component.state.is_healthy for member in others):
+        others = [member.component.state for member in self._members if member is not failing]
+        if isinstance(error, ComponentFailedError) and all(state is ComponentState.FAILED for state in others):
+            self._reader.component.mark_failed(self._all_reasons())
+        elif not any(state.is_healthy for state in others):
             self._reader.component.mark_backing_off(self._all_reasons())
 
     def _all_reasons(self) -> str:

@@ -1,6 +1,7 @@
 """Supervision of components: each is run again after a failure, with growing delays."""
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable
 
@@ -85,7 +86,7 @@ class ComponentFailedError(ComponentError):
 
 
 async def supervise(component: Component, run: Callable[[], Awaitable[None]], backoff: Backoff) -> None:
-    """Runs a component until its work is done, with delays after failures.
+    """Runs a component until its work is done, with delays after failures, which `Component.retry` ends.
 
     `run` returns when the work is done, or raises; it can be called again right after it raised.
     """
@@ -93,11 +94,12 @@ async def supervise(component: Component, run: Callable[[], Awaitable[None]], ba
     while True:
         began = clock()
         requested_seconds = None
+        can_recover = True
         try:
             await run()
         except ComponentFailedError as error:
             component.mark_failed(str(error))
-            return
+            can_recover = False
         except (ComponentError, MillraceError, OSError) as error:
             component.mark_backing_off(describe(error))
             requested_seconds = error.retry_delay_seconds if isinstance(error, ComponentError) else None
@@ -112,7 +114,7 @@ async def supervise(component: Component, run: Callable[[], Awaitable[None]], ba
             return
         if clock() - began >= _HEALTHY_SECONDS:
             backoff.reset()
-        await asyncio.sleep(backoff.next_seconds(requested_seconds))
+        await component.wait_for_retry(backoff.next_seconds(requested_seconds) if can_recover else math.inf)
 
 
 def describe(error: Exception) -> str:

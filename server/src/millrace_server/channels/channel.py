@@ -4,23 +4,27 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
+from operator import attrgetter
 from typing import NamedTuple
 
+from millrace_server.channels.activity import ConsumerInfo, OpenTransaction, ProducerInfo
 from millrace_server.channels.admission import Capacity
 from millrace_server.channels.append_queue import AppendQueue
 from millrace_server.channels.batches import Form, StoredBatch
 from millrace_server.channels.channel_core import ChannelCore, ChannelStorage
 from millrace_server.channels.claims import Claim, ClaimRegistry
+from millrace_server.channels.commit import Commit
 from millrace_server.channels.committer import REMOVED_BATCHES_MAX, MemoryCommitter, remove
-from millrace_server.channels.config import ChannelConfig
+from millrace_server.channels.config import ChannelConfig, check_identifier
 from millrace_server.channels.contents import ChannelCounters, Contents, Subscriber
 from millrace_server.channels.deliveries import Deliveries
 from millrace_server.channels.queue import AnswerBudget, TakeLimits
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transactions import Transactions, TxnDirectory
-from millrace_server.errors import MillraceError
+from millrace_server.errors import MillraceError, ProducerNotFoundError
 
 _MICROSECONDS = 1_000_000
+_start_time = attrgetter("start_time")
 
 
 def memory_storage(name: str, config: ChannelConfig) -> ChannelStorage:
@@ -77,7 +81,7 @@ class Channel:
         self._clock = asyncio.get_running_loop().time
         self.transactions = Transactions(self._core, directory, storage.ended)
         self.appends = AppendQueue(self.transactions)
-        self.deliveries = Deliveries(self._core)
+        self.deliveries = Deliveries(self._core, self.transactions)
 
     # Its state.
 
@@ -229,6 +233,47 @@ class Channel:
 
     # Operations.
 
+    def list_transactions(self) -> list[OpenTransaction]:
+        """Returns the open transactions and deliveries, the oldest first."""
+        return sorted(self.transactions.describe() + self.deliveries.describe(), key=_start_time)
+
+    def end_transaction(self, txn_id: str) -> None:
+        """Rolls a transaction or a listed delivery back; does nothing where it was rolled back before.
+
+        Raises:
+            TxnNotFoundError: There is none of this id.
+            TxnStateError: It is committed, or is being committed.
+        """
+        self._contents.refuse_if_closed()
+        if not self.deliveries.end(txn_id):
+            self.transactions.rollback(txn_id)
+
+    def list_consumers(self) -> list[ConsumerInfo]:
+        """Returns the streams and sinks that get deliveries, the oldest first."""
+        return self.deliveries.describe_consumers()
+
+    def list_producers(self) -> Iterator[ProducerInfo]:
+        """Yields the producers whose stamps are remembered now, the least recently active first."""
+        return self._contents.ledger.describe()
+
+    async def forget_producer(self, producer_id: str) -> None:
+        """Forgets what a producer has stored, durably once this returns.
+
+        Raises:
+            ProducerNotFoundError: The channel does not know it.
+            DiskFullError, ChannelLogFailedError: Nothing was changed.
+        """
+        self._contents.refuse_if_closed()
+        check_identifier("producer_id", producer_id)
+        if producer_id not in self._contents.ledger:
+            raise ProducerNotFoundError(
+                f"the channel knows no producer {producer_id!r}; see which there are", channel=self.name
+            )
+        forgetting = Commit([], [])
+        forgetting.forgotten_producer = producer_id
+        self._core.committer.submit(forgetting)
+        await forgetting
+
     async def purge(self) -> int:
         """Removes all queued events without delivering them; returns their number."""
         self._contents.refuse_if_closed()
@@ -274,5 +319,6 @@ class Channel:
         self._core.retention.stop()
         self._contents.close()
         self.claims.forget()
-        self.transactions.close()
+        # These first: the ids of those that were listed belong to the transactions.
         self.deliveries.close()
+        self.transactions.close()

@@ -110,7 +110,7 @@ class ClaimRegistry:
         claim = self.claim
         self._drop()
         return self._committer.record_claim(
-            ClaimRecord(claim.reader_id, claim.epoch, claim.lease.seconds, has_ended=True, owner=claim.owner)
+            ClaimRecord(claim.reader_id, self._epoch, claim.lease.seconds, has_ended=True, owner=claim.owner)
         )
 
     def forget(self) -> None:
@@ -130,6 +130,24 @@ class ClaimRegistry:
             DiskFullError, ChannelLogFailedError: The claim has ended, but its end could not be written.
         """
         self._require(reader_id, epoch)
+        await self._end_durably()
+
+    async def revoke(self, epoch: int | None) -> None:
+        """Ends the live claim without its reader, whose epoch is an earlier one from now on; as durable as `release`.
+
+        Raises:
+            StaleEpochError: The newest claim has another epoch than the given one.
+            NotClaimedError: No claim lives.
+        """
+        self._contents.refuse_if_closed()
+        if epoch is not None and epoch != self._epoch:
+            raise StaleEpochError(f"epoch: is {epoch}; the newest claim of the channel has epoch {self._epoch}")
+        if self.claim is None:
+            raise NotClaimedError("no reader has claimed the channel")
+        self._epoch += 1
+        await self._end_durably()
+
+    async def _end_durably(self) -> None:
         if (durable := self.end()) is not None:
             try:
                 await asyncio.shield(durable)

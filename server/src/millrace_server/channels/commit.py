@@ -122,6 +122,7 @@ class Commit(JournalEntry):
     commit. No future is created unless a caller waits.
 
     Attributes:
+        forgotten_producer: A producer whose numbers are forgotten; empty: none.
         has_new_numbers: The stamp has numbers that were not accepted before; they are stored also without events.
         is_purge: The takes are removed without a delivery to a consumer.
         on_committed: Called once it is durable, from the event loop or before `Committer.submit` returns.
@@ -148,6 +149,7 @@ class Commit(JournalEntry):
         "error",
         "event_count",
         "first_sequence",
+        "forgotten_producer",
         "has_new_numbers",
         "has_puts",
         "is_in_memory",
@@ -180,6 +182,7 @@ class Commit(JournalEntry):
         self.takes = takes
         self.stamp = stamp
         self.dropped_count = 0
+        self.forgotten_producer = ""
         self.has_new_numbers = self.is_purge = False
         self.txn_ids: Sequence[str] = ()
         self.txn_count = 0
@@ -226,7 +229,7 @@ class Commit(JournalEntry):
     @property
     def is_repeat(self) -> bool:
         """Whether it only repeats an earlier commit, so that the log stores nothing of it."""
-        return not (self.txn_ids or self.puts or self.takes or self.has_new_numbers)
+        return not (self.txn_ids or self.puts or self.takes or self.has_new_numbers or self.forgotten_producer)
 
     def move(self, target: CommitState) -> None:
         assert (self.state, target) in _MOVES, (self.state, target)

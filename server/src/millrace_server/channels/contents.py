@@ -279,7 +279,10 @@ class Contents:
             batches.append(StoredBatch(next_sequence, window, commit_time))
             next_sequence += window.stop - window.start
         commit.first_sequence, commit.batches = first_sequence, batches
-        commit.acceptance = None if commit.stamp is None else self.ledger.accept(commit.stamp)
+        if commit.stamp is not None:
+            commit.acceptance = self.ledger.accept(commit.stamp, commit_time)
+        else:
+            commit.acceptance = self.ledger.forget(commit.forgotten_producer) if commit.forgotten_producer else None
         if commit.needs_room:
             self.capacity.change(max(commit.event_count, 0), max(commit.body_bytes, 0))
         self._assigned_sequence = next_sequence

@@ -128,6 +128,12 @@ class MemoryTier:
 
     # What survives a crash.
 
+    def forget_producer(self, producer_id: str) -> None:
+        """Drops a producer's numbers, which the log must not subtract from those that it may store from now on."""
+        for commit in self._unlogged_commits():
+            if commit.acceptance and commit.acceptance.producer_id == producer_id:
+                commit.acceptance = None
+
     def durable_ledger(self, ledger: StampLedger) -> StampLedger:
         """Returns the accepted stamps that a crash would not lose."""
         acceptances = [commit.acceptance for commit in self._unlogged_commits() if commit.acceptance]

@@ -60,6 +60,7 @@ def commit_records(commit: Commit) -> list[Record]:
         first_sequence=commit.first_sequence,
         is_deduplicated=commit.receipt.is_deduplicated,
         commit_time=commit.commit_time,
+        forgotten_producer_id=commit.forgotten_producer,
     )
     for batch in commit.batches:
         stored = batch.window.stored
@@ -295,6 +296,7 @@ def _producers_message(producers: Sequence[tuple[str, IntervalSet]]) -> pb.Produ
         interval_counts=[len(intervals) for _, intervals in producers],
         firsts=[first for _, intervals in producers for first in intervals.firsts],
         lasts=[last for _, intervals in producers for last in intervals.lasts],
+        last_seen=[intervals.seen_at for _, intervals in producers],
     )
 
 
@@ -302,8 +304,9 @@ def restore_ledger(message: pb.Producers) -> StampLedger:
     """Returns the ledger in a state."""
     ledger = StampLedger()
     intervals = zip(message.firsts, message.lasts, strict=True)
-    for producer_id, count in zip(message.producer_ids, message.interval_counts, strict=True):
-        ledger.restore(producer_id, [next(intervals) for _ in range(count)])
+    last_seen = message.last_seen or [0] * len(message.producer_ids)
+    for producer_id, count, seen_at in zip(message.producer_ids, message.interval_counts, last_seen, strict=True):
+        ledger.restore(producer_id, [next(intervals) for _ in range(count)], seen_at)
     return ledger
 
 

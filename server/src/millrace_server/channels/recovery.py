@@ -168,9 +168,12 @@ class StateRecovery(Replay[Location]):
         if problem:
             return
         self.commit_events(commit, puts, takes)
+        commit_time = last_time_of(commit)
         for stamp in stamps_of(commit):
-            self.recovered.ledger.accept(stamp)
-        self.note_time(last_time_of(commit))
+            self.recovered.ledger.accept(stamp, commit_time)
+        if commit.forgotten_producer_id in self.recovered.ledger:
+            self.recovered.ledger.forget(commit.forgotten_producer_id)
+        self.note_time(commit_time)
         self._end_txns(commit)
 
     def note_time(self, commit_time: int) -> None:

@@ -84,6 +84,8 @@ class TieredContext(LogContext):
     def apply(self, commit: Commit, locations: Sequence[Location]) -> None:
         super().apply(commit, locations)
         self.tier.remove(commit.takes)
+        if commit.forgotten_producer:
+            self.tier.forget_producer(commit.forgotten_producer)
         self.in_flight_count -= 1
 
     def abort(self, commit: Commit) -> None:
@@ -200,14 +202,15 @@ class SpillableCommitter:
             raise DrainingError(
                 "the channel is being closed and accepts no new work; use another server or retry later"
             )
-        takes_from_log = any(take.is_in_log for take in commit.takes)
-        if not takes_from_log and self._belongs_in_memory(commit):
+        # What the log says of a producer must go from there.
+        needs_log = bool(commit.forgotten_producer) or any(take.is_in_log for take in commit.takes)
+        if not needs_log and self._belongs_in_memory(commit):
             self._submit_to_memory(commit)
         else:
             try:
                 self._journal.submit(commit)
             except DiskFullError:
-                if takes_from_log or not self._fits_memory(commit):
+                if needs_log or not self._fits_memory(commit):
                     raise
                 self._submit_to_memory(commit)
         if self.tier.is_low(self._contents.assigned_sequence):

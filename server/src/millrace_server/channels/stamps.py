@@ -4,6 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from millrace_server.channels.activity import ProducerInfo
 from millrace_server.channels.config import check_identifier
 from millrace_server.errors import BadArgumentError, OffsetGapError
 
@@ -65,6 +66,9 @@ class StampLedger:
     def __len__(self) -> int:
         return len(self._permanent) + len(self._transient)
 
+    def __contains__(self, producer_id: str) -> bool:
+        return self._find(producer_id) is not None
+
     def _group_of(self, producer_id: str) -> "dict[str, IntervalSet]":
         """Returns the producers of its kind, the least recently active first."""
         return self._transient if producer_id.startswith(PASSING_PREFIX) else self._permanent
@@ -118,8 +122,11 @@ class StampLedger:
         accepted = self._find(stamp.producer_id)
         return accepted is not None and not accepted.gaps(stamp.first, stamp.last)
 
-    def accept(self, stamp: Stamp) -> "Acceptance":
-        """Accepts the stamp's numbers, and with them those below `oldest_open`; returns the argument of `undo`."""
+    def accept(self, stamp: Stamp, time: int = 0) -> "Acceptance":
+        """Accepts the stamp's numbers, and with them those below `oldest_open`; returns the argument of `undo`.
+
+        `time` is now, in microseconds since 1970.
+        """
         group = self._group_of(stamp.producer_id)
         # Removed and added again, so that it becomes the most recently active.
         known = group.pop(stamp.producer_id, None)
@@ -129,6 +136,7 @@ class StampLedger:
             new = accepted.gaps(0, stamp.oldest_open - 1) + new
             accepted.add(0, stamp.oldest_open - 1)
         accepted.add(stamp.first, stamp.last)
+        accepted.seen_at = time
         group[stamp.producer_id] = accepted
         forgotten = None
         if len(self) > PRODUCERS_MAX:
@@ -136,6 +144,10 @@ class StampLedger:
             producer_id = next(iter(group))
             forgotten = producer_id, group.pop(producer_id)
         return Acceptance(stamp.producer_id, new, forgotten)
+
+    def forget(self, producer_id: str) -> "Acceptance":
+        """Forgets a producer that is known; returns the argument of `undo`."""
+        return Acceptance(producer_id, [], (producer_id, self._group_of(producer_id).pop(producer_id)))
 
     def undo(self, acceptance: "Acceptance") -> None:
         """Reverses an acceptance; all later ones must have been reversed before."""
@@ -181,6 +193,11 @@ class StampLedger:
         """Returns a producer's accepted numbers as ascending ranges, both ends included."""
         return iter(self._find(producer_id) or ())
 
+    def describe(self) -> Iterator[ProducerInfo]:
+        """Yields the producers of now; of each kind the least recently active first."""
+        for producer_id, accepted in self.snapshot().items():
+            yield ProducerInfo(producer_id, accepted.lasts[-1], len(accepted) - 1, accepted.seen_at)
+
     def producers(self) -> Iterator[tuple[str, list[tuple[int, int]]]]:
         """Yields each producer with its intervals; of each kind the least recently active first."""
         return ((producer_id, list(intervals)) for producer_id, intervals in self.snapshot().items())
@@ -190,8 +207,9 @@ class StampLedger:
         self._snapshot_count += 1
         return self._permanent | self._transient
 
-    def restore(self, producer_id: str, intervals: Iterable[tuple[int, int]]) -> None:
+    def restore(self, producer_id: str, intervals: Iterable[tuple[int, int]], seen_at: int = 0) -> None:
         restored = self._group_of(producer_id)[producer_id] = IntervalSet()
+        restored.seen_at = seen_at
         for first, last in intervals:
             restored.add(first, last)
 
@@ -213,11 +231,15 @@ class Acceptance:
 
 
 class IntervalSet:
-    """A set of whole numbers as closed intervals, ascending and at least one number apart."""
+    """A set of whole numbers as closed intervals, ascending and at least one number apart.
+
+    `seen_at` is when their producer last sent some, in microseconds since 1970; 0 if that is not known.
+    """
 
     def __init__(self) -> None:
         self.firsts: list[int] = []
         self.lasts: list[int] = []
+        self.seen_at = 0
         self.snapshot_count = 0  # That of the ledger when it was new: later snapshots have it too.
 
     def __len__(self) -> int:
@@ -236,7 +258,7 @@ class IntervalSet:
 
     def copy(self) -> "IntervalSet":
         copy = IntervalSet()
-        copy.firsts, copy.lasts = self.firsts[:], self.lasts[:]
+        copy.firsts, copy.lasts, copy.seen_at = self.firsts[:], self.lasts[:], self.seen_at
         return copy
 
     def remove(self, first: int, last: int) -> None:

@@ -1,12 +1,14 @@
 """One transaction: its puts and takes, and its outcome."""
 
 import enum
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Never
 
+from millrace_server.channels.activity import OpenTransaction, Origin
 from millrace_server.channels.batches import StoredBatch, Window
 from millrace_server.channels.commit import Commit, Receipt
 from millrace_server.channels.leases import Lease
@@ -86,10 +88,11 @@ class Transaction:
     __slots__ = (
         "committing",
         "lease",
-        "owner",
+        "origin",
         "put_body_bytes",
         "put_count",
         "puts",
+        "start_time",
         "state",
         "take_count",
         "takes",
@@ -97,10 +100,15 @@ class Transaction:
     )
 
     def __init__(
-        self, txn_id: str, lease_seconds: float, on_expired: "Callable[[Transaction], None]", owner: str = ""
+        self,
+        txn_id: str,
+        lease_seconds: float,
+        on_expired: "Callable[[Transaction], None]",
+        origin: Origin = Origin(),  # noqa: B008 - immutable
     ) -> None:
         self.txn_id = txn_id
-        self.owner = owner
+        self.origin = origin
+        self.start_time = time.time()
         self.state = TxnState.OPEN
         self.committing: Commit | None = None
         self.lease = Lease(lease_seconds, partial(on_expired, self))
@@ -109,6 +117,20 @@ class Transaction:
         self.put_body_bytes = 0
         self.takes: list[StoredBatch] = []
         self.take_count = 0
+
+    def describe(self, channel: str, *, is_delivery: bool) -> OpenTransaction:
+        return OpenTransaction(
+            txn_id=self.txn_id,
+            channel=channel,
+            put_count=self.put_count,
+            take_count=self.take_count,
+            body_bytes=self.put_body_bytes + sum(batch.window.body_bytes for batch in self.takes),
+            start_time=self.start_time,
+            lease_remaining_seconds=None if is_delivery else self.lease.remaining_seconds,
+            identity=self.origin.identity,
+            peer=self.origin.peer,
+            is_delivery=is_delivery,
+        )
 
     def end(self, target: TxnState) -> None:
         assert (self.state, target) in _MOVES, (self.state, target)

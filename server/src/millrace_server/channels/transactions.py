@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Never
 
+from millrace_server.channels.activity import OpenTransaction, Origin
 from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
 from millrace_server.channels.channel_core import ChannelCore
 from millrace_server.channels.commit import Commit, CommitState, Receipt
@@ -123,34 +124,43 @@ class Transactions:
         return self._core.name
 
     def begin(
-        self, txn_id: str | None, lease_seconds: float | None, owner: str = "", open_max: int | None = None
+        self,
+        txn_id: str | None,
+        lease_seconds: float | None,
+        origin: Origin = Origin(),  # noqa: B008 - immutable
+        open_max: int | None = None,
     ) -> tuple[str, float]:
-        """Opens a transaction, or finds the owner's open one of that id; returns its id and its lease.
+        """Opens a transaction, or finds the identity's open one of that id; returns its id and its lease.
 
-        `open_max` is how many transactions of all channels the owner may have open.
+        `open_max` is how many transactions of all channels the identity may have open.
         """
         txn_id = secrets.token_hex(16) if txn_id is None else txn_id
         check_identifier("txn_id", txn_id)
         if txn_id in self._open:
-            if self._open[txn_id].owner != owner:
+            if self._open[txn_id].origin.identity != origin.identity:
                 raise TxnStateError("txn_id: belongs to a transaction of another identity; use another", txn_id=txn_id)
             return txn_id, self._find_open(txn_id).lease.seconds
         if outcome := self._ended.get(txn_id):
             raise TxnStateError(f"txn_id: its transaction is {outcome.state.value}; use another id", txn_id=txn_id)
         self._core.refuse_new()
         self._core.refuse_one_more()
-        self._directory.refuse_one_more_of(owner, open_max)
+        self._directory.refuse_one_more_of(origin.identity, open_max)
         self._directory.add(txn_id, self)
-        txn = Transaction(txn_id, lease_seconds or self._core.config.lease_seconds, self._expire, owner)
+        txn = Transaction(txn_id, lease_seconds or self._core.config.lease_seconds, self._expire, origin)
         self._open[txn_id] = txn
         self._core.count_open(1)
-        self._directory.count_open(owner, 1)
+        self._directory.count_open(origin.identity, 1)
         return txn_id, txn.lease.seconds
 
     def owner_of(self, txn_id: str) -> str:
-        """Returns the owner of a transaction, open or ended; empty if unknown."""
-        known = self._open.get(txn_id) or self._ended.get(txn_id)
-        return known.owner if known else ""
+        """Returns the identity that a transaction, open or ended, belongs to; empty if unknown."""
+        if txn := self._open.get(txn_id):
+            return txn.origin.identity
+        outcome = self._ended.get(txn_id)
+        return outcome.owner if outcome else ""
+
+    def describe(self) -> list[OpenTransaction]:
+        return [txn.describe(self.name, is_delivery=False) for txn in self._open.values()]
 
     def counts_of(self, txn_id: str) -> tuple[int, int]:
         """Returns how many events an open transaction has put and taken."""
@@ -451,13 +461,26 @@ class Transactions:
             self._contents.takers.wake_all()
             self._contents.capacity.waiters.wake_all()
         self._core.count_open(-1)
-        self._directory.count_open(txn.owner, -1)
+        self._directory.count_open(txn.origin.identity, -1)
         del self._open[txn.txn_id]
-        if (forgotten := self._ended.add(txn.txn_id, Outcome(state, receipt, txn.owner))) is not None:
-            self._directory.remove(forgotten, self)
+        self.remember(txn.txn_id, Outcome(state, receipt, txn.origin.identity))
         if receipt is None:
             self._contents.counters.rollbacks += 1
             self._core.committer.record_rollback(txn.txn_id, has_expired=state is TxnState.EXPIRED)
+
+    # The deliveries that were listed, and so have an id.
+
+    def add_delivery(self, txn_id: str) -> None:
+        """Makes this the channel of a delivery's id."""
+        self._directory.add(txn_id, self)
+
+    def forget_delivery(self, txn_id: str) -> None:
+        self._directory.remove(txn_id, self)
+
+    def remember(self, txn_id: str, outcome: Outcome) -> None:
+        """Remembers how a transaction or delivery has ended, and forgets the oldest one."""
+        if (forgotten := self._ended.add(txn_id, outcome)) is not None:
+            self._directory.remove(forgotten, self)
 
 
 def _reopen(txns: Sequence[Transaction], _commit: Commit) -> None:

@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection
 from millrace.googleapis import error_details_pb2, status_pb2
 from millrace_server.access.permissions import Permission
 from millrace_server.errors import MillraceError
-from millrace_server.grpc_services.call import ANYBODY, Call
+from millrace_server.grpc_services.call import Call
 from millrace_server.grpc_services.guard import Guard, Rule
 from millrace_server.grpc_services.rpc import Handler
 from millrace_server.grpc_services.rules import RULES
@@ -103,7 +103,7 @@ class Calls:
     def admitted(self, request: HTTPConnection, rule: Rule | str, message: Any = None) -> Iterator[Call]:
         """Enters a call that a rule, or the rule of an RPC, allows; raises MillraceError where it does not."""
         if self._guard is None:
-            yield ANYBODY
+            yield Call(peer_of(request))
             return
         name = rule if isinstance(rule, str) else f"HTTP {request.url.path}"
         context: Any = _Context(request)

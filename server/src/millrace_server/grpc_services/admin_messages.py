@@ -1,14 +1,15 @@
 """Channels and components as AdminService's messages, and the limits that its requests set."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
+from google.protobuf.timestamp_pb2 import Timestamp
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from millrace.setting_problems import describe_problems, shown_value
 from millrace.v1 import admin_service_pb2 as pb
-from millrace_server.agent.components import Component, EventOutcome
+from millrace_server.agent.components import Component, ComponentKind, EventOutcome
+from millrace_server.channels.activity import ConsumerInfo, OpenTransaction, ProducerInfo
 from millrace_server.channels.channel_handle import ChannelHandle
 from millrace_server.channels.config import RETENTION_SECONDS_MAX, AnyChannelConfig, ChannelConfig
 from millrace_server.channels.contents import ChannelCounters
@@ -25,6 +26,9 @@ NUMBERS: Mapping[str, Mapping[str, Any]] = {
     "compression": {"none": pb.COMPRESSION_NONE, "zstd": pb.COMPRESSION_ZSTD},
 }
 """The enum numbers of the configuration file's words, by field."""
+
+KINDS = {pb.ComponentKind.Value(f"COMPONENT_KIND_{kind.name}"): kind for kind in ComponentKind}
+"""The kinds of components by their enum numbers."""
 
 _ENUMS: Mapping[str, Any] = {"type": pb.ChannelType, "fsync": pb.FsyncPolicy, "compression": pb.Compression}
 _CONFIG: TypeAdapter[AnyChannelConfig] = TypeAdapter(AnyChannelConfig, config=ConfigDict(defer_build=True))
@@ -53,7 +57,7 @@ def channel_message(handle: ChannelHandle) -> pb.Channel:
         times = {name: timestamp_of(micros) for name, micros in gauges.items() if name.endswith("_time")}
         message.gauges.CopyFrom(pb.ChannelGauges(**gauges | times))
         message.counters.CopyFrom(_counters_message(channel.counters))
-        message.start_time.FromDatetime(datetime.fromtimestamp(channel.start_time, UTC))
+        message.start_time.CopyFrom(_timestamp(channel.start_time))
         if (claim := channel.claims.claim) is not None:
             remaining = duration_of(claim.lease.remaining_seconds)
             message.claim.CopyFrom(pb.ClaimStatus(reader_id=claim.reader_id, epoch=claim.epoch, remaining=remaining))
@@ -62,7 +66,7 @@ def channel_message(handle: ChannelHandle) -> pb.Channel:
         message.gauges.segments = handle.store.segment_count
         message.gauges.disk_free_bytes = max(handle.store.disk_space.free_bytes, 0)
         if seconds := handle.store.checkpoint_time:
-            message.gauges.checkpoint_time.FromDatetime(datetime.fromtimestamp(seconds, UTC))
+            message.gauges.checkpoint_time.CopyFrom(_timestamp(seconds))
     return message
 
 
@@ -139,8 +143,17 @@ def checked_config(limits: dict[str, object]) -> AnyChannelConfig:
         raise BadArgumentError("; ".join(problems)) from None
 
 
-def check_changeable(former: ChannelConfig, config: ChannelConfig) -> None:
-    """Refuses a change of a limit that is fixed at creation."""
+def changed_config(request: pb.ChannelConfig, former: ChannelConfig) -> AnyChannelConfig:
+    """Returns the configuration with what a request changes; refuses changes of what is fixed at creation."""
+    if request.type and request.type != NUMBERS["type"][former.type]:
+        asked = number_name("type", request.type)
+        raise BadArgumentError(f"config.type: is {asked}; a channel's type, here {former.type}, cannot be changed")
+    config = checked_config({**former.model_dump(), **limits_of(request)})
+    _check_changeable(former, config)
+    return config
+
+
+def _check_changeable(former: ChannelConfig, config: ChannelConfig) -> None:
     before, after = former.log, config.log
     if before is not None and after is not None and before.backup_checkpoint != after.backup_checkpoint:
         raise BadArgumentError(
@@ -164,8 +177,9 @@ def component_message(component: Component) -> pb.Component:
         # A reason may quote any text, such as a file name with surrogates; protobuf accepts only valid Unicode.
         reason=component.reason.encode(errors="replace").decode(),
         counters=_component_counters(component),
+        channels=component.channels,
     )
-    message.since.FromDatetime(datetime.fromtimestamp(component.since, UTC))
+    message.since.CopyFrom(_timestamp(component.since))
     if (seconds := component.progress_age_seconds) is not None:
         message.progress_age.CopyFrom(duration_of(seconds))
     return message
@@ -182,4 +196,49 @@ def _component_counters(component: Component) -> pb.ComponentCounters:
         dead_lettered_count=component.outcome_counts[EventOutcome.DEAD_LETTERED],
         dropped_count=component.outcome_counts[EventOutcome.DROPPED],
         missed_count=component.outcome_counts[EventOutcome.MISSED],
+    )
+
+
+def _timestamp(seconds: float) -> Timestamp:
+    encoded = Timestamp()
+    encoded.FromMicroseconds(round(seconds * 1_000_000))
+    return encoded
+
+
+def transaction_message(transaction: OpenTransaction) -> pb.OpenTransaction:
+    """Returns an open transaction, or a delivery."""
+    lease_seconds = transaction.lease_remaining_seconds
+    return pb.OpenTransaction(
+        txn_id=transaction.txn_id,
+        channel=transaction.channel,
+        put_count=transaction.put_count,
+        take_count=transaction.take_count,
+        body_bytes=transaction.body_bytes,
+        identity=transaction.identity,
+        peer=transaction.peer,
+        is_delivery=transaction.is_delivery,
+        start_time=_timestamp(transaction.start_time),
+        lease_remaining=None if lease_seconds is None else duration_of(lease_seconds),
+    )
+
+
+def consumer_message(channel: str, consumer: ConsumerInfo) -> pb.Consumer:
+    """Returns a consumer of a channel."""
+    return pb.Consumer(
+        channel=channel,
+        peer=consumer.peer,
+        identity=consumer.identity,
+        open_deliveries=consumer.open_deliveries,
+        open_events=consumer.open_events,
+        start_time=_timestamp(consumer.start_time),
+    )
+
+
+def producer_message(producer: ProducerInfo) -> pb.Producer:
+    """Returns a producer of a channel."""
+    return pb.Producer(
+        producer_id=producer.producer_id,
+        last_sequence=producer.last_sequence,
+        gap_count=producer.gap_count,
+        last_seen=timestamp_of(producer.last_seen),
     )

@@ -1,11 +1,9 @@
-"""AdminService: creates, changes, watches, peeks at and purges channels, and watches the agent's components."""
+"""AdminService: manages channels, what clients have open in them, and the agent's components."""
 
 import asyncio
-import errno
-import math
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
-from typing import Any, TypeVar
+from functools import partial
 
 from millrace.v1 import admin_service_pb2 as pb
 from millrace_server.access.permissions import Permission
@@ -13,23 +11,25 @@ from millrace_server.agent.components import Component
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_handle import ChannelHandle
-from millrace_server.channels.config import ChannelConfig, check_channel_name
-from millrace_server.channels.registry import ChannelRegistry
-from millrace_server.errors import BadArgumentError, ChannelExistsError, DiskFullError, TooManyChannelsError
+from millrace_server.channels.config import check_channel_name, shown
+from millrace_server.channels.registry import ChannelRegistry, TimeSlices
+from millrace_server.errors import BadArgumentError, ComponentNotFoundError
 from millrace_server.grpc_services.admin_messages import (
-    NUMBERS,
+    KINDS,
+    changed_config,
     channel_message,
-    check_changeable,
     checked_config,
     component_message,
+    consumer_message,
     limits_of,
-    number_name,
+    producer_message,
+    transaction_message,
     word_of,
 )
 from millrace_server.grpc_services.call import current_call
 from millrace_server.grpc_services.messages import encode_batches, form_of, micros_of, seconds_of
 from millrace_server.grpc_services.rpc import Handler, Rpcs
-from millrace_server.hosting.data_dir import Catalog
+from millrace_server.hosting.channel_changes import ChannelChanges
 
 NAME = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 WATCH_SECONDS_DEFAULT = 1.0
@@ -37,29 +37,21 @@ WATCH_SECONDS_MIN = 0.1
 WATCHED_NAMES_MAX = 1_000
 PEEK_EVENTS_DEFAULT = 10
 
-ResultT = TypeVar("ResultT")
-
 _UNLIMITED = 1 << 64
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 class AdminService:
-    """Serves AdminService from the channel registry, the catalog on disk, and the agent's components."""
+    """Serves AdminService from the channel registry, its changes, and the agent's components."""
 
     def __init__(
         self,
         registry: ChannelRegistry,
-        catalog: Catalog,
+        changes: ChannelChanges,
         components: Iterable[Component] = (),
-        channels_max: float = math.inf,
     ) -> None:
-        """`channels_max`: with so many channels, configured ones too, clients can create no more."""
         self._registry = registry
-        self._channels_max = channels_max
-        self._catalog = catalog
+        self._changes = changes
         self._components = components
-        # Serializes changes, since the catalog is written on another thread.
-        self._changing = asyncio.Lock()
 
     def handlers(self, rpcs: Rpcs) -> dict[str, Handler]:
         return {
@@ -73,87 +65,29 @@ class AdminService:
             "PurgeChannel": rpcs.unary(pb.PurgeChannelRequest, self._purge_channel),
             "ListComponents": rpcs.unary(pb.ListComponentsRequest, self._list_components),
             "WatchComponents": rpcs.server_stream(pb.WatchComponentsRequest, self._watch_components),
+            "RetryComponent": rpcs.unary(pb.RetryComponentRequest, self._retry_component),
+            "ListTransactions": rpcs.unary(pb.ListTransactionsRequest, self._list_transactions),
+            "EndTransaction": rpcs.unary(pb.EndTransactionRequest, self._end_transaction),
+            "ReleaseClaim": rpcs.unary(pb.ReleaseClaimRequest, self._release_claim),
+            "ListProducers": rpcs.unary(pb.ListProducersRequest, self._list_producers),
+            "ForgetProducer": rpcs.unary(pb.ForgetProducerRequest, self._forget_producer),
+            "ListConsumers": rpcs.unary(pb.ListConsumersRequest, self._list_consumers),
         }
 
     async def _create_channel(self, request: pb.CreateChannelRequest) -> pb.CreateChannelResponse:
         check_channel_name(request.name)
         config = checked_config({"type": word_of("type", request.config.type), **limits_of(request.config)})
-        handle = await _to_completion(self._create(request.name, config))
+        handle = await self._changes.create(request.name, config)
         return pb.CreateChannelResponse(channel=channel_message(handle))
 
-    async def _create(self, name: str, config: ChannelConfig) -> ChannelHandle:
-        async with self._changing:
-            if name in self._registry:
-                raise ChannelExistsError(f"channel: {name!r} exists already")
-            if (count := len(self._registry)) >= self._channels_max:
-                raise TooManyChannelsError(
-                    f"there are {count} channels, and server.channels_max is {self._channels_max}; delete one first"
-                )
-            # The catalog first: a channel that a client has used must survive a crash.
-            await self._write(self._catalog.put, name, config)
-            handle = self._registry.create(name, config)
-            await handle.opened.wait()
-            if handle.channel_if_open is None:
-                # Creation failed: undo it.
-                self._registry.forget(name)
-                await self._write(self._catalog.remove, name)
-                handle.refuse_unless_open()
-            return handle
-
     async def _update_channel(self, request: pb.UpdateChannelRequest) -> pb.UpdateChannelResponse:
+        message = await self._changes.update(request.name, partial(changed_config, request.config))
         handle = self._registry.find(request.name)
-        channel = handle.channel
-        if request.config.type and request.config.type != NUMBERS["type"][channel.config.type]:
-            asked = number_name("type", request.config.type)
-            raise BadArgumentError(
-                f"config.type: is {asked}; a channel's type, here {channel.config.type}, cannot be changed"
-            )
-        # Serializes updates: one that waits for room must not undo the changes of another.
-        async with channel.updating:
-            former = channel.config
-            config = checked_config({**former.model_dump(), **limits_of(request.config)})
-            check_changeable(former, config)
-            message = await channel.update(config)
-            if not message:
-                await _to_completion(self._save(channel, former))
         return pb.UpdateChannelResponse(channel=channel_message(handle), applied=not message, message=message)
 
-    async def _save(self, channel: Channel, former: ChannelConfig) -> None:
-        """Writes a channel's new limits to the catalog; if that fails, restores the former ones."""
-        async with self._changing:
-            channel.refuse_if_closed()
-            try:
-                await self._write(self._catalog.replace, channel.name, channel.config)
-            except BaseException:
-                channel.enforce(former)
-                raise
-
     async def _delete_channel(self, request: pb.DeleteChannelRequest) -> pb.DeleteChannelResponse:
-        await _to_completion(self._delete(request.name, force=request.force))
+        await self._changes.delete(request.name, force=request.force)
         return pb.DeleteChannelResponse()
-
-    async def _delete(self, name: str, *, force: bool) -> None:
-        async with self._changing:
-            self._registry.refuse_undeletable(name, force=force)
-            # The mark in the channel's directory first: after a crash the channel must not return without its events.
-            is_decided = await self._registry.mark_deleted(name)
-            try:
-                # The catalog before the registry: a deleted channel must not return after a crash.
-                await self._write(self._catalog.remove, name)
-            except BaseException:
-                if is_decided:
-                    # It is marked as deleted, so events that it accepted from now on would be lost at the next start.
-                    await self._registry.delete(name)
-                raise
-            await self._registry.delete(name)
-
-    async def _write(self, write: Callable[..., None], *arguments: object) -> None:
-        try:
-            await asyncio.to_thread(write, *arguments)
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
-                raise
-            raise DiskFullError("the disk has no room for the server's catalog of channels; free some space") from None
 
     async def _list_channels(self, _request: pb.ListChannelsRequest) -> pb.ListChannelsResponse:
         return pb.ListChannelsResponse(channels=[channel_message(handle) async for handle in self._described()])
@@ -202,11 +136,8 @@ class AdminService:
         return pb.ListComponentsResponse(components=self._described_components())
 
     def _described_components(self) -> Iterator[pb.Component]:
-        """Yields the components of which the caller may describe a channel."""
-        call = current_call()
-        for component in self._components:
-            if any(call.may(Permission.DESCRIBE, channel) for channel in component.channels):
-                yield component_message(component)
+        """Returns the components of which the caller may describe a channel."""
+        return (component_message(component) for component in self._components if _may(Permission.DESCRIBE, component))
 
     async def _watch_components(self, request: pb.WatchComponentsRequest) -> AsyncGenerator[pb.WatchComponentsResponse]:
         interval_seconds = _interval_seconds(request)
@@ -214,14 +145,88 @@ class AdminService:
             yield pb.WatchComponentsResponse(components=self._described_components())
             await asyncio.sleep(interval_seconds)
 
+    async def _retry_component(self, request: pb.RetryComponentRequest) -> pb.RetryComponentResponse:
+        component = self._find_component(request.kind, request.name)
+        if not _may(Permission.OPERATE, component):
+            current_call().require((Permission.OPERATE,), component.channels[0])
+        before = component_message(component)
+        component.retry()
+        return pb.RetryComponentResponse(component=before)
+
+    def _find_component(self, kind: pb.ComponentKind, name: str) -> Component:
+        found = [
+            component
+            for component in self._components
+            if component.name == name
+            and (not kind or component.kind is KINDS.get(kind))
+            and _may(Permission.DESCRIBE, component)
+        ]
+        if not found:
+            raise ComponentNotFoundError(f"name: there is no component called {shown(name)}; see which there are")
+        if len(found) > 1:
+            kinds = " and ".join(f"a {component.kind.value}" for component in found)
+            raise BadArgumentError(f"kind: is missing; {shown(name)} is the name of {kinds}")
+        return found[0]
+
+    # What clients have open, and what is remembered of them.
+
+    async def _listed(self, name: str) -> AsyncGenerator[Channel]:
+        """Yields the channel of that name, or all open ones without a name, if the caller may describe them."""
+        if not name:
+            async for handle in self._described():
+                if (channel := handle.channel_if_open) is not None:
+                    yield channel
+        elif current_call().may(Permission.DESCRIBE, name):
+            yield self._registry.get(name)
+
+    async def _list_transactions(self, request: pb.ListTransactionsRequest) -> pb.ListTransactionsResponse:
+        answer = pb.ListTransactionsResponse()
+        slices = TimeSlices()
+        async for channel in self._listed(request.channel):
+            for transaction in channel.list_transactions():
+                answer.transactions.append(transaction_message(transaction))
+                await slices.pause_if_over()
+        return answer
+
+    async def _end_transaction(self, request: pb.EndTransactionRequest) -> pb.EndTransactionResponse:
+        channel = self._registry.transactions.find(request.txn_id).name
+        self._registry.get(channel).end_transaction(request.txn_id)
+        return pb.EndTransactionResponse()
+
+    async def _release_claim(self, request: pb.ReleaseClaimRequest) -> pb.ReleaseClaimResponse:
+        epoch = request.epoch if request.HasField("epoch") else None
+        await self._registry.get(request.channel).claims.revoke(epoch)
+        return pb.ReleaseClaimResponse()
+
+    async def _list_producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
+        check_channel_name(request.channel)
+        answer = pb.ListProducersResponse()
+        slices = TimeSlices()
+        async for channel in self._listed(request.channel):
+            for producer in channel.list_producers():
+                answer.producers.append(producer_message(producer))
+                await slices.pause_if_over()
+        return answer
+
+    async def _forget_producer(self, request: pb.ForgetProducerRequest) -> pb.ForgetProducerResponse:
+        await self._registry.get(request.channel).forget_producer(request.producer_id)
+        return pb.ForgetProducerResponse()
+
+    async def _list_consumers(self, request: pb.ListConsumersRequest) -> pb.ListConsumersResponse:
+        answer = pb.ListConsumersResponse()
+        async for channel in self._listed(request.channel):
+            answer.consumers.extend(consumer_message(channel.name, one) for one in channel.list_consumers())
+        return answer
+
+
+def _may(permission: Permission, component: Component) -> bool:
+    """Whether the caller may do this on a channel of a component."""
+    call = current_call()
+    return any(call.may(permission, channel) for channel in component.channels)
+
 
 def _interval_seconds(request: pb.WatchChannelsRequest | pb.WatchComponentsRequest) -> float:
     return max(seconds_of("interval", request.interval) or WATCH_SECONDS_DEFAULT, WATCH_SECONDS_MIN)
-
-
-async def _to_completion(change: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Finishes a change even if the caller disconnects: a half-done change must not remain."""
-    return await asyncio.shield(asyncio.ensure_future(change))
 
 
 async def _peeked(channel: Channel, request: pb.PeekEventsRequest) -> AsyncGenerator[tuple[int, StoredBatch]]:

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from millrace_server.access.permissions import Permission
 from millrace_server.access.quotas import UNBOUNDED
+from millrace_server.channels.activity import Origin
 from millrace_server.errors import MillraceError
 
 
@@ -17,7 +18,16 @@ class Call:
     """The owner of the caller's transactions and claims; empty without authentication."""
     quota = UNBOUNDED
 
+    def __init__(self, peer: str = "") -> None:
+        """`peer` is the caller's address: gRPC's context crashes if it is asked for that after a cancellation."""
+        self.peer = peer
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(self.identity, self.peer)
+
     def __enter__(self) -> Self:
+        CURRENT_CALL.set(self)
         return self
 
     def __exit__(
@@ -51,8 +61,7 @@ class Call:
         """Does the same, and ends the call with that error once no role allows it any more."""
 
 
-ANYBODY = Call()
-CURRENT_CALL: ContextVar[Call] = ContextVar("call", default=ANYBODY)
+CURRENT_CALL: ContextVar[Call] = ContextVar("call", default=Call())  # noqa: B039 - it is never changed
 
 
 def current_call() -> Call:

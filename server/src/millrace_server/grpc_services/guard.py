@@ -17,10 +17,10 @@ from millrace_server.access.quotas import Bucket
 from millrace_server.channels.config import shown
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import ForbiddenError, MillraceError, UnauthenticatedError
-from millrace_server.grpc_services.call import CURRENT_CALL, Call
+from millrace_server.grpc_services.call import Call
 
 _CERTIFICATE = "x509_pem_cert"
-_ABOUT = ("channel", "name", "txn_id")
+_ABOUT = ("channel", "name", "txn_id", "producer_id")
 
 _EXPIRY_CHECK_SECONDS = 60.0
 """How late it is noticed that the clock was set past the expiry of credentials."""
@@ -132,18 +132,17 @@ class GuardedCall(Call):
     _expiry: asyncio.TimerHandle | None = None
 
     def __init__(self, guard: Guard, rule: Rule, name: str, peer: str, caller: Caller) -> None:
+        super().__init__(peer)
         self.registry = guard.registry
         self._guard = guard
         self._rule = rule
         self._name = name
-        # gRPC's context crashes the process when it is asked for the peer of a call that was cancelled.
-        self._peer = peer
         self._caller = caller
         self._rights, self.quota = caller.entitlements
         self.identity = caller.identity.name
 
     def __enter__(self) -> Self:
-        CURRENT_CALL.set(self)
+        super().__enter__()
         if self._rule.lasts:
             self._task = asyncio.current_task()
             self._guard.calls.add(self)
@@ -187,7 +186,7 @@ class GuardedCall(Call):
             about |= error.metadata
         self._guard.audit.note(
             self._caller.identity,
-            self._peer,
+            self.peer,
             self._name,
             error,
             about,

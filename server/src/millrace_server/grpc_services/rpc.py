@@ -13,7 +13,7 @@ from grpc import aio
 
 from millrace_server.access.quotas import UNBOUNDED
 from millrace_server.errors import MillraceError, OverloadedError
-from millrace_server.grpc_services.call import ANYBODY, Call
+from millrace_server.grpc_services.call import Call
 from millrace_server.grpc_services.guard import Guard
 from millrace_server.grpc_services.messages import Columns, EventsRequestT, RequestT, parse, parse_apart
 from millrace_server.grpc_services.rules import RULES
@@ -113,7 +113,7 @@ class Rpcs:
     def _entrance(self, kind: type[Message]) -> Callable[[Context], Call]:
         """Returns what admits the calls of an RPC, which has the name of its request."""
         if self._guard is None:
-            return lambda _: ANYBODY
+            return lambda context: Call(context.peer())
         name = kind.DESCRIPTOR.name.removesuffix("Request")
         return partial(self._guard.enter, RULES[name], name)
 
@@ -124,7 +124,7 @@ class Rpcs:
         async def handle(raw: bytes, context: Context) -> bytes:
             request = None
             try:
-                with enter(context) as call, self._inflight.admit(len(raw), context.peer()):
+                with enter(context) as call, self._inflight.admit(len(raw), call.peer):
                     call.admit(len(raw))
                     request = parse(kind, raw)
                     call.check(request)
@@ -145,7 +145,7 @@ class Rpcs:
         async def handle(raw: bytes, context: Context) -> bytes:
             request = columns = None
             try:
-                with enter(context) as call, self._inflight.admit(len(raw), context.peer()):
+                with enter(context) as call, self._inflight.admit(len(raw), call.peer):
                     call.admit(len(raw))
                     request, columns = parse_apart(kind, raw)
                     call.check(request)
@@ -165,7 +165,7 @@ class Rpcs:
             request = None
             try:
                 with enter(context) as call:
-                    with self._inflight.admit(len(raw), context.peer()):
+                    with self._inflight.admit(len(raw), call.peer):
                         await call.receive(len(raw))
                         request = parse(kind, raw)
                     # Until it receives metadata, a gRPC client may restart the stream, and waits forever if the
@@ -204,7 +204,6 @@ class MessageStream:
         self._context = context
         self._inflight = inflight
         self._call = call
-        self._peer = context.peer()
 
     async def read(self) -> bytes | None:
         """Returns the next message, encoded; None after the last one."""
@@ -213,7 +212,7 @@ class MessageStream:
 
     def admit(self, raw: bytes) -> Admission:
         """Returns a context in which a message counts as in progress."""
-        return self._inflight.admit(len(raw), self._peer)
+        return self._inflight.admit(len(raw), self._call.peer)
 
     def write(self, answer: Answer) -> Awaitable[None]:
         return _send(self._context, answer, self._call)

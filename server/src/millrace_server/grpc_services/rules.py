@@ -68,6 +68,18 @@ def _require_to_keep(call: GuardedCall, txn_id: str) -> None:
     call.require((Permission.APPEND, Permission.TAKE), channel)
 
 
+def _end_txn(call: GuardedCall, request: Any) -> None:
+    """Raises ForbiddenError unless the caller may operate a transaction's channel.
+
+    For callers who may not list it, the transaction does not exist.
+    """
+    directory = call.registry.transactions
+    channel = directory.find(request.txn_id).name
+    if not (call.may(Permission.DESCRIBE, channel) or call.may(Permission.OPERATE, channel)):
+        directory.refuse_unknown(request.txn_id)
+    call.require((Permission.OPERATE,), channel)
+
+
 def _with_claim(call: GuardedCall, request: Any) -> None:
     call.require_throughout((Permission.READ,), request.channel)
     _refuse_others_claim(call, request)
@@ -114,6 +126,13 @@ RULES = {
     "PurgeChannel": Rule(_named(Permission.OPERATE), administers=True),
     "ListComponents": Rule(_nothing, reads=True),
     "WatchComponents": Rule(_nothing, lasts=True, reads=True),
+    "RetryComponent": Rule(_nothing, administers=True),
+    "ListTransactions": Rule(_nothing, reads=True),
+    "EndTransaction": Rule(_end_txn, administers=True),
+    "ReleaseClaim": Rule(_on_channel(Permission.OPERATE), administers=True),
+    "ListProducers": Rule(_nothing, reads=True),
+    "ForgetProducer": Rule(_on_channel(Permission.OPERATE), administers=True),
+    "ListConsumers": Rule(_nothing, reads=True),
 }
 """The rules of ChannelService and AdminService, by the names of their RPCs."""
 

@@ -24,7 +24,7 @@ from millrace_server.grpc_services.guard import Guard
 from millrace_server.grpc_services.guarded_handlers import GuardedHandlers, GuardedHealth, GuardedServer
 from millrace_server.grpc_services.rpc import Handler, InflightBytes, Rpcs
 from millrace_server.grpc_services.rules import TOOLS
-from millrace_server.hosting.data_dir import Catalog
+from millrace_server.hosting.channel_changes import ChannelChanges
 from millrace_server.network import Address
 from millrace_server.network.accepting import ConnectionLimits
 from millrace_server.network.connection_watch import ConnectionWatch, UnauthenticatedLimits
@@ -109,7 +109,7 @@ class GrpcServer:
         self,
         registry: ChannelRegistry,
         settings: ServerSettings,
-        catalog: Catalog,
+        changes: ChannelChanges,
         components: Components,
         *,
         tls: TlsFiles | None = None,
@@ -129,7 +129,7 @@ class GrpcServer:
         self._health = Health(registry, components)
         self._server = aio.server(options=_options(settings))
         rpcs = Rpcs(InflightBytes(limits.total_bytes_max, limits.connection_bytes_max), registry.count_refusal, guard)
-        administration = AdminService(registry, catalog, components, settings.channels_max)
+        administration = AdminService(registry, changes, components)
         self.guard = guard
         self.admin_handlers = administration.handlers(rpcs)
         self._add_service(channel_service.NAME, ChannelService(registry).handlers(rpcs))

@@ -29,6 +29,8 @@ _CODES: dict[type[errors.MillraceError], grpc.StatusCode] = {
     errors.TokenExpiredError: grpc.StatusCode.UNAUTHENTICATED,
     errors.ForbiddenError: grpc.StatusCode.PERMISSION_DENIED,
     errors.ChannelNotFoundError: grpc.StatusCode.NOT_FOUND,
+    errors.ProducerNotFoundError: grpc.StatusCode.NOT_FOUND,
+    errors.ComponentNotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.TxnNotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.ChannelExistsError: grpc.StatusCode.ALREADY_EXISTS,
     errors.TxnStateError: grpc.StatusCode.FAILED_PRECONDITION,

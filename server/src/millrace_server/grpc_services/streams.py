@@ -13,6 +13,7 @@ from millrace_server.access.quotas import UNBOUNDED
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.commit import Commit, Receipt
+from millrace_server.channels.deliveries import Consumer
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
@@ -245,7 +246,8 @@ class ConsumeCall:
         channel = self._registry.get(start.channel)
         if start.prefetch > PREFETCH_MAX:
             raise BadArgumentError(f"start.prefetch: is {start.prefetch}; at most {PREFETCH_MAX} are allowed")
-        delivering = asyncio.ensure_future(self._deliver(channel, start))
+        consumer = channel.deliveries.attach(self._caller.origin)
+        delivering = asyncio.ensure_future(self._deliver(channel, start, consumer))
         listening = asyncio.ensure_future(self._listen(channel))
         try:
             await asyncio.wait({delivering, listening, self._unsettled}, return_when=asyncio.FIRST_COMPLETED)
@@ -261,6 +263,7 @@ class ConsumeCall:
                 end.cancel()
             for delivery in self._deliveries.values():
                 channel.deliveries.nack(delivery)
+            channel.deliveries.detach(consumer)
 
     async def _finish_draining(self, delivering: "asyncio.Future[None]", listening: "asyncio.Future[None]") -> None:
         """While the server drains, accepts acks for earlier deliveries; nothing new is delivered."""
@@ -283,13 +286,13 @@ class ConsumeCall:
                     return request.start
         raise BadArgumentError("start: is missing; the first message of a Consume stream must be start")
 
-    async def _deliver(self, channel: Channel, start: pb.ConsumeRequest.Start) -> None:
+    async def _deliver(self, channel: Channel, start: pb.ConsumeRequest.Start, consumer: Consumer) -> None:
         form = form_of(columns=start.columns)
         limits = TakeLimits(events_max=start.max_events, body_bytes_max=start.max_bytes, form=form)
         prefetch = start.prefetch or PREFETCH_DEFAULT
         while True:
             await self._wait_until_below(prefetch)
-            delivery = await channel.deliveries.deliver(limits)
+            delivery = await channel.deliveries.deliver(limits, consumer)
             self._delivered_count += 1
             self._deliveries[self._delivered_count] = delivery
             await self._stream.write(consume_response(self._delivered_count, delivery.takes, form))

@@ -21,6 +21,7 @@ from millrace_server.console.routes import Console
 from millrace_server.errors import StartError
 from millrace_server.files import write_atomically
 from millrace_server.grpc_services.server import GrpcServer
+from millrace_server.hosting.channel_changes import ChannelChanges
 from millrace_server.hosting.data_dir import CATALOG_FILE, Catalog, locked_data_dir
 from millrace_server.hosting.lifecycle import flows_of, open_channels, stop_flows
 from millrace_server.hosting.signals import ReloadRequests, StopRequests
@@ -55,13 +56,14 @@ async def serve(
     with stops.from_signals(), reloads.from_signals(), auditing, locked_data_dir(settings.server.data_dir):
         catalog = Catalog(settings.server.data_dir / CATALOG_FILE)
         registry = open_channels(settings, catalog)
+        changes = ChannelChanges(registry, catalog, settings.server.channels_max)
         # Callers retry while a channel replays its log; a short wait spares them that for most channels.
         await registry.wait_open(_OPENING_SECONDS)
         if access is not None:
             await access.prepare()
         agent = Agent(registry, settings.server.data_dir)
         reloader = Reloader(settings, load_again, registry, catalog, agent, access=access)
-        grpc_server = GrpcServer(registry, settings.server, catalog, agent.components, tls=tls, access=access)
+        grpc_server = GrpcServer(registry, settings.server, changes, agent.components, tls=tls, access=access)
         console = None
         if settings.server.console:
             calls = Calls(grpc_server.admin_handlers, grpc_server.guard)

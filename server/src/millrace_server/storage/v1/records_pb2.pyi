@@ -27,7 +27,7 @@ class Stamp(_message.Message):
     def __init__(self, producer_id: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("txn_ids", "first_sequence", "put_counts", "put_body_bytes", "put_raw_bytes", "take_records", "stamp", "is_deduplicated", "more_stamps", "commit_time", "commit_offsets")
+    __slots__ = ("txn_ids", "first_sequence", "put_counts", "put_body_bytes", "put_raw_bytes", "take_records", "stamp", "is_deduplicated", "more_stamps", "commit_time", "commit_offsets", "forgotten_producer_id")
     TXN_IDS_FIELD_NUMBER: _ClassVar[int]
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PUT_COUNTS_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class Commit(_message.Message):
     MORE_STAMPS_FIELD_NUMBER: _ClassVar[int]
     COMMIT_TIME_FIELD_NUMBER: _ClassVar[int]
     COMMIT_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
     txn_ids: _containers.RepeatedScalarFieldContainer[str]
     first_sequence: int
     put_counts: _containers.RepeatedScalarFieldContainer[int]
@@ -50,7 +51,8 @@ class Commit(_message.Message):
     more_stamps: _containers.RepeatedCompositeFieldContainer[Stamp]
     commit_time: int
     commit_offsets: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, txn_ids: _Optional[_Iterable[str]] = ..., first_sequence: _Optional[int] = ..., put_counts: _Optional[_Iterable[int]] = ..., put_body_bytes: _Optional[_Iterable[int]] = ..., put_raw_bytes: _Optional[_Iterable[int]] = ..., take_records: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., is_deduplicated: bool = ..., more_stamps: _Optional[_Iterable[_Union[Stamp, _Mapping]]] = ..., commit_time: _Optional[int] = ..., commit_offsets: _Optional[_Iterable[int]] = ...) -> None: ...
+    forgotten_producer_id: str
+    def __init__(self, txn_ids: _Optional[_Iterable[str]] = ..., first_sequence: _Optional[int] = ..., put_counts: _Optional[_Iterable[int]] = ..., put_body_bytes: _Optional[_Iterable[int]] = ..., put_raw_bytes: _Optional[_Iterable[int]] = ..., take_records: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., is_deduplicated: bool = ..., more_stamps: _Optional[_Iterable[_Union[Stamp, _Mapping]]] = ..., commit_time: _Optional[int] = ..., commit_offsets: _Optional[_Iterable[int]] = ..., forgotten_producer_id: _Optional[str] = ...) -> None: ...
 
 class Rollback(_message.Message):
     __slots__ = ("txn_id", "has_expired")
@@ -75,16 +77,18 @@ class Claim(_message.Message):
     def __init__(self, reader_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., has_ended: bool = ..., owner: _Optional[str] = ...) -> None: ...
 
 class Producers(_message.Message):
-    __slots__ = ("producer_ids", "interval_counts", "firsts", "lasts")
+    __slots__ = ("producer_ids", "interval_counts", "firsts", "lasts", "last_seen")
     PRODUCER_IDS_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_COUNTS_FIELD_NUMBER: _ClassVar[int]
     FIRSTS_FIELD_NUMBER: _ClassVar[int]
     LASTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
     producer_ids: _containers.RepeatedScalarFieldContainer[str]
     interval_counts: _containers.RepeatedScalarFieldContainer[int]
     firsts: _containers.RepeatedScalarFieldContainer[int]
     lasts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, producer_ids: _Optional[_Iterable[str]] = ..., interval_counts: _Optional[_Iterable[int]] = ..., firsts: _Optional[_Iterable[int]] = ..., lasts: _Optional[_Iterable[int]] = ...) -> None: ...
+    last_seen: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, producer_ids: _Optional[_Iterable[str]] = ..., interval_counts: _Optional[_Iterable[int]] = ..., firsts: _Optional[_Iterable[int]] = ..., lasts: _Optional[_Iterable[int]] = ..., last_seen: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EndedTxns(_message.Message):
     __slots__ = ("txn_ids", "outcomes", "first_sequences", "last_sequences", "are_deduplicated", "commit_time_steps")
