@@ -1,7 +1,10 @@
 """Single figures, each with its target, for a table of their own."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,3 +45,34 @@ class Section:
 
     title: str
     lines: Sequence[Line]
+
+
+class Plan(Protocol):
+    """The extent of a survey."""
+
+    @property
+    def step_count(self) -> int:
+        """The number of progress reports."""
+
+
+Measure = Callable[[Path, Any, Callable[[], None]], Awaitable[list[Section]]]
+"""Called with an empty directory on the disk that is measured, a plan, and what is to be called after each step."""
+
+
+def on_thread(measure: Callable[[Path, Any, Callable[[], None]], list[Section]]) -> Measure:
+    """The same on a thread, for what blocks."""
+
+    async def run(scratch: Path, plan: Plan, on_step: Callable[[], None]) -> list[Section]:
+        return await asyncio.to_thread(measure, scratch, plan, on_step)
+
+    return run
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Measurements with servers of their own."""
+
+    title: str
+    measure: Measure
+    plan: Plan
+    quick_plan: Plan

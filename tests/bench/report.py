@@ -38,13 +38,8 @@ class Report:
     rounds: int
     results: list[tuple[Scenario, dict[str, Figures]]] = field(default_factory=list)
     memory: MemoryFigures | None = None
-    restart: list[Section] = field(default_factory=list)
-    taildir: list[Section] = field(default_factory=list)
-    starts: list[Section] = field(default_factory=list)
-    small_batches: list[Section] = field(default_factory=list)
-    many_channels: list[Section] = field(default_factory=list)
-    spark: list[Section] = field(default_factory=list)
-    producer_costs: list[Section] = field(default_factory=list)
+    surveys: dict[str, tuple[str, list[Section]]] = field(default_factory=dict)
+    """The title and the findings of each, by name."""
 
     def show(self, console: Console) -> None:
         """Prints the tables."""
@@ -55,20 +50,8 @@ class Report:
                 f"Memory: {self.memory.body_bytes:,} bytes of bodies in {self.memory.resident_bytes:,} bytes, "
                 f"{self.memory.share:.2f} times (at most {SHARE_MAX})."
             )
-        if self.restart:
-            console.print(_table("File channels coming back", self.restart))
-        if self.taildir:
-            console.print(_table("Files coming in", self.taildir))
-        if self.starts:
-            console.print(_table("Starts of the programs", self.starts))
-        if self.small_batches:
-            console.print(_table("Small batches", self.small_batches))
-        if self.many_channels:
-            console.print(_table("Many channels", self.many_channels))
-        if self.producer_costs:
-            console.print(_table("What the producer costs", self.producer_costs))
-        if self.spark:
-            console.print(_table("Spark", self.spark))
+        for title, sections in self.surveys.values():
+            console.print(_table(title, sections))
         console.print(EXPLANATION)
 
     def _rates(self) -> Table:
@@ -112,13 +95,7 @@ class Report:
             "memory": None
             if self.memory is None
             else {"body_bytes": self.memory.body_bytes, "resident_bytes": self.memory.resident_bytes},
-            "restart": [asdict(section) for section in self.restart],
-            "taildir": [asdict(section) for section in self.taildir],
-            "starts": [asdict(section) for section in self.starts],
-            "small_batches": [asdict(section) for section in self.small_batches],
-            "many_channels": [asdict(section) for section in self.many_channels],
-            "spark": [asdict(section) for section in self.spark],
-            "producer_costs": [asdict(section) for section in self.producer_costs],
+            **{name: [asdict(section) for section in sections] for name, (_, sections) in self.surveys.items()},
         }
 
 

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.bench import comparing
+from tests.bench.findings import Survey, on_thread
 from tests.bench.measuring import ROUNDS, measure
 from tests.bench.report import Report
 from tests.bench.scenarios.append import append_scenario, append_tls_scenario
@@ -33,11 +34,8 @@ from tests.bench.scenarios.durable import (
     file_take_scenario,
 )
 from tests.bench.scenarios.forwarding import file_forward_chain_scenario, file_forward_scenario
-from tests.bench.scenarios.many_channels import (
-    QUICK_MANY_CHANNELS_PLAN,
-    ManyChannelsPlan,
-    measure_many_channels,
-)
+from tests.bench.scenarios.lone_token import QUICK_LONE_TOKEN_PLAN, LoneTokenPlan, measure_lone_token
+from tests.bench.scenarios.many_channels import QUICK_MANY_CHANNELS_PLAN, ManyChannelsPlan, measure_many_channels
 from tests.bench.scenarios.memory import measure_memory
 from tests.bench.scenarios.peers import file_peers_scenario
 from tests.bench.scenarios.producer import file_producer_scenario
@@ -53,13 +51,15 @@ from tests.bench.scenarios.small_batches import (
     SmallBatchesPlan,
     measure_small_batches,
 )
-from tests.bench.scenarios.small_calls import lone_token_scenario, small_calls_scenario
+from tests.bench.scenarios.small_calls import small_calls_scenario
 from tests.bench.scenarios.small_streams import file_small_streams_scenario
 from tests.bench.scenarios.spark import QUICK_SPARK_PLAN, SparkPlan, measure_spark
 from tests.bench.scenarios.starts import StartsPlan, measure_starts
 from tests.bench.scenarios.taildir import QUICK_TAILDIR_PLAN, TaildirPlan, measure_taildir
 from tests.bench.scenarios.take import take_in_rows_scenario, take_scenario
 from tests.bench.world import World, running_world
+
+_QUICK_ROUNDS = 3
 
 SCENARIOS = {
     "append": append_scenario,
@@ -68,7 +68,6 @@ SCENARIOS = {
     "take": take_scenario,
     "consume": consume_scenario,
     "small_calls": small_calls_scenario,
-    "lone_token": lone_token_scenario,
     "append_rows": append_in_rows_scenario,
     "take_rows": take_in_rows_scenario,
     "file_append": file_append_scenario,
@@ -87,9 +86,21 @@ SCENARIOS = {
     "file_forward": file_forward_scenario,
     "file_forward_chain": file_forward_chain_scenario,
 }
-_OTHERS = ("memory", "producer_costs", "file_restart", "taildir", "starts", "small_batches", "many_channels", "spark")
+SURVEYS = {
+    "producer_costs": Survey(
+        "What the producer costs", measure_producer_costs, ProducerCostsPlan(), QUICK_PRODUCER_COSTS_PLAN
+    ),
+    "lone_token": Survey("Lone calls with a token", measure_lone_token, LoneTokenPlan(), QUICK_LONE_TOKEN_PLAN),
+    "file_restart": Survey("File channels coming back", measure_restart, RestartPlan(), QUICK_PLAN),
+    "taildir": Survey("Files coming in", on_thread(measure_taildir), TaildirPlan(), QUICK_TAILDIR_PLAN),
+    "starts": Survey("Starts of the programs", on_thread(measure_starts), StartsPlan(), StartsPlan(_QUICK_ROUNDS)),
+    "small_batches": Survey("Small batches", measure_small_batches, SmallBatchesPlan(), QUICK_SMALL_BATCHES_PLAN),
+    "many_channels": Survey("Many channels", measure_many_channels, ManyChannelsPlan(), QUICK_MANY_CHANNELS_PLAN),
+    "spark": Survey("Spark", on_thread(measure_spark), SparkPlan(), QUICK_SPARK_PLAN),
+}
+_MEMORY = "memory"
+_NAMES = (*SCENARIOS, _MEMORY, *SURVEYS)
 _QUICK_SCALE = 0.25
-_QUICK_ROUNDS = 3
 _WIDTH = 120
 
 
@@ -98,9 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: for a first impression")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
-    parser.add_argument(
-        "--only", nargs="+", choices=[*SCENARIOS, *_OTHERS], metavar="NAME", help="only these scenarios"
-    )
+    parser.add_argument("--only", nargs="+", choices=_NAMES, metavar="NAME", help="only these scenarios")
     parser.add_argument(
         "--dir",
         type=Path,
@@ -116,7 +125,7 @@ def main() -> None:
     arguments = parser.parse_args()
     # Without a terminal nothing is wrapped.
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
-    names = arguments.only or [*SCENARIOS, *_OTHERS]
+    names = arguments.only or _NAMES
     arguments.dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=arguments.dir) as scratch:
         if arguments.against is not None:
@@ -136,44 +145,14 @@ async def _run(names: Sequence[str], console: Console, scratch: Path, *, is_quic
     report = Report(rounds)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        if set(names) - {"file_restart", "taildir", "starts", "small_batches", "many_channels", "spark"}:
+        if not SURVEYS.keys() >= set(names):
             async with running_world(_made(scratch / "world")) as world:
                 await _measure_world(names, world, report, progress, scale)
-                if "producer_costs" in names:
-                    costs_plan = QUICK_PRODUCER_COSTS_PLAN if is_quick else ProducerCostsPlan()
-                    shown = progress.add_task("Producer: costs", total=costs_plan.step_count)
-                    on_step = partial(progress.advance, shown)
-                    report.producer_costs = await measure_producer_costs(world, costs_plan, on_step)
-        if "file_restart" in names:
-            plan = QUICK_PLAN if is_quick else RestartPlan()
-            shown = progress.add_task("File: restart", total=plan.step_count)
-            on_step = partial(progress.advance, shown)
-            report.restart = await measure_restart(_made(scratch / "restart"), plan, on_step)
-        if "taildir" in names:
-            taildir_plan = QUICK_TAILDIR_PLAN if is_quick else TaildirPlan()
-            shown = progress.add_task("taildir", total=taildir_plan.step_count)
-            on_step = partial(progress.advance, shown)
-            report.taildir = await asyncio.to_thread(measure_taildir, _made(scratch / "taildir"), taildir_plan, on_step)
-        if "starts" in names:
-            starts_plan = StartsPlan(_QUICK_ROUNDS) if is_quick else StartsPlan()
-            shown = progress.add_task("Starts", total=starts_plan.step_count)
-            on_step = partial(progress.advance, shown)
-            report.starts = await asyncio.to_thread(measure_starts, _made(scratch / "starts"), starts_plan, on_step)
-        if "small_batches" in names:
-            small_plan = QUICK_SMALL_BATCHES_PLAN if is_quick else SmallBatchesPlan()
-            shown = progress.add_task("Small batches", total=small_plan.step_count)
-            on_step = partial(progress.advance, shown)
-            report.small_batches = await measure_small_batches(_made(scratch / "small"), small_plan, on_step)
-        if "many_channels" in names:
-            many_plan = QUICK_MANY_CHANNELS_PLAN if is_quick else ManyChannelsPlan()
-            shown = progress.add_task("Many channels", total=many_plan.step_count)
-            on_step = partial(progress.advance, shown)
-            report.many_channels = await measure_many_channels(_made(scratch / "many"), many_plan, on_step)
-        if "spark" in names:
-            spark_plan = QUICK_SPARK_PLAN if is_quick else SparkPlan()
-            shown = progress.add_task("Spark", total=spark_plan.step_count)
-            on_step = partial(progress.advance, shown)
-            report.spark = await asyncio.to_thread(measure_spark, _made(scratch / "spark"), spark_plan, on_step)
+        for name in names:
+            if (survey := SURVEYS.get(name)) is not None:
+                plan = survey.quick_plan if is_quick else survey.plan
+                on_step = partial(progress.advance, progress.add_task(survey.title, total=plan.step_count))
+                report.surveys[name] = survey.title, await survey.measure(_made(scratch / name), plan, on_step)
     return report
 
 
@@ -189,7 +168,7 @@ async def _compare(
 
 async def _measure_world(names: Sequence[str], world: World, report: Report, progress: Progress, scale: float) -> None:
     for name in names:
-        if name == "memory":
+        if name == _MEMORY:
             report.memory = await measure_memory(world)
         elif name in SCENARIOS:
             scenario = SCENARIOS[name](world)

@@ -68,7 +68,7 @@ def test_bench_of_restarts_reports_how_soon_a_channel_is_open(tmp_path: Path) ->
     """The results contain memory and opening times after a checkpoint, with queued events, and of the whole log."""
     shown, report = _bench(tmp_path, "file_restart")
     assert "after SIGKILL, by what came after the checkpoint" in shown
-    sections = report["restart"]
+    sections = report["file_restart"]
     assert [len(section["lines"]) for section in sections] == [5, 2, 2, 6]
     assert all(line["value"] > 0 for section in sections[1:] for line in section["lines"])
 

@@ -13,7 +13,7 @@ from tests.bench.bare_server import METHOD
 from tests.bench.calls import Method, call_many
 from tests.bench.findings import Line, Section
 from tests.bench.payloads import FILE_CHANNEL, append_columns, rows
-from tests.bench.world import World
+from tests.bench.world import World, running_world
 
 SEND_MICROSECONDS_MAX = 3.0
 EVENTS_PER_SECOND = 1_000
@@ -43,13 +43,14 @@ class ProducerCostsPlan:
 QUICK_PRODUCER_COSTS_PLAN = ProducerCostsPlan(sending_rounds=5, latency_rounds=2, latency_seconds=1.5)
 
 
-async def measure_producer_costs(world: World, plan: ProducerCostsPlan, on_step: Callable[[], None]) -> list[Section]:
+async def measure_producer_costs(scratch: Path, plan: ProducerCostsPlan, on_step: Callable[[], None]) -> list[Section]:
     """Measures both with a file channel, compared with the machine's times for a round trip and for a sync."""
-    world = world.on(FILE_CHANNEL)
-    return [
-        await asyncio.to_thread(_sending, world, plan, on_step),
-        await _latencies(world, plan, on_step),
-    ]
+    async with running_world(scratch) as servers:
+        world = servers.on(FILE_CHANNEL)
+        return [
+            await asyncio.to_thread(_sending, world, plan, on_step),
+            await _latencies(world, plan, on_step),
+        ]
 
 
 def _sending(world: World, plan: ProducerCostsPlan, on_step: Callable[[], None]) -> Section:
