@@ -9,6 +9,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from millrace.columns import ColumnsCutter
+from millrace.tracing import TRACING, note_received, operation_span
 from millrace.v1 import event_pb2
 from millrace_client import _calls
 from millrace_client._calls import Call, TakeLimits
@@ -47,14 +48,15 @@ def append(
     event_count = sum(columns.count for columns in batches)
     if not event_count:
         raise BadArgumentError("events: there are none; at least one is needed", channel=channel)
-    parts = encoded_parts(batches)
-    if stamp is not None:
-        return (yield from _append_stamped(channel, parts, stamp, txn_id))
-    try:
-        return (yield from _append_stamped(channel, parts, numbering.next_stamp(channel, event_count), txn_id))
-    except BaseException:
-        numbering.note_gap(channel)
-        raise
+    with operation_span("append", channel, batches):
+        parts = encoded_parts(batches)
+        if stamp is not None:
+            return (yield from _append_stamped(channel, parts, stamp, txn_id))
+        try:
+            return (yield from _append_stamped(channel, parts, numbering.next_stamp(channel, event_count), txn_id))
+        except BaseException:
+            numbering.note_gap(channel)
+            raise
 
 
 def _append_stamped(channel: str, parts: Sequence[bytes], stamp: Stamp, txn_id: str) -> CallSequence[Receipt]:
@@ -85,6 +87,8 @@ def encoded_parts(
 
 def _parts_within(columns: event_pb2.EventColumns, bytes_max: int) -> list[bytes]:
     encoded = columns.SerializeToString()
+    if (spans := TRACING.spans) is not None:
+        encoded += spans.context_fields(columns)
     if len(encoded) <= bytes_max:
         return [encoded]
     if columns.count <= 1:
@@ -122,26 +126,30 @@ class TxnCalls:
     def put(self, parts: Sequence[bytes]) -> CallSequence[int]:
         """Puts encoded columns; returns the number of events put so far."""
         self._check_known(take=False)
-        for index, part in enumerate(parts):
-            try:
-                self.put_count = yield _calls.put(self.channel, self.txn_id, part, self.put_count)
-            except BaseException as error:
-                # If a part of the events was put, repeating all of them would put that part twice.
-                self._is_put_in_doubt = index > 0 or not _is_refusal(error)
-                raise
+        with operation_span("put", self.channel):
+            for index, part in enumerate(parts):
+                try:
+                    self.put_count = yield _calls.put(self.channel, self.txn_id, part, self.put_count)
+                except BaseException as error:
+                    # If a part of the events was put, repeating all of them would put that part twice.
+                    self._is_put_in_doubt = index > 0 or not _is_refusal(error)
+                    raise
         return self.put_count
 
     def take(self, limits: TakeLimits) -> CallSequence[list[Batch]]:
         """Takes events; returns the events of a lost answer again."""
         self._check_known(take=False)
-        try:
-            taken = yield _calls.take(self.channel, self.txn_id, limits, self.take_count)
-        except BaseException as error:
-            self._is_take_in_doubt = self._is_take_in_doubt or not _is_refusal(error)
-            raise
+        with operation_span("take", self.channel) as span:
+            try:
+                taken = yield _calls.take(self.channel, self.txn_id, limits, self.take_count)
+            except BaseException as error:
+                self._is_take_in_doubt = self._is_take_in_doubt or not _is_refusal(error)
+                raise
+            batches: list[Batch] = taken.batches
+            if span is not None:
+                note_received(span, [batch.columns for batch in batches])
         self.take_count = taken.take_count
         self._is_take_in_doubt = False
-        batches: list[Batch] = taken.batches
         return batches
 
     def renew(self) -> CallSequence[float]:
@@ -151,7 +159,8 @@ class TxnCalls:
     def commit(self, stamp: Stamp | None) -> CallSequence[Receipt]:
         self._check_known(take=True)
         try:
-            receipt: Receipt = yield _calls.commit(self.channel, [self.txn_id], stamp)
+            with operation_span("commit", self.channel):
+                receipt: Receipt = yield _calls.commit(self.channel, [self.txn_id], stamp)
         except MillraceError as error:
             self.has_ended = error.advice is RetryAdvice.LOST
             raise
@@ -160,7 +169,8 @@ class TxnCalls:
         return receipt
 
     def rollback(self) -> CallSequence[None]:
-        yield _calls.rollback(self.channel, self.txn_id)
+        with operation_span("rollback", self.channel):
+            yield _calls.rollback(self.channel, self.txn_id)
         self.has_ended = True
 
     def leave(self, error: BaseException | None) -> CallSequence[None]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
+from millrace.tracing import trace_metadata
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import _methods
 from millrace_client._call_sequences import CallSequence
@@ -106,7 +107,9 @@ class Connection:
         token = object()
         self._calls.add(token)
         try:
-            answer = make(call.request, timeout_seconds, wait_for_ready=self.settings.wait_for_ready)
+            answer = make(
+                call.request, timeout_seconds, metadata=trace_metadata(), wait_for_ready=self.settings.wait_for_ready
+            )
         except grpc.RpcError as failure:
             if self._has_newer_token(failure, opened):
                 return self.run(call)
@@ -160,7 +163,9 @@ class Connection:
         """Executes it once: the first answer may take `left_seconds`, and each other one `seconds`."""
         opened = self.opened()
         try:
-            answers = opened.streaming(call.method)(call.request, wait_for_ready=self.settings.wait_for_ready)
+            answers = opened.streaming(call.method)(
+                call.request, metadata=trace_metadata(), wait_for_ready=self.settings.wait_for_ready
+            )
         except ValueError as error:
             raise self.error_if_closed(error) from None
         watch = opened.watchdog.watch(answers.cancel)

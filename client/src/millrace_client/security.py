@@ -7,7 +7,6 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -127,13 +126,22 @@ class ChannelWithMetadata:
         return getattr(self._channel, name)
 
     def unary_unary(self, *method: Any, **others: Any) -> Any:
-        return partial(self._channel.unary_unary(*method, **others), metadata=self._metadata)
+        return self._with_metadata(self._channel.unary_unary(*method, **others))
 
     def unary_stream(self, *method: Any, **others: Any) -> Any:
-        return partial(self._channel.unary_stream(*method, **others), metadata=self._metadata)
+        return self._with_metadata(self._channel.unary_stream(*method, **others))
 
     def stream_stream(self, *method: Any, **others: Any) -> Any:
-        return partial(self._channel.stream_stream(*method, **others), metadata=self._metadata)
+        return self._with_metadata(self._channel.stream_stream(*method, **others))
+
+    def _with_metadata(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns what makes a call with this metadata, and with that of the call itself."""
+
+        def call(*arguments: Any, metadata: tuple[tuple[str, str], ...] | None = None, **others: Any) -> Any:
+            own = self._metadata
+            return make(*arguments, metadata=own if metadata is None else (*own, *metadata), **others)
+
+        return call
 
 
 class FileWatch:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar, cast
 import grpc
 from grpc import aio
 
+from millrace.tracing import trace_metadata
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import _methods
 from millrace_client._call_sequences import CallSequence
@@ -93,7 +94,12 @@ class Connection:
         make = opened.unary(call.method)
         timeout_seconds = self.settings.timeout_seconds + (call.wait_seconds or 0.0)
         try:
-            answer = await make(call.request, timeout=timeout_seconds, wait_for_ready=self.settings.wait_for_ready)
+            answer = await make(
+                call.request,
+                timeout=timeout_seconds,
+                metadata=trace_metadata(),
+                wait_for_ready=self.settings.wait_for_ready,
+            )
         except grpc.RpcError as failure:
             if self._has_newer_token(failure, opened):
                 return await self.run(call)
@@ -162,7 +168,9 @@ class Connection:
     async def _stream_once(self, call: Call[T], left_seconds: float, seconds: float) -> AsyncGenerator[T]:
         """Executes it once: the first answer may take `left_seconds`, and each other one `seconds`."""
         opened = self.opened()
-        answers = opened.streaming(call.method)(call.request, wait_for_ready=self.settings.wait_for_ready)
+        answers = opened.streaming(call.method)(
+            call.request, metadata=trace_metadata(), wait_for_ready=self.settings.wait_for_ready
+        )
         try:
             while (answer := await self.read(answers, left_seconds, call.channel)) is not None:
                 yield call.decode(answer)

@@ -56,9 +56,11 @@ class ConsumerDelivery(TrackedDelivery):
         return await self._engine.nack(self, checked_delay(delay_seconds))
 
     async def __aenter__(self) -> Self:
+        self._enter_span()
         return self
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        self._leave_span()
         if error is None:
             await self.ack()
         elif isinstance(error, Exception):
@@ -136,6 +138,7 @@ class TaskEngine(ConsumerEngine[ConsumerDelivery]):
         deadline = None if timeout_seconds is None else loop.time() + timeout_seconds
         while not self._core.is_stopping:
             if (delivery := self._core.take()) is not None:
+                delivery.start_span()
                 return delivery
             if not await self._notifier.wait(deadline):
                 return None
@@ -378,7 +381,8 @@ class HandlerTasks:
 
     async def _handle_once(self, delivery: ConsumerDelivery) -> None:
         try:
-            await self._handler(delivery)
+            with delivery.in_span():
+                await self._handler(delivery)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything; the engine reports it
             await self._engine.fail(delivery, error)
         else:
@@ -387,7 +391,8 @@ class HandlerTasks:
     async def _handle_in_order(self, delivery: ConsumerDelivery) -> None:
         while not delivery.is_settled:
             try:
-                await self._handler(delivery)
+                with delivery.in_span():
+                    await self._handler(delivery)
             except Exception as error:  # noqa: BLE001 - as above
                 if await self._engine.wait_for_stop(self._engine.note_failure(delivery, error)):
                     return

@@ -159,6 +159,7 @@ class ConsumerCore(Generic[DeliveryT]):
     def note_handler_failure(self, delivery: DeliveryT, error: Exception) -> float:
         """Counts a handler that raised; returns after how long to try the delivery again."""
         self.buffer.counters.handler_failures += 1
+        delivery.note_error(error)
         if delivery.is_settled:
             self.buffer.deferred.add(
                 LOG.error, "the handler failed on %r, which was settled before", delivery, exc_info=error

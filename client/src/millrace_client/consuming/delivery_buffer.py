@@ -89,6 +89,8 @@ class DeliveryBuffer(Generic[DeliveryT]):
             work_seconds = self._clock() - delivery.taken_at
             self.counters.work.observe(work_seconds)
             self.deferred.add(self._hooks.settled, delivery, work_seconds, is_ack=target is DeliveryState.ACKED)
+            if delivery.span is not None:
+                self.deferred.add(delivery.end_span)
         if target is DeliveryState.HELD:
             return True
         self._untrack(delivery)
@@ -183,6 +185,8 @@ class DeliveryBuffer(Generic[DeliveryT]):
         self.counters.lost_deliveries += 1
         self.counters.lost_events += delivery.count
         self.deferred.add(self._hooks.lost, delivery)
+        if delivery.span is not None:
+            self.deferred.add(delivery.end_span)
 
 
 class AttemptCounter:

@@ -2,11 +2,16 @@
 
 import enum
 from collections import deque
-from typing import Any, Generic, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from millrace.tracing import TRACING, count_of, traceparents_of
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client._deliveries import DeliveredEvents
 from millrace_client._retries import Backoff
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 DeliveryT = TypeVar("DeliveryT", bound="TrackedDelivery")
 
@@ -110,9 +115,10 @@ class TrackedDelivery(DeliveredEvents):
         attempt: 1 plus the number of times that this consumer's handlers failed on the same first event.
         taken_at: When it was handed out, on the engine's clock.
         taken_by: The thread or task that is known to work on it; None if none is known.
+        span: Its span, since it was handed out; None if it is not traced.
     """
 
-    __slots__ = ("attempt", "byte_count", "state", "stream", "subscription", "taken_at", "taken_by")
+    __slots__ = ("_within", "attempt", "byte_count", "span", "state", "stream", "subscription", "taken_at", "taken_by")
 
     def __init__(self, subscription: Subscription[Any], stream: Any, answer: pb.ConsumeResponse) -> None:
         super().__init__(answer)
@@ -123,6 +129,7 @@ class TrackedDelivery(DeliveredEvents):
         self.attempt = 1
         self.taken_at = 0.0
         self.taken_by: object | None = None
+        self.span: Span | None = None
 
     @property
     def endpoint(self) -> str:
@@ -141,3 +148,40 @@ class TrackedDelivery(DeliveredEvents):
     def is_lost(self) -> bool:
         """Whether its stream ended before it was settled: its events have returned and will be delivered again."""
         return self.state is DeliveryState.LOST
+
+    def start_span(self) -> None:
+        """Starts its span, if tracing is on, since it is handed out now."""
+        if (spans := TRACING.spans) is not None:
+            columns = [batch.columns for batch in self.batches]
+            self.span = spans.message(
+                "process", self.channel, count_of(columns), traceparents_of(columns), endpoint=self.endpoint
+            )
+
+    def in_span(self) -> AbstractContextManager[None]:
+        """Returns a context in which its span is the current one."""
+        if self.span is None:
+            return nullcontext()
+        from millrace.spans import Spans
+
+        return Spans.within(self.span)
+
+    def _enter_span(self) -> None:
+        self._within = self.in_span()
+        self._within.__enter__()
+
+    def _leave_span(self) -> None:
+        self._within.__exit__(None, None, None)
+
+    def note_error(self, error: Exception) -> None:
+        """Sets the error of its span: its handler has failed."""
+        if self.span is not None:
+            from millrace.spans import describe_error
+
+            describe_error(self.span, error)
+
+    def end_span(self) -> None:
+        """Ends its span, now that it is settled or lost."""
+        if self.span is not None:
+            self.span.set_attribute("millrace.outcome", self.state.value)
+            self.span.end()
+            self.span = None

@@ -88,9 +88,11 @@ class ConsumerDelivery(TrackedDelivery):
         return self._engine.nack(self, checked_delay(delay_seconds))
 
     def __enter__(self) -> Self:
+        self._enter_span()
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        self._leave_span()
         if error is None:
             self.ack()
         elif isinstance(error, Exception):
@@ -138,6 +140,12 @@ class ThreadedEngine(ConsumerEngine[ConsumerDelivery]):
 
     def take(self, timeout_seconds: float | None = None) -> ConsumerDelivery | None:
         """Waits for the next delivery; returns None after the timeout, or if the consumer is stopping."""
+        delivery = self._take(timeout_seconds)
+        if delivery is not None:
+            delivery.start_span()
+        return delivery
+
+    def _take(self, timeout_seconds: float | None) -> ConsumerDelivery | None:
         self._start()
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with self._locked():
@@ -451,7 +459,8 @@ class HandlerThreads:
 
     def _handle_once(self, delivery: ConsumerDelivery) -> None:
         try:
-            self._handler(delivery)
+            with delivery.in_span():
+                self._handler(delivery)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything; the engine reports it
             self._engine.fail(delivery, error)
         else:
@@ -460,7 +469,8 @@ class HandlerThreads:
     def _handle_in_order(self, delivery: ConsumerDelivery) -> None:
         while not delivery.is_settled:
             try:
-                self._handler(delivery)
+                with delivery.in_span():
+                    self._handler(delivery)
             except Exception as error:  # noqa: BLE001 - as above
                 if self._engine.wait_for_stop(self._engine.note_failure(delivery, error)):
                     return

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from zlib import crc32
 
 from millrace.columns import HEADER_CELLS_MAX, HEADER_KEYS_MAX
+from millrace.tracing import TRACING
 from millrace_client.errors import (
     BadArgumentError,
     BufferFullError,
@@ -30,7 +31,8 @@ PLACE_HEADER = "millrace-place"
 CALLBACK_BYTES = 200
 """Bytes of the buffer that a callback takes until it has run, beside its event."""
 
-_CONTEXT_HEADERS = 2
+_CONTEXT_HEADERS = 3
+"""Header keys that the events of a batch may have beside the senders': the two above and `traceparent`."""
 _HELD_HEADER_BYTES = HEADER_BYTES + SIZE_BYTES
 
 _LOCK_ATTEMPTS_MAX = 100
@@ -49,7 +51,7 @@ class Accumulator(BufferMemory):
         super().__init__(config, counters, clock)
         self._producer_id = producer_id
         self._changed = threading.Condition(self.lock)
-        # Leaves room for the two context headers.
+        # Leaves room for the context headers.
         self._keys_max = max(1, min(HEADER_KEYS_MAX - _CONTEXT_HEADERS, HEADER_CELLS_MAX // config.batch_events_max))
         # A larger event goes alone, or is refused.
         self._joining_bytes_max = min(config.batch_bytes_max, config.event_bytes_limit)
@@ -85,7 +87,7 @@ class Accumulator(BufferMemory):
                 )
             return known
 
-    def put(  # noqa: C901, PLR0913, PLR0917 - every event passes here: more calls would double the cost
+    def put(  # noqa: C901, PLR0912, PLR0913, PLR0917 - every event passes here: more calls would double the cost
         self,
         buffer: ChannelBuffer,
         key: str | bytes | None,
@@ -97,6 +99,8 @@ class Accumulator(BufferMemory):
         """Adds an event; returns its page and its index in the page."""
         bucket = buffer.keyless if key is None else buffer.buckets[self._hash(key) % BUCKETS]
         size = len(body) + SIZE_BYTES
+        if (spans := TRACING.spans) is not None:
+            headers = spans.event_headers(headers)
         if not self.lock.acquire(False):
             self._acquire_lock()
         try:

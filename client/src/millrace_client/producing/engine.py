@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from millrace.tracing import TRACING
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client._retries import Backoff, RetryPolicy
 from millrace_client._settings import Numbering
@@ -33,6 +34,7 @@ from millrace_client.producing.routing import Router, ranked
 from millrace_client.producing.servers import Batch, Server, ServerChannel
 from millrace_client.producing.settling import LOG, BatchSettler
 from millrace_client.producing.targets import ConnectionOptions, Resolve, resolve_host, targets_of
+from millrace_client.producing.traced_batches import batch_span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +264,12 @@ class Engine:
         if not pages:
             return False
         stamp = channel.next_stamp(sum(len(page.bodies) for page in pages))
-        channel.send(batching.seal(buffer, pages, buckets, stamp, self._config.attempts_kept_max, now), now)
+        # Before the events are encoded, since they may get its context.
+        spans = TRACING.spans
+        span = None if spans is None else batch_span(spans, channel, pages)
+        batch = batching.seal(buffer, pages, buckets, stamp, self._config.attempts_kept_max, now)
+        batch.span = span
+        channel.send(batch, now)
         return True
 
     def _choose(self, channel: str, bucket_index: int, now: float) -> ServerChannel | None:
@@ -369,7 +376,7 @@ class Engine:
         self._retries.add(batch, now + pause)
 
     def _split(self, batch: Batch, error: MillraceError) -> None:
-        self._settler.note_split()
+        self._settler.note_split(batch, error)
         buffer = batch.buffer
         if error.reason == "TXN_CAPACITY":
             buffer.events_max = min(buffer.events_max, max(batch.count // 2, 1))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import overload
 
+from millrace.tracing import TRACING
 from millrace_client.errors import BufferFullError, MillraceError, SendResult
 from millrace_client.events import Events
 from millrace_client.producing.accumulator import Accumulator
@@ -123,6 +124,8 @@ def put_many(accumulator: Accumulator, buffer: ChannelBuffer, key: Key, events: 
     run_events = _RUN_EVENTS_MIN
     while some := list(islice(remaining, run_events)):
         bulk = bulk_of(some)
+        if bulk is not None and (spans := TRACING.spans) is not None:
+            bulk.add_headers(spans.event_headers({}))
         if bulk is not None:
             run_events = max(_RUN_EVENTS_MIN, min(accumulator.run_events(buffer, bulk), _RUN_EVENTS_MAX))
         may_wait = may_wait and (bulk is None or accumulator.wait_for_room(bulk.held_bytes))

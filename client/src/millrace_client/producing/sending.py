@@ -62,6 +62,13 @@ class Bulk:
     encoded_bytes: int
     """The most bytes that they take on the wire, without the header names, which each page holds once."""
 
+    def add_headers(self, headers: Mapping[str, str]) -> None:
+        """Adds the same headers to all events, except those that the events have."""
+        for name, value in headers.items():
+            if name not in self.columns:
+                self.columns[name] = [value] * len(self.bodies)
+                self.encoded_bytes += (len(value) + SIZE_BYTES) * len(self.bodies)
+
     @property
     def bytes_on_new_page(self) -> int:
         """The same with the header names, for a page that does not hold them yet."""

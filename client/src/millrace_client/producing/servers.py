@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import grpc
 
@@ -31,6 +31,9 @@ from millrace_client.producing.metrics import ServerMetrics
 from millrace_client.producing.pages import Page
 from millrace_client.producing.targets import ConnectionOptions, HealthWatch, Target, call_in_loop
 from millrace_client.security import FileWatch
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 
 class Part(NamedTuple):
@@ -68,6 +71,8 @@ class Batch:
     doubted_at: float = 0.0
     sent_at: float = 0.0
     last_error: MillraceError | None = None
+    span: "Span | None" = None
+    """Its span, until it is settled or split; None if it is not traced."""
 
     @property
     def count(self) -> int:

@@ -15,6 +15,7 @@ from millrace_client.producing.metrics import ProducerCounters, ProducerHooks
 from millrace_client.producing.pages import Page
 from millrace_client.producing.results import Callback, Outcome
 from millrace_client.producing.servers import Batch
+from millrace_client.producing.traced_batches import end_batch_span
 
 LOG = logging.getLogger("millrace_client.producer")
 
@@ -114,6 +115,8 @@ class BatchSettler:
             attempt_count=batch.attempt_count,
             commit_time=time_if_said(answer, "commit_time"),
         )
+        if batch.span is not None:
+            end_batch_span(batch.span, batch.attempt_count, None)
         self._call_hooks(lambda hooks: hooks.batch_stored(batch.channel, server, batch.count, seconds))
         self._settle(batch, outcome)
 
@@ -124,6 +127,8 @@ class BatchSettler:
             batch.doubted.note_gap()
         self._counters.events_failed += batch.count
         self.log.failed(batch.channel, batch.count, error)
+        if batch.span is not None:
+            end_batch_span(batch.span, batch.attempt_count, error)
         outcome = Outcome(
             batch.channel,
             attempts=tuple(batch.attempts),
@@ -176,9 +181,11 @@ class BatchSettler:
         self._counters.retries += retry_seconds is not None
         self._call_hooks(lambda hooks: hooks.attempt_failed(batch.channel, attempt, batch.count, retry_seconds))
 
-    def note_split(self) -> None:
-        """Counts an attempt that failed because the batch was too large."""
+    def note_split(self, batch: Batch, error: MillraceError) -> None:
+        """Counts an attempt that failed because the batch was too large. Its parts have no spans."""
         self._counters.attempts_failed += 1
+        if batch.span is not None:
+            end_batch_span(batch.span, batch.attempt_count, error)
 
     def _settle(self, batch: Batch, outcome: Outcome) -> None:
         offset = 0

@@ -4,8 +4,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 
 from millrace_client import ProducerMetrics
+from millrace_client.opentelemetry import observe_producer
 from millrace_client.producing.metrics import LATENCY_BOUNDS_SECONDS, METRICS, Latencies, ProducerCounters
-from millrace_client.producing.opentelemetry import observe
 from millrace_client.producing.prometheus import ProducerCollector
 from tests.opentelemetry_figures import observed
 from tests.unit.client.producing.conftest import FakeChannels, MakeProducer
@@ -69,7 +69,7 @@ def test_observe_gives_opentelemetry_all_figures(channels: FakeChannels, produce
     reader = InMemoryMetricReader()
     meter = MeterProvider(metric_readers=[reader]).get_meter("tests")
     producer = producer_of(channels)
-    observe(producer, meter, {"producer": "main"})
+    observe_producer(producer, meter, {"producer": "main"})
     producer.send(b"a").result(10)
     assert observed(reader)["millrace.producer.events_stored"] == ("{events}", True, 1, {"producer": "main"})
     producer.send(b"b").result(10)
