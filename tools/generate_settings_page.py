@@ -36,7 +36,7 @@ from millrace_server.channels.config import (
     MemoryChannelConfig,
     SpillableChannelConfig,
 )
-from millrace_server.configuration.settings import ServerSettings
+from millrace_server.configuration.settings import ServerSettings, TracingSettings
 from millrace_server.network.tls import TlsSettings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
@@ -73,6 +73,7 @@ def page() -> str:
 def _sections() -> Iterator[str]:
     yield from _section("`[server]`", ServerSettings)
     yield from _section("`tls` of the server", TlsSettings, level=3)
+    yield from _section("`tracing` of the server", TracingSettings, level=3)
     yield from _section("`[auth]`", AuthSettings)
     yield from _section("`jwt` of `[auth]`", JwtSettings, level=3)
     yield from _section("`[roles.NAME]`", RoleSettings)

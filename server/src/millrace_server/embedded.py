@@ -28,6 +28,7 @@ from millrace_server.configuration.settings import Settings, check_settings, loa
 from millrace_server.hosting.data_dir import CATALOG_FILE, Catalog, locked_data_dir
 from millrace_server.hosting.lifecycle import flows_of, open_channels, stop_flows
 from millrace_server.hosting.signals import StopRequests
+from millrace_server.hosting.tracing import traced
 from millrace_server.http_service.metrics import describe_components
 from millrace_server.logs import log_to_standard_library
 
@@ -99,7 +100,7 @@ class _AgentThread:
 
     async def _run(self) -> None:
         settings = self._settings
-        with locked_data_dir(settings.server.data_dir):
+        with traced(settings.server.tracing), locked_data_dir(settings.server.data_dir):
             registry = open_channels(settings, Catalog(settings.server.data_dir / CATALOG_FILE))
             try:
                 await registry.wait_open()

@@ -148,6 +148,8 @@ def _configure_standard_logging(handler: logging.Handler, level: int) -> None:
     for name in _NOISY_LOGGERS:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_header)
+    # It warns of each malformed trace context, which any client may send.
+    logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
     logging.captureWarnings(capture=True)
     logging.raiseExceptions = False
 

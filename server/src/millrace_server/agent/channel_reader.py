@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from millrace.tracing import TRACING
 from millrace_server.agent.components import Component
 from millrace_server.agent.dead_letters import DeadLetterWriter, as_dead_letters
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.rate_limited_log import RateLimitedLog
+from millrace_server.agent.spans import delivery_span, end_delivery_span
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.channels.activity import Origin
 from millrace_server.channels.batches import StoredBatch
@@ -18,6 +20,9 @@ from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transaction import Transaction, TxnState
 from millrace_server.errors import MillraceError
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 
 class EventsRejectedError(Exception):
@@ -52,6 +57,7 @@ class Delivery:
     Attributes:
         channel_id: Identifies this incarnation of the channel; with a sequence it identifies an event for all time.
         is_dead_letter: Whether it is stored in the dead-letter channel; then it does not count as delivered.
+        span: Its span, while tracing is on.
     """
 
     def __init__(self, channel: Channel, delivery: Transaction, on_end: "Callable[[Delivery, bool], None]") -> None:
@@ -63,6 +69,7 @@ class Delivery:
         self.count = delivery.take_count
         self.body_bytes = sum(batch.window.body_bytes for batch in self.batches)
         self.is_dead_letter = False
+        self.span: Span | None = None
 
     @property
     def first_sequence(self) -> int:
@@ -101,6 +108,10 @@ class Delivery:
         self.batches = (*self.batches, *following.batches)
         self.count += following.count
         self.body_bytes += following.body_bytes
+        if following.span is not None:
+            # The rest is told by the span of this one.
+            following.span.end()
+            following.span = None
         self._on_end(following, False)
 
     def nack(self) -> None:
@@ -189,6 +200,8 @@ class ChannelReader:
         if taken is None:
             return None
         delivery = Delivery(channel, taken, self._finish)
+        if (spans := TRACING.spans) is not None:
+            delivery.span = delivery_span(spans, self.channel_name, self._component.name, delivery.batches)
         self._unsettled.add(delivery)
         return delivery
 
@@ -202,6 +215,10 @@ class ChannelReader:
 
     def _finish(self, delivery: Delivery, is_settled: bool) -> None:  # noqa: FBT001 - a callback's argument
         self._unsettled.discard(delivery)
+        if delivery.span is not None:
+            end_delivery_span(delivery.span, is_settled=is_settled)
+            # A nack may follow, which does nothing.
+            delivery.span = None
         if is_settled:
             self._component.record_progress(*delivery.delivered_counts)
             # Deliveries that were cut to find a rejected event grow again.

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from millrace_server.agent.batch_limits import BatchLimits
 from millrace_server.agent.batch_router import BatchRouter, Routing
@@ -10,6 +11,7 @@ from millrace_server.agent.components import Component, ComponentState, EventOut
 from millrace_server.agent.events import EventTable, part_of
 from millrace_server.agent.interceptor_run import StepError
 from millrace_server.agent.interceptors.interceptor import Interceptor
+from millrace_server.agent.spans import source_span
 from millrace_server.agent.supervision import Backoff, ComponentError, describe
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
@@ -104,8 +106,12 @@ class ChannelWriter:
         Raises ComponentError if the batch is too large for a channel, or partly overlaps what is stored. The source
         must end its run: in the next one `stored_ranges` shows where to resume, and the limits are smaller.
         """
-        for piece in self._limits.pieces(table, stamp):
-            await self._deliver(*piece)
+        with self._span(table) as traced:
+            for piece in self._limits.pieces(traced, stamp):
+                await self._deliver(*piece)
+
+    def _span(self, table: EventTable) -> AbstractContextManager[EventTable]:
+        return source_span(self._component.name, self._router.required, table)
 
     async def _deliver(self, table: EventTable, stamp: Stamp) -> None:
         backoff = Backoff()
@@ -141,19 +147,20 @@ class ChannelWriter:
         A repeat with the same stamp stores the events once; after TxnCapacityError and BadArgumentError it does not
         help.
         """
-        for piece in self._limits.pieces(table, stamp):
-            try:
-                await self._router.route(self._router.start(*piece))
-            except (BadArgumentError, TxnCapacityError):
-                # The batch is wrong, not the source.
-                raise
-            except MillraceError as error:
-                self._back_off(error)
-                self._watch_for_space(piece[0])
-                raise
-            except (StepError, ComponentError) as error:
-                self._back_off(error)
-                raise InternalError(str(error), retry_delay_seconds=_RETRY_DELAY_SECONDS) from error
+        with self._span(table) as traced:
+            for piece in self._limits.pieces(traced, stamp):
+                try:
+                    await self._router.route(self._router.start(*piece))
+                except (BadArgumentError, TxnCapacityError):
+                    # The batch is wrong, not the source.
+                    raise
+                except MillraceError as error:
+                    self._back_off(error)
+                    self._watch_for_space(piece[0])
+                    raise
+                except (StepError, ComponentError) as error:
+                    self._back_off(error)
+                    raise InternalError(str(error), retry_delay_seconds=_RETRY_DELAY_SECONDS) from error
 
     def _watch_for_space(self, table: EventTable) -> None:
         """Marks the source as running as soon as the channels have space: its clients may not send events for long."""

@@ -3,6 +3,7 @@
 import re
 import tomllib
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,14 @@ class SettingsError(Exception):
         super().__init__("\n".join(f"{source}: {problem}" for problem in problems))
         self.source = source
         self.problems = problems
+
+
+class TracingSettings(BaseModel, frozen=True, extra="forbid"):
+    """Traces. OpenTelemetry's environment variables, `OTEL_*`, say where spans are sent and which are sampled."""
+
+    event_context: bool = False
+    """Sources add the W3C headers `traceparent` and `tracestate` to events that have none, so that what consumes the
+    events is linked to the source's batch."""
 
 
 class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
@@ -121,6 +130,10 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     channelz: bool = True
     """Enable gRPC channelz, which shows the server's connections."""
 
+    tracing: TracingSettings | None = None
+    """A table, which may be empty. With it, the server records spans of calls and of the agent, and exports them by
+    OpenTelemetry; it needs `pip install 'millrace-server[opentelemetry]'`."""
+
     shutdown_grace_seconds: float = Field(10.0, ge=0, le=3600, allow_inf_nan=False)
     """Grace period of open transactions when the server stops."""
 
@@ -145,6 +158,13 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
         if info.data.get("listen") == text and Address.parse(text).port != 0:
             raise ValueError(f"is {shown_value(text)}; it must be another address than server.listen")
         return text
+
+    @field_validator("tracing")
+    @classmethod
+    def _check_is_installed(cls, tracing: TracingSettings | None) -> TracingSettings | None:
+        if tracing is not None and not _has_opentelemetry():
+            raise ValueError("needs OpenTelemetry; install it with: pip install 'millrace-server[opentelemetry]'")
+        return tracing
 
     @field_validator("data_dir", mode="before")
     @classmethod
@@ -171,6 +191,14 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
         if bytes_max > inflight_bytes_max:
             raise ValueError(f"is {bytes_max}; it must not be above server.inflight_bytes_max, {inflight_bytes_max}")
         return bytes_max
+
+
+def _has_opentelemetry() -> bool:
+    try:
+        return find_spec("opentelemetry.sdk") is not None
+    except ModuleNotFoundError:
+        # The parent package is missing.
+        return False
 
 
 class Settings(BaseModel, frozen=True, extra="forbid", defer_build=True):

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from millrace.tracing import TRACING
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
@@ -25,6 +26,7 @@ from millrace_server.grpc_services.messages import (
 )
 from millrace_server.grpc_services.rpc import Handler, MessageStream, Rpcs
 from millrace_server.grpc_services.streams import AppendStreamCall, ConsumeCall
+from millrace_server.grpc_services.traced_calls import note_commit
 
 NAME = pb.DESCRIPTOR.services_by_name["ChannelService"].full_name
 TXN_IDS_MAX = 1_000
@@ -82,7 +84,10 @@ class ChannelService:
         if not 0 < len(txn_ids) <= TXN_IDS_MAX:
             raise BadArgumentError(f"txn_ids: has {len(txn_ids)} ids; 1 to {TXN_IDS_MAX} are allowed")
         stamp = stamp_of(request)
-        receipt = await self._registry.transactions.find_common(txn_ids).commit(txn_ids, stamp)
+        transactions = self._registry.transactions.find_common(txn_ids)
+        receipt = await transactions.commit(txn_ids, stamp)
+        if (spans := TRACING.spans) is not None:
+            note_commit(spans.current(), transactions.name, receipt)
         return receipt_response(pb.CommitResponse, receipt)
 
     async def _rollback(self, request: pb.RollbackRequest) -> pb.RollbackResponse:
@@ -95,6 +100,8 @@ class ChannelService:
     async def _append(self, request: pb.AppendRequest, columns: Columns | None) -> pb.AppendResponse:
         transactions = self._registry.get(request.channel).transactions
         receipt = await transactions.append(nonempty_events_of(request, columns), stamp_of(request))
+        if (spans := TRACING.spans) is not None:
+            note_commit(spans.current(), request.channel, receipt)
         return receipt_response(pb.AppendResponse, receipt)
 
     async def _append_stream(self, stream: MessageStream) -> None:

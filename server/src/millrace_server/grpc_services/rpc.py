@@ -11,6 +11,7 @@ import structlog
 from google.protobuf.message import Message
 from grpc import aio
 
+from millrace.tracing import TRACING
 from millrace_server.access.quotas import UNBOUNDED
 from millrace_server.errors import MillraceError, OverloadedError
 from millrace_server.grpc_services.call import Call
@@ -18,6 +19,7 @@ from millrace_server.grpc_services.guard import Guard
 from millrace_server.grpc_services.messages import Columns, EventsRequestT, RequestT, parse, parse_apart
 from millrace_server.grpc_services.rules import RULES
 from millrace_server.grpc_services.status import EndStatus, end_status, refusal
+from millrace_server.grpc_services.traced_calls import TracedCall
 
 _log = structlog.get_logger(__name__)
 
@@ -117,9 +119,18 @@ class Rpcs:
         name = kind.DESCRIPTOR.name.removesuffix("Request")
         return partial(self._guard.enter, RULES[name], name)
 
+    def _traced_entrance(self, kind: type[Message]) -> Callable[[Context], Call | TracedCall]:
+        """Returns the same, with a span of each call if tracing is on."""
+        enter, spans = self._entrance(kind), TRACING.spans
+        if spans is None:
+            return enter
+        [service] = kind.DESCRIPTOR.file.services_by_name.values()
+        method = f"{service.full_name}/{kind.DESCRIPTOR.name.removesuffix('Request')}"
+        return lambda context: TracedCall(spans, method, enter(context), context)
+
     def unary(self, kind: type[RequestT], serve: Callable[[RequestT], Awaitable[Answer]]) -> Handler:
         """Handles one request with one response."""
-        enter = self._entrance(kind)
+        enter = self._traced_entrance(kind)
 
         async def handle(raw: bytes, context: Context) -> bytes:
             request = None
@@ -140,7 +151,7 @@ class Rpcs:
         self, kind: type[EventsRequestT], serve: Callable[[EventsRequestT, Columns | None], Awaitable[Answer]]
     ) -> Handler:
         """Handles one request, whose columns stay encoded, with one response."""
-        enter = self._entrance(kind)
+        enter = self._traced_entrance(kind)
 
         async def handle(raw: bytes, context: Context) -> bytes:
             request = columns = None
@@ -159,7 +170,7 @@ class Rpcs:
 
     def server_stream(self, kind: type[RequestT], serve: Callable[[RequestT], AsyncGenerator[Answer]]) -> Handler:
         """Handles one request with a stream of responses."""
-        enter = self._entrance(kind)
+        enter = self._traced_entrance(kind)
 
         async def handle(raw: bytes, context: Context) -> None:
             request = None

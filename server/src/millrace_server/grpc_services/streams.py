@@ -5,8 +5,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from millrace.tracing import TRACING
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_server.access.permissions import Permission
 from millrace_server.access.quotas import UNBOUNDED
@@ -31,6 +32,10 @@ from millrace_server.grpc_services.messages import (
 )
 from millrace_server.grpc_services.rpc import Admission, MessageStream
 from millrace_server.grpc_services.status import refusal, status_of
+from millrace_server.grpc_services.traced_calls import append_span, end_span, note_commit
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 UNDER_WAY_MAX = 64
 """Appends of one stream that are not answered yet; at this number the server stops reading."""
@@ -45,6 +50,7 @@ class _Append:
     __slots__ = (
         "_admission",
         "_call",
+        "_span",
         "answer",
         "batches",
         "byte_count",
@@ -61,6 +67,7 @@ class _Append:
     def __init__(self, call: "AppendStreamCall", byte_count: int) -> None:
         self._call = call
         self._admission: Admission | None = None
+        self._span: Span | None = None
         self.byte_count = byte_count
         self.request: pb.AppendStreamRequest | None = None
         self.answer: bytes | None = None
@@ -72,10 +79,13 @@ class _Append:
         self._call.caller.require((Permission.APPEND,), self.request.channel)
         self.channel = registry.get(self.request.channel)
         self.batches, self.stamp = nonempty_events_of(self.request, columns), stamp_of(self.request)
+        if (spans := TRACING.spans) is not None:
+            self._span = append_span(spans, self.channel.name, self.batches)
 
     def abandon(self) -> None:
         self.is_abandoned = True
         self.release()
+        self._end_span(asyncio.CancelledError())
 
     def release(self) -> None:
         if self._admission is not None:
@@ -89,6 +99,9 @@ class _Append:
 
     def end(self, receipt: Receipt) -> None:
         self.answer = encode_append_answer(receipt)
+        if self._span is not None:
+            note_commit(self._span, self.channel.name, receipt)
+            self._end_span(None)
         self._call.on_end(self)
 
     def refuse(self, error: Exception) -> None:
@@ -96,7 +109,13 @@ class _Append:
         self._call.registry.count_refusal(refused, ())
         self._call.caller.note_refusal(refused, self.request)
         self.answer = pb.AppendStreamResponse(error=status_of(refused)).SerializeToString()
+        self._end_span(refused)
         self._call.on_end(self)
+
+    def _end_span(self, error: BaseException | None) -> None:
+        if self._span is not None:
+            end_span(self._span, error)
+            self._span = None
 
 
 class AppendStreamCall:

@@ -25,6 +25,7 @@ from millrace_server.hosting.channel_changes import ChannelChanges
 from millrace_server.hosting.data_dir import CATALOG_FILE, Catalog, locked_data_dir
 from millrace_server.hosting.lifecycle import flows_of, open_channels, stop_flows
 from millrace_server.hosting.signals import ReloadRequests, StopRequests
+from millrace_server.hosting.tracing import traced
 from millrace_server.http_service.service import HttpService
 from millrace_server.logs import also_to_file
 from millrace_server.network import Address, check_is_free, open_socket
@@ -53,7 +54,8 @@ async def serve(
     access = _access_control(settings)
     stops, reloads = StopRequests(), ReloadRequests()
     auditing = also_to_file(AUDIT_LOGGER, None if settings.auth is None else settings.auth.audit_file)
-    with stops.from_signals(), reloads.from_signals(), auditing, locked_data_dir(settings.server.data_dir):
+    tracing = traced(settings.server.tracing)
+    with stops.from_signals(), reloads.from_signals(), auditing, tracing, locked_data_dir(settings.server.data_dir):
         catalog = Catalog(settings.server.data_dir / CATALOG_FILE)
         registry = open_channels(settings, catalog)
         changes = ChannelChanges(registry, catalog, settings.server.channels_max)

@@ -1,0 +1,122 @@
+"""Traces of real servers, and the configuration and program of docs/tracing.md, executed."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import millrace_client as millrace
+from millrace_client import aio
+from tests.conftest import StartMillraced
+from tests.fenced_blocks import blocks_of
+from tests.millraced import Millraced
+from tests.recorded_spans import attributes_of, is_child, linked, recording, span_id_of
+from tests.span_collector import Collector, collecting
+
+PAGE = Path(__file__).parents[2] / "docs" / "tracing.md"
+
+
+def block(kind: str) -> str:
+    """The page's only block of a kind."""
+    [found] = blocks_of(PAGE, kind)
+    return found
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with collecting() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
+def traced_server(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Millraced]:
+    """A server with the page's configuration."""
+    folder = tmp_path_factory.mktemp("traced")
+    (folder / "millrace.toml").write_text(block("server"))
+    addresses = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+    arguments = ("--config", str(folder / "millrace.toml"), "--data-dir", str(folder / "data"), *addresses)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in collector.environment.items():
+            patch.setenv(name, value)
+        server = Millraced(arguments, folder / "data", python=sys.executable)
+    yield server
+    assert server.stop() == 0
+    assert server.other_output == []
+
+
+def test_page_makes_one_trace_from_client_to_sink(collector: Collector, traced_server: Millraced) -> None:
+    """Its spans arrive at a collector over OTLP, those of the client and those of the server."""
+    program = block("client").replace("localhost:7070", traced_server.grpc)
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, **collector.environment}, timeout=60)
+    [checkout] = collector.named("checkout")
+    [append] = collector.named("append orders")
+    [served] = collector.named("millrace.v1.ChannelService/Append")
+    [processed] = collector.named("process orders")
+    assert (checkout.service, append.service) == ("shop", "shop")
+    assert (served.service, processed.service) == ("millraced", "millraced")
+    assert {span.trace_id for span in (append, served, processed)} == {checkout.trace_id}
+    assert append.parent_id == checkout.span_id
+    assert served.parent_id == processed.parent_id == append.span_id
+    assert processed.attributes["millrace.component"] == "printer"
+
+
+def test_transaction_has_a_span_for_each_of_its_operations(collector: Collector, traced_server: Millraced) -> None:
+    """What is taken is linked to what produced it. The server's spans are children of the client's."""
+    with recording(event_context=True) as recorded, millrace.connect(traced_server.grpc, token="t" * 8) as client:
+        client.admin.create_channel("work")
+        channel = client.channel("work")
+        with recorded.tracer.start_as_current_span("produce"), channel.transaction() as txn:
+            txn.put([b"1", b"2"])
+        with recorded.tracer.start_as_current_span("consume"), channel.transaction() as txn:
+            txn.take()
+            txn.rollback()
+    produce, consume, take = (recorded.named(name) for name in ("produce", "consume", "take work"))
+    for name, outer in {"put": produce, "commit": produce, "take": consume, "rollback": consume}.items():
+        inner = recorded.named(f"{name} work")
+        assert is_child(inner, outer)
+        served = collector.named(f"millrace.v1.ChannelService/{name.capitalize()}")
+        assert [span.parent_id for span in served] == [span_id_of(inner)]
+    assert linked(take) == {span_id_of(produce)}
+    assert attributes_of(take)["messaging.batch.message_count"] == 2
+
+
+async def test_append_in_asyncio_that_is_refused_has_the_reason(collector: Collector, traced_server: Millraced) -> None:
+    """In the client's span and in the server's, which is its child."""
+    with recording() as recorded:
+        async with aio.connect(traced_server.grpc) as client:
+            with pytest.raises(millrace.ChannelNotFoundError):
+                await client.channel("nowhere").append([b"1"])
+    span = recorded.named("append nowhere")
+    assert attributes_of(span)["error.type"] == "CHANNEL_NOT_FOUND"
+    served = {one.parent_id: one.attributes for one in collector.named("millrace.v1.ChannelService/Append", 2)}
+    assert served[span_id_of(span)]["rpc.response.status_code"] == "NOT_FOUND"
+
+
+def test_producer_and_consumer_make_one_trace(collector: Collector, traced_server: Millraced) -> None:
+    """The stream's appends have no metadata: their events tell the server the context."""
+    with recording(event_context=True) as recorded, millrace.connect(traced_server.grpc) as client:
+        client.admin.create_channel("stream")
+        producer = millrace.Producer(traced_server.grpc, "stream")
+        with recorded.tracer.start_as_current_span("request"), producer:
+            producer.send(b"1").result(30)
+        with millrace.Consumer(traced_server.grpc, "stream") as consumer:
+            consumer.run(lambda _delivery: consumer.stop())
+    request, append, process = (recorded.named(name) for name in ("request", "append stream", "process stream"))
+    assert is_child(append, request)
+    assert is_child(process, request)
+    [served] = collector.named("append stream")
+    assert (served.service, served.parent_id) == ("millraced", span_id_of(request))
+
+
+def test_server_whose_collector_is_down_serves_and_stops(start_millraced: StartMillraced) -> None:
+    """Spans that cannot be sent are dropped, and hold up nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+        patch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
+        server = start_millraced("[server.tracing]\n", python=sys.executable)
+    with millrace.connect(server.grpc) as client:
+        assert client.admin.list_channels() == []
+    assert server.stop() == 0
