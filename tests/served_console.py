@@ -59,6 +59,7 @@ class ServedConsole:
         self.components: Any = shown.components
         self.history = shown.history
         self.address = address
+        self.cookie_name = f"millrace_session_{address[1]}"
         self.cookie = ""
         """What the browser sends as `Cookie`."""
 
@@ -88,6 +89,25 @@ class ServedConsole:
         head, _, content = answer.partition(b"\r\n\r\n")
         status, _, received = head.partition(b"\r\n")
         return Answer(int(status.split()[1]), BytesHeaderParser().parsebytes(received), content)
+
+    @asynccontextmanager
+    async def stream(self, path: str) -> AsyncIterator[AsyncIterator[Any]]:
+        """Follows a page that goes on; yields its messages once it has begun."""
+        reader, writer = await asyncio.open_connection(*self.address)
+        cookie = f"Cookie: {self.cookie}\r\n" if self.cookie else ""
+        writer.write(f"GET {path} HTTP/1.0\r\nHost: localhost:{self.address[1]}\r\n{cookie}\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"text/event-stream" in head, head
+
+        async def messages() -> AsyncIterator[Any]:
+            while line := await reader.readline():
+                if line.startswith(b"data: "):
+                    yield json.loads(line.removeprefix(b"data: "))
+
+        try:
+            yield messages()
+        finally:
+            writer.close()
 
     async def log_in(self, token: str) -> Answer:
         """Logs in, and keeps the cookie."""

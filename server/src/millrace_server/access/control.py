@@ -52,8 +52,11 @@ class Identity(NamedTuple):
     """When the credentials expire, in seconds since the epoch."""
 
 
-def credentials_of(authorizations: Sequence[str | bytes], certificate: bytes | None) -> Credentials:
-    """Returns what a request shows: its authorization headers, and the certificate of its connection."""
+def credentials_of(authorizations: Sequence[str | bytes | Credentials], certificate: bytes | None) -> Credentials:
+    """Returns what a request shows: its authorization headers, and the certificate of its connection.
+
+    Instead of a header it may have the credentials with which a session began.
+    """
     shown = Credentials(None, None)
     if certificate is not None:
         shown = Credentials(None, certificate_name(certificate), None, certificate_expiry(certificate))
@@ -62,6 +65,8 @@ def credentials_of(authorizations: Sequence[str | bytes], certificate: bytes | N
     if len(authorizations) > 1:
         raise UnauthenticatedError("authorization: was sent more than once; send one token")
     [header] = authorizations
+    if isinstance(header, Credentials):
+        return shown._replace(token_hash=header.token_hash, jwt=header.jwt)
     bearer = _BEARER.fullmatch(header) if isinstance(header, str) else None
     if bearer is None:
         raise UnauthenticatedError("authorization: is not a bearer token; send it as: authorization: Bearer TOKEN")

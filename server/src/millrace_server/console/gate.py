@@ -10,7 +10,7 @@ from millrace_server.access.control import AccessControl
 from millrace_server.console.calls import RefusedError
 from millrace_server.console.sessions import Sessions
 from millrace_server.errors import MillraceError
-from millrace_server.grpc_services.guard import AUTHORIZATIONS
+from millrace_server.grpc_services.guard import AUTHORIZATIONS, Authorizations
 
 MARK = "x-millrace-console"
 """The header of requests that change something. Pages of other sites cannot send it without asking first."""
@@ -31,8 +31,9 @@ class Gate:
 
     def cookie_of(self, request: Request) -> str:
         """Returns the name of the session's cookie, which servers on other ports of a host do not overwrite."""
-        port = request.url.port or ""
-        return f"__Host-millrace_session_{port}" if self._has_tls else f"millrace_session_{port}"
+        port = request.headers.get("host", "").rpartition(":")[2]
+        name = f"millrace_session_{port}" if port.isdecimal() else "millrace_session"
+        return f"__Host-{name}" if self._has_tls else name
 
     def endpoint(self, serve: Serve) -> Serve:
         async def handle(request: Request) -> Response:
@@ -59,13 +60,13 @@ class Gate:
         if request.method == "POST" and request.headers.get("content-type", "").partition(";")[0] != _JSON:
             raise RefusedError(415, "BAD_ARGUMENT", f"the content type must be {_JSON}")
 
-    def _authorizations_of(self, request: Request) -> tuple[str, ...]:
+    def _authorizations_of(self, request: Request) -> Authorizations:
         shown = tuple(request.headers.getlist("authorization"))
         cookie = request.cookies.get(self.cookie_of(request))
         if shown or cookie is None or self.sessions is None:
             return shown
-        authorization = self.sessions.authorization_of(cookie)
-        return () if authorization is None else (authorization,)
+        credentials = self.sessions.credentials_of(cookie)
+        return () if credentials is None else (credentials,)
 
 
 def refusal_response(refused: RefusedError) -> Response:

@@ -10,12 +10,11 @@ from starlette.responses import JSONResponse, Response
 
 from millrace_server.access.audit import Audit
 from millrace_server.access.control import AccessControl, Identity, credentials_of
-from millrace_server.access.tokens import TOKEN
 from millrace_server.console.calls import RefusedError, peer_of
 from millrace_server.console.gate import Gate
 from millrace_server.console.queries import body_of
 from millrace_server.console.sessions import AGE_SECONDS_MAX, LoginLimit
-from millrace_server.errors import MillraceError, UnauthenticatedError
+from millrace_server.errors import MillraceError
 from millrace_server.grpc_services.guard import AUTHORIZATIONS
 from millrace_server.network.http_server import CERTIFICATE
 
@@ -63,13 +62,12 @@ class Login:
         if delay_seconds := self._limit.delay_seconds(address):
             raise RefusedError(429, "TOO_MANY_LOGINS", "too many failed logins; try again later", delay_seconds)
         login = await body_of(request, LoginRequest)
-        token, certificate = login.token.get_secret_value().strip(), _certificate_of(request)
         identity = None
         try:
-            if not TOKEN.fullmatch(token):
-                raise UnauthenticatedError("token: is not a token")
-            identity = self._access.identify(credentials_of([f"Bearer {token}"], certificate))
-            session_id = self._gate.sessions.open(token, identity)
+            authorization = f"Bearer {login.token.get_secret_value().strip()}"
+            credentials = credentials_of([authorization], _certificate_of(request))
+            identity = self._access.identify(credentials)
+            session_id = self._gate.sessions.open(credentials, identity)
         except MillraceError as error:
             self._limit.note_failure(address)
             self._audit.note(identity, peer_of(request), "Login", error, administers=True)

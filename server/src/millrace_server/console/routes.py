@@ -134,14 +134,14 @@ class Console:
         query, peek = query_of(request, FollowQuery), pb.PeekEventsRequest(channel=request.path_params["name"])
         with self._calls.admitted(request, "PeekEvents", peek):
             self._shown.registry.get(peek.channel)
+            if self._follower_count >= _FOLLOWERS_MAX:
+                raise OverloadedError(f"{_FOLLOWERS_MAX} pages follow channels; close one of them")
         return EventStream(self._followed(request, peek, describe_matching(query)))
 
     async def _followed(
         self, request: Request, peek: pb.PeekEventsRequest, describe: Describe
     ) -> AsyncGenerator[dict[str, Any] | None]:
         """Yields messages while the caller may have them; see `GuardedCall`."""
-        if self._follower_count >= _FOLLOWERS_MAX:
-            raise OverloadedError(f"{_FOLLOWERS_MAX} pages follow channels; close one of them")
         self._follower_count += 1
         try:
             with self._calls.admitted(request, "PeekEvents", peek):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from millrace_server.access.control import AccessControl, Identity, credentials_of
+from millrace_server.access.control import AccessControl, Credentials, Identity
 from millrace_server.access.permissions import Permission
 from millrace_server.errors import ForbiddenError, MillraceError
 
@@ -25,7 +25,7 @@ _ID_BYTES = 32
 
 
 class _Session(NamedTuple):
-    authorization: str
+    credentials: Credentials
     identity: str
     began_at: float
     used_at: float
@@ -40,8 +40,8 @@ class Sessions:
         self._sessions: dict[bytes, _Session] = {}
         access.watch(self._end_revoked)
 
-    def open(self, token: str, identity: Identity) -> str:
-        """Returns the id of a new session of the identity that a token proves.
+    def open(self, credentials: Credentials, identity: Identity) -> str:
+        """Returns the id of a new session of the identity that these credentials prove.
 
         Raises ForbiddenError if it may not see all channels, which the console shows.
         """
@@ -52,18 +52,18 @@ class Sessions:
             del self._sessions[min(self._sessions, key=lambda key: self._sessions[key].used_at)]
         session_id = secrets.token_urlsafe(_ID_BYTES)
         now = self._clock()
-        self._sessions[_key(session_id)] = _Session(f"Bearer {token}", identity.name, now, now)
+        self._sessions[_key(session_id)] = _Session(credentials, identity.name, now, now)
         return session_id
 
-    def authorization_of(self, session_id: str) -> str | None:
-        """Returns the authorization header of an open session's calls, and keeps it open; None if there is none."""
+    def credentials_of(self, session_id: str) -> Credentials | None:
+        """Returns the credentials of an open session, which stays open by that; None if there is none."""
         self._end_overdue()
         key = _key(session_id)
         session = self._sessions.get(key)
         if session is None:
             return None
         self._sessions[key] = session._replace(used_at=self._clock())
-        return session.authorization
+        return session.credentials
 
     def close(self, session_id: str) -> None:
         """Ends a session; does nothing if there is none."""
@@ -78,8 +78,7 @@ class Sessions:
 
     def _is_valid(self, session: _Session) -> bool:
         try:
-            # Without the connection's certificate, which each request shows anew.
-            return self._access.identify(credentials_of([session.authorization], None)).name == session.identity
+            return self._access.identify(session.credentials).name == session.identity
         except MillraceError:
             return False
 

@@ -38,9 +38,9 @@ _LOOK_SECONDS = 0.25
 
 Context = aio.ServicerContext[Any, Any]
 
-Authorizations = tuple[str | bytes, ...]
+Authorizations = tuple[str | bytes | Credentials, ...]
 AUTHORIZATIONS: ContextVar[Authorizations] = ContextVar("authorizations", default=())
-"""The authorization headers of the current call."""
+"""The authorization headers of the current call, or the credentials of its session."""
 
 
 class Rule(NamedTuple):

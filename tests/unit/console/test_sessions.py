@@ -1,0 +1,252 @@
+"""Logging in and out, and what sessions may do."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import structlog.testing
+
+from millrace_server.access import control
+from millrace_server.access.control import AccessControl, credentials_of
+from millrace_server.access.settings import AuthSettings, IdentitySettings, RoleSettings
+from millrace_server.access.tokens import make_token
+from millrace_server.console import sessions
+from millrace_server.console.sessions import FAILURE_SECONDS, FAILURES_MAX, LoginLimit, Sessions
+from tests.served_console import ServedConsole, append, served_console
+
+ROLES = {
+    "viewer": ["describe:*"],
+    "reader": ["describe:*", "peek:web.*"],
+    "operator": ["describe:*", "peek:*", "operate:*", "admin:*", "take:*", "append:*"],
+    "shipper": ["append:*", "describe:web.*"],
+}
+
+
+class Site:
+    """A console with an identity for each role, and their tokens."""
+
+    def __init__(self, directory: Path) -> None:
+        self.tokens_file = directory / "tokens"
+        self.tokens = {name: make_token(self.tokens_file, name) for name in ROLES}
+        roles = {name: RoleSettings(allow=allow) for name, allow in ROLES.items()}
+        identities = {name: IdentitySettings(roles=[name]) for name in ROLES}
+        self.access = AccessControl(AuthSettings(tokens_file=self.tokens_file), roles, identities)
+        self.console: ServedConsole
+
+
+@pytest.fixture
+async def site(tmp_path: Path, prompt_http_stop: None) -> AsyncIterator[Site]:
+    site = Site(tmp_path)
+    async with served_console(tmp_path, access=site.access) as site.console:
+        yield site
+
+
+PAGES = (
+    "/api/overview",
+    "/api/flow",
+    "/api/components",
+    "/api/configuration",
+    "/api/channels/web.a",
+    "/api/channels/web.a/history",
+    "/api/channels/web.a/events",
+    "/api/channels/web.a/dead_letters",
+    "/api/channels/web.a/follow",
+)
+
+
+async def test_pages_without_a_session_are_refused(site: Site) -> None:
+    """A wrong session or token is none; of channels nobody learns whether they exist."""
+    site.console.create("web.a")
+    for page in PAGES:
+        for headers in ({}, {"Cookie": site.console.cookie_name + "=guess"}, {"Authorization": "Bearer guess"}):
+            answer = await site.console.get(page, **headers)
+            assert (answer.status, answer.reason) == (401, "UNAUTHENTICATED"), page
+
+
+async def test_login_with_a_token_begins_a_session_that_scripts_cannot_read(site: Site) -> None:
+    """Every request of the page carries the cookie, and no request of another site's page does."""
+    assert (await site.console.read("/api/session"))["identity"] is None
+    answer = await site.console.log_in(site.tokens["viewer"] + "\n")
+    assert (answer.status, answer.json()["identity"]) == (200, "viewer")
+    cookie = answer.headers["set-cookie"]
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} < set(cookie.split("; "))
+    assert site.tokens["viewer"] not in cookie
+    assert (await site.console.read("/api/session"))["identity"] == "viewer"
+    assert (await site.console.read("/api/overview"))["total"] == 0
+
+
+async def test_token_of_a_program_opens_the_pages_without_a_session(site: Site) -> None:
+    """The API can be called with a bearer token, as /metrics can."""
+    answer = await site.console.get("/api/overview", Authorization=f"Bearer {site.tokens['viewer']}")
+    assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    ("token", "status", "reason"),
+    [("wrong", 401, "UNAUTHENTICATED"), ("x" * 8_193, 400, "BAD_ARGUMENT"), ("sp ace", 401, "UNAUTHENTICATED")],
+)
+async def test_login_with_a_wrong_token_is_refused_and_audited(
+    site: Site, token: str, status: int, reason: str
+) -> None:
+    """The answer, the cookie and the log have nothing of it."""
+    with structlog.testing.capture_logs() as logs:
+        answer = await site.console.log_in(token)
+    assert (answer.status, answer.reason) == (status, reason)
+    assert answer.headers["set-cookie"] is None
+    assert token not in answer.body.decode() + json.dumps(logs)
+    assert [entry["outcome"] for entry in logs if entry["event"] == "audit"] == ["denied"] * (status == 401)
+
+
+async def test_login_without_a_right_to_see_all_channels_is_refused(site: Site) -> None:
+    """The message names the permission."""
+    answer = await site.console.log_in(site.tokens["shipper"])
+    assert (answer.status, answer.reason) == (403, "FORBIDDEN")
+    assert "describe:*" in answer.json()["message"]
+
+
+async def test_login_after_many_failures_has_to_wait(site: Site) -> None:
+    """Even with the right token, so that guesses learn nothing."""
+    for _ in range(FAILURES_MAX):
+        assert (await site.console.log_in("wrong")).status == 401
+    answer = await site.console.log_in(site.tokens["viewer"])
+    assert (answer.status, answer.reason) == (429, "TOO_MANY_LOGINS")
+    assert 1 <= int(answer.headers["retry-after"]) <= FAILURE_SECONDS
+
+
+async def test_logout_ends_the_session_and_removes_the_cookie(site: Site) -> None:
+    """The cookie is worth nothing afterwards."""
+    await site.console.log_in(site.tokens["viewer"])
+    answer = await site.console.ask("DELETE", "/session", b"", {"X-Millrace-Console": "1"})
+    assert answer.status == 204
+    assert "millrace_session" in answer.headers["set-cookie"]
+    assert (await site.console.get("/api/overview")).status == 401
+
+
+async def test_session_whose_token_was_removed_has_ended(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So has what it follows, with the reason."""
+    monkeypatch.setattr(control, "_CHECK_SECONDS", 0.001)
+    web = site.console.create("web.a")
+    await site.console.log_in(site.tokens["operator"])
+    following = asyncio.create_task(site.access.follow())
+    async with site.console.stream("/api/channels/web.a/follow") as events:
+        await append(web, ({}, b"one"))
+        assert len((await anext(events))["events"]) == 1
+        site.tokens_file.write_text("")
+        assert (await anext(events))["reason"] == "UNAUTHENTICATED"
+    assert (await site.console.get("/api/overview")).status == 401
+    following.cancel()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"X-Millrace-Console": ""},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Host": "evil.example"},
+        {"Content-Type": "text/plain"},
+    ],
+)
+async def test_login_from_a_page_of_another_site_is_refused(site: Site, headers: dict[str, str]) -> None:
+    """Also under a name that its owner has directed to this server."""
+    answer = await site.console.post("/session", {"token": site.tokens["viewer"]}, **headers)
+    assert answer.status in {403, 415, 421}
+    assert answer.headers["set-cookie"] is None
+
+
+async def test_login_with_a_body_that_is_no_login_is_refused(site: Site) -> None:
+    """Neither a huge body nor deep JSON costs anything."""
+    marked = {"X-Millrace-Console": "1", "Content-Type": "application/json"}
+    for body, status in ((b"{", 400), (b"[]", 400), (b'{"token": 5}', 400), (b"[" * 60_000, 400), (b"x" * 70_000, 413)):
+        answer = await site.console.ask("POST", "/session", body, marked)
+        assert answer.status == status, body[:20]
+
+
+async def test_events_need_the_permission_to_peek(site: Site) -> None:
+    """That of the channel, as over gRPC; alike for channels that do not exist."""
+    for name in ("web.a", "app"):
+        await append(site.console.create(name), ({}, b"x"))
+    await site.console.log_in(site.tokens["reader"])
+    for page in ("events", "dead_letters", "follow"):
+        for name in ("app", "absent"):
+            answer = await site.console.get(f"/api/channels/{name}/{page}")
+            assert (answer.status, answer.reason) == (403, "FORBIDDEN")
+            assert f"peek on channel '{name}'" in answer.json()["message"]
+    assert len((await site.console.read("/api/channels/web.a/events"))["events"]) == 1
+    assert (await site.console.read("/api/channels/app"))["may"]["peek"] is False
+
+
+async def test_login_without_auth_has_nothing_to_do(console: ServedConsole) -> None:
+    """The page asks for no token."""
+    session = await console.read("/api/session")
+    assert (session["is_required"], session["identity"]) == (False, None)
+    assert abs(session["server"]["time"] - time.time()) < 60
+    answer = await console.post("/session", {"token": "any"})
+    assert (answer.status, answer.reason) == (409, "NO_LOGIN")
+
+
+class Clock:
+    """A clock that tests set."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> tuple[Clock, Sessions, Callable[[], str]]:
+    """A clock, sessions by it, and what opens another one."""
+    site, clock = Site(tmp_path), Clock()
+    open_sessions = Sessions(site.access, clock)
+    credentials = credentials_of([f"Bearer {site.tokens['viewer']}"], None)
+    identity = site.access.identify(credentials)
+    return clock, open_sessions, lambda: open_sessions.open(credentials, identity)
+
+
+def test_session_that_is_not_used_ends(opened: tuple[Clock, Sessions, Callable[[], str]]) -> None:
+    """One that is used goes on, but not for ever."""
+    clock, open_sessions, open_one = opened
+    used, unused = open_one(), open_one()
+    clock.now = sessions.IDLE_SECONDS_MAX - 1
+    assert open_sessions.credentials_of(used) is not None
+    clock.now = sessions.IDLE_SECONDS_MAX
+    assert open_sessions.credentials_of(unused) is None
+    while clock.now < sessions.AGE_SECONDS_MAX - sessions.IDLE_SECONDS_MAX:
+        assert open_sessions.credentials_of(used) is not None
+        clock.now += sessions.IDLE_SECONDS_MAX / 2
+    clock.now = sessions.AGE_SECONDS_MAX
+    assert open_sessions.credentials_of(used) is None
+
+
+def test_open_above_the_limit_ends_the_session_that_is_idle_longest(
+    opened: tuple[Clock, Sessions, Callable[[], str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logins cannot fill the memory; ids are never held as they are."""
+    monkeypatch.setattr(sessions, "SESSIONS_MAX", 2)
+    clock, open_sessions, open_one = opened
+    ids = []
+    for _ in range(3):
+        clock.now += 1
+        ids.append(open_one())
+    assert [open_sessions.credentials_of(one) is not None for one in ids] == [False, True, True]
+    assert all(one not in repr(open_sessions._sessions) for one in ids)
+
+
+def test_delay_of_logins_ends_with_time_and_is_that_of_one_address() -> None:
+    """One failure is forgiven after the other."""
+    clock = Clock()
+    limit = LoginLimit(clock)
+    for _ in range(FAILURES_MAX):
+        assert limit.delay_seconds("one") == 0
+        limit.note_failure("one")
+    assert limit.delay_seconds("one") == FAILURE_SECONDS
+    assert limit.delay_seconds("other") == 0
+    clock.now += FAILURE_SECONDS
+    assert limit.delay_seconds("one") == 0
+    limit.note_failure("one")
+    assert limit.delay_seconds("one") == FAILURE_SECONDS
