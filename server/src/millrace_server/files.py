@@ -1,5 +1,6 @@
-"""Atomic and durable writes of files and directories, and the reading of files that settings name."""
+"""Atomic and durable writes of files and directories; reading and following of files that settings name."""
 
+import asyncio
 import json
 import os
 import stat
@@ -9,14 +10,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Never
 
+import structlog
 from pydantic import BeforeValidator
 
 from millrace.setting_problems import shown_value
 
+CHECK_SECONDS = 1.0
+"""Changed files are noticed within this time."""
+
 _TEMPORARY_SUFFIX = ".tmp"
 _PROCESS_ID_DIGITS_MAX = 20
+
+_log = structlog.stdlib.get_logger(__name__)
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
@@ -115,6 +122,24 @@ class FileWatch:
 
     def _current(self) -> list[object]:
         return list(map(_stamp, self._paths))
+
+
+def _nothing() -> None:
+    """Needs no more than the check itself."""
+
+
+async def follow(check: Callable[[], object], what: str, on_change: Callable[[], None] = _nothing) -> Never:
+    """Calls `check` on a thread every second, and `on_change` whenever it returns a true value, until it is cancelled.
+
+    An error is logged, with `what` was checked: what is good again later must still be noticed.
+    """
+    while True:
+        try:
+            if await asyncio.to_thread(check):
+                on_change()
+        except Exception:  # noqa: BLE001 - as above
+            _log.exception(f"checking {what} for changes failed")
+        await asyncio.sleep(CHECK_SECONDS)
 
 
 def _stamp(path: Path | None) -> object:

@@ -10,7 +10,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace_server.access import control, jwt
+from millrace_server import files
+from millrace_server.access import jwt
 from millrace_server.access.control import AccessControl, certificate_name, credentials_of
 from millrace_server.access.jwt import JwtSettings
 from millrace_server.access.settings import AuthSettings
@@ -24,7 +25,7 @@ ONE = Issuer()
 
 async def test_keys_are_in_force_once_their_address_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then tokens are refused; whoever watches is told of other keys."""
-    monkeypatch.setattr(control, "_CHECK_SECONDS", 0.001)
+    monkeypatch.setattr(files, "CHECK_SECONDS", 0.001)
     monkeypatch.setattr(jwt, "_RETRY_SECONDS", 0.001)
     with key_server(ONE) as server:
         url, port = server.url, server.http.server_port

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from millrace.setting_problems import describe_problems
-from millrace_server.network import tls
+from millrace_server import files
 from millrace_server.network.dev_certificates import key_in_pem
 from millrace_server.network.tls import TlsFiles, TlsSettings
 from tests.certificates import Authority
@@ -213,8 +213,8 @@ def test_expiry_is_told_once_a_day_for_each_file(given: dict[str, Any], tmp_path
 
 async def test_follow_goes_on_after_any_failure(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug in reading files once does not end the rotation for good."""
-    monkeypatch.setattr(tls, "_CHECK_SECONDS", 0.0)
-    files = TlsFiles(TlsSettings.model_validate(given))
+    monkeypatch.setattr(files, "CHECK_SECONDS", 0.0)
+    tls_files = TlsFiles(TlsSettings.model_validate(given))
     is_called_again = asyncio.Event()
     loop = asyncio.get_running_loop()
     calls: list[int] = []
@@ -225,9 +225,9 @@ async def test_follow_goes_on_after_any_failure(given: dict[str, Any], monkeypat
             loop.call_soon_threadsafe(is_called_again.set)
         raise AttributeError
 
-    monkeypatch.setattr(files, "refresh", fail)
+    monkeypatch.setattr(tls_files, "refresh", fail)
     with capture_logs() as told:
-        following = asyncio.create_task(files.follow())
+        following = asyncio.create_task(tls_files.follow())
         await asyncio.wait_for(is_called_again.wait(), 60)
         following.cancel()
     assert told[0]["event"] == "checking the TLS files for changes failed"

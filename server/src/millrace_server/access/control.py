@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -18,12 +18,10 @@ from millrace_server.access.quotas import UNBOUNDED, Quota
 from millrace_server.access.settings import AuthSettings, IdentitySettings, RoleSettings
 from millrace_server.access.tokens import NAME_LENGTH_MAX, TOKEN, TokensFile, hash_of
 from millrace_server.errors import TokenExpiredError, UnauthenticatedError
+from millrace_server.files import follow
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
-
-_CHECK_SECONDS = 1.0
-"""Changed files take effect within this time."""
 
 _PREPARATION_SECONDS = 2.0
 _CERTIFICATES_MAX = 1_024
@@ -180,18 +178,18 @@ class AccessControl:
 
     async def follow(self) -> None:
         """Applies changed files and keys, until it is cancelled."""
-        await asyncio.gather(*(self._follow(source) for source in (self._tokens, self._jwts) if source is not None))
+        await asyncio.gather(
+            *(
+                follow(source.refresh, "tokens or keys", partial(self._on_reload, source.reload_message))
+                for source in (self._tokens, self._jwts)
+                if source is not None
+            )
+        )
 
-    async def _follow(self, source: TokensFile | Jwts) -> None:
-        while True:
-            await asyncio.sleep(_CHECK_SECONDS)
-            try:
-                if await asyncio.to_thread(source.refresh):
-                    self._notify()
-                    # Not before: until then, what was proven counts.
-                    _log.info(source.reload_message)
-            except Exception:  # noqa: BLE001 - a token that is removed later must still be noticed
-                _log.exception("checking tokens or keys for changes failed")
+    def _on_reload(self, message: str) -> None:
+        self._notify()
+        # Not before: until then, what was proven counts.
+        _log.info(message)
 
     def _notify(self) -> None:
         for on_change in self._watchers:

@@ -3,7 +3,6 @@
 Certificates are in PEM. TLS is of version 1.2 or 1.3.
 """
 
-import asyncio
 import json
 import ssl
 from contextlib import suppress
@@ -15,7 +14,7 @@ import structlog
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
-from millrace_server.files import FileWatch, NamedPath, read_named
+from millrace_server.files import FileWatch, NamedPath, follow, read_named
 
 if TYPE_CHECKING:
     import grpc
@@ -26,8 +25,6 @@ _WARNING_DAYS = 14
 _DAY = timedelta(days=1)
 _NEVER = datetime.min.replace(tzinfo=UTC)
 _RSA_BITS_MIN = 2048
-_CHECK_SECONDS = 1.0
-"""How late a changed file is in force."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -119,13 +116,11 @@ class TlsFiles:
 
     async def follow(self) -> None:
         """Reads changed files again, and warns of their expiry, until it is cancelled."""
-        while True:
-            try:
-                await asyncio.to_thread(self.refresh)
-            except Exception:  # noqa: BLE001 - files that are good again later must still be noticed
-                _log.exception("checking the TLS files for changes failed")
-            self.warn_of_expiry()
-            await asyncio.sleep(_CHECK_SECONDS)
+        await follow(self._check, "the TLS files")
+
+    def _check(self) -> None:
+        self.refresh()
+        self.warn_of_expiry()
 
     @property
     def requires_client_certificate(self) -> bool:
