@@ -36,6 +36,21 @@ def open_channel(
     return Channel(name, config, basis, directory or TxnDirectory(10_000), answer_bytes_max)
 
 
+async def nearly_full_channel() -> Channel:
+    """A channel with 3 of 3 events, and 9 of 10 bytes."""
+    channel = open_channel(capacity=3, body_bytes_max=10, keep_alive_seconds=3)
+    await append(channel, b"aaa", b"bbb", b"ccc")
+    return channel
+
+
+async def make_room(channel: Channel, event_count: int = 1) -> None:
+    """Takes and commits events."""
+    await channel.transactions.commit([await begin_with_takes(channel, event_count)], None)
+
+
+# Append.
+
+
 def limits_of(*, body_bytes_max: int = 1 << 30, **limits: Any) -> MemoryChannelConfig:
     """A configuration in which bodies may use the whole byte capacity."""
     return MemoryChannelConfig(type="memory", byte_capacity=body_bytes_max, byte_capacity_buffer_percentage=0, **limits)
@@ -87,7 +102,7 @@ def times_of(batches: Iterable[StoredBatch]) -> dict[int, int]:
 
 async def append(channel: Channel, *bodies: bytes, stamp: Stamp | None = None) -> Receipt:
     """Appends events."""
-    return await channel.transactions.append([stored(*bodies)], stamp)
+    return await channel.appends.append([stored(*bodies)], stamp)
 
 
 def begin(channel: Channel, txn_id: str | None = None, lease_seconds: float | None = None) -> str:

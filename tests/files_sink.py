@@ -78,7 +78,7 @@ class SinkBench:
     async def put(self, *batches: Iterable[Row]) -> None:
         """Commits each batch of events separately."""
         for rows in batches:
-            await self.channel.transactions.append(stored_of(rows), None)
+            await self.channel.appends.append(stored_of(rows), None)
 
     @property
     def unsettled(self) -> int:

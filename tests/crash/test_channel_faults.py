@@ -213,7 +213,7 @@ async def test_takes_on_a_full_disk_are_committed_while_puts_are_refused(chance:
         takes = [await begin_with_takes(channel, 1) for _ in range(2)]
         put = begin_with_puts(channel, bytes(2000))
         answers = await asyncio.gather(
-            channel.transactions.append([stored(bytes(2000))], None),
+            channel.appends.append([stored(bytes(2000))], None),
             channel.transactions.commit(takes, None),
             channel.transactions.commit([put], None),
             return_exceptions=True,

@@ -132,7 +132,7 @@ class Append(Call):
             self.refused = refused
 
     async def make(self, channel: Channel) -> Any:
-        return await channel.transactions.append([stored(*self.bodies)], self.stamp)
+        return await channel.appends.append([stored(*self.bodies)], self.stamp)
 
     def look(self, account: Account) -> Look:
         if self.refused:

@@ -64,7 +64,7 @@ async def _append(channel: Channel, requests: Sequence[Sequence[Row]]) -> list[R
     stored: list[Row] = []
     for request in requests:
         try:
-            await channel.transactions.append([stored_rows(request)], None)
+            await channel.appends.append([stored_rows(request)], None)
         except EventTooLargeError:
             continue
         stored += request

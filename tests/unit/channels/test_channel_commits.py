@@ -12,6 +12,7 @@ from millrace_server.errors import (
     ChannelNotFoundError,
     DiskFullError,
     EventTooLargeError,
+    ForbiddenError,
     OffsetGapError,
     TxnCapacityError,
     TxnStateError,
@@ -22,7 +23,8 @@ from tests.channel_events import (
     begin_with_puts,
     begin_with_takes,
     check_accounts,
-    limits_of,
+    make_room,
+    nearly_full_channel,
     open_channel,
     queued,
     stored,
@@ -35,23 +37,13 @@ from tests.virtual_clock import now, settle, started
 @pytest.fixture
 async def channel() -> Channel:
     """A nearly full channel: 3 of 3 events, 9 of 10 bytes."""
-    channel = open_channel(capacity=3, body_bytes_max=10, keep_alive_seconds=3)
-    await append(channel, b"aaa", b"bbb", b"ccc")
-    return channel
-
-
-async def make_room(channel: Channel, event_count: int = 1) -> None:
-    """Takes and commits events."""
-    await channel.transactions.commit([await begin_with_takes(channel, event_count)], None)
-
-
-# Append.
+    return await nearly_full_channel()
 
 
 async def test_append_stores_all_requests_as_one(channel: Channel) -> None:
     """The rows of a request may have become several columns."""
     await make_room(channel, 3)
-    assert await channel.transactions.append([stored(b"x"), stored(b"y", b"z")], None) == Receipt(4, 6)
+    assert await channel.appends.append([stored(b"x"), stored(b"y", b"z")], None) == Receipt(4, 6)
     assert queued(channel) == [b"x", b"y", b"z"]
     assert channel._contents.counters.commits == 3
     check_accounts(channel)
@@ -61,7 +53,7 @@ async def test_append_of_more_than_a_transaction_may_put_is_refused() -> None:
     """The transaction's capacity bounds an append too."""
     channel = open_channel(capacity=10, transaction_capacity=2, body_bytes_max=10)
     with pytest.raises(TxnCapacityError, match="would put 3 events; transaction_capacity is 2"):
-        await channel.transactions.append([stored(b"a"), stored(b"b", b"c")], None)
+        await channel.appends.append([stored(b"a"), stored(b"b", b"c")], None)
     with pytest.raises(TxnCapacityError, match="would put 11 body bytes; the channel takes 10"):
         await append(channel, b"123456", b"12345")
     with pytest.raises(EventTooLargeError):
@@ -333,6 +325,27 @@ async def test_commit_that_waits_when_its_transaction_is_rolled_back_fails_at_on
     assert now() == 0
 
 
+@pytest.mark.parametrize("what", ["commit", "append"])
+async def test_what_waits_and_is_not_allowed_any_more_stores_nothing(channel: Channel, what: str) -> None:
+    """It is checked again after the wait, however much room there is then."""
+    is_allowed = True
+
+    def recheck() -> None:
+        if not is_allowed:
+            raise ForbiddenError("no role allows it any more")
+
+    if what == "commit":
+        waiting = await started(channel.transactions.commit([begin_with_puts(channel, b"d")], None, recheck))
+    else:
+        waiting = await started(channel.appends.append([stored(b"d")], None, recheck))
+    is_allowed = False
+    await make_room(channel)
+    with pytest.raises(ForbiddenError):
+        await waiting.answer()
+    assert b"d" not in queued(channel)
+    check_accounts(channel)
+
+
 async def test_commit_that_waits_stores_what_is_put_meanwhile(channel: Channel) -> None:
     """The transaction stays open until it is committed."""
     txn_id = begin_with_puts(channel, b"d")
@@ -404,97 +417,6 @@ async def test_commit_without_events_keeps_its_stamp() -> None:
 
 
 # Resize.
-
-
-async def test_update_to_more_is_at_once(channel: Channel) -> None:
-    """Waiting commits continue."""
-    call = await started(append(channel, b"d"))
-    assert await channel.update(limits_of(capacity=4, body_bytes_max=20)) == ""
-    assert await call.answer() == Receipt(4, 4)
-    assert (now(), channel.config.capacity) == (0, 4)
-
-
-async def test_update_to_less_without_room_changes_nothing(channel: Channel) -> None:
-    """After the keep-alive it returns the reason, and all old limits stay in force."""
-    before = channel.config
-    message = await channel.update(limits_of(capacity=2, transaction_capacity=1, lease_seconds=5))
-    assert message == (
-        "the channel holds 3 events with 9 body bytes, and the new limits are 2 and 1073741824; nothing was changed"
-    )
-    assert now() == 3
-    assert channel.config is before
-    assert channel._contents.capacity.events_max == 3
-    assert channel.transactions.begin(None, None)[1] == 30
-
-
-async def test_update_to_less_waits_for_room(channel: Channel) -> None:
-    """Taken events keep their room until their commit."""
-    call = await started(channel.update(limits_of(capacity=2, body_bytes_max=6)))
-    taking = await begin_with_takes(channel, 1)
-    await settle()
-    assert not call.is_done
-    await asyncio.sleep(2)
-    await channel.transactions.commit([taking], None)
-    assert await call.answer() == ""
-    assert (now(), channel.config.capacity) == (2, 2)
-    with pytest.raises(ChannelFullError):
-        await append(channel, b"")
-    check_accounts(channel)
-
-
-async def test_update_of_bytes_alone_follows_the_same_rule(channel: Channel) -> None:
-    """The channel does not keep intermediate sizes."""
-    assert await channel.update(limits_of(capacity=3, body_bytes_max=8)) != ""
-    assert channel._contents.capacity.body_bytes_max == 10
-    assert await channel.update(limits_of(capacity=3, body_bytes_max=9)) == ""
-    assert channel._contents.capacity.body_bytes_max == 9
-
-
-async def test_update_of_other_limits_holds_from_then_on() -> None:
-    """This concerns leases, transactions and their capacity."""
-    channel = open_channel(capacity=10)
-    txn_id = begin_with_puts(channel, b"1", b"2", b"3")
-    assert await channel.update(limits_of(capacity=10, transaction_capacity=2, open_transactions_max=1)) == ""
-    with pytest.raises(TxnCapacityError):
-        channel.transactions.put(txn_id, [stored(b"4")], None)
-    assert channel.transactions.put(txn_id, [stored(b"1", b"2", b"3")], 0) == 3
-    assert await channel.transactions.commit([txn_id], None) == Receipt(1, 3)
-    txn_id = begin(channel)
-    assert await take(channel, txn_id) == [b"1", b"2"]
-    with pytest.raises(TxnCapacityError):
-        await take(channel, txn_id)
-
-
-async def test_update_to_less_than_an_open_transaction_took_refuses_only_more() -> None:
-    """The events that it has taken can be committed."""
-    channel = open_channel(capacity=10)
-    await append(channel, b"1", b"2", b"3", b"4")
-    txn_id = await begin_with_takes(channel, 3)
-    assert await channel.update(limits_of(capacity=10, transaction_capacity=2)) == ""
-    with pytest.raises(TxnCapacityError):
-        await take(channel, txn_id)
-    await channel.transactions.commit([txn_id], None)
-    assert queued(channel) == [b"4"]
-
-
-async def test_update_below_what_an_open_transaction_put_makes_its_commit_impossible() -> None:
-    """The commit is refused at once, and the transaction can roll back."""
-    channel = open_channel(capacity=10)
-    txn_id = begin_with_puts(channel, b"1", b"2", b"3")
-    assert await channel.update(limits_of(capacity=2)) == ""
-    with pytest.raises(TxnCapacityError, match="the whole channel holds 2"):
-        await channel.transactions.commit([txn_id], None)
-    assert now() == 0
-    channel.transactions.rollback(txn_id)
-
-
-async def test_update_that_waits_when_the_channel_is_deleted_fails_at_once(channel: Channel) -> None:
-    """A deleted channel cannot be resized."""
-    call = await started(channel.update(limits_of(capacity=2)))
-    channel.delete()
-    with pytest.raises(ChannelNotFoundError):
-        await call.answer()
-    assert now() == 0
 
 
 async def test_append_that_the_disk_refuses_twice_waits_for_it_within_one_keep_alive() -> None:

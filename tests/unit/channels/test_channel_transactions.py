@@ -419,7 +419,7 @@ async def test_calls_on_a_deleted_channel_find_none(channel: Channel, call: str)
     with pytest.raises(ChannelNotFoundError):
         await CALLS[call](channel, txn_id)
     with pytest.raises(ChannelNotFoundError):
-        await channel.transactions.append([stored(b"a")], None)
+        await channel.appends.append([stored(b"a")], None)
     with pytest.raises(ChannelNotFoundError):
         channel.transactions.begin(None, None)
 

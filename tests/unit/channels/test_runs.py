@@ -301,7 +301,7 @@ async def test_appends_that_do_not_fit_together_have_records_of_their_own(disk: 
         others = {
             "transaction": lambda: [channel.transactions.commit([begin_with_puts(channel, b"t")], None)],
             "large": lambda: [append(channel, bytes(5_000))],
-            "keys": lambda: [channel.transactions.append([columns], None) for columns in many],
+            "keys": lambda: [channel.appends.append([columns], None) for columns in many],
         }
         calls = await called(append(channel, b"1"), *others[between](), append(channel, b"2"))
         gate.open()
@@ -388,7 +388,7 @@ async def test_run_that_another_thread_has_read_has_its_merged_size(disk: Simula
     async with file_channel(disk) as opened:
         for value in ("a", "b"):
             rows = [({"header": value * 100}, b"")] * 30
-            await opened.channel.transactions.append([stored_rows(rows)], None)
+            await opened.channel.appends.append([stored_rows(rows)], None)
         [run] = opened.channel._contents.queue
         [raw] = read_columns(opened.log, [run.window.stored])
         fit = run.window.fit(1 << 30, len(raw), Form.COLUMNS)

@@ -238,8 +238,8 @@ async def test_commit_of_memory_while_a_checkpoint_waits_for_the_disk_is_made_at
     checkpointing = asyncio.ensure_future(opened.now.checkpoint())
     claiming = asyncio.ensure_future(channel.claim("r", 30.0, takeover=False))
     await asyncio.sleep(0)
-    commit = channel.transactions.plan_append([stored(b"a")], None)
-    channel.transactions.submit_append(commit)
+    commit = channel.appends.plan_append([stored(b"a")], None)
+    channel.appends.submit_append(commit)
     assert commit.state is CommitState.DURABLE
     assert not checkpointing.done()
     assert not claiming.done()
@@ -438,7 +438,7 @@ async def test_takes_of_memory_after_the_log_has_failed_continue(opened: Opened)
     with pytest.raises(ChannelLogFailedError):
         await append(channel, b"c")
     with pytest.raises(ChannelLogFailedError):
-        await channel.transactions.append([], Stamp("p", 1, 1))
+        await channel.appends.append([], Stamp("p", 1, 1))
     assert await consume(channel, 1) == [b"a"]
     delivery = await channel.deliveries.deliver(TakeLimits())
     assert bodies_of(delivery.takes) == [b"b"]
@@ -493,8 +493,8 @@ async def test_append_before_a_reserve_is_on_the_disk_takes_nothing_of_it(
     channel = await opened.open(memory_capacity=100)
     commits = []
     for _ in range(15):
-        commits.append(channel.transactions.plan_append([stored(b"x")], None))
-        channel.transactions.submit_append(commits[-1])
+        commits.append(channel.appends.plan_append([stored(b"x")], None))
+        channel.appends.submit_append(commits[-1])
     await asyncio.gather(*commits)
     assert in_memory(channel) == list(range(1, 11))
     assert in_log(channel) == list(range(11, 16))

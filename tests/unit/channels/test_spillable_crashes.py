@@ -178,12 +178,12 @@ async def test_commit_to_the_log_calls_no_lost_repeat_stored(crashing: Crashing)
 async def test_append_of_nothing_with_a_stamp_is_remembered_with_the_next_checkpoint(crashing: Crashing) -> None:
     """Nothing can be lost of it; while the log contains events, the stamp is written at once."""
     channel = await crashing.open(memory_capacity=1)
-    await channel.transactions.append([], Stamp("p", 1, 5))
+    await channel.appends.append([], Stamp("p", 1, 5))
     await crashing.opened.checkpoint()
     channel = await crashing.kill(memory_capacity=1)
     assert accepted(channel) == [(1, 5)]
     await append(channel, b"a", b"b")
-    await channel.transactions.append([], Stamp("p", 6, 9))
+    await channel.appends.append([], Stamp("p", 6, 9))
     assert accepted(await crashing.kill()) == [(1, 9)]
 
 

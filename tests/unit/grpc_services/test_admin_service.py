@@ -98,7 +98,7 @@ async def test_updates_at_once_both_come_into_force(tmp_path: Path) -> None:
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
     channel = registry.create("orders", MemoryChannelConfig(type="memory", capacity=100)).channel
     service = AdminService(registry, ChannelChanges(registry, Catalog(tmp_path / "catalog.json")))
-    await channel.transactions.append(stored_columns(60), None)
+    await channel.appends.append(stored_columns(60), None)
     shrinking = asyncio.ensure_future(
         service._update_channel(
             pb.UpdateChannelRequest(name="orders", config={"capacity": 50, "transaction_capacity": 50})

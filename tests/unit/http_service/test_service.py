@@ -95,7 +95,7 @@ async def use(registry: ChannelRegistry) -> None:
     """Creates a channel `orders` and puts 5 events, takes 2 of them in a commit and 1 more in an open transaction."""
     channel = registry.create("orders", MemoryChannelConfig(type="memory", capacity=10, byte_capacity=1_000)).channel
     [columns] = columns_from_events([({}, b"body")] * 5)
-    await channel.transactions.append([StoredColumns.of(columns)], None)
+    await channel.appends.append([StoredColumns.of(columns)], None)
     for txn_id, count in (("first", 2), ("second", 1)):
         channel.transactions.begin(txn_id, None)
         await channel.transactions.take(txn_id, TakeLimits(events_max=count), 0.0, None)

@@ -154,6 +154,13 @@ class AccessControl:
             return Identity(proven.name, "JWT", proven.expiry_time)
         raise UnauthenticatedError("authorization: the token is not valid; it may have been removed")
 
+    def still_proves(self, credentials: Credentials, name: str) -> bool:
+        """Whether an identity can still authenticate, by these credentials or by another token of its name."""
+        try:
+            return self.identify(credentials).name == name
+        except UnauthenticatedError:
+            return self._tokens is not None and self._tokens.has_name(name)
+
     def rights_of(self, identity: Identity) -> Rights:
         return self.entitlements_of(identity).rights
 

@@ -69,6 +69,10 @@ class TokensFile:
         found = self._names.get(self._keyed(token_hash))
         return found[1] if found is not None and hmac.compare_digest(found[0], token_hash) else None
 
+    def has_name(self, name: str) -> bool:
+        """Whether there is a token of this name."""
+        return any(known == name for _, known in self._names.values())
+
     def _indexed(self, tokens: dict[str, str]) -> dict[bytes, tuple[str, str]]:
         return {self._keyed(token_hash): (token_hash, name) for token_hash, name in tokens.items()}
 

@@ -223,10 +223,10 @@ class OptionalChannels:
         if refused := batch.unstorable(channel):
             self._miss(name, len(refused), next(iter(refused.values())))
             batch = batch.without(refused)
-        commit = channel.transactions.plan_append(batch.batches(), None)
-        if not channel.transactions.admits(commit):
-            raise channel.transactions.full_error(commit)
-        channel.transactions.submit_append(commit)
+        commit = channel.appends.plan_append(batch.batches(), None)
+        if not channel.appends.admits(commit):
+            raise channel.appends.full_error(commit)
+        channel.appends.submit_append(commit)
         self._pending_counts[name] += 1
         commit.add_done_callback(lambda ended: self._end(name, batch.table.count, ended))
 

@@ -70,7 +70,7 @@ class ChannelWriter:
         for name in self._router.required:
             hosted = self._registry.find(name)
             await hosted.opened.wait()
-            await hosted.channel.transactions.wait_until_durable()
+            await hosted.channel.appends.wait_until_durable()
 
     def report_running(self) -> None:
         """Marks the source as running; called once it has opened its input."""

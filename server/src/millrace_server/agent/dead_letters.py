@@ -71,7 +71,7 @@ class DeadLetterWriter:
         """
         assert self._channel_name is not None, "the caller has checked this"
         try:
-            receipt = await self._registry.get(self._channel_name).transactions.append(
+            receipt = await self._registry.get(self._channel_name).appends.append(
                 letters.stored(), stamp, also_draining=True
             )
         except UNSTORABLE_ERRORS as error:

@@ -68,7 +68,7 @@ class ChannelBatch:
 
     def unstorable(self, channel: Channel) -> dict[int, str]:
         """Returns the events that a channel can never take, not even alone: the reason by the index in the table."""
-        return _failing(self, channel.transactions.refuse_unstorable)
+        return _failing(self, channel.appends.refuse_unstorable)
 
     def without(self, indexes: Container[int]) -> "ChannelBatch":
         return ChannelBatch(self.table.chosen([index not in indexes for index in range(self.table.count)]))
@@ -175,7 +175,7 @@ class _Append:
     def plan(self) -> Commit:
         """Plans the commit; raises if it is never possible."""
         try:
-            return self.channel.transactions.plan_append(self._batch.batches(), self._stamp)
+            return self.channel.appends.plan_append(self._batch.batches(), self._stamp)
         except MillraceError as error:
             _add_channel(error, self.channel)
             raise
@@ -194,7 +194,7 @@ class _Append:
 
     def is_admitted(self, commit: Commit) -> bool:
         """Whether there is space, and no earlier append waits for it."""
-        return self.channel.transactions.admits(commit, had_turn=self._has_waited)
+        return self.channel.appends.admits(commit, had_turn=self._has_waited)
 
     async def wait_for_space(self) -> None:
         """Waits for its turn and for space, in total no longer than a commit in this channel may.
@@ -204,7 +204,7 @@ class _Append:
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
-            await self.channel.transactions.wait_for_room(self.plan, self._seconds_left)
+            await self.channel.appends.wait_for_room(self.plan, self._seconds_left)
         except MillraceError as error:
             _add_channel(error, self.channel)
             raise
@@ -220,7 +220,7 @@ class _Append:
 
     def submit(self, commit: Commit) -> MillraceError | None:
         try:
-            self.channel.transactions.submit_append(commit)
+            self.channel.appends.submit_append(commit)
         except MillraceError as error:
             _add_channel(error, self.channel)
             return error

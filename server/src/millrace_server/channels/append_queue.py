@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from millrace_server.channels.appends import Appends
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.commit import Commit, Receipt
 from millrace_server.channels.queue import is_small, may_merge
 from millrace_server.channels.runs import together
 from millrace_server.channels.stamps import Stamp
-from millrace_server.channels.transactions import Transactions
 
 _TOGETHER_MAX = 256
 """Appends that one commit stores at most."""
@@ -46,9 +46,9 @@ class AppendQueue:
     refused, or must wait for room, each begins on its own.
     """
 
-    def __init__(self, transactions: Transactions) -> None:
+    def __init__(self, appends: Appends) -> None:
         self._loop = asyncio.get_running_loop()
-        self._transactions = transactions
+        self._appends = appends
         self._waiting: deque[QueuedAppend] = deque()
         self._in_flight = 0
 
@@ -92,7 +92,7 @@ class AppendQueue:
         first, last = appends[0].stamp, appends[-1].stamp
         stamp = first if first is None or last is None else replace(first, last=last.last)
         batches = together([append.batches[0] for append in appends])
-        commit = self._transactions.begin_together(batches, stamp, len(appends))
+        commit = self._appends.begin_together(batches, stamp, len(appends))
         if commit is not None:
             self._follow(appends, commit)
         return commit is not None

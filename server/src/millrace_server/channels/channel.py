@@ -10,6 +10,7 @@ from typing import NamedTuple
 from millrace_server.channels.activity import ConsumerInfo, OpenTransaction, ProducerInfo
 from millrace_server.channels.admission import Capacity
 from millrace_server.channels.append_queue import AppendQueue
+from millrace_server.channels.appends import Appends
 from millrace_server.channels.batches import Form, StoredBatch
 from millrace_server.channels.channel_core import ChannelCore, ChannelStorage
 from millrace_server.channels.claims import Claim, ClaimRegistry
@@ -80,7 +81,8 @@ class Channel:
         self._contents = storage.contents
         self._clock = asyncio.get_running_loop().time
         self.transactions = Transactions(self._core, directory, storage.ended)
-        self.appends = AppendQueue(self.transactions)
+        self.appends = Appends(self._core)
+        self.append_queue = AppendQueue(self.appends)
         self.deliveries = Deliveries(self._core, self.transactions)
 
     # Its state.

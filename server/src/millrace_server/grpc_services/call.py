@@ -38,6 +38,9 @@ class Call:
     def check(self, request: Any) -> None:
         """Raises ForbiddenError, or that there is no such thing, unless the caller may make this request."""
 
+    def recheck(self) -> None:
+        """Raises UnauthenticatedError or ForbiddenError if the caller may not make this call any more."""
+
     def note_refusal(self, error: MillraceError, request: Any) -> None:
         """Logs that a message of a stream was refused."""
 

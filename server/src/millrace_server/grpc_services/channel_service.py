@@ -85,7 +85,7 @@ class ChannelService:
             raise BadArgumentError(f"txn_ids: has {len(txn_ids)} ids; 1 to {TXN_IDS_MAX} are allowed")
         stamp = stamp_of(request)
         transactions = self._registry.transactions.find_common(txn_ids)
-        receipt = await transactions.commit(txn_ids, stamp)
+        receipt = await transactions.commit(txn_ids, stamp, current_call().recheck)
         if (spans := TRACING.spans) is not None:
             note_commit(spans.current(), transactions.name, receipt)
         return receipt_response(pb.CommitResponse, receipt)
@@ -98,8 +98,8 @@ class ChannelService:
         return pb.RenewTxnResponse(lease=duration_of(self._find(request.txn_id).renew(request.txn_id)))
 
     async def _append(self, request: pb.AppendRequest, columns: Columns | None) -> pb.AppendResponse:
-        transactions = self._registry.get(request.channel).transactions
-        receipt = await transactions.append(nonempty_events_of(request, columns), stamp_of(request))
+        appends = self._registry.get(request.channel).appends
+        receipt = await appends.append(nonempty_events_of(request, columns), stamp_of(request), current_call().recheck)
         if (spans := TRACING.spans) is not None:
             note_commit(spans.current(), request.channel, receipt)
         return receipt_response(pb.AppendResponse, receipt)

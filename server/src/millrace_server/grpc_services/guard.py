@@ -18,6 +18,7 @@ from millrace_server.channels.config import shown
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import ForbiddenError, MillraceError, UnauthenticatedError
 from millrace_server.grpc_services.call import Call
+from millrace_server.grpc_services.txn_owners import TxnOwners
 
 _CERTIFICATE = "x509_pem_cert"
 _ABOUT = ("channel", "name", "txn_id", "producer_id")
@@ -78,6 +79,7 @@ class Guard:
         self._has_certificates = has_certificates
         self.on_caller: Callable[[str], None] = lambda _peer: None
         """Called with the peer of each authenticated call."""
+        self.txn_owners = TxnOwners(access, registry)
         access.watch(self._check_again)
 
     def enter(self, rule: Rule, name: str, context: Context) -> "GuardedCall":
@@ -120,6 +122,7 @@ class Guard:
         self._callers.clear()
         for call in tuple(self.calls):
             call.check_again()
+        self.txn_owners.roll_back_revoked()
 
 
 class GuardedCall(Call):
@@ -127,13 +130,12 @@ class GuardedCall(Call):
 
     # There is one for each call, and most calls need no more than this.
     _request: Any = None
-    _held: tuple[Sequence[Permission], str] | None = None
+    _held: tuple[Callable[..., None], tuple[Any, ...]] | None = None
     _refusal: MillraceError | None = None
     _expiry: asyncio.TimerHandle | None = None
 
     def __init__(self, guard: Guard, rule: Rule, name: str, peer: str, caller: Caller) -> None:
         super().__init__(peer)
-        self.registry = guard.registry
         self._guard = guard
         self._rule = rule
         self._name = name
@@ -197,15 +199,27 @@ class GuardedCall(Call):
         self._request = request
         self._rule.check(self, request)
 
+    @property
+    def registry(self) -> ChannelRegistry:
+        return self._guard.registry
+
+    def use_txn(self) -> None:
+        """Notes that the caller uses one of its transactions."""
+        self._guard.txn_owners.note_use(self._caller.identity, self._caller.credentials)
+
+    def recheck(self) -> None:
+        access = self._guard.access
+        if access.identify(self._caller.credentials) != self._caller.identity:
+            raise UnauthenticatedError("authorization: the token belongs to another identity now")
+        self._rights, self.quota = access.entitlements_of(self._caller.identity)
+        if self._held is not None:
+            requirement, arguments = self._held
+            requirement(self, *arguments)
+
     def check_again(self) -> None:
         """Ends the call if its caller may not make it any more."""
-        access = self._guard.access
         try:
-            if access.identify(self._caller.credentials) != self._caller.identity:
-                raise UnauthenticatedError("authorization: the token belongs to another identity now")
-            self._rights, self.quota = access.entitlements_of(self._caller.identity)
-            if self._held is not None:
-                self.require(*self._held)
+            self.recheck()
         except MillraceError as error:
             if self._refusal is None and self._task is not None:
                 self._refusal = error
@@ -259,8 +273,13 @@ class GuardedCall(Call):
         self._forbid(" or ".join(permissions), channel)
 
     def require_throughout(self, permissions: Sequence[Permission], channel: str) -> None:
-        self._held = permissions, channel
-        self.require(permissions, channel)
+        self.hold(GuardedCall.require, permissions, channel)
+
+    def hold(self, requirement: Callable[..., None], *arguments: Any) -> None:
+        """Calls a requirement of this call, which raises ForbiddenError, now and whenever the call is checked again."""
+        # Not bound to this call: most calls need no garbage collection.
+        self._held = requirement, arguments
+        requirement(self, *arguments)
 
     def require_everywhere(self, permission: Permission) -> None:
         if not self._rights.may_everywhere(permission):

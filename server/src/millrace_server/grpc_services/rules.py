@@ -1,10 +1,11 @@
 """The rule of each RPC: what it requires of its caller."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from millrace_server.access.permissions import Permission
 from millrace_server.grpc_services.guard import GuardedCall, Rule
+from millrace_server.grpc_services.txn_owners import permissions_to_keep
 
 
 def _nothing(_call: GuardedCall, _request: Any) -> None:
@@ -24,6 +25,11 @@ def _everywhere(permission: Permission) -> Callable[[GuardedCall, Any], None]:
 
 
 # Transactions and claims belong to an identity.
+
+
+def _begin_txn(call: GuardedCall, request: Any) -> None:
+    call.require((Permission.APPEND, Permission.TAKE), request.channel)
+    call.use_txn()
 
 
 def _in_own_txn(permission: Permission) -> Callable[[GuardedCall, Any], None]:
@@ -46,26 +52,28 @@ def _channel_of_own(call: GuardedCall, txn_id: str) -> str:
     )
     if not knows_it:
         directory.refuse_unknown(txn_id)
+    call.use_txn()
     return channel
 
 
 def _keep_txn(call: GuardedCall, request: Any) -> None:
-    _require_to_keep(call, request.txn_id)
+    _require_all(call, _needs_of(call, request.txn_id))
 
 
 def _keep_txns(call: GuardedCall, request: Any) -> None:
-    for txn_id in set(request.txn_ids):
-        _require_to_keep(call, txn_id)
+    call.hold(_require_all, {need for txn_id in set(request.txn_ids) for need in _needs_of(call, txn_id)})
 
 
-def _require_to_keep(call: GuardedCall, txn_id: str) -> None:
-    """Raises ForbiddenError where no role allows any more what the caller's transaction has done."""
+def _needs_of(call: GuardedCall, txn_id: str) -> Iterator[tuple[Sequence[Permission], str]]:
+    """Yields the permissions, one of each group, that the caller needs to keep its transaction, and the channel."""
     channel = _channel_of_own(call, txn_id)
-    put_count, take_count = call.registry.transactions.find(txn_id).counts_of(txn_id)
-    for permission, count in ((Permission.APPEND, put_count), (Permission.TAKE, take_count)):
-        if count:
-            call.require((permission,), channel)
-    call.require((Permission.APPEND, Permission.TAKE), channel)
+    counts = call.registry.transactions.find(txn_id).counts_of(txn_id)
+    return ((permissions, channel) for permissions in permissions_to_keep(*counts))
+
+
+def _require_all(call: GuardedCall, needs: Iterable[tuple[Sequence[Permission], str]]) -> None:
+    for permissions, channel in needs:
+        call.require(permissions, channel)
 
 
 def _end_txn(call: GuardedCall, request: Any) -> None:
@@ -102,7 +110,7 @@ def _refuse_others_claim(call: GuardedCall, request: Any) -> None:
 
 
 RULES = {
-    "BeginTxn": Rule(_on_channel(Permission.APPEND, Permission.TAKE)),
+    "BeginTxn": Rule(_begin_txn),
     "Put": Rule(_in_own_txn(Permission.APPEND)),
     "Take": Rule(_in_own_txn(Permission.TAKE), lasts=True, reads=True),
     "Commit": Rule(_keep_txns, finishes=True),

@@ -117,13 +117,13 @@ class GrpcServer:
     ) -> None:
         self._settings = settings
         self._tls = tls
-        self._watching: asyncio.Task[None] | None = None
+        self._following: list[asyncio.Task[None]] = []
         has_certificates = tls is not None and tls.requires_client_certificate
         limits = UnauthenticatedLimits(settings.inflight_bytes_per_connection_max, settings.inflight_bytes_max)
         # With client certificates, the handshake has authenticated every connection.
         is_limited = access is not None and not has_certificates
         self._watch = ConnectionWatch(_connection_limits(settings).address_max, limits if is_limited else None)
-        guard = None if access is None else Guard(access, registry, has_certificates=has_certificates)
+        guard = self._guard = None if access is None else Guard(access, registry, has_certificates=has_certificates)
         if guard is not None:
             guard.on_caller = self._watch.admit
         self._health = Health(registry, components)
@@ -162,7 +162,9 @@ class GrpcServer:
             port = self._server.add_secure_port(str(address), self._tls.grpc_credentials())
         await self._health.start()
         await self._server.start()
-        self._watching = asyncio.create_task(self._watch.follow(port))
+        self._following.append(asyncio.create_task(self._watch.follow(port)))
+        if self._guard is not None:
+            self._following.append(asyncio.create_task(self._guard.txn_owners.follow()))
         return str(Address(address.host, port))
 
     async def drain(self) -> None:
@@ -172,8 +174,8 @@ class GrpcServer:
     async def stop(self, grace_seconds: float) -> None:
         """Refuses new calls, lets calls in progress end within the grace period, and closes all connections."""
         await self._server.stop(grace_seconds)
-        if self._watching is not None:
-            self._watching.cancel()
+        for task in self._following:
+            task.cancel()
 
 
 def _service_name(module: ModuleType, name: str) -> str:

@@ -76,11 +76,16 @@ class _Append:
     def parse(self, raw: bytes, admission: Admission, registry: ChannelRegistry) -> None:
         self._admission = admission
         self.request, columns = parse_apart(pb.AppendStreamRequest, raw)
-        self._call.caller.require((Permission.APPEND,), self.request.channel)
+        self.check()
         self.channel = registry.get(self.request.channel)
         self.batches, self.stamp = nonempty_events_of(self.request, columns), stamp_of(self.request)
         if (spans := TRACING.spans) is not None:
             self._span = append_span(spans, self.channel.name, self.batches)
+
+    def check(self) -> None:
+        """Raises ForbiddenError unless a role of now allows it."""
+        assert self.request is not None, "it is parsed"
+        self._call.caller.require((Permission.APPEND,), self.request.channel)
 
     def abandon(self) -> None:
         self.is_abandoned = True
@@ -188,7 +193,7 @@ class AppendStreamCall:
         except Exception as error:  # noqa: BLE001 - answers one request and does not end the stream
             append.refuse(error)
         else:
-            append.channel.appends.add(append, may_wait=not self._late)
+            append.channel.append_queue.add(append, may_wait=not self._late)
 
     async def _answer(self) -> None:
         while self._unanswered or not self._is_half_closed:
@@ -202,18 +207,18 @@ class AppendStreamCall:
 
     def begin(self, append: _Append) -> Commit | None:
         """Begins an append on its own; returns None where it was refused, or waits for room."""
-        transactions = append.channel.transactions
-        store: Callable[[Sequence[StoredColumns], Stamp | None], Coroutine[Any, Any, Receipt]] = transactions.append
+        appends = append.channel.appends
+        store: Callable[..., Coroutine[Any, Any, Receipt]] = appends.append
         if not self._late:
             try:
-                commit = transactions.begin_append(append.batches, append.stamp)
+                commit = appends.begin_append(append.batches, append.stamp)
             except Exception as error:  # noqa: BLE001 - answers one request and does not end the stream
                 append.refuse(error)
                 return None
             if commit is not None:
                 return commit
-            store = transactions.append_later
-        storing = asyncio.create_task(store(append.batches, append.stamp))
+            store = appends.append_later
+        storing = asyncio.create_task(store(append.batches, append.stamp, append.check))
         self._late.add(storing)
         storing.add_done_callback(partial(self._on_late_end, append))
         return None

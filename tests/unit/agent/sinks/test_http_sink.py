@@ -92,7 +92,7 @@ async def fill(channel: Channel, *counts: int) -> list[bytes]:
 async def test_run_posts_deliveries_as_json_on_one_connection(scene: Scene) -> None:
     """Each delivery is a request with the configured headers; bodies that are not UTF-8 are sent as base64."""
     headers = {"customer": "17 \u20ac"}
-    await scene.channel.transactions.append(
+    await scene.channel.appends.append(
         [stored_rows([(headers, b"text"), ({}, b"\xff\x00"), ({}, "\u00e4".encode())])], None
     )
     await fill(scene.channel, 10)

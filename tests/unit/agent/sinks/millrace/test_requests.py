@@ -62,7 +62,7 @@ async def take_away(channel: Channel, event_count: int) -> None:
 async def test_requests_for_a_batch_hold_the_original_bytes(channel: Channel, reader: ChannelReader) -> None:
     """The stamp has the channel's id and the events' own sequences; the columns are not decoded."""
     sent = StoredColumns.of(columns_from_events([({"host": "web-1"}, b"a"), ({}, bytes(50_000))])[0])
-    await channel.transactions.append([sent], None)
+    await channel.appends.append([sent], None)
     encoder = RequestEncoder("there", 100, 100)
     [request] = encoder.requests(await taken(reader))
     assert request.encoded.endswith(sent.raw)
@@ -117,7 +117,7 @@ async def test_requests_for_small_batches_are_joined(channel: Channel, reader: C
     """A thousand events appended one by one become one request, with all their headers."""
     rows = [({"number": str(number), f"odd-{number % 3}": "yes"}, b"%d" % number) for number in range(300)]
     for row in rows:
-        await channel.transactions.append([StoredColumns.of(columns_from_events([row])[0])], None)
+        await channel.appends.append([StoredColumns.of(columns_from_events([row])[0])], None)
     encoded = RequestEncoder("orders", 1_000, 1_000).requests(await taken(reader))
     [message] = parsed(encoded)
     assert ranges(encoded) == [(1, 300)]
@@ -154,9 +154,7 @@ async def test_requests_of_many_keys_are_joined_as_far_as_columns_can_hold_them(
 ) -> None:
     """A batch has at most 256 keys; further ones start another batch."""
     for number in range(300):
-        await channel.transactions.append(
-            [StoredColumns.of(columns_from_events([({f"key-{number}": "x"}, b"")])[0])], None
-        )
+        await channel.appends.append([StoredColumns.of(columns_from_events([({f"key-{number}": "x"}, b"")])[0])], None)
     encoded = RequestEncoder("orders", 1_000, 1_000).requests(await taken(reader))
     assert ranges(encoded) == [(1, 256), (257, 300)]
     for message in parsed(encoded):
@@ -177,7 +175,7 @@ async def test_requests_are_no_larger_than_the_target_takes(
 
 async def test_requests_grow_again_once_many_were_taken(channel: Channel, reader: ChannelReader) -> None:
     """They grow up to the target's limit after a large batch has made them small."""
-    await channel.transactions.append([stored(*[b"x"] * 16)], None)
+    await channel.appends.append([stored(*[b"x"] * 16)], None)
     encoder = RequestEncoder("orders", 8, 2)
     for largest in (2, 4, 8, 8):
         delivery = await taken(reader)

@@ -42,7 +42,7 @@ async def store(registry: ChannelRegistry, name: str, path: Path, first: int, la
     stamp = Stamp(file.producer_id("lines"), first, last)
     lines = file.read(last + 1)[first:].splitlines()
     file.close()
-    await registry.get(name).transactions.append(EventTable(lines).stored(), stamp)
+    await registry.get(name).appends.append(EventTable(lines).stored(), stamp)
 
 
 async def test_run_stores_files_and_takes_them_away(tmp_path: Path, spool: Path) -> None:
