@@ -1,17 +1,24 @@
 """A server with tokens, and calls of any RPC on it."""
 
+import asyncio
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+import millrace_client
+import millrace_client.aio
 from millrace.googleapis import error_details_pb2, status_pb2
 from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace.v1 import channel_service_pb2 as pb
+from millrace_client import Client, MillraceError
+from millrace_server.access.permissions import Permission
 from millrace_server.access.tokens import make_token
 from millrace_server.files import write_atomically
 from tests.millraced import Millraced
@@ -20,6 +27,14 @@ WAIT_SECONDS_MAX = 60.0
 
 SERVICES = [admin_pb.DESCRIPTOR.services_by_name["AdminService"], pb.DESCRIPTOR.services_by_name["ChannelService"]]
 METHODS = {method.name: method for service in SERVICES for method in service.methods}
+OF_A_TXN = {"Put", "Take", "Commit", "Rollback", "RenewTxn"}
+
+
+def start_server(folder: Path, toml: str) -> Millraced:
+    """A server whose configuration and data are in a folder, for several tests."""
+    (folder / "millrace.toml").write_text(toml)
+    places = ("--config", str(folder / "millrace.toml"), "--data-dir", str(folder / "data"))
+    return Millraced((*places, "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"), folder / "data")
 
 
 class Site:
@@ -32,6 +47,11 @@ class Site:
         """The tables of quotas, by identity."""
         self.further_toml = ""
         self.tokens = {name: make_token(self.tokens_file, name) for name in roles}
+
+    @classmethod
+    def of_permissions(cls, folder: Path) -> "Site":
+        """A site with an identity for each permission on `orders`, and two with all of them."""
+        return cls(folder, {"boss": ["*:*"], "other": ["*:orders"], **{one: [f"{one}:orders"] for one in Permission}})
 
     def toml(self) -> str:
         tables = [f'auth.tokens_file = "{self.tokens_file}"']
@@ -100,3 +120,44 @@ def reason_of(status: status_pb2.Status) -> str:
 
 def bearer(token: str) -> tuple[tuple[str, str]]:
     return (("authorization", f"Bearer {token}"),)
+
+
+def check_that_streams_end(
+    channel: str, boss: Client, other: Client, end: Callable[[], None], error: type[MillraceError]
+) -> None:
+    """Checks that `end` ends the streams of one client with an error, and returns its deliveries; others go on."""
+    boss.channel(channel).append([b"one"])
+    queued_events = boss.admin.get_channel(channel).gauges.queued_events
+    kept, watched = (client.admin.watch_channels(interval_seconds=0.1) for client in (boss, other))
+    next(kept), next(watched)
+    with other.channel(channel).consume() as stream:
+        next(stream)
+        end()
+        with pytest.raises(error):
+            next(stream)
+    with pytest.raises(error):
+        list(watched)
+    assert boss.admin.get_channel(channel).gauges.queued_events == queued_events
+    next(kept)
+
+
+def append_and_consume_with_each_client(address: str, **credentials: Any) -> None:
+    """Appends to `orders` with the client, the producer and the asyncio client, and consumes that."""
+    with millrace_client.connect(address, **credentials) as client:
+        assert client.channel("orders").append([b"one"]).last_sequence == 1
+    with millrace_client.Producer(address, channel="orders", **credentials) as producer:
+        assert producer.send(b"two").result(WAIT_SECONDS_MAX).sequence == 2
+    asyncio.run(_append_in_asyncio(address, **credentials))
+    config = millrace_client.ConsumerConfig(**credentials)
+    with millrace_client.Consumer(address, "orders", config=config) as consumer:
+        bodies: list[bytes] = []
+        for delivery in consumer:
+            bodies += delivery.bodies()
+            if len(bodies) == 3:
+                break
+    assert bodies == [b"one", b"two", b"three"]
+
+
+async def _append_in_asyncio(address: str, **credentials: Any) -> None:
+    async with millrace_client.aio.connect(address, **credentials) as client:
+        assert (await client.channel("orders").append([b"three"])).last_sequence == 3

@@ -3,9 +3,7 @@
 import asyncio
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from functools import partial
-from itertools import chain
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,15 +17,22 @@ import millrace_client as millrace
 import millrace_client.aio
 from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace.v1 import channel_service_pb2 as pb
-from millrace.v1.event_pb2 import Event
-from millrace_client import ComponentState, Tls
-from millrace_server.access.permissions import Permission
+from millrace_client import Tls
 from millrace_server.access.tokens import make_token
 from millrace_server.grpc_services.rules import RULES
-from tests.access_site import METHODS, WAIT_SECONDS_MAX, Site, bearer, call, request_of
+from tests.access_site import (
+    METHODS,
+    OF_A_TXN,
+    WAIT_SECONDS_MAX,
+    Site,
+    append_and_consume_with_each_client,
+    bearer,
+    call,
+    request_of,
+    start_server,
+)
 from tests.certificates import Authority
 from tests.conftest import StartMillraced
-from tests.daemon_queries import wait_until
 from tests.millrace_program import run_millrace
 from tests.millraced import Millraced
 from tests.raw_http2 import FrameKind, call_headers, raw_connection
@@ -50,30 +55,21 @@ ACTIVITY = {"ListTransactions", "ListProducers", "ListConsumers"}
 """These show nothing without `describe`."""
 HIDDEN_FROM = {"EndTransaction": "TXN_NOT_FOUND", "RetryComponent": "COMPONENT_NOT_FOUND"}
 """What callers get who may not even see what these concern."""
-OF_A_TXN = {"Put", "Take", "Commit", "Rollback", "RenewTxn"}
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Millraced, Site]]:
     """A server and its identities for tests that change neither."""
     folder = tmp_path_factory.mktemp("auth")
-    site = _site(folder)
-    (folder / "millrace.toml").write_text(site.toml())
-    options = {"--config": "millrace.toml", "--data-dir": "data"}
-    ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
-    paths = (word for option, path in options.items() for word in (option, str(folder / path)))
-    server = Millraced((*paths, *ports), folder / "data")
+    site = Site.of_permissions(folder)
+    server = start_server(folder, site.toml())
     yield server, site
     server.kill()
 
 
-def _site(folder: Path) -> Site:
-    return Site(folder, {"boss": ["*:*"], "other": ["*:orders"], **{one: [f"{one}:orders"] for one in Permission}})
-
-
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    return _site(tmp_path)
+    return Site.of_permissions(tmp_path)
 
 
 @pytest.fixture
@@ -184,206 +180,17 @@ async def test_strangers_and_identities_forge_no_line_of_the_log(shared: tuple[M
     assert server.other_output == []
 
 
-def test_transactions_belong_to_who_began_them(server: Millraced, site: Site) -> None:
-    """Another identity with all rights cannot commit or end them; one without the right may not take in its own."""
-    with (
-        millrace.connect(server.grpc, token=site.tokens["boss"]) as boss,
-        millrace.connect(server.grpc, token=site.tokens["append"]) as appender,
-    ):
-        other = bearer(site.tokens["other"])
-        with boss.channel("orders").transaction(txn_id="mine") as txn:
-            txn.put([b"one"])
-            for method in OF_A_TXN:
-                found = call(server.grpc, method, request_of(method, "orders", "mine"), other)
-                assert found[1] == "TXN_NOT_FOUND", method
-            begun = call(server.grpc, "BeginTxn", pb.BeginTxnRequest(channel="orders", txn_id="mine"), other)
-            assert begun[1] == "TXN_STATE"
-        repeated = call(server.grpc, "Commit", pb.CommitRequest(txn_ids=["mine"]), other)
-        assert repeated[1] == "TXN_NOT_FOUND"
-        with pytest.raises(millrace.ForbiddenError, match="take"), appender.channel("orders").transaction() as own:
-            own.take()
-        assert boss.admin.get_channel("orders").gauges.queued_events == 1
-
-
-def test_claims_belong_to_who_holds_them(server: Millraced, site: Site, start_millraced: StartMillraced) -> None:
-    """Another's claim stands in the way, also with the same reader and after a restart; an operator ends it."""
-    with millrace.connect(server.grpc, token=site.tokens["boss"]) as boss:
-        boss.channel("orders").append([b"one"])
-        boss.channel("orders").claim("reader", lease_seconds=3_000)
-    reader, other = bearer(site.tokens["read"]), bearer(site.tokens["other"])
-    calls = ("Claim", "Read", "Acknowledge", "Release")
-    requests = {name: request_of(name, "orders", "") for name in calls}
-    for request in requests.values():
-        request.reader_id = "reader"  # type: ignore[attr-defined] # all four have it
-    for name, request in requests.items():
-        assert call(server.grpc, name, request, other)[1] == "CHANNEL_CLAIMED", name
-    server.stop()
-    server = start_millraced(site.toml(), server.data_dir)
-    for name, request in requests.items():
-        assert call(server.grpc, name, request, reader)[1] == "CHANNEL_CLAIMED", name
-    takeover = pb.ClaimRequest(channel="orders", reader_id="reader", takeover=True)
-    assert call(server.grpc, "Claim", takeover, reader)[1] == "FORBIDDEN"
-    assert call(server.grpc, "Claim", takeover, other)[0] == "OK"
-
-
-def test_removed_token_ends_open_streams_and_waiting_takes(server: Millraced, site: Site) -> None:
-    """Streams of the identity end with UNAUTHENTICATED and its deliveries return; those of others go on."""
-    with (
-        millrace.connect(server.grpc, token=site.tokens["boss"]) as boss,
-        millrace.connect(server.grpc, token=site.tokens["other"]) as other,
-    ):
-        boss.channel("orders").append([b"one"])
-        kept, watched = (
-            boss.admin.watch_channels(interval_seconds=0.1),
-            other.admin.watch_channels(interval_seconds=0.1),
-        )
-        next(kept), next(watched)
-        with other.channel("orders").consume() as stream:
-            next(stream)
-            site.revoke("other")
-            with pytest.raises(millrace.UnauthenticatedError):
-                next(stream)
-        with pytest.raises(millrace.UnauthenticatedError):
-            list(watched)
-        with pytest.raises(millrace.UnauthenticatedError):
-            other.channel("orders").append([b"two"])
-        assert boss.admin.get_channel("orders").gauges.queued_events == 1
-        next(kept)
-
-
-def test_broken_tokens_file_changes_nothing(server: Millraced, site: Site) -> None:
-    """The former tokens stay in force, and the log says what is wrong."""
-    site.tokens_file.write_text("boss:md5:00\n")
-    told = server.wait_for("changed tokens are invalid; the previous ones stay in use")
-    assert "line 1 is not NAME:sha256:HEX" in told["why"]
-    assert call(server.grpc, "ListChannels", admin_pb.ListChannelsRequest(), bearer(site.tokens["boss"]))[0] == "OK"
-
-
-def test_changed_roles_act_on_open_streams(server: Millraced, site: Site) -> None:
-    """A role that is taken away ends a Consume, empties a watch, and refuses the next append of an open stream."""
-    with millrace.connect(server.grpc, token=site.tokens["other"]) as other:
-        watched = other.admin.watch_channels(interval_seconds=0.1)
-        assert [channel.name for channel in next(watched)] == ["orders"]
-        other.channel("orders").append([b"one"])
-        with other.channel("orders").consume() as stream:
-            next(stream)
-            site.roles["other"] = ["append:other"]
-            # What can only change at the next start holds up nothing else.
-            site.further_toml = f'auth.audit_file = "{site.tokens_file}.audit"'
-            site.reload(server)
-            with pytest.raises(millrace.ForbiddenError, match="take"):
-                next(stream)
-        assert next(one for one in watched if not one) == []
-        with pytest.raises(millrace.ForbiddenError):
-            other.channel("orders").append([b"two"])
-        assert other.channel("other").append([b"three"]).last_sequence == 1
-
-
-def test_role_taken_away_acts_on_open_transactions(server: Millraced, site: Site) -> None:
-    """What was put or taken before can be neither committed nor kept from others any more, only rolled back."""
-    token, txn_ids = bearer(site.tokens["other"]), ("idle", "put", "take")
-
-    def reasons(method: str) -> list[str]:
-        return [call(server.grpc, method, request_of(method, "orders", one), token)[1] for one in txn_ids]
-
-    with millrace.connect(server.grpc, token=site.tokens["boss"]) as boss:
-        boss.channel("orders").append([b"one"])
-        for txn_id in txn_ids:
-            call(server.grpc, "BeginTxn", pb.BeginTxnRequest(channel="orders", txn_id=txn_id), token)
-        call(server.grpc, "Put", pb.PutRequest(txn_id="put", events=[Event(body=b"two")]), token)
-        call(server.grpc, "Take", pb.TakeRequest(txn_id="take"), token)
-        for allowed, refused in (("append", ["", "", _NO]), ("take", ["", _NO, ""]), ("peek", [_NO, _NO, _NO])):
-            site.roles["other"] = [f"{allowed}:orders"]
-            site.reload(server)
-            wait_until(partial(lambda wanted: reasons("RenewTxn") == wanted, refused))
-        assert reasons("Commit") == [_NO, _NO, _NO]
-        assert reasons("Rollback") == ["", "", ""]
-        assert [event.body for batch in boss.channel("orders").peek() for event in batch] == [b"one"]
-
-
 def test_every_client_sends_its_token(server: Millraced, site: Site, tmp_path: Path) -> None:
     """The asyncio client, the producer, the consumer and the command line do, from a file too."""
     token_file = tmp_path / "token"
     token_file.write_text(site.tokens["boss"] + "\n")
-    with millrace.Producer(server.grpc, channel="orders", token_file=token_file) as producer:
-        assert producer.send(b"one").result(WAIT_SECONDS_MAX).sequence == 1
-    asyncio.run(append_in_asyncio(server, site.tokens["boss"]))
-    put = run_millrace(server.grpc, "put", "orders", f"--token-file={token_file}", typed=b"three\n")
+    append_and_consume_with_each_client(server.grpc, token_file=token_file)
+    put = run_millrace(server.grpc, "put", "orders", f"--token-file={token_file}", typed=b"four\n")
     assert put.returncode == 0, put.stderr
-    with millrace.Consumer(server.grpc, "orders", config=millrace.ConsumerConfig(token_file=token_file)) as consumer:
-        bodies: list[bytes] = []
-        for delivery in consumer:
-            bodies += delivery.bodies()
-            if len(bodies) == 3:
-                break
-    assert bodies == [b"one", b"two", b"three"]
     both = run_millrace(server.grpc, "bench", "both", "other", "--events=20", f"--token-file={token_file}")
     assert both.returncode == 0, both.stderr
     refused = run_millrace(server.grpc, "channels")
     assert (refused.returncode, b"--token-file or MILLRACE_TOKEN_FILE" in refused.stderr) == (1, True)
-
-
-async def append_in_asyncio(server: Millraced, token: str) -> None:
-    async with millrace_client.aio.connect(server.grpc, token=token) as client:
-        assert (await client.channel("orders").append([b"two"])).last_sequence == 2
-
-
-def test_token_file_that_changes_is_read_again(server: Millraced, site: Site, tmp_path: Path) -> None:
-    """A client and a producer go on with a new token when the former one is removed, without a failed call."""
-    token_file = tmp_path / "token"
-    token_file.write_text(site.tokens["other"])
-    with (
-        millrace.connect(server.grpc, token_file=token_file) as client,
-        millrace.Producer(server.grpc, channel="orders", token_file=token_file) as producer,
-    ):
-        assert producer.send(b"one").result(WAIT_SECONDS_MAX).sequence == 1
-        token_file.write_text(site.tokens["boss"] + "\n")
-        site.revoke("other")
-        server.wait_for("tokens reloaded")
-        assert producer.send(b"two").result(WAIT_SECONDS_MAX).sequence == 2
-        # Sooner than a changed file is noticed otherwise.
-        assert [channel.name for channel in client.admin.list_channels()] == ["orders", "other"]
-
-        def replace() -> None:
-            token_file.write_text(site.tokens["admin"])
-            site.revoke("boss")
-            server.wait_for("tokens reloaded", count=2)
-
-        asyncio.run(list_before_and_after(server, token_file, replace))
-        token_file.write_text(WRONG)
-        with pytest.raises(millrace.UnauthenticatedError):
-            client.admin.list_channels()
-
-
-async def list_before_and_after(server: Millraced, token_file: Path, replace: Callable[[], None]) -> None:
-    async with millrace_client.aio.connect(server.grpc, token_file=token_file) as client:
-        assert len(await client.admin.list_channels()) == 2
-        replace()
-        assert await client.admin.list_channels() == []
-
-
-def test_sink_with_a_refused_token_keeps_its_events(
-    server: Millraced, site: Site, start_millraced: StartMillraced, tmp_path: Path
-) -> None:
-    """It says why, and delivers once it has a valid token."""
-    token_file = tmp_path / "token"
-    token_file.write_text("wrong")
-    edge = start_millraced(
-        '[channels.edge]\ntype = "memory"\n[sinks.up]\ntype = "millrace"\nchannel = "edge"\n'
-        f'endpoints = ["{server.grpc}"]\ntarget_channel = "orders"\ntoken_file = "{token_file}"\n'
-    )
-    with (
-        millrace.connect(edge.grpc) as client,
-        millrace.connect(server.grpc, token=site.tokens["boss"]) as target,
-    ):
-        client.channel("edge").append([b"one"])
-        watched = chain.from_iterable(client.admin.watch_components(0.1))
-        failing = next(one for one in watched if one.state is ComponentState.BACKING_OFF)
-        assert "the token is not valid" in failing.reason
-        token_file.write_text(site.tokens["other"])
-        with target.channel("orders").transaction() as txn:
-            (batch,) = txn.take(wait_seconds=WAIT_SECONDS_MAX)
-            assert [event.body for event in batch] == [b"one"]
 
 
 def test_http_wants_an_identity_that_may_describe_all(shared: tuple[Millraced, Site]) -> None:

@@ -21,6 +21,7 @@ from millrace.v1.event_pb2 import Event
 from millrace_client import Tls
 from millrace_server.access.tokens import make_token
 from millrace_server.files import write_atomically
+from tests.access_site import check_that_streams_end, start_server
 from tests.millraced import Millraced
 from tests.odd_certificates import DNS, IP, URI, Names, issued, write_certificate
 from tests.raw_http2 import Frame, FrameKind, call_headers, raw_connection
@@ -40,12 +41,6 @@ def jwt_toml(keys: str) -> str:
     return f'auth.jwt = {{ issuer = "{ISSUER}", audience = "{AUDIENCE}", {keys} }}\n{ROLES}'
 
 
-def start(folder: Path, toml: str) -> Millraced:
-    (folder / "millrace.toml").write_text(toml)
-    places = ("--config", str(folder / "millrace.toml"), "--data-dir", str(folder / "data"))
-    return Millraced((*places, "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"), folder / "data")
-
-
 def jwks_file(server: Millraced) -> Path:
     return server.data_dir.with_name("jwks.json")
 
@@ -55,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Millraced]:
     """A server that trusts one issuer; checks in the end that it has logged no fault, and no token."""
     folder = tmp_path_factory.mktemp("server")
     (folder / "jwks.json").write_bytes(jwks(ONE))
-    server = start(folder, jwt_toml(f'jwks_file = "{folder}/jwks.json"'))
+    server = start_server(folder, jwt_toml(f'jwks_file = "{folder}/jwks.json"'))
     try:
         yield server
         assert server.stop() == 0
@@ -98,21 +93,7 @@ def test_streams_end_when_their_token_expires(server: Millraced) -> None:
     """With the leeway of a minute; what was delivered is back in the channel, and other streams go on."""
     dying = ONE.token(exp=math.ceil(time.time()) - 59)
     with millrace.connect(server.grpc, token=ONE.token()) as boss, millrace.connect(server.grpc, token=dying) as other:
-        boss.channel("orders").append([b"one"])
-        queued_events = boss.admin.get_channel("orders").gauges.queued_events
-        kept, watched = (
-            boss.admin.watch_channels(interval_seconds=0.1),
-            other.admin.watch_channels(interval_seconds=0.1),
-        )
-        next(kept), next(watched)
-        with other.channel("orders").consume() as stream:
-            next(stream)
-            with pytest.raises(millrace.TokenExpiredError):
-                next(stream)
-        with pytest.raises(millrace.TokenExpiredError):
-            list(watched)
-        assert boss.admin.get_channel("orders").gauges.queued_events == queued_events
-        next(kept)
+        check_that_streams_end("orders", boss, other, lambda: None, millrace.TokenExpiredError)
 
 
 def test_streams_end_when_the_key_of_their_token_is_removed(server: Millraced) -> None:
@@ -134,7 +115,7 @@ def test_streams_end_when_the_key_of_their_token_is_removed(server: Millraced) -
 
 def test_server_starts_without_its_issuer(tmp_path: Path) -> None:
     """Tokens are refused until the keys could be fetched, and the log says why."""
-    server = start(tmp_path, jwt_toml('jwks_url = "http://127.0.0.1:1/keys"'))
+    server = start_server(tmp_path, jwt_toml('jwks_url = "http://127.0.0.1:1/keys"'))
     try:
         with (
             millrace.connect(server.grpc, token=ONE.token()) as client,
@@ -158,7 +139,7 @@ class Guests:
         self.ca, _ = write_certificate(folder, "ca", issued([], [], is_authority=True))
         own = write_certificate(folder, "server", issued([(DNS, b"localhost"), (IP, bytes((127, 0, 0, 1)))], []))
         self.token = make_token(folder / "tokens", "token-name")
-        self.server = start(
+        self.server = start_server(
             folder,
             f'server.tls = {{ certificate = "{own[0]}", private_key = "{own[1]}", client_ca = "{self.ca}", '
             f'client_certificate = "required" }}\nauth.tokens_file = "{folder}/tokens"\n',

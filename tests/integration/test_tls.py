@@ -1,6 +1,5 @@
 """Servers and clients over TLS."""
 
-import asyncio
 import json
 import re
 import shlex
@@ -29,6 +28,7 @@ from millrace_client import ComponentState, Tls
 from millrace_server.access.tokens import make_token
 from millrace_server.embedded import EmbeddedAgent
 from millrace_server.network.dev_certificates import key_in_pem
+from tests.access_site import append_and_consume_with_each_client
 from tests.certificates import Authority, Site
 from tests.conftest import StartMillraced
 from tests.millrace_program import run_millrace
@@ -75,27 +75,10 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 def test_clients_with_a_certificate_use_all_of_it(server: Millraced, site: Site) -> None:
     """The client, its asyncio variant, the producer, the consumer and HTTP work as in plain text."""
-    with millrace.connect(server.grpc, tls=site.client) as client:
-        assert client.channel("orders").append([b"one"]).last_sequence == 1
-    with millrace.Producer(server.grpc, channel="orders", tls=site.client) as producer:
-        assert producer.send(b"two").result(WAIT_SECONDS_MAX).sequence == 2
-    asyncio.run(append_in_asyncio(server, site.client))
-    config = millrace.ConsumerConfig(tls=site.client)
-    with millrace.Consumer(server.grpc, "orders", config=config) as consumer:
-        bodies: list[bytes] = []
-        for delivery in consumer:
-            bodies += delivery.bodies()
-            if len(bodies) == 3:
-                break
-    assert bodies == [b"one", b"two", b"three"]
+    append_and_consume_with_each_client(server.grpc, tls=site.client)
     assert get(server, "/channels", site.client)[0] == 200
     status, metrics = get(server, "/metrics", site.client)
     assert (status, b'server.pem"} 364.' in metrics) == (200, True)
-
-
-async def append_in_asyncio(server: Millraced, tls: Tls) -> None:
-    async with millrace_client.aio.connect(server.grpc, tls=tls) as client:
-        assert (await client.channel("orders").append([b"three"])).last_sequence == 3
 
 
 def test_health_check_of_the_container_works_over_tls(server: Millraced) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import structlog
 
 from millrace_server.access.control import Identity
-from millrace_server.errors import ForbiddenError, MillraceError, UnauthenticatedError
+from millrace_server.errors import ForbiddenError, MillraceError, TxnNotFoundError, UnauthenticatedError
 
 _DENIAL_SECONDS = 1.0
 _IDENTITIES_MAX = 4_096
@@ -33,8 +33,13 @@ class Audit:
         *,
         administers: bool,
     ) -> None:
-        """Logs how a call ended, and its channel."""
+        """Logs how a call ended, and its channel.
+
+        `about` has the `owner` of what belongs to another identity. The caller learns nothing of its transactions; here
+        they are denied.
+        """
         is_denied = isinstance(error, UnauthenticatedError | ForbiddenError)
+        is_denied |= "owner" in about and isinstance(error, TxnNotFoundError)
         if not (administers or is_denied):
             return
         who = {"identity": identity.name, "proof": identity.proof} if identity else {"identity": None}

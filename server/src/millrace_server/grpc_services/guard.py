@@ -133,6 +133,7 @@ class GuardedCall(Call):
     _held: tuple[Callable[..., None], tuple[Any, ...]] | None = None
     _refusal: MillraceError | None = None
     _expiry: asyncio.TimerHandle | None = None
+    _foreign_owner = ""
 
     def __init__(self, guard: Guard, rule: Rule, name: str, peer: str, caller: Caller) -> None:
         super().__init__(peer)
@@ -168,7 +169,7 @@ class GuardedCall(Call):
         self._guard.calls.discard(self)
         if self._expiry is not None:
             self._expiry.cancel()
-        if error is None and not self._rule.administers:
+        if error is None and not (self._rule.administers or self._foreign_owner):
             return
         ended = self._refusal if isinstance(error, asyncio.CancelledError) else None
         self._note(ended or error, self._request)
@@ -186,13 +187,15 @@ class GuardedCall(Call):
         if isinstance(error, MillraceError):
             # The requests of a stream come later than this one.
             about |= error.metadata
+        if self._foreign_owner:
+            about["owner"] = self._foreign_owner
         self._guard.audit.note(
             self._caller.identity,
             self.peer,
             self._name,
             error,
             about,
-            administers=self._rule.administers,
+            administers=self._rule.administers or bool(self._foreign_owner),
         )
 
     def check(self, request: Any) -> None:
@@ -202,6 +205,10 @@ class GuardedCall(Call):
     @property
     def registry(self) -> ChannelRegistry:
         return self._guard.registry
+
+    def note_foreign_owner(self, owner: str) -> None:
+        """Notes that the call is about what another identity owns: the audit log has it, whether it succeeds or not."""
+        self._foreign_owner = owner
 
     def use_txn(self) -> None:
         """Notes that the caller uses one of its transactions."""

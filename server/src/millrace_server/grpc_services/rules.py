@@ -51,6 +51,7 @@ def _channel_of_own(call: GuardedCall, txn_id: str) -> str:
         owner == call.identity if owner else call.may(Permission.APPEND, channel) or call.may(Permission.TAKE, channel)
     )
     if not knows_it:
+        call.note_foreign_owner(owner)
         directory.refuse_unknown(txn_id)
     call.use_txn()
     return channel
@@ -103,6 +104,7 @@ def _refuse_others_claim(call: GuardedCall, request: Any) -> None:
         # The call names another claim, which is over.
         return
     if getattr(request, "takeover", False):
+        call.note_foreign_owner(claim.owner)
         call.require((Permission.OPERATE,), request.channel)
     else:
         assert channel is not None, "a claim has a channel"
