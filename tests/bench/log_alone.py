@@ -34,7 +34,7 @@ class LogAlone:
     async def append(self, raw: bytes) -> bytes:
         """Returns an answer once the request's events are on the disk."""
         request, columns = parse_apart(pb.AppendRequest, raw)
-        stamp_of(request)
+        stamp_of(request, "")
         records: list[Record] = [(Kind.PUT, [stored.raw]) for stored in nonempty_events_of(request, columns)]
         records.append((Kind.COMMIT, [_COMMIT_BYTES]))
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

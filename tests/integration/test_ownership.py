@@ -6,6 +6,7 @@ import pytest
 
 import millrace_client as millrace
 from millrace.v1 import channel_service_pb2 as pb
+from millrace.v1.event_pb2 import Event, ProducerStamp
 from tests.access_site import OF_A_TXN, Site, bearer, call, request_of
 from tests.conftest import StartMillraced
 from tests.millraced import Millraced
@@ -74,3 +75,27 @@ def test_claims_belong_to_who_holds_them(server: Millraced, site: Site, start_mi
         ("denied", "read", "boss"),
         ("done", "other", "boss"),
     ]
+
+
+def test_producers_belong_to_who_used_them_first(
+    server: Millraced, site: Site, start_millraced: StartMillraced
+) -> None:
+    """Nobody else can use up their numbers, neither in an append nor in a commit, nor after a restart."""
+    append = pb.AppendRequest(
+        channel="orders",
+        events=[Event(body=b"one")],
+        stamp=ProducerStamp(producer_id="p", first_sequence=1, last_sequence=1),
+    )
+    assert call(server.grpc, "Append", append, bearer(site.tokens["other"]))[0] == "OK"
+    server.stop()
+    server = start_millraced(site.toml(), server.data_dir)
+    append.stamp.first_sequence = append.stamp.last_sequence = 2
+    boss = bearer(site.tokens["boss"])
+    assert call(server.grpc, "Append", append, boss)[1] == "FORBIDDEN"
+    stream = pb.AppendStreamRequest(channel="orders", events=append.events, stamp=append.stamp)
+    assert call(server.grpc, "AppendStream", stream, boss)[1] == "FORBIDDEN"
+    call(server.grpc, "BeginTxn", pb.BeginTxnRequest(channel="orders", txn_id="t"), boss)
+    call(server.grpc, "Put", pb.PutRequest(txn_id="t", events=append.events), boss)
+    assert call(server.grpc, "Commit", pb.CommitRequest(txn_ids=["t"], stamp=append.stamp), boss)[1] == "FORBIDDEN"
+    _, _, stored = call(server.grpc, "Append", append, bearer(site.tokens["other"]))
+    assert (stored.last_sequence, stored.deduplicated) == (2, False)

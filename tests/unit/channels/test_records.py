@@ -39,7 +39,7 @@ LEDGERS = st.lists(st.tuples(IDS, RANGES), max_size=20)
 def ledger_of(accepted: Sequence[tuple[str, tuple[int, int]]]) -> StampLedger:
     ledger = StampLedger()
     for producer_id, (first, last) in accepted:
-        ledger.accept(Stamp(producer_id, first, last))
+        ledger.accept(Stamp(producer_id, first, last, owner=producer_id if first % 2 else ""))
     return ledger
 
 
@@ -170,10 +170,12 @@ def _sliced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @given(accepted=LEDGERS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_state_with_any_stamps_restores_them(accepted: list[tuple[str, tuple[int, int]]]) -> None:
-    """All numbers of all producers are restored, and the order of the producers' last activity."""
+    """All numbers and owners of all producers are restored, and the order of the producers' last activity."""
     ledger = ledger_of(accepted)
     restored = restore_ledger(state_of(ledger=ledger).producers)
     assert list(restored.producers()) == list(ledger.producers())
+    owners, restored_owners = ([known.owner for known in one.snapshot().values()] for one in (ledger, restored))
+    assert restored_owners == owners
 
 
 @pytest.mark.usefixtures("_sliced")

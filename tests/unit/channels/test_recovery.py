@@ -12,7 +12,7 @@ from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.recovery import ReplayProgress
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transaction import Outcome, TxnState
-from millrace_server.errors import LeaseExpiredError
+from millrace_server.errors import ForbiddenError, LeaseExpiredError
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
 from millrace_server.wal.format import Kind
@@ -241,7 +241,7 @@ async def make_history(opened: FileChannel) -> None:
     await append(channel, b"i" * 900)
     await opened.checkpointing.make()
     await channel.claim("s", 3600, takeover=False)
-    await append(channel, b"j" * 900, stamp=Stamp("q", 8, 8))
+    await append(channel, b"j" * 900, stamp=Stamp("q", 8, 8, owner="web"))
     await channel.transactions.commit([begin(channel, "empty")], None)
 
 
@@ -281,6 +281,8 @@ async def test_recover_of_any_checkpoint_and_the_log_is_the_same_channel(
     async with file_channel(killed) as found:
         check_accounts(found.channel)
         assert await append(found.channel, b"j", stamp=Stamp("q", 8, 8)) == Receipt(0, 0, is_deduplicated=True)
+        with pytest.raises(ForbiddenError):
+            await append(found.channel, b"j", stamp=Stamp("q", 8, 8, owner="other"))
         assert (await append(found.channel, b"k")).first_sequence == 11
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from millrace_server.channels import stamps
 from millrace_server.channels.stamps import IntervalSet, Stamp, StampLedger
-from millrace_server.errors import BadArgumentError, OffsetGapError
+from millrace_server.errors import BadArgumentError, ForbiddenError, OffsetGapError
 from tests.channel_events import SEQUENCE_MAX
 
 RANGES = st.tuples(st.integers(0, 40), st.integers(0, 8)).map(lambda pair: (pair[0], pair[0] + pair[1]))
@@ -359,3 +359,37 @@ def test_restore_of_producers_continues_where_they_were() -> None:
     ledger.restore("q", [])
     assert list(ledger.producers()) == [("p", [(0, 3), (SEQUENCE_MAX, SEQUENCE_MAX)]), ("q", [])]
     assert ledger.new_ranges(Stamp("p", 3, 4), 2) == [(1, 2)]
+
+
+def test_new_ranges_of_a_producer_of_another_identity_are_refused() -> None:
+    """The producer belongs to the identity that first stamped; callers without identity, such as sources, may go on."""
+    ledger = StampLedger()
+    ledger.accept(Stamp("p", 1, 3))
+    assert ledger.new_ranges(Stamp("p", 3, 4, owner="web"), 2) == [(1, 2)], "from before there were identities"
+    ledger.accept(Stamp("p", 4, 4, owner="web"))
+    for first in (4, 5):
+        with pytest.raises(ForbiddenError, match=r"stamp\.producer_id: 'p' belongs to the identity that used it first"):
+            ledger.new_ranges(Stamp("p", first, first, owner="other"), 1)
+        assert ledger.new_ranges(Stamp("p", first, first), 1) == [(0, 1)] * (first == 5)
+    assert ledger.new_ranges(Stamp("q", 1, 1, owner="other"), 1) == [(0, 1)]
+
+
+def test_new_ranges_of_a_replay_belong_to_no_identity() -> None:
+    """One operator continues what another has begun."""
+    ledger = StampLedger()
+    ledger.accept(Stamp("replay/x/0", 1, 3, owner="alice"))
+    assert ledger.new_ranges(Stamp("replay/x/0", 3, 4, owner="bob"), 2) == [(1, 2)]
+
+
+def test_undo_of_a_first_stamp_leaves_its_producer_to_anybody() -> None:
+    """What was not stored reserves no name."""
+    ledger = StampLedger()
+    ledger.undo(ledger.accept(Stamp("p", 1, 3, owner="web")))
+    assert ledger.new_ranges(Stamp("p", 1, 1, owner="other"), 1) == [(0, 1)]
+
+
+def test_follows_needs_the_same_identity() -> None:
+    """Appends of several callers share a commit, which has one stamp."""
+    before = Stamp("p", 1, 3, owner="web")
+    assert Stamp("p", 4, 4, owner="web").follows(before)
+    assert not Stamp("p", 4, 4, owner="other").follows(before)

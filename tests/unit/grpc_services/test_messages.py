@@ -181,15 +181,15 @@ def test_events_of_columns_that_are_no_message_are_refused(body_bytes: int) -> N
 
 def test_stamp_of_a_request_is_checked() -> None:
     """Absent is None; otherwise the stamp must be valid."""
-    assert stamp_of(pb.AppendRequest()) is None
+    assert stamp_of(pb.AppendRequest(), "") is None
     good = event_pb2.ProducerStamp(producer_id="p", first_sequence=0, last_sequence=9)
-    assert stamp_of(pb.CommitRequest(stamp=good)) == Stamp("p", 0, 9)
+    assert stamp_of(pb.CommitRequest(stamp=good), "web") == Stamp("p", 0, 9, owner="web")
     full = event_pb2.ProducerStamp(
         producer_id="p", first_sequence=1, last_sequence=9, after_sequence=0, oldest_open_sequence=0
     )
-    assert stamp_of(pb.CommitRequest(stamp=full)) == Stamp("p", 1, 9, after=0, oldest_open=0)
+    assert stamp_of(pb.CommitRequest(stamp=full), "") == Stamp("p", 1, 9, after=0, oldest_open=0)
     with pytest.raises(BadArgumentError, match=r"stamp\.producer_id"):
-        stamp_of(pb.AppendRequest(stamp=event_pb2.ProducerStamp()))
+        stamp_of(pb.AppendRequest(stamp=event_pb2.ProducerStamp()), "")
 
 
 def test_form_of_a_request_is_rows_unless_it_asks_for_columns() -> None:

@@ -77,19 +77,19 @@ def commit_records(commit: Commit) -> list[Record]:
 
 
 def _add_stamps(message: pb.Commit, commits: Iterable[Commit]) -> None:
-    accepted: dict[str, list[list[int]]] = {}
+    accepted: dict[tuple[str, str], list[list[int]]] = {}
     for commit in commits:
         if commit.acceptance is not None:
             # Numbers that were accepted before are left out: they may belong to events in memory only.
-            ranges = accepted.setdefault(commit.acceptance.producer_id, [])
+            ranges = accepted.setdefault((commit.acceptance.producer_id, commit.acceptance.owner), [])
             for first, last in commit.acceptance.new:
                 if ranges and ranges[-1][1] + 1 == first:
                     ranges[-1][1] = last
                 else:
                     ranges.append([first, last])
     stamps = [
-        pb.Stamp(producer_id=producer_id, first=first, last=last)
-        for producer_id, ranges in accepted.items()
+        pb.Stamp(producer_id=producer_id, first=first, last=last, owner=owner)
+        for (producer_id, owner), ranges in accepted.items()
         for first, last in ranges
     ]
     if stamps:
@@ -203,7 +203,7 @@ def restore_claim(message: pb.Claim) -> ClaimRecord:
 def stamps_of(commit: pb.Commit) -> list[Stamp]:
     """Returns the producer's numbers that a COMMIT record stores."""
     stamps = [commit.stamp, *commit.more_stamps] if commit.HasField("stamp") else []
-    return [Stamp(stamp.producer_id, stamp.first, stamp.last) for stamp in stamps]
+    return [Stamp(stamp.producer_id, stamp.first, stamp.last, owner=stamp.owner) for stamp in stamps]
 
 
 def memory_state_record(state: "State", stored: Sequence[StoredColumns], batches: Sequence[StoredBatch]) -> Record:
@@ -297,6 +297,7 @@ def _producers_message(producers: Sequence[tuple[str, IntervalSet]]) -> pb.Produ
         firsts=[first for _, intervals in producers for first in intervals.firsts],
         lasts=[last for _, intervals in producers for last in intervals.lasts],
         last_seen=[intervals.seen_at for _, intervals in producers],
+        owners=[intervals.owner for _, intervals in producers],
     )
 
 
@@ -305,8 +306,11 @@ def restore_ledger(message: pb.Producers) -> StampLedger:
     ledger = StampLedger()
     intervals = zip(message.firsts, message.lasts, strict=True)
     last_seen = message.last_seen or [0] * len(message.producer_ids)
-    for producer_id, count, seen_at in zip(message.producer_ids, message.interval_counts, last_seen, strict=True):
-        ledger.restore(producer_id, [next(intervals) for _ in range(count)], seen_at)
+    owners = message.owners or [""] * len(message.producer_ids)
+    for producer_id, count, seen_at, owner in zip(
+        message.producer_ids, message.interval_counts, last_seen, owners, strict=True
+    ):
+        ledger.restore(producer_id, [next(intervals) for _ in range(count)], seen_at, owner)
     return ledger
 
 

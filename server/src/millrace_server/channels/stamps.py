@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from millrace_server.channels.activity import ProducerInfo
 from millrace_server.channels.config import check_identifier
-from millrace_server.errors import BadArgumentError, OffsetGapError
+from millrace_server.errors import BadArgumentError, ForbiddenError, OffsetGapError
 
 PRODUCERS_MAX = 100_000
 """Producers that a channel remembers. Beyond it, the least recently active is forgotten, transient ones first."""
@@ -15,6 +15,9 @@ PASSING_PREFIX = "passing/"
 """Prefix of the ids of transient producers, such as the keys of requests, which are not expected to store again.
 However many there are, no other producer is forgotten for them.
 """
+
+SHARED_PREFIX = "replay/"
+"""Prefix of the ids of producers that belong to no identity: whoever replays dead letters continues others' replays."""
 
 INTERVALS_MAX = 10_000
 """Separate ranges that a channel remembers of one producer."""
@@ -29,6 +32,7 @@ class Stamp:
     last: int
     after: int | None = None  # A number that must have been accepted before.
     oldest_open: int | None = None  # The producer sends no lower number any more; None: unknown.
+    owner: str = ""  # The identity of the caller; empty without authentication.
 
     def __post_init__(self) -> None:
         check_identifier("stamp.producer_id", self.producer_id)
@@ -51,6 +55,7 @@ class Stamp:
         return (
             self.first == before.last + 1
             and self.producer_id == before.producer_id
+            and self.owner == before.owner
             and self.after in {None, before.last}
         )
 
@@ -84,10 +89,15 @@ class StampLedger:
         Raises:
             BadArgumentError: A stamp that covers the commit as a whole was accepted in part, or the producer has left
                 too many gaps.
+            ForbiddenError: The producer belongs to another identity.
         """
         accepted = self._find(stamp.producer_id)
         if accepted is None:
             return [(0, event_count)]
+        if accepted.owner and stamp.owner and accepted.owner != stamp.owner:
+            raise ForbiddenError(
+                f"stamp.producer_id: {stamp.producer_id!r} belongs to the identity that used it first; use another"
+            )
         gaps = accepted.gaps(stamp.first, stamp.last)
         if gaps and len(accepted) >= INTERVALS_MAX and stamp.oldest_open:
             accepted = accepted.copy()
@@ -137,13 +147,15 @@ class StampLedger:
             accepted.add(0, stamp.oldest_open - 1)
         accepted.add(stamp.first, stamp.last)
         accepted.seen_at = time
+        if stamp.owner and not stamp.producer_id.startswith(SHARED_PREFIX):
+            accepted.owner = stamp.owner
         group[stamp.producer_id] = accepted
         forgotten = None
         if len(self) > PRODUCERS_MAX:
             group = self._transient or self._permanent
             producer_id = next(iter(group))
             forgotten = producer_id, group.pop(producer_id)
-        return Acceptance(stamp.producer_id, new, forgotten)
+        return Acceptance(stamp.producer_id, new, forgotten, accepted.owner)
 
     def forget(self, producer_id: str) -> "Acceptance":
         """Forgets a producer that is known; returns the argument of `undo`."""
@@ -207,9 +219,11 @@ class StampLedger:
         self._snapshot_count += 1
         return self._permanent | self._transient
 
-    def restore(self, producer_id: str, intervals: Iterable[tuple[int, int]], seen_at: int = 0) -> None:
+    def restore(
+        self, producer_id: str, intervals: Iterable[tuple[int, int]], seen_at: int = 0, owner: str = ""
+    ) -> None:
         restored = self._group_of(producer_id)[producer_id] = IntervalSet()
-        restored.seen_at = seen_at
+        restored.seen_at, restored.owner = seen_at, owner
         for first, last in intervals:
             restored.add(first, last)
 
@@ -223,23 +237,26 @@ def _put_first(producer_id: str, intervals: "IntervalSet", group: "dict[str, Int
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """The effects of accepting a stamp: numbers that were new, and the producer that was forgotten for it."""
+    """The effects of accepting a stamp: numbers that were new, the producer that was forgotten for it, the owner."""
 
     producer_id: str
     new: list[tuple[int, int]]
     forgotten: "tuple[str, IntervalSet] | None"
+    owner: str = ""
 
 
 class IntervalSet:
     """A set of whole numbers as closed intervals, ascending and at least one number apart.
 
-    `seen_at` is when their producer last sent some, in microseconds since 1970; 0 if that is not known.
+    `seen_at` is when their producer last sent some, in microseconds since 1970, 0 if that is not known; `owner` is the
+    identity that it belongs to, empty without authentication.
     """
 
     def __init__(self) -> None:
         self.firsts: list[int] = []
         self.lasts: list[int] = []
         self.seen_at = 0
+        self.owner = ""
         self.snapshot_count = 0  # That of the ledger when it was new: later snapshots have it too.
 
     def __len__(self) -> int:
@@ -258,7 +275,8 @@ class IntervalSet:
 
     def copy(self) -> "IntervalSet":
         copy = IntervalSet()
-        copy.firsts, copy.lasts, copy.seen_at = self.firsts[:], self.lasts[:], self.seen_at
+        copy.firsts, copy.lasts = self.firsts[:], self.lasts[:]
+        copy.seen_at, copy.owner = self.seen_at, self.owner
         return copy
 
     def remove(self, first: int, last: int) -> None:

@@ -83,9 +83,10 @@ class ChannelService:
         txn_ids = request.txn_ids[:]
         if not 0 < len(txn_ids) <= TXN_IDS_MAX:
             raise BadArgumentError(f"txn_ids: has {len(txn_ids)} ids; 1 to {TXN_IDS_MAX} are allowed")
-        stamp = stamp_of(request)
+        call = current_call()
+        stamp = stamp_of(request, call.identity)
         transactions = self._registry.transactions.find_common(txn_ids)
-        receipt = await transactions.commit(txn_ids, stamp, current_call().recheck)
+        receipt = await transactions.commit(txn_ids, stamp, call.recheck)
         if (spans := TRACING.spans) is not None:
             note_commit(spans.current(), transactions.name, receipt)
         return receipt_response(pb.CommitResponse, receipt)
@@ -98,8 +99,11 @@ class ChannelService:
         return pb.RenewTxnResponse(lease=duration_of(self._find(request.txn_id).renew(request.txn_id)))
 
     async def _append(self, request: pb.AppendRequest, columns: Columns | None) -> pb.AppendResponse:
+        call = current_call()
         appends = self._registry.get(request.channel).appends
-        receipt = await appends.append(nonempty_events_of(request, columns), stamp_of(request), current_call().recheck)
+        receipt = await appends.append(
+            nonempty_events_of(request, columns), stamp_of(request, call.identity), call.recheck
+        )
         if (spans := TRACING.spans) is not None:
             note_commit(spans.current(), request.channel, receipt)
         return receipt_response(pb.AppendResponse, receipt)

@@ -66,14 +66,14 @@ def _bad_request(kind: type[Message], raw: bytes) -> BadArgumentError:
     return BadArgumentError(f"request: its {len(raw)} bytes are not a valid {kind.DESCRIPTOR.full_name}")
 
 
-def stamp_of(request: pb.CommitRequest | pb.AppendRequest | pb.AppendStreamRequest) -> Stamp | None:
-    """Returns the request's stamp; None if it has none."""
+def stamp_of(request: pb.CommitRequest | pb.AppendRequest | pb.AppendStreamRequest, owner: str) -> Stamp | None:
+    """Returns the request's stamp, which belongs to an identity; None if it has none."""
     if not request.HasField("stamp"):
         return None
     stamp = request.stamp
     after = stamp.after_sequence if stamp.HasField("after_sequence") else None
     oldest_open = stamp.oldest_open_sequence if stamp.HasField("oldest_open_sequence") else None
-    return Stamp(stamp.producer_id, stamp.first_sequence, stamp.last_sequence, after, oldest_open)
+    return Stamp(stamp.producer_id, stamp.first_sequence, stamp.last_sequence, after, oldest_open, owner)
 
 
 def events_of(request: EventsRequest, columns: Columns | None) -> list[StoredColumns]:

@@ -78,7 +78,8 @@ class _Append:
         self.request, columns = parse_apart(pb.AppendStreamRequest, raw)
         self.check()
         self.channel = registry.get(self.request.channel)
-        self.batches, self.stamp = nonempty_events_of(self.request, columns), stamp_of(self.request)
+        self.batches = nonempty_events_of(self.request, columns)
+        self.stamp = stamp_of(self.request, self._call.caller.identity)
         if (spans := TRACING.spans) is not None:
             self._span = append_span(spans, self.channel.name, self.batches)
 

@@ -17,14 +17,16 @@ class Take(_message.Message):
     def __init__(self, first_sequences: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., body_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Stamp(_message.Message):
-    __slots__ = ("producer_id", "first", "last")
+    __slots__ = ("producer_id", "first", "last", "owner")
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     producer_id: str
     first: int
     last: int
-    def __init__(self, producer_id: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
+    owner: str
+    def __init__(self, producer_id: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("txn_ids", "first_sequence", "put_counts", "put_body_bytes", "put_raw_bytes", "take_records", "stamp", "is_deduplicated", "more_stamps", "commit_time", "commit_offsets", "forgotten_producer_id")
@@ -77,18 +79,20 @@ class Claim(_message.Message):
     def __init__(self, reader_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., has_ended: bool = ..., owner: _Optional[str] = ...) -> None: ...
 
 class Producers(_message.Message):
-    __slots__ = ("producer_ids", "interval_counts", "firsts", "lasts", "last_seen")
+    __slots__ = ("producer_ids", "interval_counts", "firsts", "lasts", "last_seen", "owners")
     PRODUCER_IDS_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_COUNTS_FIELD_NUMBER: _ClassVar[int]
     FIRSTS_FIELD_NUMBER: _ClassVar[int]
     LASTS_FIELD_NUMBER: _ClassVar[int]
     LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
     producer_ids: _containers.RepeatedScalarFieldContainer[str]
     interval_counts: _containers.RepeatedScalarFieldContainer[int]
     firsts: _containers.RepeatedScalarFieldContainer[int]
     lasts: _containers.RepeatedScalarFieldContainer[int]
     last_seen: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, producer_ids: _Optional[_Iterable[str]] = ..., interval_counts: _Optional[_Iterable[int]] = ..., firsts: _Optional[_Iterable[int]] = ..., lasts: _Optional[_Iterable[int]] = ..., last_seen: _Optional[_Iterable[int]] = ...) -> None: ...
+    owners: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, producer_ids: _Optional[_Iterable[str]] = ..., interval_counts: _Optional[_Iterable[int]] = ..., firsts: _Optional[_Iterable[int]] = ..., lasts: _Optional[_Iterable[int]] = ..., last_seen: _Optional[_Iterable[int]] = ..., owners: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EndedTxns(_message.Message):
     __slots__ = ("txn_ids", "outcomes", "first_sequences", "last_sequences", "are_deduplicated", "commit_time_steps")
