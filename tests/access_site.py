@@ -68,9 +68,16 @@ class Site:
         Path(server.arguments[1]).write_text(self.toml(), encoding="utf-8")
         server.send(signal.SIGHUP)
 
-    def revoke(self, name: str) -> None:
+    def revoke(self, name: str, instead: str = "") -> None:
+        """Removes the tokens of an identity, in one step with the addition of other lines."""
         lines = [line for line in self.tokens_file.read_text().splitlines() if not line.startswith(f"{name}:")]
-        write_atomically(self.tokens_file, "\n".join(lines).encode())
+        write_atomically(self.tokens_file, "\n".join([*lines, instead]).encode())
+
+    def replace_token(self, name: str) -> None:
+        """Replaces the token of an identity by another one of the same name."""
+        other_file = self.tokens_file.with_name("other-tokens")
+        self.tokens[name] = make_token(other_file, name)
+        self.revoke(name, instead=other_file.read_text())
 
 
 def request_of(method: str, channel: str, txn_id: str) -> Message:

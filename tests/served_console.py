@@ -123,7 +123,7 @@ class ServedConsole:
 
 async def append(channel: Channel, *events: tuple[Mapping[str, str], bytes]) -> None:
     """Appends events in one commit."""
-    await channel.transactions.append([StoredColumns.of(one) for one in columns_from_events(events)], None)
+    await channel.appends.append([StoredColumns.of(one) for one in columns_from_events(events)], None)
 
 
 @asynccontextmanager

@@ -136,14 +136,14 @@ def server(site: Site, start_millraced: StartMillraced) -> Millraced:
 def test_token_file_that_changes_is_read_again(server: Millraced, site: Site, tmp_path: Path) -> None:
     """A client and a producer go on with a new token when the former one is removed, without a failed call."""
     token_file = tmp_path / "token"
-    token_file.write_text(site.tokens["other"])
+    token_file.write_text(site.tokens["boss"])
     with (
         millrace.connect(server.grpc, token_file=token_file) as client,
         millrace.Producer(server.grpc, channel="orders", token_file=token_file) as producer,
     ):
         assert producer.send(b"one").result(WAIT_SECONDS_MAX).sequence == 1
+        site.replace_token("boss")
         token_file.write_text(site.tokens["boss"] + "\n")
-        site.revoke("other")
         server.wait_for("tokens reloaded")
         assert producer.send(b"two").result(WAIT_SECONDS_MAX).sequence == 2
         # Sooner than a changed file is noticed otherwise.
