@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
-from millrace_server.access import control
+from millrace_server import files
 from millrace_server.access.control import AccessControl, credentials_of
 from millrace_server.access.settings import AuthSettings, IdentitySettings, RoleSettings
 from millrace_server.access.tokens import make_token
@@ -127,7 +127,7 @@ async def test_logout_ends_the_session_and_removes_the_cookie(site: Site) -> Non
 
 async def test_session_whose_token_was_removed_has_ended(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """So has what it follows, with the reason."""
-    monkeypatch.setattr(control, "_CHECK_SECONDS", 0.001)
+    monkeypatch.setattr(files, "CHECK_SECONDS", 0.001)
     web = site.console.create("web.a")
     await site.console.log_in(site.tokens["operator"])
     following = asyncio.create_task(site.access.follow())
