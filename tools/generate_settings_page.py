@@ -46,6 +46,8 @@ _INTRODUCTION = """\
 
 Every setting of the configuration file. `make docs` generates this page from the code. [agent.md](agent.md) explains
 how the components work together, and [millrace.toml](../deploy/millrace.toml) is a configuration to start from.
+
+Numbers of bytes may have a unit, as text: `"64MiB"`, `"8GB"`. So may capacities in events: `"500k"`, `"1M"`.
 """
 
 _SHARE_OF_MEMORY = frozenset({"byte_capacity", "memory_byte_capacity"})

@@ -10,6 +10,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -19,6 +20,9 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, Secret, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
+
+from millrace.setting_lines import SettingPath
+from millrace.setting_units import Unit
 
 _SHOWN_LENGTH_MAX = 80
 _SHOWN_BITS_MAX = 128
@@ -41,12 +45,34 @@ _NAMED_TABLES: Mapping[int | str, str] = {
 _NAMED_DEPTH = 2
 """The depth of such a table: channels.NAME."""
 
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a setting, as a sentence; as text it begins with the setting's path."""
+
+    path: SettingPath
+    sentence: str
+    line: int | None = None
+    """The line of the file, from 1; None if it is not known."""
+
+    def __str__(self) -> str:
+        return f"{shown_path(self.path)}: {self.sentence}" if self.path else self.sentence
+
+    def document(self) -> dict[str, object]:
+        """Returns the problem for JSON."""
+        return {"path": shown_path(self.path), "line": self.line, "sentence": self.sentence}
+
+    def located(self, source: str) -> str:
+        """Returns the problem as text, with the file and the line, as compilers write them."""
+        return f"{source}:{self.line}: {self}" if self.line else f"{source}: {self}"
+
+
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path in quotes"}
 
 
-def describe_problems(error: ValidationError, model: object) -> list[str]:
-    """Returns one sentence for each error of a model, or of a union of models with a discriminator."""
-    return [sentence for details in _errors(error) for sentence in _describe(details, model)]
+def describe_problems(error: ValidationError, model: object) -> list[Problem]:
+    """Returns the errors of a model, or of a union of models with a discriminator."""
+    return [problem for details in _errors(error) for problem in _describe(details, model)]
 
 
 def _errors(error: ValidationError) -> list[ErrorDetails]:
@@ -89,7 +115,7 @@ def _shown_text(text: str) -> str:
 class _Place(NamedTuple):
     """The place of an error."""
 
-    path: tuple[int | str, ...]
+    path: SettingPath
     """The path in TOML, without the tags of unions that pydantic adds."""
     declared: object
     """What the model declares at this place: a field, or the type of an entry."""
@@ -97,39 +123,47 @@ class _Place(NamedTuple):
     """The other models of the union that the declared model belongs to, by tag."""
 
 
-def _describe(details: ErrorDetails, model: object) -> Iterator[str]:
+def _describe(details: ErrorDetails, model: object) -> Iterator[Problem]:
     location = details["loc"]
     match details["type"]:
         case "union_tag_not_found" | "union_tag_invalid":
             yield from _describe_untyped(details, model)
         case "extra_forbidden":
             table = _find(model, location[:-1])
-            yield f"{shown_path((*table.path, location[-1]))}: {_describe_unknown_key(details, table)}"
+            yield Problem((*table.path, location[-1]), _describe_unknown_key(details, table))
         case "string_pattern_mismatch" if location[-1:] == (_KEY_MARK,):
             path = _find(model, location[:-1]).path
-            yield f"{shown_path(path)}: is not a name that is allowed here; it must match {_pattern(details)}"
+            yield Problem(path, f"is not a name that is allowed here; it must match {_pattern(details)}")
         case "value_error" if location[-1:] == (_KEY_MARK,):
-            yield f"{shown_path(_find(model, location[:-1]).path)}: {details['ctx']['error']}"
+            yield Problem(_find(model, location[:-1]).path, str(details["ctx"]["error"]))
         case _:
-            yield _describe_value(details, _find(model, location))
+            place = _find(model, location)
+            yield Problem(place.path, _describe_value(details, place))
 
 
 def _describe_value(details: ErrorDetails, place: _Place) -> str:
-    path = shown_path(place.path)
     was = "a secret" if _is_secret(place.declared) else shown_value(details["input"])
     match details["type"]:
         case "missing":
-            return f"{path}: is missing; it must be {allowed_values(place.declared)}"
+            return f"is missing; it must be {allowed_values(place.declared)}"
         case "string_pattern_mismatch":
-            return f"{path}: is {was}; it must match {_pattern(details)}"
+            return f"is {was}; it must match {_pattern(details)}"
         case "value_error":
-            return f"{path}: {details['ctx']['error']}" if path else str(details["ctx"]["error"])
+            return str(details["ctx"]["error"])
         case "too_short" | "too_long":
-            return f"{path}: has {_counted(details, place.declared)}"
+            return f"has {_counted(details, place.declared)}"
         case "string_too_short" | "string_too_long":
-            return f"{path}: is {was}; it must have {_bounded(details)} characters"
+            return f"is {was}; it must have {_bounded(details)} characters"
         case _:
-            return f"{path}: is {was}; it must be {allowed_values(place.declared)}"
+            return (
+                f"is {was}; it must be {allowed_values(place.declared)}{_unit_hint(details['input'], place.declared)}"
+            )
+
+
+def _unit_hint(value: object, declared: object) -> str:
+    _, metadata = unwrapped(declared)
+    examples = [said.example for said in metadata if isinstance(said, Unit)]
+    return f", or text such as {shown_value(examples[0])}" if examples and isinstance(value, str) else ""
 
 
 def _is_secret(declared: object) -> bool:
@@ -138,20 +172,20 @@ def _is_secret(declared: object) -> bool:
     return Secret in metadata or any(map(_is_secret, get_args(annotation)))
 
 
-def _describe_untyped(details: ErrorDetails, model: object) -> Iterator[str]:
+def _describe_untyped(details: ErrorDetails, model: object) -> Iterator[Problem]:
     """Yields the allowed types, and the errors that the table has under every one of them."""
     place = _find(model, details["loc"])
     field, choices = choices_of(place.declared)
     table: dict[str, object] = details["input"]
     was = f"is {shown_value(table[field])}" if field in table else "is missing"
-    yield f"{shown_path((*place.path, field))}: {was}; it must be {' or '.join(map(shown_value, choices))}"
+    yield Problem((*place.path, field), f"{was}; it must be {' or '.join(map(shown_value, choices))}")
     found = [_errors_in({**table, field: tag}, choice) for tag, choice in choices.items()]
     for location, error in found[-1].items():
         if all(location in errors for errors in found):
             yield from _describe({**error, "loc": (*details["loc"], list(choices)[-1], *location)}, model)
 
 
-def _errors_in(table: dict[str, object], model: type[BaseModel]) -> dict[tuple[int | str, ...], ErrorDetails]:
+def _errors_in(table: dict[str, object], model: type[BaseModel]) -> dict[SettingPath, ErrorDetails]:
     try:
         model.model_validate(table, strict=True)
     except ValidationError as error:
@@ -194,7 +228,7 @@ def _pattern(details: ErrorDetails) -> str:
     return str(details["ctx"]["pattern"]).removeprefix("^(?:").removesuffix(")$")
 
 
-def shown_path(path: tuple[int | str, ...]) -> str:
+def shown_path(path: SettingPath) -> str:
     """Returns a path as TOML writes it, with indexes into arrays in brackets."""
     shown = (
         f"[{part}]" if isinstance(part, int) else f".{part}" if _BARE_KEY.fullmatch(part) else f".{shown_value(part)}"
@@ -203,7 +237,7 @@ def shown_path(path: tuple[int | str, ...]) -> str:
     return "".join(shown).removeprefix(".")
 
 
-def _find(model: object, location: tuple[int | str, ...]) -> _Place:
+def _find(model: object, location: SettingPath) -> _Place:
     place = _Place((), model)
     for part in location:
         annotation, _ = unwrapped(place.declared)

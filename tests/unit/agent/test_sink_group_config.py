@@ -3,8 +3,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from millrace.setting_file import SettingsError
 from millrace_server.agent.sink_group_config import SinkGroupConfig, group_problems
-from millrace_server.configuration.settings import SettingsError, check_settings
+from millrace_server.configuration.settings import check_settings
 
 SINKS = {name: {"type": "null", "channel": "others" if name == "c" else "orders"} for name in "abc"}
 KNOWN = '"a", "b", "c"'
@@ -35,7 +36,7 @@ def problems_of(**groups: Any) -> list[str]:
     try:
         check_settings({**tables, "sink_groups": groups}, "test")
     except SettingsError as error:
-        return error.problems
+        return list(map(str, error.problems))
     return []
 
 

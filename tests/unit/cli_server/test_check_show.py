@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from millrace.setting_file import SettingsError
 from millrace_server.agent.setting_types import revealed
 from millrace_server.cli import app
-from millrace_server.configuration.settings import SettingsError, check_settings, load_settings
+from millrace_server.configuration.settings import check_settings, load_settings
 from tests.unit.repository.checkout import ROOT
 
 SECRET = "hush-hush"  # noqa: S105 - it must not be found again

@@ -1,3 +1,4 @@
+import json
 import logging
 from importlib.metadata import version
 from pathlib import Path
@@ -132,9 +133,9 @@ def test_command_with_a_bad_file_shows_all_problems_on_standard_error(file: Path
     assert result.exit_code == EXIT_BAD_SETTINGS
     assert result.stdout == ""
     assert result.stderr.splitlines() == [
-        f'millraced: {file}: server.listen: is "x"; it must be host:port, such as 127.0.0.1:7070 or [::1]:7070',
-        f"millraced: {file}: server.reflection: is 1; it must be true or false",
-        f'millraced: {file}: channels.a.type: is "fiel"; it must be "memory" or "file" or "spillable"',
+        f'millraced: {file}:2: server.listen: is "x"; it must be host:port, such as 127.0.0.1:7070 or [::1]:7070',
+        f"millraced: {file}:3: server.reflection: is 1; it must be true or false",
+        f'millraced: {file}:5: channels.a.type: is "fiel"; it must be "memory" or "file" or "spillable"',
     ]
 
 
@@ -180,3 +181,29 @@ def test_serve_with_a_log_level_logs_from_it_on(
     result = CliRunner().invoke(app, ["serve", *options])
     assert (result.exit_code, result.stderr) == (EXIT_CANNOT_START, "millraced: the port is in use\n")
     assert levels == [level]
+
+
+def test_check_as_json_has_paths_and_lines(file: Path) -> None:
+    """Programs such as editors get all problems, and an empty list for a valid file."""
+    file.write_text('[server]\n\nlisten = "x"\n[channels.a]\ntype = "file"\ncapacity = "many"\n')
+    result = CliRunner().invoke(app, ["check", str(file), "--json"])
+    assert (result.exit_code, result.stderr) == (EXIT_BAD_SETTINGS, "")
+    assert json.loads(result.stdout) == {
+        "file": str(file),
+        "is_valid": False,
+        "problems": [
+            {
+                "path": "server.listen",
+                "line": 3,
+                "sentence": 'is "x"; it must be host:port, such as 127.0.0.1:7070 or [::1]:7070',
+            },
+            {
+                "path": "channels.a.capacity",
+                "line": 6,
+                "sentence": 'is "many"; it must be a whole number from 1 to 1_000_000_000, or text such as "1M"',
+            },
+        ],
+    }
+    file.write_text(GOOD)
+    result = CliRunner().invoke(app, ["check", str(file), "--json"])
+    assert (result.exit_code, json.loads(result.stdout)["problems"]) == (0, [])

@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from millrace.setting_file import SettingsError
 from millrace_server.agent.interceptors.headers import StaticConfig
 from millrace_server.agent.selectors import MultiplexingConfig, ReplicatingConfig
-from millrace_server.configuration.settings import Settings, SettingsError, load_settings
+from millrace_server.configuration.settings import Settings, load_settings
 
 CHANNELS = """
 [channels.orders]
@@ -43,7 +44,7 @@ def load(directory: Path, toml: str) -> Settings:
 def problems_of(directory: Path, toml: str) -> list[str]:
     with pytest.raises(SettingsError) as caught:
         load(directory, toml)
-    return caught.value.problems
+    return list(map(str, caught.value.problems))
 
 
 def source(settings: str) -> str:
@@ -139,7 +140,7 @@ def test_load_when_there_is_no_channel_says_so(tmp_path: Path) -> None:
         path.write_text(channels + source('channels = ["x"]'), encoding="utf-8")
         with pytest.raises(SettingsError) as caught:
             load_settings(path)
-        assert caught.value.problems == expected
+        assert list(map(str, caught.value.problems)) == expected
 
 
 def test_load_of_many_channels_names_some_of_them(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from millrace_server.configuration.settings import SettingsError, check_settings
+from millrace.setting_file import SettingsError
+from millrace_server.configuration.settings import check_settings
 from millrace_server.embedded import EmbeddedAgent
 
 CHANNELS = {"orders": {"type": "memory"}, "other": {"type": "memory"}}
@@ -12,7 +13,7 @@ def problems_of(**tables: Any) -> list[str]:
     try:
         check_settings({"channels": CHANNELS, **tables}, "test")
     except SettingsError as error:
-        return error.problems
+        return list(map(str, error.problems))
     return []
 
 

@@ -36,7 +36,7 @@ def given(tmp_path: Path) -> dict[str, Any]:
 def problems_of(settings: dict[str, Any]) -> list[str]:
     with pytest.raises(ValidationError) as raised:
         TlsSettings.model_validate(settings, strict=True)
-    return describe_problems(raised.value, TlsSettings)
+    return list(map(str, describe_problems(raised.value, TlsSettings)))
 
 
 def one_problem_of(settings: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import structlog
 
-from millrace_server.configuration.settings import SettingsError
+from millrace.setting_file import SettingsError
 from millrace_server.embedded import EmbeddedAgent, EmbeddedAgentError
 from millrace_server.errors import ChannelFullError, StartError, TxnCapacityError
 
@@ -237,7 +237,7 @@ def test_agent_of_a_bad_configuration_names_all_problems(tmp_path: Path) -> None
     assert len(caught.value.problems) == 2
     path = tmp_path / "flows.toml"
     path.write_text("[channels.orders]\ntype = 'fiel'\n")
-    with pytest.raises(SettingsError, match=r"flows\.toml: channels\.orders\.type"):
+    with pytest.raises(SettingsError, match=r"flows\.toml:2: channels\.orders\.type"):
         EmbeddedAgent(path)
 
 

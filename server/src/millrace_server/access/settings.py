@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator
 
-from millrace.setting_problems import shown_path, shown_value
+from millrace.setting_problems import Problem, shown_path, shown_value
+from millrace.setting_units import ByteSize
 from millrace_server.access.jwt import JwtSettings
 from millrace_server.access.permissions import Grant, ambiguous_patterns, check_pattern
 from millrace_server.access.tokens import read_tokens
@@ -73,13 +74,13 @@ class RoleSettings(BaseModel, frozen=True, extra="forbid"):
 class QuotaSettings(BaseModel, frozen=True, extra="forbid"):
     """Limits of each identity, across all its connections."""
 
-    bytes_per_second: int | None = Field(None, ge=1)
+    bytes_per_second: ByteSize | None = Field(None, ge=1)
     """Bytes of its requests. Above it, calls are refused and appends in a stream wait.
 
     One second's bytes may arrive at once; a larger message delays the next one in proportion to its size.
     """
 
-    read_bytes_per_second: int | None = Field(None, ge=1)
+    read_bytes_per_second: ByteSize | None = Field(None, ge=1)
     """Bytes of the responses to it. Above it, streams wait, and calls that take or list are refused."""
 
     open_transactions: int | None = Field(None, ge=1)
@@ -96,31 +97,33 @@ class IdentitySettings(BaseModel, frozen=True, extra="forbid"):
     """Limits of each identity that matches the pattern, across all its connections; by default there are none."""
 
 
-def access_problems(tables: Mapping[str, Any]) -> list[str]:
-    """Returns a sentence for each role that is unknown, and for whatever else does not fit together."""
+def access_problems(tables: Mapping[str, Any]) -> list[Problem]:
+    """Returns a problem for each role that is unknown, and for whatever else does not fit together."""
     return list(_problems(tables))
 
 
-def _problems(tables: Mapping[str, Any]) -> Iterator[str]:
+def _problems(tables: Mapping[str, Any]) -> Iterator[Problem]:
     identities, roles = (_table(tables.get(key)) for key in ("identities", "roles"))
     for pattern, table in identities.items():
         named = _table(table).get("roles")
         for index, role in enumerate(named if isinstance(named, list) else []):
             if isinstance(role, str) and role not in roles:
-                yield f"{shown_path(('identities', pattern, 'roles', index))}: {_unknown(role, list(roles))}"
+                yield Problem(("identities", pattern, "roles", index), _unknown(role, list(roles)))
     for one, other in ambiguous_patterns(identities):
-        yield (
-            f"identities: {shown_value(one)} and {shown_value(other)} have the same length and match the same names; "
-            "one of them must be longer, as the longest pattern applies"
+        yield Problem(
+            ("identities", other),
+            f"has the same length as {shown_value(one)} and matches the same names; one of them must be longer, as the "
+            "longest pattern applies",
         )
     if "auth" not in tables:
         for key in ("roles", "identities"):
             if key in tables:
-                yield f"{key}: has no effect without a table auth; add one"
+                yield Problem((key,), "has no effect without a table auth; add one")
     elif isinstance(auth := tables["auth"], dict) and not ({*auth} & _PROOFS or _has_certificates(tables)):
-        yield (
-            "auth: no caller could authenticate; there must be a tokens_file or a table jwt, or "
-            'server.tls.client_certificate must be "required"'
+        yield Problem(
+            ("auth",),
+            "no caller could authenticate; there must be a tokens_file or a table jwt, or "
+            'server.tls.client_certificate must be "required"',
         )
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from millrace.setting_problems import shown_path, shown_value
+from millrace.setting_problems import Problem, shown_value
 from millrace_server.agent.setting_types import ChannelName, named_tables
 
 _Tables = dict[str, dict[str, Any]]
@@ -35,8 +35,8 @@ class SinkGroupConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """The longest delay before a sink that has failed is tried again."""
 
 
-def group_problems(tables: Mapping[str, Any]) -> list[str]:
-    """Returns a sentence for each sink that a group names but must not have.
+def group_problems(tables: Mapping[str, Any]) -> list[Problem]:
+    """Returns a problem for each sink that a group names but must not have.
 
     Works on the tables as TOML has them, so that other problems of the configuration do not hide these.
     """
@@ -49,7 +49,7 @@ def group_problems(tables: Mapping[str, Any]) -> list[str]:
             continue
         for index, name in enumerate(names):
             if isinstance(name, str) and (problem := _problem(name, group_name, names, sinks, taken)):
-                problems.append(f"{shown_path(('sink_groups', group_name, 'sinks', index))}: {problem}")
+                problems.append(Problem(("sink_groups", group_name, "sinks", index), problem))
     return problems
 
 

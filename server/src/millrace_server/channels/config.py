@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from millrace.setting_problems import shown_value
+from millrace.setting_units import COUNT_UNIT, ByteSize, Count
 from millrace_server.errors import BadArgumentError, BadNameError
 from millrace_server.files import NamedPath
 
@@ -51,8 +52,8 @@ def _share_of_memory() -> int:
     return int(min(machine_bytes, container_bytes) * _MEMORY_SHARE)
 
 
-EventCount = Annotated[int, Field(ge=1, le=CAPACITY_MAX)]
-ByteCount = Annotated[int, Field(ge=1, le=BYTES_MAX)]
+EventCount = Annotated[Count, Field(ge=1, le=CAPACITY_MAX)]
+ByteCount = Annotated[ByteSize, Field(ge=1, le=BYTES_MAX)]
 Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX, allow_inf_nan=False)]
 KeyId = Annotated[str, Field(pattern=rf"^(?:{KEY_ID_PATTERN})$")]
 
@@ -113,7 +114,7 @@ class ChannelConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     def _lower_defaults_to_capacity(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
-        capacity = values.get("capacity")
+        capacity = COUNT_UNIT.number(values.get("capacity"))
         if type(capacity) is not int or capacity <= 0:
             return values
         parts = [name for name in _PARTS_OF_CAPACITY if name in cls.model_fields and name not in values]
@@ -190,11 +191,11 @@ class LogChannelConfig(ChannelConfig):
     checkpoint_interval_seconds: float = Field(30.0, ge=0.1, le=SECONDS_MAX, allow_inf_nan=False)
     """Seconds from one checkpoint to the next, if anything has changed."""
 
-    segment_bytes_max: int = Field(256 * _MIB, ge=64 * _KIB, le=SEGMENT_BYTES_MAX)
+    segment_bytes_max: ByteSize = Field(256 * _MIB, ge=64 * _KIB, le=SEGMENT_BYTES_MAX)
     """Size at which a segment ends and the next one begins. Segments are larger where the state of stamps and
     transactions, with which each begins, would fill more than half of this size."""
 
-    min_free_bytes: int = Field(500 * _MIB, ge=0, le=BYTES_MAX)
+    min_free_bytes: ByteSize = Field(500 * _MIB, ge=0, le=BYTES_MAX)
     """Bytes that puts leave free on each disk, for takes, checkpoints and other programs."""
 
     fsync: Literal["commit", "interval"] = "commit"

@@ -18,7 +18,14 @@ import typer
 from millrace.command_line.program import new_program
 from millrace_server.cli.certificate_commands import dev_certificates
 from millrace_server.cli.log_commands import backup, log_app, restore
-from millrace_server.cli.reporting import EXIT_BAD_SETTINGS, EXIT_CANNOT_START, MEANINGS, complain, load_or_exit
+from millrace_server.cli.reporting import (
+    EXIT_BAD_SETTINGS,
+    EXIT_CANNOT_START,
+    MEANINGS,
+    complain,
+    load_or_exit,
+    print_check,
+)
 from millrace_server.cli.token_commands import token_app
 
 app = new_program("millraced", MEANINGS.items())
@@ -166,8 +173,11 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The TOML file.")],
     *,
     show: Annotated[bool, typer.Option("--show", help="Show all settings with defaults, without secrets.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write only the problems, as JSON.")] = False,
 ) -> None:
-    """Check a configuration file; show every problem, or what the file configures."""
+    """Check a configuration file; show every problem with its line, or what the file configures."""
+    if as_json:
+        raise typer.Exit(print_check(file))
     settings = load_or_exit(file, {})
 
     from millrace_server.cli.settings_summary import show_settings, show_toml
@@ -189,7 +199,8 @@ def import_flume(
     ] = None,
 ) -> None:
     """Convert a Flume agent's configuration; standard error lists what has no counterpart, and why."""
-    from millrace_server.configuration.settings import SettingsError, check_settings
+    from millrace.setting_file import SettingsError
+    from millrace_server.configuration.settings import check_settings
     from millrace_server.flume_import import FlumeImportError, import_agent
 
     try:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from millrace.setting_file import SettingsError
 from millrace_server.channels.channel_file import DirectoryError
 from millrace_server.channels.config import KEY_ID_PATTERN, LogChannelConfig
 from millrace_server.channels.directories import DirectoryInUseError
@@ -23,7 +24,7 @@ from millrace_server.cli.reporting import (
     complain,
     complain_of_settings,
 )
-from millrace_server.configuration.settings import SettingsError, load_settings
+from millrace_server.configuration.settings import load_settings
 from millrace_server.errors import StartError
 from millrace_server.hosting.data_dir import CATALOG_FILE, Catalog
 from millrace_server.log_tools.backup import ToolContext

@@ -9,7 +9,8 @@ from millrace.command_line.notes import write_note
 from millrace.command_line.program import EXIT_BROKEN_PIPE
 
 if TYPE_CHECKING:
-    from millrace_server.configuration.settings import Settings, SettingsError
+    from millrace.setting_file import SettingsError
+    from millrace_server.configuration.settings import Settings
 
 EXIT_CANNOT_START = 1
 """The machine prevents the start: a port is in use, a directory cannot be written, the catalog is damaged."""
@@ -48,15 +49,32 @@ def complain(sentence: str) -> None:
 def complain_of_settings(error: "SettingsError") -> None:
     """Writes each problem of a configuration to standard error."""
     for problem in error.problems:
-        complain(f"{error.source}: {problem}")
+        complain(problem.located(error.source))
 
 
 def load_or_exit(config: Path | None, overrides: dict[str, str]) -> "Settings":
     """Reads a configuration; writes its problems to standard error and exits if it is invalid."""
-    from millrace_server.configuration.settings import SettingsError, load_settings
+    from millrace.setting_file import SettingsError
+    from millrace_server.configuration.settings import load_settings
 
     try:
         return load_settings(config, overrides)
     except SettingsError as error:
         complain_of_settings(error)
         raise typer.Exit(EXIT_BAD_SETTINGS) from None
+
+
+def print_check(config: Path) -> int:
+    """Writes the problems of a configuration as JSON to standard output; returns the exit code."""
+    from json import dumps
+
+    from millrace.setting_file import SettingsError
+    from millrace_server.configuration.settings import load_settings
+
+    problems = []
+    try:
+        load_settings(config)
+    except SettingsError as error:
+        problems = [problem.document() for problem in error.problems]
+    typer.echo(dumps({"file": str(config), "is_valid": not problems, "problems": problems}, indent=2))
+    return EXIT_BAD_SETTINGS if problems else 0

@@ -7,14 +7,13 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel
 
-from millrace.setting_problems import choices_of, fields_of, shown_path, shown_value, unwrapped
+from millrace.setting_lines import SettingPath
+from millrace.setting_problems import Problem, choices_of, fields_of, shown_path, shown_value, unwrapped
 from millrace_server.agent.setting_types import ChannelReference, named_tables
 from millrace_server.agent.sources.source import SourceConfig
 from millrace_server.network import Address
 
 _SHOWN_NAMES_MAX = 10
-
-_Path = tuple[int | str, ...]
 
 
 class _Names(NamedTuple):
@@ -22,11 +21,11 @@ class _Names(NamedTuple):
 
     known: list[str]
     own: list[str]
-    source: _Path
+    source: SettingPath
 
 
-def unknown_channels(tables: Mapping[str, Any], model: type[BaseModel]) -> list[str]:
-    """Returns a sentence for each reference to a channel that is unknown or not allowed there.
+def unknown_channels(tables: Mapping[str, Any], model: type[BaseModel]) -> list[Problem]:
+    """Returns a problem for each reference to a channel that is unknown or not allowed there.
 
     Other errors of the tables hide none of them; the syntax of names is checked elsewhere.
     """
@@ -38,7 +37,7 @@ def unknown_channels(tables: Mapping[str, Any], model: type[BaseModel]) -> list[
     return list(_problems((), referring, model, _Names(_texts(list(channels)), [], ())))
 
 
-def _problems(path: _Path, value: object, declared: object, names: _Names) -> Iterator[str]:
+def _problems(path: SettingPath, value: object, declared: object, names: _Names) -> Iterator[Problem]:
     annotation, metadata = unwrapped(declared)
     field, choices = choices_of(declared)
     if isinstance(value, str):
@@ -61,7 +60,9 @@ def _problems(path: _Path, value: object, declared: object, names: _Names) -> It
         yield from _problems_of_table(path, value, annotation, names)
 
 
-def _problems_of_table(path: _Path, table: dict[str, Any], model: type[BaseModel], names: _Names) -> Iterator[str]:
+def _problems_of_table(
+    path: SettingPath, table: dict[str, Any], model: type[BaseModel], names: _Names
+) -> Iterator[Problem]:
     if issubclass(model, SourceConfig):
         own = table.get("channels")
         names = _Names(names.known, list(dict.fromkeys(_texts(own))), path)
@@ -70,26 +71,26 @@ def _problems_of_table(path: _Path, table: dict[str, Any], model: type[BaseModel
             yield from _problems((*path, key), table[key], declared, names)
 
 
-def _problems_of_name(path: _Path, name: str, reference: ChannelReference, names: _Names) -> Iterator[str]:
+def _problems_of_name(path: SettingPath, name: str, reference: ChannelReference, names: _Names) -> Iterator[Problem]:
     allowed = names.own if reference.is_own else names.known
     if name in allowed:
         return
     what = f"one of {shown_path((*names.source, 'channels'))}" if reference.is_own else "a channel of the configuration"
     close = difflib.get_close_matches(name, allowed, n=1)
     if close:
-        yield f"{shown_path(path)}: is {shown_value(name)}; it must be {what}; did you mean {shown_value(close[0])}?"
+        yield Problem(path, f"is {shown_value(name)}; it must be {what}; did you mean {shown_value(close[0])}?")
         return
     shown = ", ".join(map(shown_value, allowed[:_SHOWN_NAMES_MAX])) or "none"
     more = f" and {len(allowed) - _SHOWN_NAMES_MAX} more" if len(allowed) > _SHOWN_NAMES_MAX else ""
-    yield f"{shown_path(path)}: is {shown_value(name)}; it must be {what}, of which there are: {shown}{more}"
+    yield Problem(path, f"is {shown_value(name)}; it must be {what}, of which there are: {shown}{more}")
 
 
 def _texts(value: object) -> list[str]:
     return [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else []
 
 
-def anonymous_addresses(tables: Mapping[str, Any]) -> list[str]:
-    """Returns a sentence for each address that other machines can reach without authentication, unless that is allowed.
+def anonymous_addresses(tables: Mapping[str, Any]) -> list[Problem]:
+    """Returns a problem for each address that other machines can reach without authentication, unless that is allowed.
 
     Addresses that are not valid are reported elsewhere.
     """
@@ -97,8 +98,11 @@ def anonymous_addresses(tables: Mapping[str, Any]) -> list[str]:
     if "auth" in tables or server.get("allow_anonymous") is True:
         return []
     return [
-        f"server.{field}: is {shown_value(text)}, where anyone on other machines may do everything; there must be a "
-        "table auth, or it must be a loopback address, or server.allow_anonymous must be true"
+        Problem(
+            ("server", field),
+            f"is {shown_value(text)}, where anyone on other machines may do everything; there must be a table auth, or "
+            "it must be a loopback address, or server.allow_anonymous must be true",
+        )
         for field in ("listen", "http_listen")
         if isinstance(text := server.get(field), str) and _is_reachable(text)
     ]
@@ -118,7 +122,7 @@ _LOOPBACK_HOST = "127.0.0.1"
 class _Place(NamedTuple):
     """An address that a setting listens on, with the path and the text of the setting."""
 
-    path: _Path
+    path: SettingPath
     text: str
     transport: str
     address: Address
@@ -128,8 +132,8 @@ class _Place(NamedTuple):
         return self.transport == other.transport and _is_same(self.address, other.address)
 
 
-def address_conflicts(tables: Mapping[str, Any], listening: Mapping[str, str]) -> list[str]:
-    """Returns a sentence for each address that is used twice, and for each sink that would fill its own channel.
+def address_conflicts(tables: Mapping[str, Any], listening: Mapping[str, str]) -> list[Problem]:
+    """Returns a problem for each address that is used twice, and for each sink that would fill its own channel.
 
     Other errors of the tables hide none of them. By default the server listens on the addresses in `listening`.
     """
@@ -143,8 +147,11 @@ def address_conflicts(tables: Mapping[str, Any], listening: Mapping[str, str]) -
         for place in _places(("sources", name, "listen"), source.get("listen"))
     ]
     conflicts = [
-        f"{shown_path(later.path)}: is {shown_value(later.text)}, where {shown_path(earlier.path)} listens already; it "
-        "must be another address"
+        Problem(
+            later.path,
+            f"is {shown_value(later.text)}, where {shown_path(earlier.path)} listens already; it must be another "
+            "address",
+        )
         for earlier, later in combinations([*grpc, *http, *of_sources], 2)
         # The settings of a part report duplicates within that part.
         if later.path[:2] != earlier.path[:2] and later.path[0] != "server" and later.conflicts_with(earlier)
@@ -152,7 +159,7 @@ def address_conflicts(tables: Mapping[str, Any], listening: Mapping[str, str]) -
     return [*conflicts, *_loops(tables, grpc)]
 
 
-def _loops(tables: Mapping[str, Any], grpc: list[_Place]) -> Iterator[str]:
+def _loops(tables: Mapping[str, Any], grpc: list[_Place]) -> Iterator[Problem]:
     for name, sink in named_tables(tables, "sinks").items():
         if sink.get("type") != "millrace" or sink.get("target_channel") != sink.get("channel"):
             continue
@@ -161,14 +168,15 @@ def _loops(tables: Mapping[str, Any], grpc: list[_Place]) -> Iterator[str]:
             path = ("sinks", name, "endpoints", index)
             for place in _places(path, endpoint):
                 if any(place.conflicts_with(own) for own in grpc):
-                    yield (
-                        f"{shown_path(path)}: is {shown_value(endpoint)}, which is this server, whose channel "
+                    yield Problem(
+                        path,
+                        f"is {shown_value(endpoint)}, which is this server, whose channel "
                         f"{shown_value(sink['channel'])} the sink both reads and would fill; it must be another "
-                        "server, or target_channel another channel"
+                        "server, or target_channel another channel",
                     )
 
 
-def _places(path: _Path, value: object) -> Iterator[_Place]:
+def _places(path: SettingPath, value: object) -> Iterator[_Place]:
     """Yields the addresses of a setting; malformed ones are reported elsewhere."""
     if isinstance(value, list):
         for index, entry in enumerate(value):

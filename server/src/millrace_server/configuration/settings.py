@@ -1,15 +1,16 @@
 """The configuration: one TOML file, validated as a whole."""
 
-import re
-import tomllib
 from collections.abc import Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
+from millrace.setting_file import SettingsError, load_settings_file
 from millrace.setting_problems import describe_problems, shown_value
+from millrace.setting_units import ByteSize
 from millrace_server.access.settings import (
     AuthSettings,
     IdentityPattern,
@@ -31,25 +32,10 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
-FILE_BYTES_MAX = 1 * MIB
-"""The maximum size of a configuration file."""
-
 _INFLIGHT_MESSAGES = 8
 _INFLIGHT_MESSAGES_PER_CONNECTION = 2
 
-_TOML_POSITION = re.compile(r" \(at line (?P<line>\d+), column (?P<column>\d+)\)$")
-_TOML_END = " (at end of document)"
-
 ComponentName = ChannelName
-
-
-class SettingsError(Exception):
-    """Raised when a configuration is invalid."""
-
-    def __init__(self, source: str, problems: list[str]) -> None:
-        super().__init__("\n".join(f"{source}: {problem}" for problem in problems))
-        self.source = source
-        self.problems = problems
 
 
 class TracingSettings(BaseModel, frozen=True, extra="forbid"):
@@ -100,7 +86,7 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     data_dir: Path = Path("millrace-data")
     """Directory of the server's data. A relative path is resolved against the working directory."""
 
-    message_bytes_max: int = Field(64 * MIB, ge=4 * KIB, le=1 * GIB)
+    message_bytes_max: ByteSize = Field(64 * MIB, ge=4 * KIB, le=1 * GIB)
     """Maximum size of a request or response message."""
 
     channels_max: int = Field(1_000, ge=1, le=1_000_000)
@@ -109,13 +95,13 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     open_transactions_max: int = Field(10_000, ge=1, le=1_000_000)
     """Maximum number of open transactions in all channels."""
 
-    inflight_bytes_max: int = Field(
+    inflight_bytes_max: ByteSize = Field(
         default_factory=lambda fields: _INFLIGHT_MESSAGES * fields["message_bytes_max"], ge=4 * KIB, le=1024 * GIB
     )
     """Maximum bytes of all requests in progress. With `[auth]` and without client certificates, also of what
     connections without a valid token have sent; above it, those that have sent most are closed."""
 
-    inflight_bytes_per_connection_max: int = Field(
+    inflight_bytes_per_connection_max: ByteSize = Field(
         default_factory=lambda fields: min(
             _INFLIGHT_MESSAGES_PER_CONNECTION * fields["message_bytes_max"], fields["inflight_bytes_max"]
         ),
@@ -234,9 +220,9 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, str] | None 
 
     Raises SettingsError, with all problems, if the file cannot be read, is not TOML, or is invalid.
     """
-    source = "command line" if path is None else str(path)
-    tables = {} if path is None else _parse(source, _read(source, path))
-    return check_settings(tables, source, overrides)
+    if path is None:
+        return check_settings({}, "command line", overrides)
+    return load_settings_file(path, partial(check_settings, source=str(path), overrides=overrides))
 
 
 def check_settings(tables: Mapping[str, Any], source: str, overrides: Mapping[str, str] | None = None) -> Settings:
@@ -261,42 +247,3 @@ def check_settings(tables: Mapping[str, Any], source: str, overrides: Mapping[st
     if inconsistent:
         raise SettingsError(source, inconsistent)
     return settings
-
-
-def _read(source: str, path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise SettingsError(source, [f"cannot be read: {error.strerror}"]) from None
-    except ValueError:
-        raise SettingsError(source, ["cannot be read: the name is not a valid path"]) from None
-    if len(content) > FILE_BYTES_MAX:
-        raise SettingsError(source, [f"is larger than {FILE_BYTES_MAX} bytes, the most that is allowed"])
-    return content
-
-
-def _parse(source: str, content: bytes) -> dict[str, Any]:
-    try:
-        # Editors on Windows may write a byte order mark.
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise SettingsError(source, [f"line {line}: is not UTF-8, the only encoding of TOML"]) from None
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(source, [_describe_syntax_error(str(error), text)]) from None
-    except RecursionError:
-        raise SettingsError(source, ["is nested too deeply"]) from None
-    except ValueError as error:
-        # For example, an integer of 5,000 digits.
-        raise SettingsError(source, [f"is not TOML: {error}"]) from None
-
-
-def _describe_syntax_error(message: str, text: str) -> str:
-    if match := _TOML_POSITION.search(message):
-        return f"line {match['line']}, column {match['column']}: is not TOML: {message[: match.start()]}"
-    line = text.count("\n") + 1
-    column = len(text) - text.rfind("\n")
-    return f"line {line}, column {column}: is not TOML: {message.removesuffix(_TOML_END)}"

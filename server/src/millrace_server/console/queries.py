@@ -48,4 +48,4 @@ async def _read(request: Request) -> bytes:
 
 
 def _bad_request(error: ValidationError, kind: type[BaseModel]) -> RefusedError:
-    return RefusedError(400, "BAD_ARGUMENT", "; ".join(describe_problems(error, kind)))
+    return RefusedError(400, "BAD_ARGUMENT", "; ".join(map(str, describe_problems(error, kind))))

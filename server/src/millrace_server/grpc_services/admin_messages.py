@@ -139,8 +139,8 @@ def checked_config(limits: dict[str, object]) -> AnyChannelConfig:
     try:
         return _CONFIG.validate_python(limits)
     except ValidationError as error:
-        problems = map(_in_wire_names, describe_problems(error, AnyChannelConfig))
-        raise BadArgumentError("; ".join(problems)) from None
+        problems = describe_problems(error, AnyChannelConfig)
+        raise BadArgumentError("; ".join(_in_wire_names(str(problem)) for problem in problems)) from None
 
 
 def changed_config(request: pb.ChannelConfig, former: ChannelConfig) -> AnyChannelConfig:

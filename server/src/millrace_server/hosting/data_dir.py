@@ -151,7 +151,7 @@ class Catalog:
         try:
             return _Channels.model_validate({"channels": channels}, strict=True).channels
         except ValidationError as error:
-            raise self._damaged("; ".join(describe_problems(error, _Channels))) from None
+            raise self._damaged("; ".join(map(str, describe_problems(error, _Channels)))) from None
 
     def _damaged(self, why: str) -> CatalogError:
         return CatalogError(

@@ -7,12 +7,13 @@ from typing import Any
 
 import structlog
 
+from millrace.setting_file import SettingsError
 from millrace_server.access.control import AccessControl
 from millrace_server.agent.agent import Agent, AgentChanges
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.config import AnyChannelConfig
 from millrace_server.channels.registry import ChannelRegistry
-from millrace_server.configuration.settings import ServerSettings, Settings, SettingsError
+from millrace_server.configuration.settings import ServerSettings, Settings
 from millrace_server.errors import MillraceError
 from millrace_server.hosting.data_dir import Catalog
 from millrace_server.hosting.lifecycle import flows_of
@@ -90,7 +91,7 @@ class Reloader:
             _log.error(
                 "the configuration is not reloaded, and nothing was changed",
                 file=error.source,
-                problems=error.problems,
+                problems=list(map(str, error.problems)),
             )
             return
         _log.info("reloading")

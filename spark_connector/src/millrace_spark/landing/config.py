@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
+from millrace.setting_units import ByteSize
 from millrace_spark.errors import OptionError
 from millrace_spark.landing.formats import LineFormat, TextFormat, columns_of
 from millrace_spark.landing.paths import WorkFolder, absolute_path, file_system_of, name_of
@@ -286,7 +287,7 @@ class BadLinesConfig(BaseModel, frozen=True, extra="forbid"):
 class CompactionConfig(BaseModel, frozen=True, extra="forbid"):
     """The compaction of small files."""
 
-    target_bytes: int = Field(128 * 1024 * 1024, ge=1, le=1 << 40)
+    target_bytes: ByteSize = Field(128 * 1024 * 1024, ge=1, le=1 << 40)
     """The approximate size of merged files; files of at least half this size are not merged."""
 
     files_min: int = Field(8, ge=2, le=1_000_000)

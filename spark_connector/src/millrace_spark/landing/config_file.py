@@ -2,24 +2,15 @@
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from millrace.setting_problems import describe_problems
+from millrace.setting_file import SettingsError, load_settings_file
+from millrace.setting_problems import Problem, describe_problems
 from millrace_spark.landing.config import LandingConfig
-
-FILE_BYTES_MAX = 1024 * 1024
-"""The largest configuration file."""
-
-
-class ConfigError(Exception):
-    """Raised for an invalid configuration; `problems` has one sentence for each error."""
-
-    def __init__(self, source: str, problems: list[str]) -> None:
-        super().__init__("\n".join(f"{source}: {problem}" for problem in problems))
-        self.problems = problems
 
 
 def load_config(path: Path | None, overrides: Iterable[tuple[str, object]] = ()) -> LandingConfig:
@@ -30,10 +21,15 @@ def load_config(path: Path | None, overrides: Iterable[tuple[str, object]] = ())
         overrides: Settings that override the file, by their path such as `target.path`.
 
     Raises:
-        ConfigError: The file cannot be read, is not TOML, or has invalid settings. Lists all errors.
+        SettingsError: The file cannot be read, is not TOML, or has invalid settings. Lists all errors.
     """
-    source = "command line" if path is None else str(path)
-    tables = {} if path is None else _parse(source, _read(source, path))
+    given = list(overrides)
+    if path is None:
+        return _overridden({}, given, "command line")
+    return load_settings_file(path, partial(_overridden, overrides=given, source=str(path)))
+
+
+def _overridden(tables: dict[str, Any], overrides: Iterable[tuple[str, object]], source: str) -> LandingConfig:
     for setting, value in overrides:
         _put(tables, setting, value)
     return check_config(tables, source)
@@ -45,14 +41,16 @@ def check_config(tables: Mapping[str, Any], source: str) -> LandingConfig:
         # Strict, since TOML has types: neither "100" nor true is a count.
         return LandingConfig.model_validate(dict(tables), strict=True)
     except ValidationError as error:
-        raise ConfigError(source, describe_problems(error, LandingConfig)) from None
+        raise SettingsError(source, describe_problems(error, LandingConfig)) from None
 
 
 def parse_override(text: str) -> tuple[str, object]:
     """Parses `SETTING=VALUE`, with a value in TOML; any other value is text."""
     setting, sign, value = text.partition("=")
     if not sign or not setting.strip():
-        raise ConfigError("command line", [f"--set: is {text!r}; it must be SETTING=VALUE, such as run.follow=true"])
+        raise SettingsError(
+            "command line", [Problem((), f"--set: is {text!r}; it must be SETTING=VALUE, such as run.follow=true")]
+        )
     try:
         return setting.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -71,27 +69,6 @@ def _put(tables: dict[str, Any], setting: str, value: object) -> None:
     table[name] = value
 
 
-def _read(source: str, path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(source, [f"cannot be read: {error.strerror}"]) from None
-    if len(content) > FILE_BYTES_MAX:
-        raise ConfigError(source, [f"is larger than {FILE_BYTES_MAX} bytes, the most that is allowed"])
-    return content
-
-
-def _parse(source: str, content: bytes) -> dict[str, Any]:
-    try:
-        # Editors on Windows write a byte order mark.
-        return tomllib.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise ConfigError(source, ["is not UTF-8, the encoding of TOML"]) from None
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        raise ConfigError(source, [f"is not TOML: {error}"]) from None
-
-
 def command_line_overrides(
     options: Mapping[str, object], conf: Iterable[str], settings: Iterable[str]
 ) -> list[tuple[str, object]]:
@@ -105,5 +82,5 @@ def parse_conf(conf: Iterable[str]) -> dict[str, str]:
     """Parses `NAME=VALUE` settings of Spark."""
     for text in conf:
         if text.find("=") < 1:
-            raise ConfigError("command line", [f"--conf: is {text!r}; it must be NAME=VALUE"])
+            raise SettingsError("command line", [Problem((), f"--conf: is {text!r}; it must be NAME=VALUE")])
     return dict(text.split("=", 1) for text in conf)

@@ -5,6 +5,8 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from millrace.setting_units import ByteSize
+
 # Repeated groups are possessive (`*+`), since Java's engine recurses while it can backtrack, and a long line would
 # overflow its stack.
 _QUOTED = r'"(?P<{name}>[^"\\]*+(?:\\.[^"\\]*+)*+)"'
@@ -107,7 +109,7 @@ class _Format(BaseModel, frozen=True, extra="forbid"):
     invalid_utf8: Literal["bad", "replace"] = "bad"
     """How to treat a line that is not UTF-8: as a bad line, or with invalid bytes replaced by U+FFFD."""
 
-    line_bytes_max: int = Field(65_536, ge=1, le=1 << 30)
+    line_bytes_max: ByteSize = Field(65_536, ge=1, le=1 << 30)
     """The longest line; a longer one is a bad line. This bounds the cost of a regular expression."""
 
 

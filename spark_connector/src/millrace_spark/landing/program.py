@@ -10,11 +10,12 @@ from typing import Annotated
 import typer
 
 from millrace.command_line.program import new_program
+from millrace.setting_file import SettingsError
+from millrace.setting_problems import Problem
 from millrace_spark.errors import MillraceSparkError, OptionError
 from millrace_spark.landing.commands import MEANINGS, ExitCode, compact_folder, land_channels, note
 from millrace_spark.landing.config import CompactionConfig, LandingConfig, SparkConfig
 from millrace_spark.landing.config_file import (
-    ConfigError,
     command_line_overrides,
     load_config,
     parse_conf,
@@ -153,7 +154,7 @@ def compact(
             path = absolute_path(folder)
             work = WorkFolder(absolute_path(work_path)) if work_path else WorkFolder.beside(path)
         except ValueError as error:
-            raise ConfigError("command line", [f"FOLDER: is {folder!r}; it must be {error}"]) from None
+            raise SettingsError("command line", [Problem((), f"FOLDER: is {folder!r}; it must be {error}")]) from None
         spark_config = SparkConfig(conf=parse_conf(conf or ()), **({"master": master} if master else {}))
         limits = CompactionConfig(target_bytes=target_bytes, files_min=files_min, quiet_seconds=quiet_seconds)
         totals, exit_code = compact_folder(path, work, limits, compression, spark_config)
@@ -194,7 +195,7 @@ def _exit_on_error() -> Iterator[None]:
     except MillraceSparkError as error:
         note(str(error))
         raise typer.Exit(_exit_code_of(error)) from error
-    except ConfigError as error:
+    except SettingsError as error:
         note(str(error))
         raise typer.Exit(ExitCode.USAGE) from error
     except KeyboardInterrupt as error:

@@ -40,4 +40,4 @@ def test_settings_that_are_wrong_are_reported(written: dict[str, Any], problem: 
     with pytest.raises(ValidationError) as refused:
         LinesConfig.model_validate(written, strict=True)
     [reported] = describe_problems(refused.value, LinesConfig)
-    assert reported.startswith(problem)
+    assert str(reported).startswith(problem)

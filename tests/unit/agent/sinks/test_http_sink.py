@@ -518,5 +518,5 @@ def test_config_that_is_invalid_is_reported_in_a_sentence(settings: Mapping[str,
     with pytest.raises(ValidationError) as raised:
         HttpSinkConfig.model_validate({**TABLE, "url": "http://127.0.0.1/", **settings}, strict=True)
     [reported] = describe_problems(raised.value, HttpSinkConfig)
-    assert problem is None or reported == problem
-    assert "user:secret" not in reported
+    assert problem is None or str(reported) == problem
+    assert "user:secret" not in str(reported)

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from millrace.setting_file import SettingsError
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.components import ComponentState
 from millrace_server.agent.sources import stdin
 from millrace_server.agent.sources.stdin import StdinSourceConfig, ThreadedReader, stdin_problems
 from millrace_server.agent.supervision import ComponentError
-from millrace_server.configuration.settings import SettingsError, check_settings
+from millrace_server.configuration.settings import check_settings
 from tests.agent_components import registry_with, until
 from tests.running_sources import bodies_in, running_source, take
 
@@ -261,7 +262,7 @@ def test_settings_with_two_sources_of_one_input_are_refused() -> None:
     }
     with pytest.raises(SettingsError) as refused:
         check_settings(tables, "test")
-    assert refused.value.problems == [
+    assert list(map(str, refused.value.problems)) == [
         'sources."b.c".type: is "stdin"; sources.a reads the daemon\'s standard input already, and only one source can'
     ]
     assert stdin_problems({"sources": {"a": {"type": "stdin"}, "b": {"type": "exec"}, "c": 3}}) == []

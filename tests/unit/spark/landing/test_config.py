@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from millrace.setting_file import SettingsError
 from millrace_spark.landing.config import BadLinesConfig, LandingConfig
-from millrace_spark.landing.config_file import ConfigError, check_config, load_config, parse_override
+from millrace_spark.landing.config_file import check_config, load_config, parse_override
 
 GOOD: Mapping[str, Mapping[str, Any]] = {
     "source": {"endpoints": ["mill-1:7070"], "channels": ["web"]},
@@ -18,9 +19,9 @@ def checked(**tables: Mapping[str, Any]) -> LandingConfig:
 
 
 def problems(**tables: Mapping[str, Any]) -> list[str]:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(SettingsError) as refused:
         checked(**tables)
-    return refused.value.problems
+    return list(map(str, refused.value.problems))
 
 
 def test_config_with_what_is_needed_has_defaults_for_the_rest() -> None:
@@ -201,9 +202,9 @@ def test_load_config_of_a_file_that_is_none_says_why(tmp_path: Path, content: by
     """The error is one sentence with the name of the file."""
     file = tmp_path / "web.toml"
     file.write_bytes(content)
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(SettingsError, match=problem):
         load_config(file)
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+    with pytest.raises(SettingsError, match="cannot be read: No such file"):
         load_config(tmp_path / "other.toml")
 
 
@@ -223,7 +224,7 @@ def test_parse_override_takes_toml_and_else_text(text: str, parsed: tuple[str, o
 
 def test_parse_override_without_a_value_is_refused() -> None:
     """The error shows the expected form."""
-    with pytest.raises(ConfigError, match=r"it must be SETTING=VALUE, such as run\.follow=true"):
+    with pytest.raises(SettingsError, match=r"it must be SETTING=VALUE, such as run\.follow=true"):
         parse_override("run.follow")
 
 

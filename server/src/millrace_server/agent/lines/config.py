@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from millrace.setting_problems import shown_value
+from millrace.setting_units import ByteSize
 from millrace_server.agent.interceptors.regexes import RegexPattern
 
 KIB = 1024
@@ -68,7 +69,7 @@ class CharsetConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
 class LinesConfig(CharsetConfig, frozen=True, extra="forbid", defer_build=True):
     """Settings of sources of lines. A line ends with LF or CR LF, which is not part of it."""
 
-    line_bytes_max: int = Field(1 * MIB, ge=16, le=64 * MIB)
+    line_bytes_max: ByteSize = Field(1 * MIB, ge=16, le=64 * MIB)
     """A line with more bytes, counted in its own charset, is too long."""
 
     long_lines: LongLines = "split"

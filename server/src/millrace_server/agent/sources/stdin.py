@@ -14,7 +14,7 @@ from typing import Any, Literal
 import structlog
 from pydantic import Field
 
-from millrace.setting_problems import shown_path
+from millrace.setting_problems import Problem, shown_path
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.setting_types import named_tables
@@ -48,13 +48,16 @@ class StdinSourceConfig(LinesConfig, SourceConfig):
         return _StdinSource(context.name, self)
 
 
-def stdin_problems(tables: Mapping[str, Any]) -> list[str]:
-    """Returns a sentence for each source that would read the standard input besides the first one."""
+def stdin_problems(tables: Mapping[str, Any]) -> list[Problem]:
+    """Returns a problem for each source that would read the standard input besides the first one."""
     sources = named_tables(tables, "sources")
     first, *others = [name for name, table in sources.items() if table.get("type") == "stdin"] or [""]
     return [
-        f'{shown_path(("sources", name, "type"))}: is "stdin"; {shown_path(("sources", first))} reads the daemon\'s '
-        "standard input already, and only one source can"
+        Problem(
+            ("sources", name, "type"),
+            f'is "stdin"; {shown_path(("sources", first))} reads the daemon\'s standard input already, and only one '
+            "source can",
+        )
         for name in others
     ]
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from millrace.setting_file import SettingsError
 from millrace_server.agent.sinks.files.sink import FilesSink
 from millrace_server.agent.sinks.sink import SinkContext
-from millrace_server.configuration.settings import SettingsError, load_settings
+from millrace_server.configuration.settings import load_settings
 from tests.files_sink import config_of
 
 
@@ -21,7 +22,7 @@ def _problems(tmp_path: Path, *lines: str) -> list[str]:
     path.write_text("\n".join(settings))
     with pytest.raises(SettingsError) as refused:
         load_settings(path)
-    return refused.value.problems
+    return list(map(str, refused.value.problems))
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from millrace.setting_file import SettingsError
 from millrace_server.agent.sinks.millrace.sink import ForwardingSink
 from millrace_server.agent.sinks.sink import SinkContext
-from millrace_server.configuration.settings import SettingsError, check_settings
+from millrace_server.configuration.settings import check_settings
 
 CHANNELS = {"orders": {"type": "memory"}}
 

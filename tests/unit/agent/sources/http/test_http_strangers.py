@@ -54,7 +54,7 @@ def test_config_with_tls_may_be_reached(tmp_path: Path) -> None:
     with pytest.raises(ValidationError) as raised:
         HttpSourceConfig.model_validate(table, strict=True)
     [problem] = describe_problems(raised.value, HttpSourceConfig)
-    assert re.search(r"tls\.private_key: .*server\.key.* run: chmod o-rwx", problem)
+    assert re.search(r"tls\.private_key: .*server\.key.* run: chmod o-rwx", str(problem))
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

@@ -12,7 +12,7 @@ TABLE = {"type": "syslog", "channels": ["logs"], "listen": ["tcp://127.0.0.1:551
 def problems(settings: Mapping[str, object]) -> list[str]:
     with pytest.raises(ValidationError) as raised:
         SyslogSourceConfig.model_validate({**TABLE, **settings}, strict=True)
-    return describe_problems(raised.value, SyslogSourceConfig)
+    return list(map(str, describe_problems(raised.value, SyslogSourceConfig)))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_settings_that_are_wrong_are_reported(written: dict[str, Any], problem: 
     with pytest.raises(ValidationError) as refused:
         TaildirSourceConfig.model_validate({**good, **written}, strict=True)
     [reported] = describe_problems(refused.value, TaildirSourceConfig)
-    assert reported.startswith(problem)
+    assert str(reported).startswith(problem)
 
 
 def test_settings_without_further_words_leave_compressed_files_out() -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
+from millrace.setting_units import ByteSize
 from millrace_server.agent.setting_types import ChannelName
 from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkContext, sink_class
 from millrace_server.files import NamedPath
@@ -94,10 +95,10 @@ class MillraceSinkConfig(SinkConfig):
     inflight_batches_max: int = Field(8, ge=1, le=64)
     """Deliveries that may be on their way without all of their answers."""
 
-    inflight_bytes_max: int = Field(32 * _MIB, ge=1, le=1024 * _MIB)
+    inflight_bytes_max: ByteSize = Field(32 * _MIB, ge=1, le=1024 * _MIB)
     """Bytes of these, unless a single one has more."""
 
-    batch_bytes_max: int = Field(4 * _MIB, ge=1, le=64 * _MIB)
+    batch_bytes_max: ByteSize = Field(4 * _MIB, ge=1, le=64 * _MIB)
     """Bytes of bodies in a delivery; an event that is larger comes alone."""
 
     connect_timeout_seconds: float = Field(10.0, gt=0, le=3_600, allow_inf_nan=False)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
+from millrace.setting_units import ByteSize
 from millrace_server.agent.sources.source import (
     ListeningSourceConfig,
     Source,
@@ -56,7 +57,7 @@ class HttpSourceConfig(ListeningSourceConfig):
     Requests with `Origin` or `Sec-Fetch-Site` count as browsers'; they must come from the same origin, and get 403 or
     421 otherwise. Other programs may use any name."""
 
-    body_bytes_max: int = Field(16 * _MIB, ge=1024, le=1024 * _MIB)
+    body_bytes_max: ByteSize = Field(16 * _MIB, ge=1024, le=1024 * _MIB)
     """A larger body is refused; for a compressed body, the limit applies both before and after decompression."""
 
     request_events_max: int = Field(100_000, ge=1, le=10_000_000)
@@ -69,7 +70,7 @@ class HttpSourceConfig(ListeningSourceConfig):
     """Each further connection closes the one that has waited longest for a request; while so many requests are in
     progress, further ones get 503."""
 
-    inflight_bytes_max: int = Field(
+    inflight_bytes_max: ByteSize = Field(
         default_factory=lambda fields: _INFLIGHT_BODIES * fields["body_bytes_max"], ge=1024, le=1024 * 1024 * _MIB
     )
     """The total size of the bodies being processed, both as received and decompressed; beyond it requests are refused

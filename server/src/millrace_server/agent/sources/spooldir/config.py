@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
+from millrace.setting_units import ByteSize
 from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext, source_class
 from millrace_server.files import NamedPath
@@ -43,7 +44,7 @@ class BlobFormat(BaseModel, frozen=True, extra="forbid", defer_build=True):
     type: Literal["blob"]
     """Each file is one event."""
 
-    file_bytes_max: int = Field(16 * MIB, ge=1, le=1024 * MIB)
+    file_bytes_max: ByteSize = Field(16 * MIB, ge=1, le=1024 * MIB)
     """A larger file, measured after decompression, is bad."""
 
 

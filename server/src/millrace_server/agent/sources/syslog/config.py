@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
+from millrace.setting_units import ByteSize
 from millrace_server.agent.setting_types import TimeZoneName
 from millrace_server.agent.sources.source import (
     ListeningSourceConfig,
@@ -80,7 +81,7 @@ class SyslogSourceConfig(ListeningSourceConfig):
     """How messages over TCP are delimited: by `newline`, by `octet_counting`, or detected for each message (RFC 6587).
     """
 
-    message_bytes_max: int = Field(64 * 1024, ge=MESSAGE_BYTES_LOWEST, le=MESSAGE_BYTES_HIGHEST)
+    message_bytes_max: ByteSize = Field(64 * 1024, ge=MESSAGE_BYTES_LOWEST, le=MESSAGE_BYTES_HIGHEST)
     """A longer message is truncated or dropped."""
 
     long_messages: LongMessages = "truncate"
@@ -104,7 +105,7 @@ class SyslogSourceConfig(ListeningSourceConfig):
     connections_max: int = Field(1_000, ge=1, le=100_000)
     """The maximum number of TCP connections; further ones are closed at once."""
 
-    udp_receive_buffer_bytes: int = Field(4 * 1024 * 1024, ge=4_096, le=1024 * 1024 * 1024)
+    udp_receive_buffer_bytes: ByteSize = Field(4 * 1024 * 1024, ge=4_096, le=1024 * 1024 * 1024)
     """The size of the receive buffer for datagrams; the system may grant less, which is logged."""
 
     @field_validator("listen")
