@@ -78,8 +78,9 @@ torture: setup ## runs the long tests: crashes and random histories
 fuzz: setup ## runs the fuzz tests with random input: make fuzz [FUZZ_SECONDS=60]
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest $(TESTS) -m fuzz --timeout 3600
 
-lock: ## locks the requirements; needs .venv: make lock [UPGRADE=1]
+lock: ## locks the requirements and the console's libraries; needs .venv and npm: make lock [UPGRADE=1]
 	@$(BIN)/python tools/lock_requirements.py $(if $(UPGRADE),--upgrade)
+	@$(BIN)/python tools/vendor_scripts.py $(if $(UPGRADE),--upgrade)
 
 clean: ## removes everything that the other targets created, including .venv
 	@rm -rf "$(VENV)" build .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -1,5 +1,6 @@
 """One channel: its state, configuration, transactions, claim, producers, consumers and files."""
 
+import time
 from collections.abc import Collection
 from typing import Any
 
@@ -33,6 +34,7 @@ class ChannelPage:
         with self._calls.admitted(request, "GetChannel", pb.GetChannelRequest(name=name)) as call:
             may = {permission.value: call.may(permission, name) for permission in _PERMISSIONS}
         return document_of(described.channel) | {
+            "time": time.time(),
             "row": row_document(reading, trouble_of_channel(reading, self._shown.dead_letter_channels())),
             "config": settings_of(handle.config),
             "log": _log_document(handle),

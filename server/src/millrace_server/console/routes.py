@@ -1,6 +1,7 @@
 """The console's paths: its files, its session, and its API."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any
@@ -95,9 +96,8 @@ class Console:
 
     async def _get_components(self, request: Request) -> Response:
         with self._calls.admitted(request, READ):
-            return JSONResponse(
-                {"components": [component_document(one, self._shown.history) for one in self._shown.components]}
-            )
+            components = [component_document(one, self._shown.history) for one in self._shown.components]
+            return JSONResponse({"time": time.time(), "components": components})
 
     async def _get_configuration(self, request: Request) -> Response:
         with self._calls.admitted(request, READ):

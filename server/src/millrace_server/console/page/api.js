@@ -1,0 +1,53 @@
+// The server's HTTP API: JSON there and back, and errors with the server's own reason and sentence.
+
+export class ApiError extends Error {
+    constructor(status, reason, message) {
+        super(message);
+        this.status = status;
+        this.reason = reason;
+    }
+
+    get needsLogin() {
+        return this.status === 401;
+    }
+}
+
+const signedOutListeners = new Set();
+
+// Calls back when the server no longer knows the session.
+export const onSignedOut = (listener) => signedOutListeners.add(listener);
+
+export const channelPath = (name, part = "") => `/api/channels/${encodeURIComponent(name)}${part}`;
+
+export const get = (path, signal) => request("GET", path, undefined, signal);
+export const post = (path, body) => request("POST", path, body);
+
+export const session = {
+    read: () => get("/api/session"),
+    open: (token) => post("/session", { token }),
+    close: () => request("DELETE", "/session"),
+};
+
+async function request(method, path, body, signal) {
+    const headers = method === "GET" ? {} : { "Content-Type": "application/json", "X-Millrace-Console": "1" };
+    const init = { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) };
+    const response = await answerOf(path, init);
+    if (response.ok) return response.status === 204 ? null : response.json();
+    const { reason, message } = await response.json().catch(() => ({}));
+    const error = new ApiError(
+        response.status,
+        reason ?? "",
+        message ?? `the server answered with status ${response.status}`,
+    );
+    if (error.needsLogin && path !== "/session") for (const listener of signedOutListeners) listener(error);
+    throw error;
+}
+
+async function answerOf(path, init) {
+    try {
+        return await fetch(path, init);
+    } catch (error) {
+        if (error.name === "AbortError") throw error;
+        throw new ApiError(0, "", "the server does not answer");
+    }
+}

@@ -1,0 +1,115 @@
+// Places the nodes of the flow graph: a column for each step on the way, rows so that few lines cross.
+
+export const NODE = { width: 180, height: 72, gapX: 44, gapY: 16 };
+const BEGINNING = 0;
+const KINDS = [[], ["callers", "source"], ["step"], ["channel"], ["sink_group"], ["sink"], ["place"]];
+const [SINKS, END] = [5, 6];
+const SWEEPS = 4;
+
+// Returns {nodes: [node with x and y], edges: [edge with its `way` from node to node], width, height}.
+export function layOut({ nodes, edges }) {
+    const ends = deadEnds(nodes, edges);
+    const placed = new Map(
+        nodes.map((node) => [node.key, { ...node, isDeadEnd: ends.has(node.key), before: [], after: [], row: 0 }]),
+    );
+    const known = edges.filter(({ from, to }) => placed.has(from) && placed.has(to) && !ends.has(from));
+    for (const { from, to } of known) join(placed.get(from), placed.get(to));
+    const columns = columnsOf([...placed.values()]);
+    const drawn = known.map((edge) => ({ ...edge, way: wayOf(placed.get(edge.from), placed.get(edge.to), columns) }));
+    columns.forEach(number);
+    for (let sweep = 0; sweep < SWEEPS; sweep += 1) sortColumns(columns, sweep % 2 === 0 ? "before" : "after");
+    for (const node of columns.flat()) {
+        node.x = node.column * (NODE.width + NODE.gapX);
+        node.y = node.row * (NODE.height + NODE.gapY);
+    }
+    return {
+        nodes: columns.flat().filter(({ isBend }) => !isBend),
+        edges: drawn,
+        width: columns.length * (NODE.width + NODE.gapX) - NODE.gapX,
+        height: Math.max(0, ...columns.map((column) => column.length)) * (NODE.height + NODE.gapY) - NODE.gapY,
+    };
+}
+
+function join(one, next) {
+    one.after.push(next);
+    next.before.push(one);
+}
+
+// A line that passes columns has a place of its own in each of them, so that it does not run behind a node.
+function wayOf(source, target, columns) {
+    const way = [source];
+    for (let column = source.column + 1; column < target.column; column += 1) {
+        const bend = { isBend: true, title: source.title, column, before: [], after: [], row: 0 };
+        columns[column].push(bend);
+        join(way.at(-1), bend);
+        way.push(bend);
+    }
+    if (way.length > 1) join(way.at(-1), target);
+    return [...way, target];
+}
+
+// A column for each kind, in the order of the way: what events come from stands before it, what they end in behind it.
+function stageOf({ kind, before, after, isDeadEnd }) {
+    if (kind === "place" && after.length > 0) return BEGINNING;
+    if (kind === "callers" && before.length > 0) return SINKS;
+    return isDeadEnd ? END : KINDS.findIndex((kinds) => kinds.includes(kind));
+}
+
+// Channels in which only dead letters wait, until a client replays them.
+function deadEnds(nodes, edges) {
+    const callers = new Set(nodes.filter(({ kind }) => kind === "callers").map(({ key }) => key));
+    const keys = new Set(edges.filter((edge) => edge.is_dead_letter).map(({ to }) => to));
+    for (const { from, to } of edges) if (!callers.has(to)) keys.delete(from);
+    return keys;
+}
+
+function columnsOf(nodes) {
+    const columns = KINDS.map((_kinds, index) => nodes.filter((node) => stageOf(node) === index)).filter(
+        (column) => column.length > 0,
+    );
+    columns.forEach((column, index) => {
+        column.sort((one, other) => one.title.localeCompare(other.title));
+        for (const node of column) node.column = index;
+    });
+    return columns;
+}
+
+const number = (column) => column.forEach((node, row) => (node.row = row));
+
+// Sorts each column by the mean row of its neighbours on one side.
+function sortColumns(columns, side) {
+    const meanOf = (node) =>
+        node[side].length === 0 ? node.row : node[side].reduce((sum, { row }) => sum + row, 0) / node[side].length;
+    for (const column of side === "before" ? columns : [...columns].reverse()) {
+        const means = new Map(column.map((node) => [node, meanOf(node)]));
+        number(column.sort((one, other) => means.get(one) - means.get(other)));
+    }
+}
+
+// The nodes from which, and to which, events come from those that match; all edges between them.
+export function aroundMatches({ nodes, edges }, search) {
+    const wanted = search.trim().toLowerCase();
+    if (!wanted) return { nodes, edges };
+    const matches = nodes
+        .filter(({ title, name }) => `${title} ${name ?? ""}`.toLowerCase().includes(wanted))
+        .map(({ key }) => key);
+    const kept = new Set([...reached(matches, edges, "from", "to"), ...reached(matches, edges, "to", "from")]);
+    return {
+        nodes: nodes.filter(({ key }) => kept.has(key)),
+        edges: edges.filter((edge) => kept.has(edge.from) && kept.has(edge.to)),
+    };
+}
+
+function reached(keys, edges, near, far) {
+    const seen = new Set(keys);
+    const waiting = [...seen];
+    while (waiting.length > 0) {
+        const key = waiting.pop();
+        for (const edge of edges) {
+            if (edge[near] !== key || seen.has(edge[far])) continue;
+            seen.add(edge[far]);
+            waiting.push(edge[far]);
+        }
+    }
+    return seen;
+}

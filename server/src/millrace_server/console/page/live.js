@@ -1,0 +1,75 @@
+// Answers of the server that are asked for again and again: every 2 seconds, and not at all while nobody looks.
+import { get } from "./api.js";
+import { clock } from "./format.js";
+import { Component, html } from "./html.js";
+
+const INTERVAL_SECONDS = 2;
+const RETRY_SECONDS_MAX = 30;
+const shown = new Set();
+
+// Asks for everything on the page at once, after something was changed.
+export const refreshAll = () => {
+    for (const live of shown) live.restart();
+};
+
+// Shows what its child makes of the newest answer to a GET of `path`; until the next one arrives, of the last.
+export class Live extends Component {
+    state = { data: null, error: null, at: null };
+
+    componentDidMount() {
+        shown.add(this);
+        document.addEventListener("visibilitychange", this.restart);
+        this.restart();
+    }
+
+    componentDidUpdate(before) {
+        if (before.path !== this.props.path) this.restart();
+    }
+
+    componentWillUnmount() {
+        shown.delete(this);
+        document.removeEventListener("visibilitychange", this.restart);
+        this.stop();
+    }
+
+    stop() {
+        clearTimeout(this.timer);
+        this.request?.abort();
+    }
+
+    restart = () => {
+        this.stop();
+        this.failures = 0;
+        if (!document.hidden) this.poll();
+    };
+
+    poll = async () => {
+        const request = new AbortController();
+        this.request = request;
+        try {
+            const data = await get(this.props.path, request.signal);
+            if (request.signal.aborted) return;
+            this.failures = 0;
+            this.setState({ data, error: null, at: Date.now() / 1000 });
+        } catch (error) {
+            if (request.signal.aborted) return;
+            this.failures += 1;
+            this.setState({ error });
+        }
+        const seconds = (this.props.seconds ?? INTERVAL_SECONDS) * 2 ** this.failures;
+        this.timer = setTimeout(this.poll, 1000 * Math.min(seconds, RETRY_SECONDS_MAX));
+    };
+
+    render({ children }, { data, error, at }) {
+        const show = [children].flat()[0];
+        return html`
+            ${error && html`<p class="banner bad" role="alert">${sentenceOf(error, at)}</p>`}
+            ${data ? show(data) : !error && html`<p class="empty">Loading…</p>`}
+        `;
+    }
+}
+
+function sentenceOf(error, at) {
+    const message = error.message[0].toUpperCase() + error.message.slice(1).replace(/\.$/, "");
+    return at ? `${message}. Figures are from ${clock(at)}.` : `${message}.`;
+}
