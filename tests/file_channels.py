@@ -30,6 +30,7 @@ from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
 from millrace_server.channels.transaction import Outcome
 from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.errors import ChannelLogFailedError, DiskFullError
+from millrace_server.histograms import LATENCY_SECONDS, Histogram
 from millrace_server.wal.checkpoints import CheckpointFiles
 from millrace_server.wal.disk import Disk
 from millrace_server.wal.format import Kind
@@ -122,7 +123,7 @@ class FileChannel:
         contents.restore(recovered.queue, recovered.ledger, recovered.last_commit_time)
         context = LogContext(contents, columns, recovered.ended, recovered.claim)
         disk_space = DiskSpace(disk, [DATA], asyncio.get_running_loop().time)
-        journal = Journal(context, log, disk_space, config)
+        journal = Journal(context, log, disk_space, config, Histogram(LATENCY_SECONDS))
         storage = ChannelStorage(
             channel_id=CHANNEL_ID.hex(),
             contents=contents,

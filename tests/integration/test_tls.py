@@ -78,7 +78,7 @@ def test_clients_with_a_certificate_use_all_of_it(server: Millraced, site: Site)
     append_and_consume_with_each_client(server.grpc, tls=site.client)
     assert get(server, "/channels", site.client)[0] == 200
     status, metrics = get(server, "/metrics", site.client)
-    assert (status, b'server.pem"} 364.' in metrics) == (200, True)
+    assert (status, b'server.pem"} ' in metrics) == (200, True)
 
 
 def test_health_check_of_the_container_works_over_tls(server: Millraced) -> None:

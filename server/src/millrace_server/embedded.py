@@ -29,7 +29,7 @@ from millrace_server.hosting.data_dir import CATALOG_FILE, Catalog, locked_data_
 from millrace_server.hosting.lifecycle import flows_of, open_channels, stop_flows
 from millrace_server.hosting.signals import StopRequests
 from millrace_server.hosting.tracing import traced
-from millrace_server.http_service.metrics import describe_components
+from millrace_server.http_service.component_metrics import describe_components
 from millrace_server.logs import log_to_standard_library
 
 __all__ = ["EmbeddedAgent", "EmbeddedAgentError"]

@@ -24,6 +24,14 @@ class MillraceError(Exception):
         self.metadata = metadata
 
 
+def all_reasons() -> set[str]:
+    """Returns the reasons of all errors that a client can get."""
+    kinds = MillraceError.__subclasses__()
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return {kind.reason for kind in kinds}
+
+
 # Malformed or impossible requests: a retry cannot help.
 
 

@@ -1,6 +1,7 @@
 import asyncio
 import json
 import socket
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from email.message import Message
@@ -159,6 +160,8 @@ async def test_channels_tells_flumes_keys_with_numbers(served: Served) -> None:
     start_time_ms = served.registry.get("orders").start_time * 1000
     assert orders.pop("StartTime") == int(start_time_ms)
     assert orders.pop("ChannelId") == served.registry.get("orders").channel_id
+    for key in ("OldestEventTime", "LastPutTime", "LastTakeTime"):
+        assert orders.pop(key) == pytest.approx(time.time(), abs=60)
     assert orders == {
         "Type": "CHANNEL",
         "ChannelType": "memory",
@@ -188,6 +191,11 @@ async def test_channels_tells_flumes_keys_with_numbers(served: Served) -> None:
         "LeaseExpiredCount": 0,
         "DeduplicatedCount": 0,
         "EventExpiredCount": 0,
+        "ClaimStartTime": None,
+        "CheckpointTime": None,
+        "SecondsToFull": None,
+        "SecondsToEmpty": None,
+        "RefusedCounts": {},
         "StopTime": 0,
     }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace_server.histograms import Histograms
 from millrace_server.wal import writer
 from millrace_server.wal.format import Kind, RecordHead, SegmentHeader
 from millrace_server.wal.log import WriteAheadLog
@@ -542,6 +543,7 @@ def test_start_behind_records_goes_on_with_their_numbers(disk: SimulatedDisk) ->
         answers.extend((submission.end, error) for submission in group)
 
     log = LogWriter(files_on(disk), segments, LogPosition(0, 0, 1), PayloadCodec(), answer)
+    log.count_in(Histograms())
     log.start(WriterThreads(), ends_with_sync_point=False)
     log.submit(Submission([(Kind.STATE, [])], True, True, 0, _ignore))
     log.submit(Submission([(Kind.PUT, [b"a", b"b"])], True, False, 0, _ignore))

@@ -167,6 +167,10 @@ class AccessControl:
     def entitlements_of(self, identity: Identity) -> Entitlements:
         return self._policy.entitlements_of(identity.name)
 
+    def quotas(self) -> dict[str, Quota]:
+        """Returns the quotas in force of all identities that have called, and have one."""
+        return self._policy.quotas()
+
     def watch(self, on_change: Callable[[], None]) -> None:
         """Calls `on_change` after tokens, keys or roles have changed."""
         self._watchers.append(on_change)

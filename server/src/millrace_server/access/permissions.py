@@ -136,6 +136,11 @@ class Policy:
         entitlements = self._known[identity] = Entitlements(self._rights[pattern], self._new_quota(pattern))
         return entitlements
 
+    def quotas(self) -> dict[str, Quota]:
+        """Returns the quotas that were used, by the identities that have them."""
+        known = self._known.items()
+        return {identity: found.quota for identity, found in known if found.quota is not UNBOUNDED}
+
 
 _NONE = Entitlements(Rights(()), UNBOUNDED)
 

@@ -13,23 +13,31 @@ class Bucket:
     """What may pass in one second, filled evenly.
 
     What is larger passes when the bucket is full, which then owes the rest: so the rate holds in the long run.
+
+    Attributes:
+        setting: The name of the quota.
+        bytes_per_second: The quota.
+        counted_bytes: All that was counted so far; what was given back later is included.
+        refused_count: How many times it was exceeded.
     """
 
     def __init__(self, setting: str, bytes_per_second: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._setting = setting
-        self._rate = bytes_per_second
+        self.setting = setting
+        self.bytes_per_second = bytes_per_second
+        self.counted_bytes = self.refused_count = 0
         self._clock = clock
         self._level = float(bytes_per_second)
         self._filled_at = clock()
 
     def count(self, byte_count: int) -> float:
         """Counts bytes; returns after how many seconds they may pass, in the order in which they were counted."""
-        now = self._clock()
-        self._level = min(self._level + (now - self._filled_at) * self._rate, self._rate)
+        self.counted_bytes += byte_count
+        now, rate = self._clock(), self.bytes_per_second
+        self._level = min(self._level + (now - self._filled_at) * rate, rate)
         self._filled_at = now
-        missing = min(byte_count, self._rate) - self._level
+        missing = min(byte_count, rate) - self._level
         self._level -= byte_count
-        return max(missing / self._rate, 0.0)
+        return max(missing / rate, 0.0)
 
     def give_back(self, byte_count: int) -> None:
         """Forgets bytes that were counted and did not pass."""
@@ -40,8 +48,10 @@ class Bucket:
         seconds = self.count(byte_count)
         if seconds > wait_seconds_max:
             self.give_back(byte_count)
+            self.counted_bytes -= byte_count
+            self.refused_count += 1
             raise QuotaExceededError(
-                f"the quota of {self._rate} {self._setting} is used up; try again later",
+                f"the quota of {self.bytes_per_second} {self.setting} is used up; try again later",
                 retry_delay_seconds=seconds + _ROUNDING_SECONDS,
             )
         return seconds
@@ -59,6 +69,11 @@ class Quota:
         self.requests = None if bytes_per_second is None else Bucket("bytes_per_second", bytes_per_second)
         self.answers = None if read_bytes_per_second is None else Bucket("read_bytes_per_second", read_bytes_per_second)
         self.open_transactions = open_transactions
+        self.refused_transactions = 0  # How many were not begun because of it.
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        return [bucket for bucket in (self.requests, self.answers) if bucket is not None]
 
 
 UNBOUNDED = Quota()

@@ -79,6 +79,7 @@ class Component:
         byte_count: Bytes of their bodies.
         outcome_counts: Events with each other outcome.
         since: When it entered its state, in seconds since 1970.
+        progress_time: When it last did a batch, in seconds since 1970; None before the first one.
         channels: The channels that it writes or reads; who may describe one of them may see the component.
         members: The sinks of a sink group.
     """
@@ -101,6 +102,7 @@ class Component:
         self._on_change = on_change
         self._failures = FailureLog()
         self._progress_at: float | None = None
+        self.progress_time: float | None = None
         self.state = ComponentState.STARTING
         self.reason = ""
         self.since = time.time()
@@ -119,7 +121,7 @@ class Component:
         self.event_count += event_count
         self.batch_count += 1
         self.byte_count += byte_count
-        self._progress_at = time.monotonic()
+        self._progress_at, self.progress_time = time.monotonic(), time.time()
         self.mark_running()
 
     def record_outcome(self, outcome: EventOutcome, event_count: int) -> None:

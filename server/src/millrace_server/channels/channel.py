@@ -19,18 +19,22 @@ from millrace_server.channels.committer import REMOVED_BATCHES_MAX, MemoryCommit
 from millrace_server.channels.config import ChannelConfig, check_identifier
 from millrace_server.channels.contents import ChannelCounters, Contents, Subscriber
 from millrace_server.channels.deliveries import Deliveries
+from millrace_server.channels.forecast import Forecast, Forecaster
 from millrace_server.channels.queue import AnswerBudget, TakeLimits
+from millrace_server.channels.queue_times import QueueTimes
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transactions import Transactions, TxnDirectory
 from millrace_server.errors import MillraceError, ProducerNotFoundError
+from millrace_server.histograms import Histograms
 
 _MICROSECONDS = 1_000_000
 _start_time = attrgetter("start_time")
 
 
-def memory_storage(name: str, config: ChannelConfig) -> ChannelStorage:
+def memory_storage(name: str, config: ChannelConfig, histograms: Histograms | None = None) -> ChannelStorage:
     """Returns the storage of a new channel in memory."""
-    contents = Contents(name, Capacity(config.capacity, config.body_bytes_max))
+    queue_times = None if histograms is None else QueueTimes(histograms.queue_times.of(config.type))
+    contents = Contents(name, Capacity(config.capacity, config.body_bytes_max), queue_times=queue_times)
     return ChannelStorage(
         channel_id=secrets.token_hex(16),
         contents=contents,
@@ -80,6 +84,7 @@ class Channel:
         self._core = ChannelCore(name, config, storage, directory.limit, answer_bytes_max)
         self._contents = storage.contents
         self._clock = asyncio.get_running_loop().time
+        self._forecaster = Forecaster(storage.contents.capacity)
         self.transactions = Transactions(self._core, directory, storage.ended)
         self.appends = Appends(self._core)
         self.append_queue = AppendQueue(self.appends)
@@ -160,6 +165,10 @@ class Channel:
             last_put_time=contents.last_put_time,
             last_take_time=contents.last_take_time,
         )
+
+    def forecast(self) -> Forecast:
+        """Returns when the channel will be full or empty; see `Forecaster`."""
+        return self._forecaster.forecast()
 
     def has_room(self, event_count: int, body_bytes: int) -> bool:
         return self._contents.capacity.admits(event_count, body_bytes)

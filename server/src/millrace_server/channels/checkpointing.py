@@ -47,6 +47,7 @@ class Checkpointing:
         self._log = log
         # The oldest segment that the newest checkpoint needs, which is the previous one after the next write.
         self._needed_before = recovered.first_needed_segment
+        self._position = recovered.checkpoint  # Of the newest one; None without any.
         # The journal's change count in the newest checkpoint. -1 differs from every count.
         self._seen_count = journal.change_count if recovered.is_checkpointed else -1
         self.made_at = 0.0  # When the newest one was made; 0 if not since the start.
@@ -65,6 +66,11 @@ class Checkpointing:
         # One at a time: both write the same temporary file, and the second must know what the first has removed.
         self._making = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def replay_bytes(self) -> int:
+        """Bytes of the log behind the newest checkpoint, which a restart would read."""
+        return self._log.byte_count_behind(self._position)
 
     def start(self) -> None:
         self._journal.on_new_segment = self._journal.on_full_disk = self._nudge
@@ -223,6 +229,7 @@ class Checkpointing:
         state, needed = _encoded(snapshot)
         # Durable once this returns. Only then may segments go that the older checkpoints needed.
         self._files.write(Checkpoint(snapshot.position, state))
+        self._position = snapshot.position
         # The previous checkpoint is of use only with its segments, in case the newest is damaged.
         needed_by_both = min(needed, self._needed_before) if self._journal.config.backup_checkpoint else needed
         self._needed_before = needed

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from time import time
 
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.committer import REMOVED_BATCHES_MAX, ClaimRecord, Committer, remove
@@ -21,9 +22,12 @@ from millrace_server.errors import (
 
 
 class Claim:
-    """An active claim; `durable` ends once it survives a crash, and is None where nothing is to be awaited."""
+    """An active claim; `durable` ends once it survives a crash, and is None where nothing is to be awaited.
 
-    __slots__ = ("durable", "epoch", "lease", "owner", "reader_id")
+    `start_time` is when it began, or the server restored it, in seconds since 1970.
+    """
+
+    __slots__ = ("durable", "epoch", "lease", "owner", "reader_id", "start_time")
 
     def __init__(self, reader_id: str, epoch: int, lease: Lease, owner: str) -> None:
         self.reader_id = reader_id
@@ -31,6 +35,7 @@ class Claim:
         self.lease = lease
         self.owner = owner
         self.durable: asyncio.Future[None] | None = None
+        self.start_time = time()
 
 
 class ClaimRegistry:

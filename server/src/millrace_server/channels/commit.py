@@ -63,7 +63,8 @@ class JournalEntry:
         is_urgent: Sync at once, even in a channel that syncs at an interval.
         has_puts: It needs disk space that something else might free.
         is_mergeable: Its neighbours may be written with it: `merge` returns its records, and `records` tell their size.
-        submitted_at: On the event loop's clock.
+        is_timed: The time until it is in the log is observed.
+        submitted_at: On the monotonic clock.
     """
 
     __slots__ = ("submitted_at",)
@@ -74,6 +75,7 @@ class JournalEntry:
     is_urgent: bool = False
     has_puts: bool = False
     is_mergeable: bool = False
+    is_timed = False
 
     def merge(self, neighbours: Sequence[Any]) -> Iterable[tuple[int, Sequence[Record]]]:
         """Yields the records of neighbours, with the number of those that they store; called on the log's thread."""
@@ -175,6 +177,8 @@ class Commit(JournalEntry):
         "txn_count",
         "txn_ids",
     )
+
+    is_timed = True
 
     def __init__(self, puts: Sequence[Window], takes: Sequence[StoredBatch], stamp: Stamp | None = None) -> None:
         self.state = CommitState.PLANNED

@@ -14,6 +14,7 @@ from millrace_server.channels.batches import StoredBatch, Window
 from millrace_server.channels.commit import Commit, CommitState, Receipt
 from millrace_server.channels.log_columns import LogColumns
 from millrace_server.channels.queue import AnswerLimits, EventQueue
+from millrace_server.channels.queue_times import QueueTimes
 from millrace_server.channels.stamps import Stamp, StampLedger
 from millrace_server.errors import ChannelNotFoundError, TxnCapacityError
 
@@ -101,10 +102,16 @@ class Contents:
     """
 
     def __init__(
-        self, name: str, capacity: Capacity, next_sequence: int = 1, columns: LogColumns | None = None
+        self,
+        name: str,
+        capacity: Capacity,
+        next_sequence: int = 1,
+        columns: LogColumns | None = None,
+        queue_times: QueueTimes | None = None,
     ) -> None:
         self._name = name
         self._columns = columns
+        self._queue_times = queue_times
         self._is_closed = False
         self._subscribers: set[Subscriber] = set()
         self._taken: dict[int, StoredBatch] = {}
@@ -309,8 +316,10 @@ class Contents:
             self.capacity.change(min(commit.event_count, 0), min(commit.body_bytes, 0))
         counters = self.counters
         counters.put_successes += commit.put_count
-        if not commit.is_purge:
+        if commit.takes and not commit.is_purge:
             counters.take_successes += commit.take_count
+            if self._queue_times is not None:
+                self._queue_times.observe(commit.takes, self.now)
         counters.deduplicated += commit.dropped_count
         counters.commits += commit.txn_count
         self.wake_taker()

@@ -22,10 +22,12 @@ from millrace_server.channels.journal import Journal
 from millrace_server.channels.journal_entries import LogContext
 from millrace_server.channels.keys import load_keys
 from millrace_server.channels.log_columns import LogColumns, RecentMemory
+from millrace_server.channels.queue_times import QueueTimes
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
 from millrace_server.channels.spillable import SpillableCommitter, TieredContext
 from millrace_server.errors import DiskFullError, MillraceError
 from millrace_server.files import SharedSyncs
+from millrace_server.histograms import Histograms
 from millrace_server.wal.checkpoints import CheckpointFiles
 from millrace_server.wal.disk import Disk
 from millrace_server.wal.log import WriteAheadLog
@@ -88,6 +90,11 @@ class FileStore:
     def checkpoint_time(self) -> float:
         """When the newest checkpoint was made, in seconds since 1970; 0 where none was since the start."""
         return self._checkpointing.made_at
+
+    @property
+    def replay_bytes(self) -> int:
+        """Bytes of the log that a restart would read now."""
+        return self._checkpointing.replay_bytes
 
     @property
     def fault(self) -> MillraceError | None:
@@ -155,9 +162,10 @@ def _remove_deleted(directories: ChannelDirectories) -> None:
 class FileStores:
     """Opens the files of channels; those without directories of their own are below `base`."""
 
-    def __init__(self, base: Path, disk: Disk) -> None:
+    def __init__(self, base: Path, disk: Disk, histograms: Histograms | None = None) -> None:
         self._base = base
         self._disk = disk
+        self._histograms = histograms or Histograms()
         self._recent = RecentMemory()
         # By the file systems that a log is on, so that one that does not answer holds up the logs of no other.
         self._writers: dict[frozenset[int], WriterThreads] = {}
@@ -266,7 +274,7 @@ class FileStores:
             recovered = recover(log, checkpoints, columns, progress)
             columns.first_segment_id = log.first_segment_id
             devices = frozenset(map(self._disk.device, directories.data_dirs))
-            log.start(threads=self._writers.setdefault(devices, WriterThreads()))
+            log.start(threads=self._writers.setdefault(devices, WriterThreads()), histograms=self._histograms)
             disk_space = DiskSpace(self._disk, directories.data_dirs, time.monotonic, directories.checkpoint_dir)
             undoing.pop_all()
         return _OpenFiles(directories, log, checkpoints, columns, disk_space), recovered
@@ -276,14 +284,17 @@ class FileStores:
     ) -> tuple[Journal | SpillableCommitter, Journal]:
         """Returns the channel's committer, and the journal that it writes with."""
         capacity = Capacity(config.capacity, config.body_bytes_max)
-        contents = Contents(name, capacity, recovered.next_sequence, files.columns)
+        queue_times = QueueTimes(self._histograms.queue_times.of(config.type))
+        contents = Contents(name, capacity, recovered.next_sequence, files.columns, queue_times)
         contents.restore(recovered.queue, recovered.ledger, recovered.last_commit_time)
+        commit_times = self._histograms.commits.of(config.type)
+        log = files.log, files.disk_space
         log_side = contents, files.columns, recovered.ended, recovered.claim
         if (spillable := config.spillable) is None:
-            journal = Journal(LogContext(*log_side), files.log, files.disk_space, config)
+            journal = Journal(LogContext(*log_side), *log, config, commit_times)
             return journal, journal
         context = TieredContext(*log_side, spillable)
-        journal = Journal(context, files.log, files.disk_space, config)
+        journal = Journal(context, *log, config, commit_times)
         return SpillableCommitter(name, context, journal), journal
 
 

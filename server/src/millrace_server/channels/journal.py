@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 
 from millrace_server.channels.admission import DISK_RETRY_DELAY_SECONDS, DiskSpace
 from millrace_server.channels.commit import Commit, JournalEntry
@@ -29,6 +30,7 @@ from millrace_server.channels.journal_entries import (
 from millrace_server.channels.records import State
 from millrace_server.channels.transaction import Outcome, TxnState
 from millrace_server.errors import ChannelLogFailedError, DiskFullError, MillraceError
+from millrace_server.histograms import Histogram
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.records import LogFullError, Mergeable, Submission
 
@@ -45,12 +47,18 @@ class Journal:
     """The committer of a file channel: writes commits to the log in their order, and applies them in that order."""
 
     def __init__(
-        self, context: LogContext, log: WriteAheadLog, disk_space: DiskSpace, config: LogChannelConfig
+        self,
+        context: LogContext,
+        log: WriteAheadLog,
+        disk_space: DiskSpace,
+        config: LogChannelConfig,
+        commit_times: Histogram,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.context = context
         self._log = log
         self.disk_space = disk_space
+        self._commit_times = commit_times
         self._measuring: asyncio.Task[None] | None = None
         self._in_flight: deque[JournalEntry] = deque()
         self._generation = 0
@@ -226,7 +234,7 @@ class Journal:
             mergeable = SegmentStart(state, entry)
             self._former_segment_bytes, self._segment_bytes = self._segment_bytes, 0
             self._is_rotating = True
-        entry.submitted_at = self._loop.time()
+        entry.submitted_at = monotonic()
         self._in_flight.append(entry)
         self.note_change()
         if self._stall_timer is None:
@@ -268,7 +276,7 @@ class Journal:
         if not self._in_flight:
             self._set_stalled(is_stalled=False)
             return
-        waited_seconds = self._loop.time() - self._in_flight[0].submitted_at
+        waited_seconds = monotonic() - self._in_flight[0].submitted_at
         self._set_stalled(is_stalled=waited_seconds >= STALL_SECONDS)
         self._stall_timer = self._loop.call_later(
             max(STALL_SECONDS - waited_seconds, _STALL_CHECK_SECONDS_MIN), self._check_stall
@@ -309,6 +317,8 @@ class Journal:
                 # Until now an estimate, since the log may compress what it is given.
                 self._segment_bytes = submission.end.position
             entry.apply(submission.locations[state_records:], submission.end)
+            if entry.is_timed:
+                self._commit_times.observe(monotonic() - entry.submitted_at)
             if entry.has_puts and self.disk_space.is_short:
                 self.disk_space.note_stored()
             if state_records:

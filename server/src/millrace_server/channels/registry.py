@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +24,9 @@ from millrace_server.errors import (
     ChannelNotEmptyError,
     ChannelNotFoundError,
     MillraceError,
+    all_reasons,
 )
+from millrace_server.histograms import Histograms
 from millrace_server.wal.disk import Disk, OsDisk
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -68,7 +71,12 @@ class TimeSlices:
 
 
 class ChannelRegistry:
-    """Finds channels by name; those that configure no directory are below `channels_dir`."""
+    """Finds channels by name; those that configure no directory are below `channels_dir`.
+
+    Attributes:
+        histograms: What all channels and calls have taken.
+        refused: The calls of clients that were refused, by reason; those that could be counted have 0.
+    """
 
     def __init__(
         self,
@@ -84,7 +92,9 @@ class ChannelRegistry:
         self._opening = asyncio.Semaphore(OPENERS_MAX)
         self._closings: set[asyncio.Task[None]] = set()
         self._answer_bytes_max = message_bytes_max - _ENVELOPE_BYTES
-        self._stores = FileStores(channels_dir, disk or OsDisk())
+        self.histograms = Histograms()
+        self.refused = Counter(dict.fromkeys(all_reasons(), 0))
+        self._stores = FileStores(channels_dir, disk or OsDisk(), self.histograms)
         self._watchers: list[Callable[[str], None]] = []
         self._measuring: asyncio.Future[None] | None = None
         self._is_draining = False
@@ -106,7 +116,7 @@ class ChannelRegistry:
             self._openings[name] = asyncio.create_task(self._open(handle, log_config))
             self._notify_watchers(name)
         else:
-            self._open_with(handle, config, memory_storage(name, config))
+            self._open_with(handle, config, memory_storage(name, config, self.histograms))
         return handle
 
     async def _open(self, handle: ChannelHandle, config: LogChannelConfig) -> None:
@@ -285,7 +295,8 @@ class ChannelRegistry:
         await asyncio.wait({self._measuring}, timeout=_MEASURING_SECONDS)
 
     def count_refusal(self, error: MillraceError, txn_ids: Sequence[str]) -> None:
-        """Counts a refused call at the open channel that it names, or whose transactions it names."""
+        """Counts a refused call, also at the open channel that it names, or whose transactions it names."""
+        self.refused[error.reason] += 1
         name = error.metadata.get("channel") or next(filter(None, map(self.transactions.owner_of, txn_ids)), "")
         if (channel := self._channels.get(name)) is not None:
             channel.counters.refused[error.reason] += 1

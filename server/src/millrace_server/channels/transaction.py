@@ -192,15 +192,15 @@ class TxnLimit:
 
     def __init__(self, whose: str, maximum: Callable[[], int]) -> None:
         self._whose = whose
-        self._maximum = maximum
+        self.maximum = maximum
         self.open_count = 0
 
     def count(self, change: int) -> None:
         self.open_count += change
 
     def refuse_if_reached(self) -> None:
-        if self.open_count >= self._maximum():
+        if self.open_count >= self.maximum():
             raise TooManyTxnsError(
-                f"{self._whose} has {self.open_count} open transactions; at most {self._maximum()} are allowed",
+                f"{self._whose} has {self.open_count} open transactions; at most {self.maximum()} are allowed",
                 retry_delay_seconds=1.0,
             )

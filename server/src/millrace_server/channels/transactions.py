@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Never
 
+from millrace_server.access.quotas import UNBOUNDED, Quota
 from millrace_server.channels.activity import OpenTransaction, Origin
 from millrace_server.channels.admission import always_allowed
 from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
@@ -40,7 +41,7 @@ class TxnDirectory:
         self._refuse_while_replaying = refuse_while_replaying
         self._channels: dict[str, Transactions] = {}
         self.limit = TxnLimit("the server", lambda: open_transactions_max)
-        self._open_counts: Counter[str] = Counter()
+        self.open_counts = Counter[str]()  # By the identities that began them.
 
     def add(self, txn_id: str, channel: "Transactions") -> None:
         """Adds a transaction; raises TxnStateError where another channel has one of this id."""
@@ -50,22 +51,24 @@ class TxnDirectory:
                 txn_id=txn_id,
             )
 
-    def refuse_one_more_of(self, owner: str, open_max: int | None) -> None:
-        """Raises QuotaExceededError where an owner of transactions has its maximum open."""
-        if open_max is not None and self._open_counts[owner] >= open_max:
+    def refuse_one_more_of(self, owner: str, quota: Quota) -> None:
+        """Raises QuotaExceededError where an owner of transactions has as many open as its quota allows."""
+        open_max = quota.open_transactions
+        if open_max is not None and self.open_counts[owner] >= open_max:
+            quota.refused_transactions += 1
             raise QuotaExceededError(
                 f"the quota of {open_max} open_transactions is used up; end one first", retry_delay_seconds=1.0
             )
 
     def is_owner(self, owner: str) -> bool:
         """Whether an owner has a transaction open."""
-        return owner in self._open_counts
+        return owner in self.open_counts
 
     def count_open(self, owner: str, change: int) -> None:
         if owner:
-            self._open_counts[owner] += change
-            if not self._open_counts[owner]:
-                del self._open_counts[owner]
+            self.open_counts[owner] += change
+            if not self.open_counts[owner]:
+                del self.open_counts[owner]
 
     def remove(self, txn_id: str, channel: "Transactions") -> None:
         if self._channels.get(txn_id) is channel:
@@ -132,11 +135,11 @@ class Transactions:
         txn_id: str | None,
         lease_seconds: float | None,
         origin: Origin = Origin(),  # noqa: B008 - immutable
-        open_max: int | None = None,
+        quota: Quota = UNBOUNDED,
     ) -> tuple[str, float]:
         """Opens a transaction, or finds the identity's open one of that id; returns its id and its lease.
 
-        `open_max` is how many transactions of all channels the identity may have open.
+        The identity's quota bounds how many transactions of all channels it may have open.
         """
         txn_id = secrets.token_hex(16) if txn_id is None else txn_id
         check_identifier("txn_id", txn_id)
@@ -148,7 +151,7 @@ class Transactions:
             raise TxnStateError(f"txn_id: its transaction is {outcome.state.value}; use another id", txn_id=txn_id)
         self._core.refuse_new()
         self._core.refuse_one_more()
-        self._directory.refuse_one_more_of(origin.identity, open_max)
+        self._directory.refuse_one_more_of(origin.identity, quota)
         self._directory.add(txn_id, self)
         txn = Transaction(txn_id, lease_seconds or self._core.config.lease_seconds, self._expire, origin)
         self._open[txn_id] = txn

@@ -66,6 +66,7 @@ class _Context:
 
     def __init__(self, request: HTTPConnection) -> None:
         self._peer = peer_of(request)
+        self._code: grpc.StatusCode | None = None
         certificate = request.scope["state"].get(CERTIFICATE)
         self._certificates = {} if certificate is None else {_CERTIFICATE: [certificate]}
 
@@ -75,7 +76,11 @@ class _Context:
     def auth_context(self) -> Mapping[str, Sequence[bytes]]:
         return self._certificates
 
+    def code(self) -> grpc.StatusCode | None:
+        return self._code
+
     async def abort(self, code: grpc.StatusCode, sentence: str, metadata: Sequence[tuple[str, bytes]]) -> NoReturn:
+        self._code = code
         info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
         seconds = None
         for _, encoded in metadata:

@@ -62,7 +62,7 @@ class ChannelService:
         lease_seconds = seconds_of("lease", request.lease)
         transactions = self._registry.get(request.channel).transactions
         call = current_call()
-        txn_id, lease_seconds = transactions.begin(txn_id, lease_seconds, call.origin, call.quota.open_transactions)
+        txn_id, lease_seconds = transactions.begin(txn_id, lease_seconds, call.origin, call.quota)
         return pb.BeginTxnResponse(txn_id=txn_id, lease=duration_of(lease_seconds))
 
     async def _put(self, request: pb.PutRequest, columns: Columns | None) -> pb.PutResponse:

@@ -1,17 +1,18 @@
 """RPC handlers: parsing, limits on bytes in flight, errors and responses, the same for all methods."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import NoReturn, TypeAlias
+from time import monotonic
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 import structlog
 from google.protobuf.message import Message
 from grpc import aio
 
-from millrace.tracing import TRACING
+from millrace.tracing import TRACING, current_trace_id
 from millrace_server.access.quotas import UNBOUNDED
 from millrace_server.errors import MillraceError, OverloadedError
 from millrace_server.grpc_services.call import Call
@@ -20,12 +21,16 @@ from millrace_server.grpc_services.messages import Columns, EventsRequestT, Requ
 from millrace_server.grpc_services.rules import RULES
 from millrace_server.grpc_services.status import EndStatus, end_status, refusal
 from millrace_server.grpc_services.traced_calls import TracedCall
+from millrace_server.histograms import Histogram, Histograms
 
 _log = structlog.get_logger(__name__)
 
 Answer = Message | bytes
 Context = aio.ServicerContext[bytes, bytes]
 Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
+_ReceivedT = TypeVar("_ReceivedT")
+_AnswerT = TypeVar("_AnswerT")
+_Handle = Callable[[_ReceivedT, Context], Coroutine[Any, Any, _AnswerT]]
 
 
 class InflightBytes:
@@ -86,6 +91,19 @@ def _overloaded(whose: str, held: int, maximum: int) -> OverloadedError:
     )
 
 
+def _method_of(kind: type[Message]) -> str:
+    """Returns the name of the RPC with this request."""
+    return kind.DESCRIPTOR.name.removesuffix("Request")
+
+
+def _observe(histogram: Histogram, seconds: float) -> None:
+    """Counts a call's duration, with the trace that it was part of, if any."""
+    if (trace_id := current_trace_id()) is None:
+        histogram.observe(seconds)
+    else:
+        histogram.observe_traced(seconds, trace_id)
+
+
 def _count_nothing(_error: MillraceError, _txn_ids: Sequence[str]) -> None:
     """Nobody asks for the counts."""
 
@@ -102,7 +120,9 @@ class Rpcs:
         inflight: InflightBytes,
         count_refusal: Callable[[MillraceError, Sequence[str]], None] = _count_nothing,
         guard: Guard | None = None,
+        histograms: Histograms | None = None,
     ) -> None:
+        self._durations = (histograms or Histograms()).rpcs
         self._inflight = inflight
         self._count_refusal = count_refusal
         self._guard = guard
@@ -116,7 +136,7 @@ class Rpcs:
         """Returns what admits the calls of an RPC, which has the name of its request."""
         if self._guard is None:
             return lambda context: Call(context.peer())
-        name = kind.DESCRIPTOR.name.removesuffix("Request")
+        name = _method_of(kind)
         return partial(self._guard.enter, RULES[name], name)
 
     def _traced_entrance(self, kind: type[Message]) -> Callable[[Context], Call | TracedCall]:
@@ -125,8 +145,34 @@ class Rpcs:
         if spans is None:
             return enter
         [service] = kind.DESCRIPTOR.file.services_by_name.values()
-        method = f"{service.full_name}/{kind.DESCRIPTOR.name.removesuffix('Request')}"
+        method = f"{service.full_name}/{_method_of(kind)}"
         return lambda context: TracedCall(spans, method, enter(context), context)
+
+    def _timed(self, kind: type[Message], handle: _Handle[_ReceivedT, _AnswerT]) -> _Handle[_ReceivedT, _AnswerT]:
+        """Returns a handler that also counts the duration of each call, by the code that the call ends with."""
+        durations, method = self._durations, _method_of(kind)
+        succeeded = durations.of(method, "OK")
+
+        async def timed(received: _ReceivedT, context: Context) -> _AnswerT:
+            started = monotonic()
+            answering = handle(received, context)
+            # See `_abort`.
+            del received
+            code: grpc.StatusCode | None = grpc.StatusCode.CANCELLED
+            try:
+                answer = await answering
+            except Exception:
+                code = context.code()
+                raise
+            else:
+                # A stream that fails returns nonetheless.
+                code = context.code()
+                return answer
+            finally:
+                histogram = succeeded if code is None else durations.of(method, code.name)
+                _observe(histogram, monotonic() - started)
+
+        return timed
 
     def unary(self, kind: type[RequestT], serve: Callable[[RequestT], Awaitable[Answer]]) -> Handler:
         """Handles one request with one response."""
@@ -145,7 +191,7 @@ class Rpcs:
             del raw, request
             return await _abort(context, status)
 
-        return grpc.unary_unary_rpc_method_handler(handle)
+        return grpc.unary_unary_rpc_method_handler(self._timed(kind, handle))
 
     def unary_with_events(
         self, kind: type[EventsRequestT], serve: Callable[[EventsRequestT, Columns | None], Awaitable[Answer]]
@@ -166,7 +212,7 @@ class Rpcs:
             del raw, request, columns
             return await _abort(context, status)
 
-        return grpc.unary_unary_rpc_method_handler(handle)
+        return grpc.unary_unary_rpc_method_handler(self._timed(kind, handle))
 
     def server_stream(self, kind: type[RequestT], serve: Callable[[RequestT], AsyncGenerator[Answer]]) -> Handler:
         """Handles one request with a stream of responses."""
@@ -189,7 +235,7 @@ class Rpcs:
             except Exception as error:  # noqa: BLE001 - every failure becomes a status
                 _fail_stream(context, self._end(error, request))
 
-        return grpc.unary_stream_rpc_method_handler(handle)
+        return grpc.unary_stream_rpc_method_handler(self._timed(kind, handle))
 
     def stream(self, kind: type[Message], serve: Callable[["MessageStream"], Awaitable[None]]) -> Handler:
         """Handles a bidirectional stream, whose messages `serve` parses and checks."""
@@ -205,7 +251,7 @@ class Rpcs:
             except Exception as error:  # noqa: BLE001 - every failure becomes a status
                 _fail_stream(context, self._end(error, None))
 
-        return grpc.stream_stream_rpc_method_handler(handle)
+        return grpc.stream_stream_rpc_method_handler(self._timed(kind, handle))
 
 
 class MessageStream:

@@ -128,7 +128,8 @@ class GrpcServer:
             guard.on_caller = self._watch.admit
         self._health = Health(registry, components)
         self._server = aio.server(options=_options(settings))
-        rpcs = Rpcs(InflightBytes(limits.total_bytes_max, limits.connection_bytes_max), registry.count_refusal, guard)
+        inflight = InflightBytes(limits.total_bytes_max, limits.connection_bytes_max)
+        rpcs = Rpcs(inflight, registry.count_refusal, guard, registry.histograms)
         administration = AdminService(registry, changes, components)
         self.guard = guard
         self.admin_handlers = administration.handlers(rpcs)

@@ -1,4 +1,4 @@
-"""The metrics of channels and components, for Prometheus and in the layout of Flume's JSON."""
+"""The metrics of channels, for Prometheus and in the layout of Flume's JSON."""
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
-from prometheus_client.registry import Collector
 
-from millrace_server.agent.components import Component, ComponentKind, ComponentState, EventOutcome
 from millrace_server.channels.channel import Channel, ChannelGauges
 from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.contents import ChannelCounters
+from millrace_server.channels.file_store import FileStore
+from millrace_server.http_service.occasional_gauges import OCCASIONAL_GAUGES, OccasionalSamples, occasional_values
 
 _CHANNEL_PREFIX = "millrace_channel_"
 _MILLISECONDS = 1000
@@ -105,16 +105,15 @@ COUNTERS = Measures(
 STORE_GAUGES = Measures(
     Measure("LogBytes", "log_bytes", "Bytes that the log takes on the disk.", "log_bytes"),
     Measure("Segments", "segments", "Files of the log.", "segment_count"),
-    Measure(
-        "CheckpointTime",
-        "checkpoint_time_seconds",
-        "When the newest checkpoint was made, since 1970; 0 before the first.",
-        "checkpoint_time",
-    ),
+    Measure("ReplayBytes", "replay_bytes", "Bytes of the log that a restart would read.", "replay_bytes"),
+    Measure("DiskMinFreeBytes", "disk_min_free_bytes", "Bytes that puts leave free.", "disk_space.min_free_bytes"),
 )
 
 
-def describe_channel(handle: ChannelHandle) -> dict[str, dict[str, str | float]]:
+_Described = str | float | dict[str, int] | None
+
+
+def describe_channel(handle: ChannelHandle) -> dict[str, dict[str, _Described]]:
     """Returns a channel under `CHANNEL.name`, as Flume's JSON reporting does, but with numbers as numbers.
 
     Flume's keys have Flume's meanings; the other keys are Millrace's. A channel that is not open has few of them.
@@ -122,8 +121,8 @@ def describe_channel(handle: ChannelHandle) -> dict[str, dict[str, str | float]]
     return {f"CHANNEL.{handle.name}": _describe_handle(handle)}
 
 
-def _describe_handle(handle: ChannelHandle) -> dict[str, str | float]:
-    description: dict[str, str | float] = {
+def _describe_handle(handle: ChannelHandle) -> dict[str, _Described]:
+    description: dict[str, _Described] = {
         "Type": "CHANNEL",
         "ChannelType": handle.config.type,
         "State": handle.state.value,
@@ -131,19 +130,22 @@ def _describe_handle(handle: ChannelHandle) -> dict[str, str | float]:
         "ReplayedPercentage": 100.0 * handle.replayed_fraction,
     }
     if (channel := handle.channel_if_open) is not None:
-        description |= _describe_open(channel)
+        description |= _describe_open(channel, handle.store)
     if (store := handle.store) is not None:
         description |= STORE_GAUGES.describe(store)
         description["DiskFreeBytes"] = store.disk_space.free_bytes
     return description
 
 
-def _describe_open(channel: Channel) -> dict[str, str | float]:
+def _describe_open(channel: Channel, store: FileStore | None) -> dict[str, _Described]:
     reading = Reading.of(channel)
+    values = occasional_values(channel, reading.gauges, store)
     return {
         "ChannelId": channel.channel_id,
         **GAUGES.describe(reading),
         **COUNTERS.describe(reading),
+        **{gauge.key: value for gauge, value in zip(OCCASIONAL_GAUGES, values, strict=True)},
+        "RefusedCounts": dict(reading.counters.refused),
         "ChannelFillPercentage": 100.0 * reading.gauges.queued_events / channel.config.capacity,
         "StartTime": int(channel.start_time * _MILLISECONDS),
         "StopTime": 0,
@@ -155,6 +157,9 @@ _STATE = GaugeMetricFamily(_CHANNEL_PREFIX + "state", "1 for the channel's state
 _REPLAYED = GaugeMetricFamily(_CHANNEL_PREFIX + "replayed_fraction", "Of its log, 0 to 1.", labels=_LABELS)
 _FREE = GaugeMetricFamily(
     _CHANNEL_PREFIX + "disk_free_bytes", "Free bytes of a directory.", labels=(*_LABELS, "directory")
+)
+_REFUSALS = CounterMetricFamily(
+    _CHANNEL_PREFIX + "refusals", "Calls of clients that were refused, by reason.", labels=(*_LABELS, "reason")
 )
 _INFO = InfoMetricFamily(_CHANNEL_PREFIX.removesuffix("_"), "What a channel is.", labels=_LABELS)
 
@@ -221,6 +226,8 @@ class ChannelSamples:
         self._of_stores = _Table(GaugeMetricFamily, STORE_GAUGES)
         self._gauges = _Table(GaugeMetricFamily, GAUGES)
         self._counters = _Table(CounterMetricFamily, COUNTERS)
+        self._occasional = OccasionalSamples()
+        self._refusals = list[str]()
 
     def add(self, handle: ChannelHandle) -> None:
         """Adds the samples of a channel as it is now."""
@@ -237,6 +244,9 @@ class ChannelSamples:
             reading = Reading.of(channel)
             self._gauges.add(name, reading)
             self._counters.add(name, reading)
+            self._occasional.add(name, occasional_values(channel, reading.gauges, store))
+            for reason, count in reading.counters.refused.items():
+                self._refusals.append(f'{_REFUSALS.name}_total{{{label},reason="{reason}"}} {count}\n')
             what = f'channel_id="{channel.channel_id}",type="{channel.config.type}"'
             self._info.append(f"{_INFO.name}_info{{{label},{what}}} 1\n")
 
@@ -247,110 +257,7 @@ class ChannelSamples:
         yield _FREE, _joined(self._free)
         for table in (self._of_stores, self._gauges, self._counters):
             yield from table.families()
+        for family, lines in self._occasional.families():
+            yield family, _joined(lines)
+        yield _REFUSALS, _joined(self._refusals)
         yield _INFO, _joined(self._info)
-
-
-_COMPONENT_PREFIX = "millrace_component_"
-_COMPONENT_LABELS = ("kind", "component")
-
-_FLUMES_KEYS = {
-    ComponentKind.SOURCE: ("EventAcceptedCount", "AppendBatchAcceptedCount"),
-    ComponentKind.SINK: ("EventDrainSuccessCount", "BatchCompleteCount"),
-    ComponentKind.SINK_GROUP: ("EventDrainSuccessCount", "BatchCompleteCount"),
-}
-"""Flume's keys of the events and the batches of each kind."""
-
-_OUTCOME_KEYS = {
-    EventOutcome.FILTERED: "FilteredCount",
-    EventOutcome.UNROUTED: "UnroutedCount",
-    EventOutcome.DEAD_LETTERED: "DeadLetteredCount",
-    EventOutcome.DROPPED: "DroppedCount",
-    EventOutcome.MISSED: "MissedCount",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Count:
-    name: str
-    """Its name for Prometheus, after `millrace_component_` and before `_total`."""
-    help: str
-    read: Callable[[Component], int]
-
-
-_COUNTS = (
-    _Count("events", "Events that a source has stored, or that have left by a sink.", lambda one: one.event_count),
-    _Count("batches", "Batches of these.", lambda one: one.batch_count),
-    _Count("body_bytes", "Bytes of their bodies.", lambda one: one.byte_count),
-    _Count("failures", "Times that it could not do its work.", lambda one: one.failure_count),
-)
-
-
-def describe_components(components: Iterable[Component]) -> dict[str, dict[str, str | float | None]]:
-    """Returns each component under `SOURCE.name`, `SINK.name` or `SINK_GROUP.name`, as Flume's JSON reporting does.
-
-    Flume's keys have Flume's meanings, but numbers are numbers; the other keys are Millrace's.
-    """
-    return {f"{one.kind.key.upper()}.{one.name}": _describe_component(one) for one in components}
-
-
-def _describe_component(component: Component) -> dict[str, str | float | None]:
-    events_key, batches_key = _FLUMES_KEYS[component.kind]
-    return {
-        "Type": component.kind.key.upper(),
-        "ComponentType": component.type_name,
-        "State": component.state.value,
-        "Reason": component.reason,
-        "Since": int(component.since * _MILLISECONDS),
-        events_key: component.event_count,
-        batches_key: component.batch_count,
-        "BodyBytes": component.byte_count,
-        "FailureCount": component.failure_count,
-        "SecondsSinceProgress": component.progress_age_seconds,
-        **{key: component.outcome_counts[fate] for fate, key in _OUTCOME_KEYS.items()},
-    }
-
-
-class ComponentCollector(Collector):
-    """Reads the components at each scrape."""
-
-    def __init__(self, components: Iterable[Component]) -> None:
-        self._components = components
-
-    def collect(self) -> Iterator[Metric]:
-        components = list(self._components)
-        state = GaugeMetricFamily(
-            _COMPONENT_PREFIX + "state",
-            "1 for the component's state, 0 else.",
-            labels=[*_COMPONENT_LABELS, "type", "state"],
-        )
-        age = GaugeMetricFamily(
-            _COMPONENT_PREFIX + "progress_age_seconds",
-            "Time since it last did a batch; absent before the first.",
-            labels=_COMPONENT_LABELS,
-        )
-        for component in components:
-            for possible in ComponentState:
-                is_state = float(component.state is possible)
-                state.add_metric([*_labels_of(component), component.type_name, possible.key], is_state)
-            if (seconds := component.progress_age_seconds) is not None:
-                age.add_metric(_labels_of(component), seconds)
-        yield state
-        yield age
-        for count in _COUNTS:
-            counter = CounterMetricFamily(_COMPONENT_PREFIX + count.name, count.help, labels=_COMPONENT_LABELS)
-            for component in components:
-                counter.add_metric(_labels_of(component), count.read(component))
-            yield counter
-        fates = CounterMetricFamily(
-            _COMPONENT_PREFIX + "event_fates",
-            "Events that were not stored where they were meant to be.",
-            labels=[*_COMPONENT_LABELS, "fate"],
-        )
-        for component in components:
-            for fate, event_count in component.outcome_counts.items():
-                fates.add_metric([*_labels_of(component), fate.value], event_count)
-        yield fates
-
-
-def _labels_of(component: Component) -> list[str]:
-    return [component.kind.key, component.name]

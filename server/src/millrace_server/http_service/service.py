@@ -6,11 +6,9 @@ its own.
 
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from importlib.metadata import version
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from prometheus_client import CollectorRegistry, GCCollector, Metric, PlatformCollector, ProcessCollector, exposition
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
@@ -29,12 +27,10 @@ from millrace_server.channels.registry import ChannelRegistry, TimeSlices
 from millrace_server.configuration.settings import ServerSettings
 from millrace_server.console.routes import CHANGING_PATHS, Console
 from millrace_server.errors import ForbiddenError, UnauthenticatedError
-from millrace_server.http_service.metrics import (
-    ChannelSamples,
-    ComponentCollector,
-    describe_channel,
-    describe_components,
-)
+from millrace_server.http_service.component_metrics import ComponentCollector, describe_components
+from millrace_server.http_service.loop_lag import LoopLag
+from millrace_server.http_service.metrics import ChannelSamples, describe_channel
+from millrace_server.http_service.server_metrics import HistogramCollector, ServerCollector
 from millrace_server.network.accepting import ConnectionLimits
 from millrace_server.network.http_requests import RequestCheck
 from millrace_server.network.http_server import CERTIFICATE, EmbeddedHttp, HttpLimits
@@ -69,13 +65,14 @@ class HttpService:
         self._access = access
         self._console = console
         self._collectors = CollectorRegistry()
-        self._collectors.register(ComponentCollector(components))
-        self._collectors.register(_ServerCollector(registry, tls))
+        self._server_metrics = ServerCollector(registry, tls, access)
+        for own in (ComponentCollector(components), HistogramCollector(registry.histograms), self._server_metrics):
+            self._collectors.register(own)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._collectors)
         limits = ConnectionLimits.of_http(settings.connections_max, settings.connections_per_address_max)
         self._server = EmbeddedHttp(self.app(), HttpLimits(*limits), None if tls is None else tls.http_context())
-        self._is_draining = False
+        self._loop_lag: LoopLag | None = None
 
     def app(self) -> ASGIApp:
         shielded = [
@@ -97,18 +94,21 @@ class HttpService:
         if self._console is not None:
             self._console.start()
         await self._server.start(bound)
+        self._loop_lag = LoopLag(self._registry.histograms.loop_lags.of())
 
     def drain(self) -> None:
         """Fails health probes from now on, while all requests are still served."""
-        self._is_draining = True
+        self._server_metrics.is_draining = True
 
     async def stop(self) -> None:
         if self._console is not None:
             self._console.stop()
+        if self._loop_lag is not None:
+            self._loop_lag.stop()
         await self._server.stop()
 
     async def _healthz(self, request: Request) -> Response:
-        if self._is_draining:
+        if self._server_metrics.is_draining:
             return JSONResponse({"status": "draining"}, status_code=503)
         if getattr(request.state, _HIDES_DETAIL):
             return JSONResponse({"status": "serving"})
@@ -155,31 +155,6 @@ class _PlainStream(StreamingResponse):
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await self.stream_response(send)
-
-
-class _ServerCollector(Collector):
-    def __init__(self, registry: ChannelRegistry, tls: TlsFiles | None) -> None:
-        self._registry = registry
-        self._tls = tls
-
-    def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily(
-            "millrace_open_transactions",
-            "Open transactions of all channels.",
-            value=self._registry.transactions.limit.open_count,
-        )
-        yield InfoMetricFamily(
-            "millrace_server", "The release of the server.", value={"version": version("millrace-server")}
-        )
-        if self._tls is not None:
-            expiry = GaugeMetricFamily(
-                "millrace_tls_certificate_expiry_days",
-                "Days until the first certificate in a file expires: the server's, or of who signs those of clients.",
-                labels=["file"],
-            )
-            for path, days in self._tls.days_left().items():
-                expiry.add_metric([str(path)], days)
-            yield expiry
 
 
 class _CheckedRequests:

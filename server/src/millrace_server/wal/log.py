@@ -8,6 +8,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple
 
+from millrace_server.histograms import Histograms
 from millrace_server.wal.format import PAYLOAD_BYTES_MAX, SEGMENT_HEADER_BYTES, Flags, Kind
 from millrace_server.wal.payload_codec import Payload, PayloadCodec
 from millrace_server.wal.reading import RecordReader, SegmentScanner
@@ -98,11 +99,15 @@ class WriteAheadLog:
         return sum(segment.file.size() for segment in list(self._segments.values()))
 
     def byte_count_behind(self, start: LogPosition | None) -> int:
-        """Returns about how many bytes a replay from `start` reads; preallocated space at the end is included."""
-        if start is None:
-            return self.byte_count()
-        behind = [segment for segment in self._segments.values() if segment.segment_id >= start.segment_id]
-        return sum(segment.file.size() for segment in behind) - start.position
+        """Returns how many bytes a replay from `start` reads; before the start, with space preallocated at the end."""
+        first_id, position, _ = start or _EMPTY
+        end = self._follows if self._writer is None else self._writer.end
+        byte_count = 0
+        # A copy, since the writer's thread may add a segment meanwhile.
+        for segment_id, segment in list(self._segments.items()):
+            if segment_id >= first_id:
+                byte_count += end.position if segment_id == end.segment_id else segment.file.size()
+        return byte_count - position
 
     # Opening.
 
@@ -204,17 +209,24 @@ class WriteAheadLog:
         for directory in self._files.directories:
             self._files.disk.sync_directory(directory)
 
-    def start(self, call_soon: CallSoon | None = None, threads: WriterThreads | None = None) -> None:
+    def start(
+        self,
+        call_soon: CallSoon | None = None,
+        threads: WriterThreads | None = None,
+        histograms: Histograms | None = None,
+    ) -> None:
         """Starts to accept records behind those that replay found.
 
         Args:
             call_soon: Schedules answers; called on the writer's thread, once for each group. By default answers go to
                 the event loop of the first caller that submits.
             threads: The threads that logs of the same disk share; by default its own.
+            histograms: Where its writes and syncs are counted.
         """
         assert self._is_writable, "a log is replayed to its end before it is started"
         self._call_soon = call_soon
         self._writer = LogWriter(self._files, self._segments, self._end, self._codec, self._answer)
+        self._writer.count_in(histograms or Histograms())
         self._writer.start(threads or WriterThreads(), ends_with_sync_point=self._ends_with_sync_point)
 
     def _answer(self, group: Sequence[Submission], error: Exception | None) -> None:

@@ -17,6 +17,7 @@ from typing import Never
 
 from zlib_ng.zlib_ng import crc32
 
+from millrace_server.histograms import Histogram, Histograms
 from millrace_server.wal.disk import Piece
 from millrace_server.wal.format import (
     RECORD_HEAD_BYTES,
@@ -72,6 +73,8 @@ class LogWriter:
     """
 
     _threads: WriterThreads
+    _sync_times: Histogram
+    _group_sizes: Histogram
 
     def __init__(
         self,
@@ -112,6 +115,15 @@ class LogWriter:
         # Whether the thread was given back before the SYNC_POINT was due, because others needed it.
         self._owes_sync_point = False
         self._has_ended = threading.Event()
+
+    @property
+    def end(self) -> LogPosition:
+        """The end of what was written."""
+        return self._end
+
+    def count_in(self, histograms: Histograms) -> None:
+        """Sets where its syncs and the sizes of its groups are counted; call it before any other method."""
+        self._sync_times, self._group_sizes = histograms.syncs.of(), histograms.groups.of()
 
     def start(self, threads: WriterThreads, *, ends_with_sync_point: bool) -> None:
         """Begins on threads that it shares with other logs; with a SYNC_POINT, unless the log ends with one."""
@@ -157,6 +169,8 @@ class LogWriter:
         while (group := self._next_group()) is not None:
             if group:
                 error = self._write_or_refuse(group)
+                if error is None:
+                    self._group_sizes.observe(len(group))
                 # Before the answer: a caller that submits again right after it is already pending then, and would be
                 # counted twice.
                 self._expected_count = len(self._pending) + _sibling_count(group)
@@ -330,6 +344,7 @@ class LogWriter:
 
     def _sync(self) -> None:
         assert self._segment is not None
+        started = time.monotonic()
         try:
             self._segment.file.sync()
         except OSError as error:
@@ -337,6 +352,7 @@ class LogWriter:
             # time. Only a replay shows what is on the disk. That holds for a full disk (ENOSPC) as well.
             raise LogFailedError(f"a sync of the log failed: {error.strerror}") from error
         self._synced_position = self._end.position
+        self._sync_times.observe(time.monotonic() - started)
 
     def _finish_segment(self) -> None:
         """Truncates the segment to its last record and syncs it. If no successor can be created, it stays in use."""

@@ -1,16 +1,18 @@
 import json
+import time
 
+import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from millrace_server.agent.components import ComponentKind, Components, EventOutcome
-from millrace_server.http_service.metrics import ComponentCollector, describe_components
+from millrace_server.http_service.component_metrics import ComponentCollector, describe_components
 
 
 def made() -> Components:
     components = Components()
-    source = components.add(ComponentKind.SOURCE, "access", "taildir")
+    source = components.add(ComponentKind.SOURCE, "access", "taildir", ["orders", "audit"])
     source.record_progress(10, 500)
     source.record_outcome(EventOutcome.MISSED, 3)
     group = components.add(ComponentKind.SINK_GROUP, "out", "failover")
@@ -40,15 +42,16 @@ def test_collect_of_components_tells_one_state_of_each() -> None:
 
 
 def test_collect_of_components_tells_what_they_did() -> None:
-    """The metrics are events, batches, bytes, failures, losses, and the time without progress."""
+    """The metrics are events, batches, bytes, failures, losses, the last progress, and the channels."""
     samples = samples_of(made())
     assert samples["events_total", "access", "source"] == 10
     assert samples["batches_total", "access", "source"] == 1
     assert samples["body_bytes_total", "access", "source"] == 500
     assert samples["failures_total", "out", "sink_group"] == 1
     assert samples["event_fates_total", "access", "missed", "source"] == 3
-    assert 0 <= samples["progress_age_seconds", "access", "source"] < 60
-    assert ("progress_age_seconds", "out", "sink_group") not in samples
+    assert [key[1] for key in samples if key[0] == "channel_info"] == ["orders", "audit"]
+    assert samples["last_progress_timestamp_seconds", "access", "source"] == pytest.approx(time.time(), abs=60)
+    assert ("last_progress_timestamp_seconds", "out", "sink_group") not in samples
 
 
 def test_collect_of_components_that_went_tells_nothing_of_them() -> None:
