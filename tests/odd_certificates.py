@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 DNS, IP, MAIL, URI = 0x82, 0x87, 0x81, 0x86
@@ -25,14 +25,16 @@ def _key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def issued(alternative: Names, common: list[str], *, is_authority: bool = False) -> x509.Certificate:
-    """Returns a certificate of the authority, or its own, which all have the same key."""
+def issued(
+    alternative: Names, common: list[str], *, is_authority: bool = False, key: rsa.RSAPublicKey | None = None
+) -> x509.Certificate:
+    """Returns a certificate of the authority, or its own, which all have the same key unless another one is given."""
     now = datetime.now(UTC)
     builder = (
         x509.CertificateBuilder()
         .subject_name(_AUTHORITY if is_authority else _name(common))
         .issuer_name(_AUTHORITY)
-        .public_key(_key().public_key())
+        .public_key(key or _key().public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _DAY)
         .not_valid_after(now + _DAY)

@@ -4,27 +4,24 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import structlog
 from pydantic import SecretStr
 
+from millrace_server.access.certificates import read_certificate
 from millrace_server.access.jwt import Jwts
 from millrace_server.access.permissions import Entitlements, Grant, Policy, Rights
 from millrace_server.access.quotas import UNBOUNDED, Quota
 from millrace_server.access.settings import AuthSettings, IdentitySettings, RoleSettings
-from millrace_server.access.tokens import NAME_LENGTH_MAX, TOKEN, TokensFile, hash_of
+from millrace_server.access.tokens import TOKEN, TokensFile, hash_of
 from millrace_server.errors import TokenExpiredError, UnauthenticatedError
 from millrace_server.files import follow
 
-if TYPE_CHECKING:
-    from cryptography.x509 import Certificate
-
 _PREPARATION_SECONDS = 2.0
-_CERTIFICATES_MAX = 1_024
 
 _BEARER = re.compile(f"bearer +({TOKEN.pattern})", re.IGNORECASE)
 _JWT_DOTS = 2
@@ -57,7 +54,9 @@ def credentials_of(authorizations: Sequence[str | bytes | Credentials], certific
     """
     shown = Credentials(None, None)
     if certificate is not None:
-        shown = Credentials(None, certificate_name(certificate), None, certificate_expiry(certificate))
+        read = read_certificate(certificate)
+        read.refuse_if_weak()
+        shown = Credentials(None, read.name, None, read.expiry_time)
     if not authorizations:
         return shown
     if len(authorizations) > 1:
@@ -70,50 +69,6 @@ def credentials_of(authorizations: Sequence[str | bytes | Credentials], certific
         raise UnauthenticatedError("authorization: is not a bearer token; send it as: authorization: Bearer TOKEN")
     token = bearer[1]
     return shown._replace(token_hash=hash_of(token), jwt=SecretStr(token) if token.count(".") == _JWT_DOTS else None)
-
-
-@lru_cache(_CERTIFICATES_MAX)
-def certificate_name(certificate: bytes) -> str | None:
-    """Returns the identity in a certificate, PEM or DER: its SPIFFE ID, else its first DNS name, else its common name.
-
-    None if that is not printable text, or if there is none of them.
-    """
-    # gRPC and `ssl` parse these names too, but gRPC cuts them at a NUL, and `ssl` fails if they are not UTF-8.
-    try:
-        name = next(_names(certificate), "")
-    except Exception:  # noqa: BLE001 - a certificate that the library cannot read identifies nobody
-        return None
-    return name if name.isprintable() and 0 < len(name) <= NAME_LENGTH_MAX else None
-
-
-@lru_cache(_CERTIFICATES_MAX)
-def certificate_expiry(certificate: bytes) -> float:
-    """Returns when a certificate expires, in seconds since the epoch; one that cannot be read has expired."""
-    try:
-        return _parsed(certificate).not_valid_after_utc.timestamp()
-    except Exception:  # noqa: BLE001 - as above
-        return 0.0
-
-
-def _parsed(certificate: bytes) -> "Certificate":
-    # Heavy, and not needed without certificates.
-    from cryptography import x509
-
-    is_pem = certificate.startswith(b"-----BEGIN")
-    return (x509.load_pem_x509_certificate if is_pem else x509.load_der_x509_certificate)(certificate)
-
-
-def _names(certificate: bytes) -> Iterator[str]:
-    from cryptography import x509
-
-    parsed = _parsed(certificate)
-    for extension in parsed.extensions:
-        if isinstance(extension.value, x509.SubjectAlternativeName):
-            uris = extension.value.get_values_for_type(x509.UniformResourceIdentifier)
-            # A certificate with several URIs is no SPIFFE certificate.
-            yield from (uri for uri in uris if len(uris) == 1 and uri.startswith("spiffe://"))
-            yield from extension.value.get_values_for_type(x509.DNSName)
-    yield from (str(one.value) for one in parsed.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME))
 
 
 class AccessControl:

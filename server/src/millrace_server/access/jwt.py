@@ -17,6 +17,7 @@ import structlog
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
+from millrace_server.access.certificates import RSA_BITS_MIN
 from millrace_server.access.tokens import TOKEN, check_identity, hash_of
 from millrace_server.errors import TokenExpiredError, UnauthenticatedError
 from millrace_server.files import FileWatch, NamedPath, read_named
@@ -35,7 +36,7 @@ _ANSWER_SECONDS_MAX = 5.0
 _FETCH_SECONDS_MAX = 10.0
 _READ_BYTES = 64 << 10
 _BYTES_MAX = 1 << 20
-_RSA_BITS_MIN, _RSA_BITS_MAX = 2_048, 8_192  # Each signature by a larger key would take the event loop's time.
+_RSA_BITS_MAX = 8_192  # Each signature by a larger key would take the event loop's time.
 
 _ALGORITHMS = {"RSA/": "RS256", "EC/P-256": "ES256", "OKP/Ed25519": "EdDSA"}
 """The only algorithm of a key, by its kty and crv, so that the algorithm in a token's header has no effect."""
@@ -351,6 +352,6 @@ def _key(entry: dict[str, Any]) -> "PyJWK | None":
         raise ValueError(f"has an invalid key for {algorithm}") from None
     if not isinstance(key.key_id, str | None):
         raise ValueError("has a key whose kid is not a string")  # noqa: TRY004 - a problem of the file
-    if algorithm == "RS256" and not _RSA_BITS_MIN <= key.key.key_size <= _RSA_BITS_MAX:
-        raise ValueError(f"has an RSA key of {key.key.key_size} bits, not {_RSA_BITS_MIN} to {_RSA_BITS_MAX}")
+    if algorithm == "RS256" and not RSA_BITS_MIN <= key.key.key_size <= _RSA_BITS_MAX:
+        raise ValueError(f"has an RSA key of {key.key.key_size} bits, not {RSA_BITS_MIN} to {_RSA_BITS_MAX}")
     return key
