@@ -19,6 +19,17 @@ _CHECK_SECONDS = 1.0
 
 PLAINTEXT_VARIABLE = "MILLRACE_ALLOW_PLAINTEXT"
 
+SYSTEM = "system"
+"""In place of a file of authorities: those of the operating system."""
+
+_SYSTEM_FILES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+"""Where Debian, Fedora, SUSE, and Alpine and macOS have them."""
+
 File = str | os.PathLike[str]
 
 T = TypeVar("T")
@@ -36,7 +47,8 @@ class Tls:
     """
 
     ca: File | None = None
-    """File of the certificates that servers' certificates must be signed with. None: those that come with gRPC."""
+    """File of the certificates that servers' certificates must be signed with; `system`: the operating system's. None:
+    those that come with gRPC."""
 
     certificate: File | None = None
     """File of the client's certificate, followed by the intermediate ones. None: the client has none."""
@@ -52,7 +64,7 @@ class Tls:
     def credentials(self) -> grpc.ChannelCredentials:
         """Reads the files; raises BadArgumentError if one of them cannot be read, or if they do not fit together."""
         before = self.state()
-        contents = [_read(file) for file in (self.ca, self.private_key, self.certificate)]
+        contents = [_read(file) for file in self._files()]
         if self.certificate is not None:
             _check_pair(self.certificate, self.private_key)
         # gRPC would accept files of which one was replaced meanwhile, and never get a connection.
@@ -60,7 +72,11 @@ class Tls:
 
     def state(self) -> tuple[object, ...]:
         """Returns what differs once a file was changed or replaced."""
-        return tuple(map(_state, (self.ca, self.private_key, self.certificate)))
+        return tuple(map(_state, self._files()))
+
+    def _files(self) -> tuple[File | None, ...]:
+        is_system = self.ca is not None and os.fspath(self.ca) == SYSTEM
+        return _system_file() if is_system else self.ca, self.private_key, self.certificate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +191,14 @@ def renewed(connect: Callable[[], T], former: T | None) -> T:
         if former is None:
             raise
         return former
+
+
+def _system_file() -> str:
+    configured = ssl.get_default_verify_paths().cafile
+    for path in (configured, *_SYSTEM_FILES):
+        if path and Path(path).is_file():
+            return path
+    raise BadArgumentError("tls: ca is system, whose authorities are not found; name their file by SSL_CERT_FILE")
 
 
 def _read(file: File | None) -> bytes | None:

@@ -30,8 +30,8 @@ LEASE_SECONDS_MAX = 3_600.0
 
 TLS_OPTIONS: Mapping[str, str] = {
     "tls.ca.file": (
-        "TLS: file of the authorities that sign the servers' certificates, in PEM; default with TLS: those that come "
-        "with gRPC"
+        "TLS: file of the authorities that sign the servers' certificates, in PEM, or system for the operating "
+        "system's; default with TLS: those that come with gRPC"
     ),
     "tls.certificate.file": "TLS: file of the client's certificate, followed by the intermediate ones, in PEM",
     "tls.key.file": "TLS: file of its private key, without a password, in PEM",

@@ -79,6 +79,7 @@ _ADVICE = {
     ),
     "NOT_CLAIMED": "the claim of this read has ended; load again",
     "STALE_EPOCH": "the claim of this read was taken over, or ended by an operator; load again",
+    "QUOTA_EXCEEDED": "read with fewer tasks, or ask for a larger quota, in the server's configuration",
     "SEQUENCE_GONE": "events that this read was planned for have been consumed; load again",
 }
 """Advice that follows the client's message, by the reason of the error."""

@@ -51,6 +51,9 @@ def test_command_in_a_context_connects_as_it_says(
     assert (client.endpoint, client.token_file, client.token) == ("prod-1:7070", "of the environment", None)
     millrace("channels", "--context", "local")
     assert (client.endpoint, client.token_file, client.token) == ("127.0.0.1:1", None, SECRET)
+    millrace("context", "add", "public", "--server", "prod-3", "--tls-ca", "system")
+    millrace("channels", "--context", "public")
+    assert client.tls == Tls(ca="system")
 
 
 @pytest.mark.usefixtures("contexts")

@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import pytest
 
 import millrace_client.aio
-from millrace_client import BadArgumentError, Consumer, ConsumerConfig, Producer, Tls
+from millrace_client import BadArgumentError, Consumer, ConsumerConfig, Producer, Tls, security
 from millrace_client._settings import check_endpoints
 
 SECRET = "token-of-a-test"  # noqa: S105 - the name says it
@@ -53,3 +55,21 @@ def test_token_travels_in_plain_text_on_this_machine_only(local: str, monkeypatc
         Consumer("far:1", "orders", config=config)
     monkeypatch.setenv("MILLRACE_ALLOW_PLAINTEXT", "true")
     assert config.connection("far:1").token is not None
+
+
+@pytest.mark.parametrize("where", ["SSL_CERT_FILE", "its place"])
+def test_tls_with_the_systems_authorities_reads_their_file(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is where the environment says, or where distributions have it; without one the sentence says what to do."""
+    authorities = tmp_path / "authorities.pem"
+    monkeypatch.setenv("SSL_CERT_FILE", str(authorities if where == "SSL_CERT_FILE" else tmp_path / "none"))
+    monkeypatch.setattr(security, "_SYSTEM_FILES", (str(authorities),) if where == "its place" else ())
+    tls = Tls(ca="system")
+    with pytest.raises(BadArgumentError, match="not found; name their file by SSL_CERT_FILE"):
+        tls.credentials()
+    authorities.write_bytes(b"")
+    before = tls.state()
+    assert tls.credentials() is not None
+    authorities.write_bytes(b"changed")
+    assert tls.state() != before

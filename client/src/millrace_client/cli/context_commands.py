@@ -24,7 +24,7 @@ from millrace_client.cli.session import (
     with_options,
 )
 from millrace_client.cli.terminal import note_to_terminal
-from millrace_client.security import Token
+from millrace_client.security import SYSTEM, Token
 
 context_app = typer.Typer(
     no_args_is_help=True,
@@ -75,7 +75,8 @@ def add(
     _check(session)
     given = {key: value for key in FIELDS if (value := getattr(session, key))}
     contexts.by_name[name] = {
-        key: value if key in {"server", "token"} else str(Path(value).absolute()) for key, value in given.items()
+        key: value if key in {"server", "token"} or value == SYSTEM else str(Path(value).absolute())
+        for key, value in given.items()
     }
     contexts.save()
     note_to_terminal(f"added; use it with --context {name}, or from now on with `millrace context use {name}`")

@@ -110,7 +110,11 @@ def _file_option(flag: str, what: str) -> Any:
 
 
 TlsCaOption = Annotated[
-    str | None, _file_option("--tls-ca", "The authority of the server's certificate, in PEM, to connect over TLS")
+    str | None,
+    _file_option(
+        "--tls-ca",
+        "To connect over TLS: the authority of the server's certificate, in PEM, or `system` for this system's",
+    ),
 ]
 TlsCertificateOption = Annotated[str | None, _file_option("--tls-certificate", "This client's certificate, in PEM")]
 TlsKeyOption = Annotated[str | None, _file_option("--tls-key", "Its private key, in PEM")]

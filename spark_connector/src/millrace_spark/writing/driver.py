@@ -33,6 +33,7 @@ PUT_ADVICE: Mapping[str, str] = {
         "write with fewer tasks (coalesce), or raise the channel's transaction_capacity or open_transactions_max; "
         "transactions of aborted batches end when their leaseSeconds are over"
     ),
+    "QUOTA_EXCEEDED": "write with fewer tasks (coalesce), or ask for a larger quota, in the server's configuration",
     "TXN_CAPACITY": "write less at once, in smaller batches or saves, or give the channel a larger byte_capacity",
     "MESSAGE_TOO_LARGE": "raise message_bytes_max in the server's configuration, or remove such rows",
     "EVENT_TOO_LARGE": "remove such rows, or raise message_bytes_max or byte_capacity in the server's configuration",

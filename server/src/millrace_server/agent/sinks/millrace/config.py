@@ -42,8 +42,8 @@ class ClientTlsConfig(BaseModel, frozen=True, extra="forbid"):
     """How a sink connects over TLS. The files, in PEM, are read again with each connection."""
 
     ca: NamedPath | None = None
-    """File of the certificates that the servers' certificates must be signed with; by default those that come with
-    gRPC."""
+    """File of the certificates that the servers' certificates must be signed with; `system`: the operating system's; by
+    default those that come with gRPC."""
 
     certificate: NamedPath | None = None
     """File of the sink's own certificate, followed by the intermediate ones."""
