@@ -12,6 +12,8 @@ from typing import Any
 
 from millrace.columns import columns_from_events
 from millrace_server.access.control import AccessControl
+from millrace_server.access.settings import AuthSettings, IdentitySettings, RoleSettings
+from millrace_server.access.tokens import make_token
 from millrace_server.agent.components import Components
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.channel import Channel
@@ -30,6 +32,26 @@ from millrace_server.http_service.service import HttpService
 from millrace_server.network import Address, open_socket
 
 _BYTES_MAX = 1 << 20
+
+ROLES = {
+    "viewer": ["describe:*"],
+    "reader": ["describe:*", "peek:web.*"],
+    "operator": ["describe:*", "peek:*", "operate:*", "admin:*", "take:*", "append:*"],
+    "shipper": ["append:*", "describe:web.*"],
+    "replayer": ["describe:*", "take:web.*", "append:web.*"],
+}
+
+
+class ConsoleSite:
+    """A console with an identity for each role, and their tokens."""
+
+    def __init__(self, directory: Path) -> None:
+        self.tokens_file = directory / "tokens"
+        self.tokens = {name: make_token(self.tokens_file, name) for name in ROLES}
+        roles = {name: RoleSettings(allow=allow) for name, allow in ROLES.items()}
+        identities = {name: IdentitySettings(roles=[name]) for name in ROLES}
+        self.access = AccessControl(AuthSettings(tokens_file=self.tokens_file), roles, identities)
+        self.console: ServedConsole
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.served_console import ServedConsole, served_console
+from tests.served_console import ConsoleSite, ServedConsole, served_console
 
 
 @pytest.fixture
@@ -11,3 +11,11 @@ async def console(tmp_path: Path, prompt_http_stop: None) -> AsyncIterator[Serve
     """A console without authentication, of a server without channels."""
     async with served_console(tmp_path) as served:
         yield served
+
+
+@pytest.fixture
+async def site(tmp_path: Path, prompt_http_stop: None) -> AsyncIterator[ConsoleSite]:
+    """A console with [auth], and an identity for each role."""
+    site = ConsoleSite(tmp_path)
+    async with served_console(tmp_path, access=site.access) as site.console:
+        yield site

@@ -3,46 +3,17 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import structlog.testing
 
 from millrace_server import files
-from millrace_server.access.control import AccessControl, credentials_of
-from millrace_server.access.settings import AuthSettings, IdentitySettings, RoleSettings
-from millrace_server.access.tokens import make_token
+from millrace_server.access.control import credentials_of
 from millrace_server.console import sessions
 from millrace_server.console.sessions import FAILURE_SECONDS, FAILURES_MAX, LoginLimit, Sessions
-from tests.served_console import ServedConsole, append, served_console
-
-ROLES = {
-    "viewer": ["describe:*"],
-    "reader": ["describe:*", "peek:web.*"],
-    "operator": ["describe:*", "peek:*", "operate:*", "admin:*", "take:*", "append:*"],
-    "shipper": ["append:*", "describe:web.*"],
-}
-
-
-class Site:
-    """A console with an identity for each role, and their tokens."""
-
-    def __init__(self, directory: Path) -> None:
-        self.tokens_file = directory / "tokens"
-        self.tokens = {name: make_token(self.tokens_file, name) for name in ROLES}
-        roles = {name: RoleSettings(allow=allow) for name, allow in ROLES.items()}
-        identities = {name: IdentitySettings(roles=[name]) for name in ROLES}
-        self.access = AccessControl(AuthSettings(tokens_file=self.tokens_file), roles, identities)
-        self.console: ServedConsole
-
-
-@pytest.fixture
-async def site(tmp_path: Path, prompt_http_stop: None) -> AsyncIterator[Site]:
-    site = Site(tmp_path)
-    async with served_console(tmp_path, access=site.access) as site.console:
-        yield site
-
+from tests.served_console import ConsoleSite, ServedConsole, append
 
 PAGES = (
     "/api/overview",
@@ -57,7 +28,7 @@ PAGES = (
 )
 
 
-async def test_pages_without_a_session_are_refused(site: Site) -> None:
+async def test_pages_without_a_session_are_refused(site: ConsoleSite) -> None:
     """A wrong session or token is none; of channels nobody learns whether they exist."""
     site.console.create("web.a")
     for page in PAGES:
@@ -66,7 +37,7 @@ async def test_pages_without_a_session_are_refused(site: Site) -> None:
             assert (answer.status, answer.reason) == (401, "UNAUTHENTICATED"), page
 
 
-async def test_login_with_a_token_begins_a_session_that_scripts_cannot_read(site: Site) -> None:
+async def test_login_with_a_token_begins_a_session_that_scripts_cannot_read(site: ConsoleSite) -> None:
     """Every request of the page carries the cookie, and no request of another site's page does."""
     assert (await site.console.read("/api/session"))["identity"] is None
     answer = await site.console.log_in(site.tokens["viewer"] + "\n")
@@ -78,7 +49,7 @@ async def test_login_with_a_token_begins_a_session_that_scripts_cannot_read(site
     assert (await site.console.read("/api/overview"))["total"] == 0
 
 
-async def test_token_of_a_program_opens_the_pages_without_a_session(site: Site) -> None:
+async def test_token_of_a_program_opens_the_pages_without_a_session(site: ConsoleSite) -> None:
     """The API can be called with a bearer token, as /metrics can."""
     answer = await site.console.get("/api/overview", Authorization=f"Bearer {site.tokens['viewer']}")
     assert answer.status == 200
@@ -89,7 +60,7 @@ async def test_token_of_a_program_opens_the_pages_without_a_session(site: Site) 
     [("wrong", 401, "UNAUTHENTICATED"), ("x" * 8_193, 400, "BAD_ARGUMENT"), ("sp ace", 401, "UNAUTHENTICATED")],
 )
 async def test_login_with_a_wrong_token_is_refused_and_audited(
-    site: Site, token: str, status: int, reason: str
+    site: ConsoleSite, token: str, status: int, reason: str
 ) -> None:
     """The answer, the cookie and the log have nothing of it."""
     with structlog.testing.capture_logs() as logs:
@@ -100,14 +71,14 @@ async def test_login_with_a_wrong_token_is_refused_and_audited(
     assert [entry["outcome"] for entry in logs if entry["event"] == "audit"] == ["denied"] * (status == 401)
 
 
-async def test_login_without_a_right_to_see_all_channels_is_refused(site: Site) -> None:
+async def test_login_without_a_right_to_see_all_channels_is_refused(site: ConsoleSite) -> None:
     """The message names the permission."""
     answer = await site.console.log_in(site.tokens["shipper"])
     assert (answer.status, answer.reason) == (403, "FORBIDDEN")
     assert "describe:*" in answer.json()["message"]
 
 
-async def test_login_after_many_failures_has_to_wait(site: Site) -> None:
+async def test_login_after_many_failures_has_to_wait(site: ConsoleSite) -> None:
     """Even with the right token, so that guesses learn nothing."""
     for _ in range(FAILURES_MAX):
         assert (await site.console.log_in("wrong")).status == 401
@@ -116,7 +87,7 @@ async def test_login_after_many_failures_has_to_wait(site: Site) -> None:
     assert 1 <= int(answer.headers["retry-after"]) <= FAILURE_SECONDS
 
 
-async def test_logout_ends_the_session_and_removes_the_cookie(site: Site) -> None:
+async def test_logout_ends_the_session_and_removes_the_cookie(site: ConsoleSite) -> None:
     """The cookie is worth nothing afterwards."""
     await site.console.log_in(site.tokens["viewer"])
     answer = await site.console.ask("DELETE", "/session", b"", {"X-Millrace-Console": "1"})
@@ -125,7 +96,7 @@ async def test_logout_ends_the_session_and_removes_the_cookie(site: Site) -> Non
     assert (await site.console.get("/api/overview")).status == 401
 
 
-async def test_session_whose_token_was_removed_has_ended(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_session_whose_token_was_removed_has_ended(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """So has what it follows, with the reason."""
     monkeypatch.setattr(files, "CHECK_SECONDS", 0.001)
     web = site.console.create("web.a")
@@ -151,14 +122,14 @@ async def test_session_whose_token_was_removed_has_ended(site: Site, monkeypatch
         {"Content-Type": "text/plain"},
     ],
 )
-async def test_login_from_a_page_of_another_site_is_refused(site: Site, headers: dict[str, str]) -> None:
+async def test_login_from_a_page_of_another_site_is_refused(site: ConsoleSite, headers: dict[str, str]) -> None:
     """Also under a name that its owner has directed to this server."""
     answer = await site.console.post("/session", {"token": site.tokens["viewer"]}, **headers)
     assert answer.status in {403, 415, 421}
     assert answer.headers["set-cookie"] is None
 
 
-async def test_login_with_a_body_that_is_no_login_is_refused(site: Site) -> None:
+async def test_login_with_a_body_that_is_no_login_is_refused(site: ConsoleSite) -> None:
     """Neither a huge body nor deep JSON costs anything."""
     marked = {"X-Millrace-Console": "1", "Content-Type": "application/json"}
     for body, status in ((b"{", 400), (b"[]", 400), (b'{"token": 5}', 400), (b"[" * 60_000, 400), (b"x" * 70_000, 413)):
@@ -166,7 +137,7 @@ async def test_login_with_a_body_that_is_no_login_is_refused(site: Site) -> None
         assert answer.status == status, body[:20]
 
 
-async def test_events_need_the_permission_to_peek(site: Site) -> None:
+async def test_events_need_the_permission_to_peek(site: ConsoleSite) -> None:
     """That of the channel, as over gRPC; alike for channels that do not exist."""
     for name in ("web.a", "app"):
         await append(site.console.create(name), ({}, b"x"))
@@ -201,7 +172,7 @@ class Clock:
 @pytest.fixture
 def opened(tmp_path: Path) -> tuple[Clock, Sessions, Callable[[], str]]:
     """A clock, sessions by it, and what opens another one."""
-    site, clock = Site(tmp_path), Clock()
+    site, clock = ConsoleSite(tmp_path), Clock()
     open_sessions = Sessions(site.access, clock)
     credentials = credentials_of([f"Bearer {site.tokens['viewer']}"], None)
     identity = site.access.identify(credentials)

@@ -3,7 +3,9 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -60,6 +62,16 @@ class ChannelGauges(NamedTuple):
     oldest_commit_time: int  # Of the oldest event, queued or taken, in microseconds since 1970; 0 if there is none.
     last_put_time: int  # When a commit last stored events since the opening; 0 if none has. So is `last_take_time`.
     last_take_time: int
+
+
+@dataclass(slots=True)
+class Taking:
+    """Single events that are taken for a while; see `Channel.taking`."""
+
+    events: Sequence[StoredBatch]
+    """Each a batch of one."""
+    kept: set[int] = field(default_factory=set)
+    """The sequences of those that return to their places."""
 
 
 class Channel:
@@ -296,6 +308,26 @@ class Channel:
             if len(purged) < REMOVED_BATCHES_MAX:
                 return count
             await asyncio.sleep(0)
+
+    @asynccontextmanager
+    async def taking(self, sequences: Sequence[int]) -> AsyncGenerator[Taking]:
+        """Takes single events, those that are queued, while the block runs.
+
+        At its end they are removed, durably, except those that are to be kept; after an error all are kept.
+        """
+        self._core.refuse_new()
+        self.claims.refuse_if_claimed()
+        taken = await self._contents.take_events(sequences)
+        self._core.count_take(taken)
+        taking = Taking(taken)
+        try:
+            yield taking
+        except BaseException:
+            self._contents.put_back(taken)
+            raise
+        self._contents.put_back([event for event in taken if event.first_sequence in taking.kept])
+        removed = [event for event in taken if event.first_sequence not in taking.kept]
+        await remove(self._contents, self._core.committer, removed)
 
     async def update(self, config: ChannelConfig) -> str:
         """Applies a new configuration, all of it or nothing.

@@ -378,6 +378,14 @@ class Contents:
         """Takes the oldest events; they keep their room until they are removed or put back."""
         return self._mark_taken(self.queue.take(limits))
 
+    async def take_events(self, sequences: Sequence[int]) -> list[StoredBatch]:
+        """Takes single events, those that are queued."""
+        found = {id(batch): batch for sequence in sequences if (batch := self.queue.batch_of(sequence)) is not None}
+        async for _ in self.load(found.values()):
+            # What is in memory is cut without blocking the event loop.
+            pass
+        return self._mark_taken(self.queue.take_events(sequences))
+
     def take_through(self, sequence: int, batches_max: int = sys.maxsize) -> list[StoredBatch]:
         return self._mark_taken(self.queue.remove_through(sequence, batches_max))
 

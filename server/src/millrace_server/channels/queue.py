@@ -212,6 +212,20 @@ class EventQueue:
             self._batches.insert(index, part)
         self.event_count -= count
 
+    def take_events(self, sequences: Iterable[int]) -> list[StoredBatch]:
+        """Removes and returns single events, those that are queued; after an error all are still queued."""
+        taken: list[StoredBatch] = []
+        try:
+            for sequence in sequences:
+                if (batch := self.batch_of(sequence)) is not None:
+                    event = batch.between(sequence, sequence + 1)
+                    self._remove_from(self._index_of(sequence), sequence, 1, event.window.body_bytes)
+                    taken.append(event)
+        except MillraceError:
+            self.put_back(taken)
+            raise
+        return taken
+
     def entries(self) -> list[StoredBatch]:
         """Returns all batches as they are now."""
         # Much faster than to iterate, which ends the last run only where it gets there.

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message import Message
 from starlette.requests import HTTPConnection
 
 from millrace.googleapis import error_details_pb2, status_pb2
+from millrace.v1 import admin_service_pb2 as pb
 from millrace_server.access.permissions import Permission
 from millrace_server.errors import MillraceError
 from millrace_server.grpc_services.call import Call
@@ -17,8 +18,6 @@ from millrace_server.grpc_services.rpc import Handler
 from millrace_server.grpc_services.rules import RULES
 from millrace_server.grpc_services.status import code_of
 from millrace_server.network.http_server import CERTIFICATE
-
-ResponseT = TypeVar("ResponseT", bound=Message)
 
 READ = Rule(lambda call, _request: call.require_everywhere(Permission.DESCRIBE))
 """The rule of pages that show all channels."""
@@ -98,11 +97,11 @@ class Calls:
         self._handlers = handlers
         self._guard = guard
 
-    async def call(self, request: HTTPConnection, message: Message, kind: type[ResponseT]) -> ResponseT:
-        """Returns the response to a message; raises RefusedError."""
+    async def call(self, request: HTTPConnection, message: Message) -> Any:
+        """Returns the response of AdminService to a message; raises RefusedError."""
         name = message.DESCRIPTOR.name.removesuffix("Request")
         serve: Any = self._handlers[name].unary_unary
-        return kind.FromString(await serve(message.SerializeToString(), _Context(request)))
+        return getattr(pb, f"{name}Response").FromString(await serve(message.SerializeToString(), _Context(request)))
 
     @contextmanager
     def admitted(self, request: HTTPConnection, rule: Rule | str, message: Any = None) -> Iterator[Call]:

@@ -112,6 +112,9 @@ class History:
         found: dict[Key, Sample] = {}
         for handle in self._registry.handles():
             await slices.pause_if_over()
+            if (channel := handle.channel_if_open) is not None:
+                # It compares with what it was asked before: so there is an answer once somebody looks.
+                channel.forecast()
             found[channel_key(handle.name)] = sample_of_channel(handle)
         for component in self._components:
             found[component_key(component)] = Sample(put_count=component.event_count)

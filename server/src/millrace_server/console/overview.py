@@ -90,8 +90,8 @@ def row_document(reading: ChannelReading, trouble: Trouble | None) -> dict[str, 
         "oldest_time": reading.oldest_time,
         "last_put_time": reading.last_put_time,
         "last_take_time": reading.last_take_time,
-        "seconds_to_full": reading.seconds_to_full,
-        "seconds_to_empty": reading.seconds_to_empty,
+        "seconds_to_full": reading.forecast.seconds_to_full,
+        "seconds_to_empty": reading.forecast.seconds_to_empty,
     }
 
 
@@ -101,7 +101,7 @@ _KEYS: Mapping[str, Callable[[ChannelReading], float | None]] = {
     "put_rate": lambda one: one.rates.put,
     "take_rate": lambda one: one.rates.take,
     "oldest_age": lambda one: one.oldest_time and -one.oldest_time,
-    "time_to_full": lambda one: one.seconds_to_full,
+    "time_to_full": lambda one: one.forecast.seconds_to_full,
 }
 
 

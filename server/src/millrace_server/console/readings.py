@@ -7,12 +7,14 @@ from functools import cached_property
 from millrace_server.agent.components import Component
 from millrace_server.channels.channel import ChannelGauges
 from millrace_server.channels.channel_handle import ChannelHandle
+from millrace_server.channels.forecast import Forecast
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.configuration.settings import Settings
 from millrace_server.console.history import History, Rates, channel_key, sample_of_channel
 from millrace_server.network.tls import TlsFiles
 
 _MICROS = 1_000_000
+_NO_FORECAST = Forecast(None, None)
 
 
 @dataclass(frozen=True)
@@ -56,24 +58,9 @@ class ChannelReading:
     def rates(self) -> Rates:
         return self._history.rates(channel_key(self.name), sample_of_channel(self.handle))
 
-    @property
-    def seconds_to_full(self) -> float | None:
-        """Seconds until no event fits, at the present rates; None while it does not fill."""
-        growth = self._growth
-        if growth is None or growth <= 0 or not self.fill:
-            return None
-        return max(1 / self.fill - 1, 0.0) * self.depth / growth
-
-    @property
-    def seconds_to_empty(self) -> float | None:
-        """Seconds until it is empty, at the present rates; None while it does not empty, and if it is empty."""
-        growth = self._growth
-        return None if growth is None or growth >= 0 or not self.depth else self.depth / -growth
-
-    @property
-    def _growth(self) -> float | None:
-        put, take = self.rates
-        return None if put is None or take is None else put - take
+    @cached_property
+    def forecast(self) -> Forecast:
+        return _NO_FORECAST if self.channel is None else self.channel.forecast()
 
     @property
     def oldest_time(self) -> float | None:

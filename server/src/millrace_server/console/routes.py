@@ -14,7 +14,8 @@ from starlette.routing import BaseRoute, Route
 from millrace.v1 import admin_service_pb2 as pb
 from millrace_server.access.control import AccessControl
 from millrace_server.agent.components import Component
-from millrace_server.console.calls import READ, Calls
+from millrace_server.console.acts import ACTS, Operator
+from millrace_server.console.calls import READ, Calls, RefusedError
 from millrace_server.console.channel_page import ChannelPage
 from millrace_server.console.configuration import sections_of
 from millrace_server.console.dead_letters import DeadLettersQuery, describe_letters
@@ -26,7 +27,7 @@ from millrace_server.console.gate import Gate
 from millrace_server.console.history import History, channel_key, rate_of_component
 from millrace_server.console.login import Login
 from millrace_server.console.overview import Overview, OverviewQuery
-from millrace_server.console.queries import query_of
+from millrace_server.console.queries import body_of, query_of
 from millrace_server.console.readings import ShownServer
 from millrace_server.console.static_files import INDEX, file_response
 from millrace_server.errors import OverloadedError
@@ -84,6 +85,7 @@ class Console:
             Route(f"{channel}/events", endpoint(self._get_events)),
             Route(f"{channel}/dead_letters", endpoint(self._get_dead_letters)),
             Route(f"{channel}/follow", endpoint(self._follow)),
+            Route("/api/acts/{act}", endpoint(self._act), methods=["POST"]),
         ]
 
     async def _get_overview(self, request: Request) -> Response:
@@ -129,6 +131,14 @@ class Console:
             if (answers := call.quota.answers) is not None:
                 answers.count(len(response.body))
             return response
+
+    async def _act(self, request: Request) -> Response:
+        kind = ACTS.get(name := request.path_params["act"])
+        if kind is None:
+            raise RefusedError(404, "NOT_FOUND", f"there is no act {name[:64]!a}; there are {', '.join(ACTS)}")
+        act = await body_of(request, kind)
+        act.check_confirmed()
+        return JSONResponse(await act.carry_out(Operator(request, self._calls, self._shown.registry)))
 
     async def _follow(self, request: Request) -> Response:
         query, peek = query_of(request, FollowQuery), pb.PeekEventsRequest(channel=request.path_params["name"])

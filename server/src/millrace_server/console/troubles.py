@@ -1,6 +1,7 @@
 """What is wrong with channels, components and the server, why, and what an operator can do about it."""
 
 import enum
+import math
 import time
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
@@ -101,8 +102,8 @@ def _capacity_troubles(reading: ChannelReading) -> Iterator[Trouble]:
         yield Trouble("channel", reading.name, Severity.ERROR, f"it is full{commits}", advice)
     elif reading.fill >= _NEARLY_FULL:
         yield Trouble("channel", reading.name, Severity.WARNING, f"it is {reading.fill:.0%} full", advice)
-    elif reading.fill >= _SOON_FILL_MIN and (reading.seconds_to_full or _SOON_SECONDS) < _SOON_SECONDS:
-        minutes = (reading.seconds_to_full or 0.0) / 60
+    elif reading.fill >= _SOON_FILL_MIN and (seconds := reading.forecast.seconds_to_full or math.inf) < _SOON_SECONDS:
+        minutes = seconds / 60
         yield Trouble("channel", reading.name, Severity.WARNING, f"it is full in {minutes:.0f} minutes", advice)
 
 

@@ -100,6 +100,23 @@ def _config_message(config: ChannelConfig) -> pb.ChannelConfig:
     return message
 
 
+def config_of(settings: Mapping[str, Any]) -> pb.ChannelConfig:
+    """Returns settings of a channel, under their names in the configuration file, as requests have them."""
+    config = pb.ChannelConfig()
+    for name, value in settings.items():
+        field = _WIRE_NAMES.get(name, name)
+        if (field in _DURATIONS and field == name) or field not in config.DESCRIPTOR.fields_by_name:
+            raise BadArgumentError(f"settings.{name}: is not known, or set in the server's configuration file only")
+        try:
+            if field in _DURATIONS:
+                getattr(config, field).CopyFrom(duration_of(value or 0.0))
+            else:
+                setattr(config, field, NUMBERS[field][value] if field in NUMBERS else value)
+        except (KeyError, OverflowError, TypeError, ValueError):
+            raise BadArgumentError(f"settings.{name}: is {shown_value(value)}, which it cannot be") from None
+    return config
+
+
 def limits_of(config: pb.ChannelConfig) -> dict[str, object]:
     """Returns the limits that a request sets, under the field names of the server's ChannelConfig."""
     limits: dict[str, object] = {}
