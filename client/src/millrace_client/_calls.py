@@ -20,7 +20,7 @@ from millrace_client import _decoding, _methods
 from millrace_client._decoding import ClaimGrant, Taken
 from millrace_client._methods import Method
 from millrace_client.activity_info import ConsumerInfo, OpenTransaction, ProducerInfo
-from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelType, ChannelUpdate
+from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelType, ChannelUpdate, ClaimStatus
 from millrace_client.component_info import ComponentInfo, ComponentKind
 from millrace_client.errors import BadArgumentError
 from millrace_client.events import Batch, FoundSequence, Receipt, Stamp
@@ -299,10 +299,10 @@ def end_transaction(txn_id: str) -> Call[None]:
     return Call(_methods.END_TRANSACTION, request, _decoding.nothing, txn_id=txn_id)
 
 
-def release_claim(channel: str, epoch: int | None) -> Call[None]:
-    """Ends anybody's claim."""
+def release_claim(channel: str, epoch: int | None) -> Call[ClaimStatus]:
+    """Ends anybody's claim; the result is the claim as it was."""
     request = _message(admin_pb.ReleaseClaimRequest, channel=channel, epoch=_epoch(epoch))
-    return Call(_methods.RELEASE_CLAIM, request, _decoding.nothing, channel=channel)
+    return Call(_methods.RELEASE_CLAIM, request, _decoding.released_claim, channel=channel)
 
 
 def list_producers(channel: str) -> Call[list[ProducerInfo]]:

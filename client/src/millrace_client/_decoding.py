@@ -204,6 +204,11 @@ def retried_component(answer: admin_pb.RetryComponentResponse) -> ComponentInfo:
     return component_info(answer.component)
 
 
+def released_claim(answer: admin_pb.ReleaseClaimResponse) -> ClaimStatus:
+    """Decodes the claim that was ended."""
+    return _claim_status(answer.claim)
+
+
 def open_transactions(answer: admin_pb.ListTransactionsResponse) -> list[OpenTransaction]:
     """Decodes open transactions, by channel, the oldest first."""
     return [

@@ -9,7 +9,7 @@ from millrace_client._settings import ConnectionSettings
 from millrace_client._watchdog import TIMEOUT_SECONDS
 from millrace_client.activity_info import ConsumerInfo, OpenTransaction, ProducerInfo
 from millrace_client.channel import Channel
-from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelUpdate
+from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelUpdate, ClaimStatus
 from millrace_client.component_info import ComponentInfo, ComponentKind
 from millrace_client.security import File, Tls, Token
 
@@ -158,8 +158,8 @@ class Admin:
         """
         self._connection.run(_calls.end_transaction(txn_id))
 
-    def release_claim(self, channel: str, epoch: int | None = None) -> None:
-        """Ends the claim of any reader, whose calls raise StaleEpochError from now on.
+    def release_claim(self, channel: str, epoch: int | None = None) -> ClaimStatus:
+        """Ends the claim of any reader, whose calls raise StaleEpochError from now on; returns the claim as it was.
 
         Args:
             channel: The channel.
@@ -169,7 +169,7 @@ class Admin:
             NotClaimedError: The channel is not claimed.
             StaleEpochError: The newest claim has another epoch.
         """
-        self._connection.run(_calls.release_claim(channel, epoch))
+        return self._connection.run(_calls.release_claim(channel, epoch))
 
     def list_producers(self, channel: str) -> list[ProducerInfo]:
         """Returns the producers that a channel remembers, the least recently active first."""

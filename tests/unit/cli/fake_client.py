@@ -25,21 +25,28 @@ from millrace_client import (
     ComponentCounters,
     ComponentInfo,
     ComponentKind,
+    ComponentNotFoundError,
     ComponentState,
+    ConsumerInfo,
     Event,
     EventTooLargeError,
     FoundSequence,
     MillraceError,
+    NotClaimedError,
+    OpenTransaction,
     ProducerClosedError,
     ProducerConfig,
     ProducerHooks,
+    ProducerInfo,
     Receipt,
     SendAttempt,
     SendResult,
     SendSummary,
+    StaleEpochError,
     Stamp,
     Tls,
     TxnCapacityError,
+    TxnNotFoundError,
 )
 from millrace_client.channel_info import ChannelLimits
 from millrace_client.dead_letters.targets import StampedEvents
@@ -414,6 +421,9 @@ class FakeAdmin:
     errors: deque[BaseException] = field(default_factory=deque)
     update_message: str = ""
     last_config: ChannelConfig | None = None
+    transactions: list[OpenTransaction] = field(default_factory=list)
+    consumers: list[ConsumerInfo] = field(default_factory=list)
+    producers: list[ProducerInfo] = field(default_factory=list)
 
     def list_channels(self) -> list[ChannelInfo]:
         if self.errors:
@@ -450,6 +460,40 @@ class FakeAdmin:
         count = len(events)
         events.clear()
         return count
+
+    def list_transactions(self, channel: str = "") -> list[OpenTransaction]:
+        return [txn for txn in self.transactions if channel in ("", txn.channel)]
+
+    def end_transaction(self, txn_id: str) -> None:
+        if not any(txn.txn_id == txn_id for txn in self.transactions):
+            raise TxnNotFoundError("not known", txn_id=txn_id)
+        self.transactions = [txn for txn in self.transactions if txn.txn_id != txn_id]
+
+    def list_consumers(self, channel: str = "") -> list[ConsumerInfo]:
+        return [consumer for consumer in self.consumers if channel in ("", consumer.channel)]
+
+    def list_producers(self, channel: str) -> list[ProducerInfo]:
+        self._existing(channel)
+        return list(self.producers)
+
+    def forget_producer(self, channel: str, producer_id: str) -> None:
+        self._existing(channel)
+        self.producers = [producer for producer in self.producers if producer.producer_id != producer_id]
+
+    def release_claim(self, channel: str, epoch: int | None) -> ClaimStatus:
+        claim = self._existing(channel).claim
+        if claim is None:
+            raise NotClaimedError("no reader has claimed the channel", channel=channel)
+        if epoch not in (None, claim.epoch):
+            raise StaleEpochError("another epoch", channel=channel)
+        self.channels[channel].claim = None
+        return claim
+
+    def retry_component(self, name: str, kind: ComponentKind | None) -> ComponentInfo:
+        found = [one for one in self.components if one.name == name and kind in (None, one.kind)]
+        if not found:
+            raise ComponentNotFoundError("there is none")
+        return found[0]
 
     def _existing(self, name: str) -> FakeChannel:
         channel = self.channels.get(name, FakeChannel(name, exists=False))

@@ -488,8 +488,10 @@ class ReleaseClaimRequest(_message.Message):
     def __init__(self, channel: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ReleaseClaimResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("claim",)
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    claim: ClaimStatus
+    def __init__(self, claim: _Optional[_Union[ClaimStatus, _Mapping]] = ...) -> None: ...
 
 class ListProducersRequest(_message.Message):
     __slots__ = ("channel",)

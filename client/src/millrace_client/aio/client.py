@@ -9,7 +9,7 @@ from millrace_client._watchdog import TIMEOUT_SECONDS
 from millrace_client.activity_info import ConsumerInfo, OpenTransaction, ProducerInfo
 from millrace_client.aio._connection import Connection
 from millrace_client.aio.channel import Channel
-from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelUpdate
+from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelUpdate, ClaimStatus
 from millrace_client.component_info import ComponentInfo, ComponentKind
 from millrace_client.security import File, Tls, Token
 
@@ -81,8 +81,8 @@ class Admin:
     async def end_transaction(self, txn_id: str) -> None:
         await self._connection.run(_calls.end_transaction(txn_id))
 
-    async def release_claim(self, channel: str, epoch: int | None = None) -> None:
-        await self._connection.run(_calls.release_claim(channel, epoch))
+    async def release_claim(self, channel: str, epoch: int | None = None) -> ClaimStatus:
+        return await self._connection.run(_calls.release_claim(channel, epoch))
 
     async def list_producers(self, channel: str) -> list[ProducerInfo]:
         return await self._connection.run(_calls.list_producers(channel))

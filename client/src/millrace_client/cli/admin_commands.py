@@ -2,7 +2,7 @@
 
 import json
 import math
-import sys
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +21,7 @@ from millrace_client.cli.session import (
     with_client,
     with_options,
 )
-from millrace_client.cli.terminal import note, note_to_terminal
+from millrace_client.cli.terminal import YesOption, note, note_to_terminal, require_confirmation
 from millrace_client.cli.views import channel_page, channels_table, components_table, created_sentences, document_of
 
 channel_app = typer.Typer(no_args_is_help=True, help="Create, show, change, delete, purge and search channels.")
@@ -180,17 +180,19 @@ def purge(
     client: Client,
     name: ChannelArgument,
     *,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Remove all events of a channel that no transaction has taken.
 
     Asks for confirmation on a terminal.
     """
-    if not yes and sys.stdin is not None and sys.stdin.isatty():
-        queued = client.admin.get_channel(name).gauges.queued_events
-        if not typer.confirm(f"Remove {counted(queued, 'event')} from {name} permanently?", err=True):
-            raise CommandError(ExitCode.USAGE, "nothing was removed; answer y, or use --yes")
+    if not yes:
+        queued = partial(client.admin.get_channel, name)
+        require_confirmation(
+            lambda: f"Remove {counted(queued().gauges.queued_events, 'event')} from {name} permanently?",
+            "nothing was removed",
+        )
     purged_count = client.admin.purge_channel(name)
     typer.echo(json.dumps({"purged_count": purged_count}) if as_json else f"{counted(purged_count, 'event')} removed")
 

@@ -280,13 +280,26 @@ def with_client(command: Callable[..., None]) -> Callable[..., None]:
     wants_session = any(parameter.name == "session" for parameter in own)
 
     @functools.wraps(command)
-    def run(context: typer.Context, **options: Any) -> None:
-        given = {name: options.pop(name) for name in SESSION_OPTIONS}
-        context.find_root().obj = session = current_session(context).with_options(**given)
+    def run(session: Session, **options: Any) -> None:
         with session.open() as client:
             command(client, **({"session": session} if wants_session else {}), **options)
 
+    session = inspect.Parameter("session", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     own = [parameter for parameter in own if parameter.name != "session"]
+    vars(run)["__signature__"] = inspect.Signature([session, *own])
+    return with_session(run)
+
+
+def with_session(command: Callable[..., None]) -> Callable[..., None]:
+    """Turns a function whose first parameter is a session into a typer command that has the options of a session."""
+    _session, *own = inspect.signature(command, eval_str=True).parameters.values()
+
+    @functools.wraps(command)
+    def run(context: typer.Context, **options: Any) -> None:
+        given = {name: options.pop(name) for name in SESSION_OPTIONS}
+        context.find_root().obj = session = current_session(context).with_options(**given)
+        command(session, **options)
+
     # Typer reads this signature in place of that of `run`.
     vars(run)["__signature__"] = inspect.Signature([_CONTEXT, *own, *_CONNECTION_OPTIONS])
     return run

@@ -6,10 +6,14 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Annotated
+
+import typer
 
 from millrace.command_line.notes import write_note
+from millrace_client.cli.exit_status import CommandError, ExitCode
 
 
 def note(sentence: str) -> None:
@@ -21,6 +25,15 @@ def note_to_terminal(sentence: str) -> None:
     """Writes a sentence to standard error if it is a terminal."""
     if sys.stderr is not None and sys.stderr.isatty():
         note(sentence)
+
+
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+def require_confirmation(question: Callable[[], str], otherwise: str) -> None:
+    """Asks if there is a terminal; raises CommandError, which says what has not happened, if the answer is no."""
+    if sys.stdin is not None and sys.stdin.isatty() and not typer.confirm(question(), err=True):
+        raise CommandError(ExitCode.USAGE, f"{otherwise}; answer y, or use --yes")
 
 
 _READ_BYTES = 1024

@@ -12,12 +12,12 @@ from millrace.command_line.tables import PlainTable, plain_table
 from millrace.units import format_age, format_byte_size
 from millrace_client import ChannelInfo, ChannelState, ChannelType, ComponentInfo, ComponentState, FsyncPolicy
 
-_BUSY_FILL = 0.8
-_FULL_FILL = 0.95
+BUSY_FILL = 0.8
+FULL_FILL = 0.95
 
 
-def document_of(info: ChannelInfo | ComponentInfo) -> dict[str, object]:
-    """Returns a channel or component for JSON: the names of the wire, durations in seconds, times in ISO 8601."""
+def document_of(info: Any) -> dict[str, object]:
+    """Returns what the server has told for JSON: the names of the wire, durations in seconds, times in ISO 8601."""
     return {key: _json_value(value) for key, value in asdict(info).items()}
 
 
@@ -27,6 +27,8 @@ def _json_value(value: Any) -> Any:
             return value.isoformat()
         case dict():
             return {key: _json_value(one) for key, one in value.items()}
+        case tuple():
+            return list(value)
         case _:
             return value
 
@@ -50,11 +52,11 @@ def _channel_state_text(channel: ChannelInfo) -> Text:
 
 def _fill_text(channel: ChannelInfo) -> Text:
     fill = fill_of(channel)
-    style = "red" if fill >= _FULL_FILL else "yellow" if fill >= _BUSY_FILL else ""
+    style = "red" if fill >= FULL_FILL else "yellow" if fill >= BUSY_FILL else ""
     return Text(f"{fill:.0%}", style=style)
 
 
-_CHANNEL_CELLS: Mapping[str, Callable[[ChannelInfo], str | Text]] = {
+CHANNEL_CELLS: Mapping[str, Callable[[ChannelInfo], str | Text]] = {
     "CHANNEL": lambda channel: Text(channel.name),
     "TYPE": lambda channel: Text(channel.config.type),
     "STATE": _channel_state_text,
@@ -64,27 +66,37 @@ _CHANNEL_CELLS: Mapping[str, Callable[[ChannelInfo], str | Text]] = {
     "CAPACITY>": lambda channel: f"{channel.config.capacity:,}",
     "FILL>": _fill_text,
     "BYTES>": lambda channel: format_byte_size(channel.gauges.body_bytes),
-    "AGE>": lambda channel: format_age(_age_seconds(channel.gauges.oldest_commit_time)),
+    "AGE>": lambda channel: format_age(age_seconds(channel.gauges.oldest_commit_time)),
     "NEXT>": lambda channel: f"{channel.gauges.next_sequence:,}",
     "TXNS>": lambda channel: f"{channel.gauges.open_transactions:,}",
     "WAITING>": lambda channel: f"{channel.gauges.waiting_takes + channel.gauges.waiting_commits:,}",
     "CLAIM": lambda channel: Text(channel.claim.reader_id if channel.claim else "-"),
 }
+"""The cells of channels by their headings."""
+
 _FAULT: Mapping[str, Callable[[ChannelInfo], str]] = {"FAULT": lambda channel: channel.fault}
+_OVERRIDDEN: Mapping[str, Callable[[ChannelInfo], str]] = {
+    "NOTE": lambda channel: (
+        "has other limits than the server's configuration file, whose next start or reload restores those"
+        if channel.is_overridden
+        else ""
+    )
+}
 
 
 def channels_table(channels: Sequence[ChannelInfo]) -> PlainTable:
     """Returns all channels, one per line."""
     headings = "CHANNEL STATE QUEUED> FILL> AGE> BYTES> TYPE CAPACITY> TAKEN> TXNS> NEXT> CLAIM"
-    return plain_table(channels, {heading: _CHANNEL_CELLS[heading] for heading in headings.split()}, _FAULT)
+    cells = {heading: CHANNEL_CELLS[heading] for heading in headings.split()}
+    return plain_table(channels, cells, {**_FAULT, **_OVERRIDDEN})
 
 
 def top_table(channels: Sequence[ChannelInfo], rates: Mapping[str, Sequence[float]]) -> PlainTable:
     """Returns the rates of channels, one per line; an unknown rate is a dash."""
     cells = {
-        **_CHANNEL_CELLS,
-        "IN/S>": lambda channel: _rate_text(rates[channel.name][0] if channel.name in rates else None),
-        "OUT/S>": lambda channel: _rate_text(rates[channel.name][1] if channel.name in rates else None),
+        **CHANNEL_CELLS,
+        "IN/S>": lambda channel: rate_text(rates[channel.name][0] if channel.name in rates else None),
+        "OUT/S>": lambda channel: rate_text(rates[channel.name][1] if channel.name in rates else None),
     }
     headings = "CHANNEL STATE DEPTH> FILL> IN/S> OUT/S> AGE> BYTES> TXNS> WAITING> CLAIM"
     return plain_table(channels, {heading: cells[heading] for heading in headings.split()}, _FAULT)
@@ -151,7 +163,7 @@ def components_table(components: Sequence[ComponentInfo], rates: Mapping[str, fl
     columns: dict[str, Callable[[ComponentInfo], str | Text]] = {
         "COMPONENT": component_path,
         "STATE": lambda component: _component_state_text(component.state),
-        "EVENTS/S>": lambda component: _rate_text((rates or {}).get(component_path(component))),
+        "EVENTS/S>": lambda component: rate_text((rates or {}).get(component_path(component))),
         "EVENTS>": lambda component: f"{component.counters.event_count:,}",
         "LAST>": lambda component: format_age(component.progress_age_seconds),
         "LOST>": lambda component: Text(
@@ -166,11 +178,13 @@ def components_table(components: Sequence[ComponentInfo], rates: Mapping[str, fl
     return plain_table(components, columns, {"REASON": lambda component: component.reason})
 
 
-def _rate_text(rate: float | None) -> str:
+def rate_text(rate: float | None) -> str:
+    """Returns a rate of events, or a dash where it is not known."""
     return "-" if rate is None else f"{rate:,.0f}"
 
 
-def _age_seconds(time: datetime | None) -> float | None:
+def age_seconds(time: datetime | None) -> float | None:
+    """Returns how long ago something was, by this machine's clock."""
     # The server's clock may be ahead of this one.
     return max((datetime.now(UTC) - time).total_seconds(), 0) if time else None
 

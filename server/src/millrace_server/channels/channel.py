@@ -289,9 +289,7 @@ class Channel:
         self._contents.refuse_if_closed()
         check_identifier("producer_id", producer_id)
         if producer_id not in self._contents.ledger:
-            raise ProducerNotFoundError(
-                f"the channel knows no producer {producer_id!r}; see which there are", channel=self.name
-            )
+            raise ProducerNotFoundError(f"the channel knows no producer {producer_id!r}", channel=self.name)
         forgetting = Commit([], [])
         forgetting.forgotten_producer = producer_id
         self._core.committer.submit(forgetting)

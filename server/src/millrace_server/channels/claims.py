@@ -137,8 +137,11 @@ class ClaimRegistry:
         self._require(reader_id, epoch)
         await self._end_durably()
 
-    async def revoke(self, epoch: int | None) -> None:
+    async def revoke(self, epoch: int | None) -> Claim:
         """Ends the live claim without its reader, whose epoch is an earlier one from now on; as durable as `release`.
+
+        Returns:
+            The claim that has ended.
 
         Raises:
             StaleEpochError: The newest claim has another epoch than the given one.
@@ -147,10 +150,11 @@ class ClaimRegistry:
         self._contents.refuse_if_closed()
         if epoch is not None and epoch != self._epoch:
             raise StaleEpochError(f"epoch: is {epoch}; the newest claim of the channel has epoch {self._epoch}")
-        if self.claim is None:
+        if (claim := self.claim) is None:
             raise NotClaimedError("no reader has claimed the channel")
         self._epoch += 1
         await self._end_durably()
+        return claim
 
     async def _end_durably(self) -> None:
         if (durable := self.end()) is not None:

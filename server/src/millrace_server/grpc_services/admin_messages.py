@@ -11,6 +11,7 @@ from millrace.v1 import admin_service_pb2 as pb
 from millrace_server.agent.components import Component, ComponentKind, EventOutcome
 from millrace_server.channels.activity import ConsumerInfo, OpenTransaction, ProducerInfo
 from millrace_server.channels.channel_handle import ChannelHandle
+from millrace_server.channels.claims import Claim
 from millrace_server.channels.config import RETENTION_SECONDS_MAX, AnyChannelConfig, ChannelConfig
 from millrace_server.channels.contents import ChannelCounters
 from millrace_server.errors import BadArgumentError
@@ -59,8 +60,7 @@ def channel_message(handle: ChannelHandle) -> pb.Channel:
         message.counters.CopyFrom(_counters_message(channel.counters))
         message.start_time.CopyFrom(_timestamp(channel.start_time))
         if (claim := channel.claims.claim) is not None:
-            remaining = duration_of(claim.lease.remaining_seconds)
-            message.claim.CopyFrom(pb.ClaimStatus(reader_id=claim.reader_id, epoch=claim.epoch, remaining=remaining))
+            message.claim.CopyFrom(claim_message(claim))
     if handle.store is not None:
         message.gauges.log_bytes = handle.store.log_bytes
         message.gauges.segments = handle.store.segment_count
@@ -68,6 +68,12 @@ def channel_message(handle: ChannelHandle) -> pb.Channel:
         if seconds := handle.store.checkpoint_time:
             message.gauges.checkpoint_time.CopyFrom(_timestamp(seconds))
     return message
+
+
+def claim_message(claim: Claim) -> pb.ClaimStatus:
+    """Returns a claim."""
+    remaining = duration_of(claim.lease.remaining_seconds)
+    return pb.ClaimStatus(reader_id=claim.reader_id, epoch=claim.epoch, remaining=remaining)
 
 
 def _counters_message(counters: ChannelCounters) -> pb.ChannelCounters:

@@ -19,6 +19,7 @@ from millrace_server.grpc_services.admin_messages import (
     changed_config,
     channel_message,
     checked_config,
+    claim_message,
     component_message,
     consumer_message,
     limits_of,
@@ -162,7 +163,7 @@ class AdminService:
             and _may(Permission.DESCRIBE, component)
         ]
         if not found:
-            raise ComponentNotFoundError(f"name: there is no component called {shown(name)}; see which there are")
+            raise ComponentNotFoundError(f"name: there is no component called {shown(name)}")
         if len(found) > 1:
             kinds = " and ".join(f"a {component.kind.value}" for component in found)
             raise BadArgumentError(f"kind: is missing; {shown(name)} is the name of {kinds}")
@@ -195,8 +196,8 @@ class AdminService:
 
     async def _release_claim(self, request: pb.ReleaseClaimRequest) -> pb.ReleaseClaimResponse:
         epoch = request.epoch if request.HasField("epoch") else None
-        await self._registry.get(request.channel).claims.revoke(epoch)
-        return pb.ReleaseClaimResponse()
+        claim = await self._registry.get(request.channel).claims.revoke(epoch)
+        return pb.ReleaseClaimResponse(claim=claim_message(claim))
 
     async def _list_producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
         check_channel_name(request.channel)

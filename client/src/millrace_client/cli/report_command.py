@@ -1,0 +1,272 @@
+"""`millrace report`: the channels and components of several servers, what is wrong first."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from millrace.command_line.tables import plain_table, show
+from millrace_client import ChannelInfo, ChannelState, ComponentInfo, ComponentState, MillraceError
+from millrace_client.cli.contexts import load_contexts
+from millrace_client.cli.exit_status import CommandError, ExitCode, sentence_of
+from millrace_client.cli.formatting import counted
+from millrace_client.cli.session import (
+    CONTEXT_VARIABLE,
+    SERVER_VARIABLE,
+    JsonOption,
+    Session,
+    parse_server,
+    seconds_option,
+    with_session,
+)
+from millrace_client.cli.terminal import note
+from millrace_client.cli.top_command import ChannelWatch
+from millrace_client.cli.views import (
+    BUSY_FILL,
+    CHANNEL_CELLS,
+    FULL_FILL,
+    component_path,
+    document_of,
+    fill_of,
+    rate_text,
+)
+
+_SERVERS_AT_ONCE = 16
+_CHANNELS_SHOWN = 50
+
+
+class Severity(IntEnum):
+    """How urgent a problem is."""
+
+    ERROR = 0
+    WARNING = 1
+    NONE = 2
+
+
+@dataclass(frozen=True)
+class ServerReport:
+    """One server; `watch` has its channels and components, unless `trouble` says why nothing is known."""
+
+    name: str
+    watch: ChannelWatch | None
+    trouble: str = ""
+
+    @property
+    def components(self) -> Sequence[ComponentInfo]:
+        return [] if self.watch is None else self.watch.components
+
+
+@dataclass(frozen=True)
+class ChannelRow:
+    """A channel of one of the servers, with its rates in and out, if they are known."""
+
+    server: str
+    info: ChannelInfo
+    rates: Sequence[float] | None
+    severity: Severity
+    problem: str
+
+    @property
+    def depth(self) -> int:
+        return self.info.gauges.queued_events + self.info.gauges.taken_events
+
+
+@with_session
+def report(
+    session: Session,
+    servers: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SERVER", help="Contexts, or addresses; by default all contexts.", show_default=False),
+    ] = None,
+    *,
+    interval: Annotated[float, seconds_option(min=0.1, max=3600, help="Time over which rates are measured.")] = 1.0,
+    limit: Annotated[
+        int, typer.Option(metavar="COUNT", min=1, help="Channels to show; with --json all are shown.")
+    ] = _CHANNELS_SHOWN,
+    as_json: JsonOption = False,
+) -> None:
+    """Report on the channels of several servers, what is wrong first.
+
+    Without servers, and unless options or the environment name one, it reports on the servers of all contexts. AGE is
+    how long ago the oldest event was committed. Exits with 3 if a server does not answer.
+    """
+    with ThreadPoolExecutor(_SERVERS_AT_ONCE) as threads:
+        asked = [threads.submit(_reported, *named, interval) for named in _sessions(session, servers or [])]
+        reports = [one.result() for one in asked]
+    if as_json:
+        typer.echo(json.dumps([_document(one) for one in reports], indent=2))
+    else:
+        show(_page(reports, limit))
+    if unknown := [one for one in reports if one.watch is None]:
+        raise CommandError(ExitCode.UNREACHABLE, f"{counted(len(unknown), 'server')} of {len(reports)} did not answer")
+
+
+def _sessions(session: Session, names: Sequence[str]) -> Iterator[tuple[str, Session]]:
+    """Yields each server's name and how to connect to it."""
+    contexts = load_contexts().by_name
+    is_given = session.server or session.context_name or {SERVER_VARIABLE, CONTEXT_VARIABLE} & os.environ.keys()
+    for name in names or ([] if is_given else contexts):
+        if name in contexts:
+            yield name, replace(session, context_name=name, server=None)
+        else:
+            yield name, replace(session, context_name=None, server=_address(name))
+    if not names and (is_given or not contexts):
+        yield session.address, session
+
+
+def _address(name: str) -> str:
+    try:
+        return parse_server(name)
+    except ValueError as error:
+        raise CommandError(ExitCode.USAGE, f"{error}; see contexts with `millrace context list`") from error
+
+
+def _reported(name: str, session: Session, interval_seconds: float) -> ServerReport:
+    try:
+        with session.open() as client:
+            watch = ChannelWatch(client, [])
+            watch.update()
+            time.sleep(interval_seconds)
+            watch.update()
+    except MillraceError as error:
+        return ServerReport(name, None, sentence_of(error, session.address))
+    return ServerReport(name, watch)
+
+
+# What is wrong.
+
+
+def channel_problem(channel: ChannelInfo) -> tuple[Severity, str]:
+    """Returns how urgent a channel's problem is, and a sentence about it; empty if there is none."""
+    if channel.state is ChannelState.REPLAYING:
+        return Severity.WARNING, f"replaying its log, {channel.replayed_fraction:.0%} so far"
+    if channel.state not in {ChannelState.OPEN, ChannelState.UNKNOWN}:
+        return Severity.ERROR, channel.fault
+    fill, waiting_count = fill_of(channel), channel.gauges.waiting_commits
+    if fill < BUSY_FILL and not waiting_count:
+        return Severity.NONE, ""
+    waiting = f", and {counted(waiting_count, 'commit')} waiting for room" if waiting_count else ""
+    return Severity.ERROR if fill >= FULL_FILL else Severity.WARNING, f"{fill:.0%} full{waiting}"
+
+
+def component_severity(component: ComponentInfo) -> Severity:
+    """Returns how urgent a component's problem is."""
+    if component.state is ComponentState.FAILED or component.counters.lost_count:
+        return Severity.ERROR
+    return Severity.WARNING if component.state is ComponentState.BACKING_OFF else Severity.NONE
+
+
+def _component_problem(component: ComponentInfo) -> str:
+    lost = component.counters.lost_count
+    return component.reason or (f"lost {counted(lost, 'event')}" if lost else "")
+
+
+def channel_rows(reports: Sequence[ServerReport]) -> list[ChannelRow]:
+    """Returns the channels of all servers: the most urgent first, then the deepest."""
+    rows = [
+        ChannelRow(one.name, channel, one.watch.rates.get(channel.name), *channel_problem(channel))
+        for one in reports
+        if one.watch is not None
+        for channel in one.watch.channels
+    ]
+    return sorted(rows, key=lambda row: (row.severity, -row.depth, row.info.name, row.server))
+
+
+# What is shown.
+
+
+def _page(reports: Sequence[ServerReport], limit: int) -> RenderableType:
+    rows = channel_rows(reports)
+    if len(rows) > limit:
+        note(f"{len(rows) - limit:,} more channels are left out; show them with --limit {len(rows)}")
+    tables: list[RenderableType] = [_server_table(reports, rows), "", _channel_table(rows[:limit])]
+    troubled = [
+        (one.name, component)
+        for one in reports
+        for component in one.components
+        if component_severity(component) is not Severity.NONE
+    ]
+    if troubled:
+        tables += ["", _component_table(sorted(troubled, key=lambda named: component_severity(named[1])))]
+    return Group(*tables)
+
+
+def _server_table(reports: Sequence[ServerReport], rows: Sequence[ChannelRow]) -> RenderableType:
+    def total(count: Callable[[ChannelRow], float], one: ServerReport) -> str:
+        return "-" if one.watch is None else rate_text(sum(count(row) for row in rows if row.server == one.name))
+
+    columns: dict[str, Callable[[ServerReport], str | Text]] = {
+        "SERVER": lambda one: Text(one.name),
+        "STATE": lambda one: Text("no answer", style="red") if one.watch is None else Text("up"),
+        "CHANNELS>": partial(total, lambda _row: 1),
+        "DEPTH>": partial(total, lambda row: row.depth),
+        "IN/S>": partial(total, partial(_rate, 0)),
+        "OUT/S>": partial(total, partial(_rate, 1)),
+        "TXNS>": partial(total, lambda row: row.info.gauges.open_transactions),
+        "PROBLEMS>": lambda one: "-" if one.watch is None else f"{_problem_count(one):,}",
+    }
+    listed = sorted(reports, key=lambda one: one.watch is not None)
+    return plain_table(listed, columns, {"REASON": lambda one: one.trouble})
+
+
+def _problem_count(one: ServerReport) -> int:
+    channels = [row.severity for row in channel_rows([one])]
+    components = [component_severity(component) for component in one.components]
+    return sum(severity is not Severity.NONE for severity in channels + components)
+
+
+def _rate(direction: int, row: ChannelRow) -> float:
+    return row.rates[direction] if row.rates else 0.0
+
+
+def _channel_table(rows: Sequence[ChannelRow]) -> RenderableType:
+    def cell(heading: str, row: ChannelRow) -> str | Text:
+        return CHANNEL_CELLS[heading](row.info)
+
+    def rate(direction: int, row: ChannelRow) -> str:
+        return rate_text(row.rates[direction] if row.rates else None)
+
+    columns: dict[str, Callable[[ChannelRow], str | Text]] = {
+        **{heading: partial(cell, heading) for heading in ("CHANNEL", "STATE")},
+        "SERVER": lambda row: Text(row.server),
+        **{heading: partial(cell, heading) for heading in ("DEPTH>", "FILL>")},
+        "IN/S>": partial(rate, 0),
+        "OUT/S>": partial(rate, 1),
+        **{heading: partial(cell, heading) for heading in ("AGE>", "BYTES>", "TXNS>", "CLAIM")},
+    }
+    return plain_table(rows, columns, {"PROBLEM": lambda row: row.problem})
+
+
+def _component_table(named: Sequence[tuple[str, ComponentInfo]]) -> RenderableType:
+    columns: dict[str, Callable[[tuple[str, ComponentInfo]], str | Text]] = {
+        "COMPONENT": lambda one: Text(component_path(one[1])),
+        "STATE": lambda one: one[1].state,
+        "SERVER": lambda one: Text(one[0]),
+        "FAILURES>": lambda one: f"{one[1].counters.failure_count:,}",
+    }
+    return plain_table(named, columns, {"PROBLEM": lambda one: _component_problem(one[1])})
+
+
+def _document(one: ServerReport) -> dict[str, Any]:
+    return {
+        "server": one.name,
+        "error": one.trouble or None,
+        "channels": [
+            {
+                **document_of(row.info),
+                "events_per_second": dict(zip(("in", "out"), row.rates, strict=True)) if row.rates else None,
+                "problem": row.problem or None,
+            }
+            for row in channel_rows([one])
+        ],
+        "components": [document_of(component) for component in one.components],
+    }
