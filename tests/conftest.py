@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 StartMillraced = Callable[..., Millraced]
-"""`start_millraced(config_toml="", data_dir=None, arguments=(), stdin=DEVNULL, python=None)`; see the fixture."""
+"""`start_millraced(config_toml="", data_dir=None, arguments=(), stdin=DEVNULL)`; see the fixture."""
 
 
 @pytest.fixture
@@ -62,7 +62,6 @@ def start_millraced(tmp_path: Path) -> Iterator[StartMillraced]:
             data_dir: Path | None = None,
             arguments: tuple[str, ...] = (),
             stdin: int = subprocess.DEVNULL,
-            python: str | None = None,
         ) -> Millraced:
             number = next(numbers)
             config = tmp_path / f"millrace-{number}.toml"
@@ -70,7 +69,7 @@ def start_millraced(tmp_path: Path) -> Iterator[StartMillraced]:
             data_dir = data_dir or tmp_path / f"data-{number}"
             free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
             started = Millraced(
-                ("--config", str(config), "--data-dir", str(data_dir), *free_ports, *arguments), data_dir, stdin, python
+                ("--config", str(config), "--data-dir", str(data_dir), *free_ports, *arguments), data_dir, stdin
             )
             running.callback(started.kill)
             return started

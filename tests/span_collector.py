@@ -25,6 +25,8 @@ class CollectedSpan(NamedTuple):
     parent_id: str
     """Empty for the root of a trace."""
     attributes: dict[str, str | int]
+    links: tuple[str, ...]
+    """The spans that it is linked to, by their ids."""
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -47,13 +49,14 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             self._arrived.notify_all()
         return trace_service_pb2.ExportTraceServiceResponse()
 
-    def named(self, name: str, count: int = 1) -> list[CollectedSpan]:
-        """Waits until so many spans of this name have arrived; returns all of them."""
+    def find(self, name: str, parent_id: str | None = None) -> CollectedSpan:
+        """Waits for a span of this name, a child of this one if it is given; there must be one only."""
         give_up = time.monotonic() + _WAIT_SECONDS
         with self._arrived:
-            while len(found := [span for span in self._spans if span.name == name]) < count:
+            while not (found := [span for span in self._spans if _is(span, name, parent_id)]):
                 assert self._arrived.wait(give_up - time.monotonic()), [span.name for span in self._spans]
-        return found
+        [only] = found
+        return only
 
 
 @contextmanager
@@ -70,9 +73,14 @@ def collecting() -> Iterator[Collector]:
         server.stop(None)
 
 
+def _is(span: CollectedSpan, name: str, parent_id: str | None) -> bool:
+    return span.name == name and parent_id in {None, span.parent_id}
+
+
 def _collected(service: str, span: Span) -> CollectedSpan:
     ids = (span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex())
-    return CollectedSpan(service, span.name, *ids, _attributes(span.attributes))
+    links = tuple(link.span_id.hex() for link in span.links)
+    return CollectedSpan(service, span.name, *ids, _attributes(span.attributes), links)
 
 
 def _attributes(pairs: Any) -> dict[str, str | int]:

@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 
 from tests.millraced import Millraced
 from tests.rpc import Rpc, connected
+from tests.span_collector import Collector, collecting
 
 _FREE_PORTS = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
 # Tests leave transactions open, and the server must not wait for them when it stops.
@@ -44,7 +45,17 @@ def spark_events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def spark(spark_events: Path) -> Iterator[SparkSession]:
+def spark_spans() -> Iterator[Collector]:
+    """Receives the spans of the session's tasks."""
+    with collecting() as collector, pytest.MonkeyPatch.context() as patch:
+        # Spark's workers inherit the environment that it starts in.
+        for name, value in collector.environment.items():
+            patch.setenv(name, value)
+        yield collector
+
+
+@pytest.fixture(scope="session")
+def spark(spark_events: Path, spark_spans: Collector) -> Iterator[SparkSession]:
     """One Spark session for all tests, created for the first one that needs it."""
     from millrace_spark import register
     from tests.spark_session import spark_session

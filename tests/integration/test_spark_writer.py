@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - how every Spark program n
 import millrace_client as millrace
 from tests.conftest import StartMillraced
 from tests.millraced import Millraced
+from tests.span_collector import Collector
 
 pytestmark = pytest.mark.spark
 
@@ -69,6 +70,27 @@ def format_error(refused: pytest.ExceptionInfo[PySparkException]) -> str:
 
 
 # Batch saves.
+
+
+def test_save_and_load_that_are_traced_are_in_their_parents_trace(
+    spark: SparkSession, spark_spans: Collector, client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """Tasks of a save, its commit, and tasks of a load; the latter are linked to the former by the events' contexts."""
+    parent = f"00-{7:032x}-{9:016x}-01"
+    tracing = {"tracing": "true", "tracing.parent": parent}
+    rows = spark.range(0, 10, 1, 1).select(F.col("id").cast("string").alias("body"))
+    writer_to(rows, channel, client, **tracing, **{"tracing.eventContext": "true"}).save()
+    options = {"endpoints": client.endpoint, "channels": channel.name, **tracing}
+    assert spark.read.format("millrace").options(**options).load().count() == 10
+    spans = [spark_spans.find(f"{name} {channel.name}") for name in ("append", "commit", "read")]
+    assert {(span.service, span.trace_id, span.parent_id) for span in spans} == {
+        ("millrace-spark", f"{7:032x}", f"{9:016x}")
+    }
+    append, commit, read = spans
+    assert "messaging.batch.message_count" not in commit.attributes
+    assert append.attributes["messaging.batch.message_count"] == read.attributes["messaging.batch.message_count"] == 10
+    assert {headers["traceparent"].split("-")[2] for _, headers in stored(client, channel.name)} == {append.span_id}
+    assert read.links == (append.span_id,)
 
 
 def test_save_read_again_gives_the_same_rows(

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,15 +34,15 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def traced_server(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Millraced]:
-    """A server with the page's configuration."""
+    """A server with the page's configurations."""
     folder = tmp_path_factory.mktemp("traced")
-    (folder / "millrace.toml").write_text(block("server"))
+    (folder / "millrace.toml").write_text(block("server") + block("http").replace(":8080", ":0"))
     addresses = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
     arguments = ("--config", str(folder / "millrace.toml"), "--data-dir", str(folder / "data"), *addresses)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in collector.environment.items():
             patch.setenv(name, value)
-        server = Millraced(arguments, folder / "data", python=sys.executable)
+        server = Millraced(arguments, folder / "data")
     yield server
     assert server.stop() == 0
     assert server.other_output == []
@@ -51,16 +52,36 @@ def test_page_makes_one_trace_from_client_to_sink(collector: Collector, traced_s
     """Its spans arrive at a collector over OTLP, those of the client and those of the server."""
     program = block("client").replace("localhost:7070", traced_server.grpc)
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, **collector.environment}, timeout=60)
-    [checkout] = collector.named("checkout")
-    [append] = collector.named("append orders")
-    [served] = collector.named("millrace.v1.ChannelService/Append")
-    [processed] = collector.named("process orders")
+    checkout = collector.find("checkout")
+    append = collector.find("append orders", checkout.span_id)
+    served = collector.find("millrace.v1.ChannelService/Append", append.span_id)
+    processed = collector.find("process orders", append.span_id)
     assert (checkout.service, append.service) == ("shop", "shop")
     assert (served.service, processed.service) == ("millraced", "millraced")
     assert {span.trace_id for span in (append, served, processed)} == {checkout.trace_id}
-    assert append.parent_id == checkout.span_id
-    assert served.parent_id == processed.parent_id == append.span_id
     assert processed.attributes["millrace.component"] == "printer"
+
+
+def test_page_continues_the_trace_of_an_http_request(collector: Collector, traced_server: Millraced) -> None:
+    """The source's batch is a child of the span in the request's header, and so is the sink's delivery."""
+    trace_id, span_id = f"{5:032x}", f"{6:016x}"
+    address = traced_server.wait_for("listening")["address"]
+    headers = {"Content-Type": "text/plain", "traceparent": f"00-{trace_id}-{span_id}-01"}
+    asked = urllib.request.Request(address, b"one\ntwo", headers)  # noqa: S310 - the server's address
+    with urllib.request.urlopen(asked, timeout=30):  # noqa: S310 - the same
+        pass
+    batch = collector.find("append orders", span_id)
+    assert (batch.service, batch.trace_id, batch.attributes["millrace.component"]) == ("millraced", trace_id, "web")
+    assert collector.find("process orders", span_id).trace_id == trace_id
+
+
+def test_page_processes_what_was_taken_in_a_span(traced_server: Millraced, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program runs as it is written."""
+    program = compile(block("process").replace("localhost:7070", traced_server.grpc), PAGE, "exec")
+    with recording() as recorded:
+        exec(program, {})  # noqa: S102 - the page's own
+    assert "process orders" in recorded.names()
+    assert capsys.readouterr().out == ""
 
 
 def test_transaction_has_a_span_for_each_of_its_operations(collector: Collector, traced_server: Millraced) -> None:
@@ -77,8 +98,7 @@ def test_transaction_has_a_span_for_each_of_its_operations(collector: Collector,
     for name, outer in {"put": produce, "commit": produce, "take": consume, "rollback": consume}.items():
         inner = recorded.named(f"{name} work")
         assert is_child(inner, outer)
-        served = collector.named(f"millrace.v1.ChannelService/{name.capitalize()}")
-        assert [span.parent_id for span in served] == [span_id_of(inner)]
+        assert collector.find(f"millrace.v1.ChannelService/{name.capitalize()}", span_id_of(inner))
     assert linked(take) == {span_id_of(produce)}
     assert attributes_of(take)["messaging.batch.message_count"] == 2
 
@@ -91,8 +111,8 @@ async def test_append_in_asyncio_that_is_refused_has_the_reason(collector: Colle
                 await client.channel("nowhere").append([b"1"])
     span = recorded.named("append nowhere")
     assert attributes_of(span)["error.type"] == "CHANNEL_NOT_FOUND"
-    served = {one.parent_id: one.attributes for one in collector.named("millrace.v1.ChannelService/Append", 2)}
-    assert served[span_id_of(span)]["rpc.response.status_code"] == "NOT_FOUND"
+    served = collector.find("millrace.v1.ChannelService/Append", span_id_of(span))
+    assert served.attributes["rpc.response.status_code"] == "NOT_FOUND"
 
 
 def test_producer_and_consumer_make_one_trace(collector: Collector, traced_server: Millraced) -> None:
@@ -107,8 +127,7 @@ def test_producer_and_consumer_make_one_trace(collector: Collector, traced_serve
     request, append, process = (recorded.named(name) for name in ("request", "append stream", "process stream"))
     assert is_child(append, request)
     assert is_child(process, request)
-    [served] = collector.named("append stream")
-    assert (served.service, served.parent_id) == ("millraced", span_id_of(request))
+    assert collector.find("append stream", span_id_of(request)).service == "millraced"
 
 
 def test_server_whose_collector_is_down_serves_and_stops(start_millraced: StartMillraced) -> None:
@@ -116,7 +135,7 @@ def test_server_whose_collector_is_down_serves_and_stops(start_millraced: StartM
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
         patch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
-        server = start_millraced("[server.tracing]\n", python=sys.executable)
+        server = start_millraced("[server.tracing]\n")
     with millrace.connect(server.grpc) as client:
         assert client.admin.list_channels() == []
     assert server.stop() == 0

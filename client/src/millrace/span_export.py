@@ -36,7 +36,7 @@ def exported_spans(service_name: str, *, event_context: bool) -> Iterator[None]:
     Raises:
         ExporterError: The environment names an exporter that is not installed, or that cannot be created.
     """
-    provider, is_own = _provider(service_name)
+    provider, is_own = tracer_provider(service_name)
     start_tracing(provider, event_context=event_context)
     try:
         yield
@@ -49,8 +49,8 @@ def exported_spans(service_name: str, *, event_context: bool) -> Iterator[None]:
             ending.join(_LAST_SPANS_SECONDS)
 
 
-def _provider(service_name: str) -> tuple[TracerProvider, bool]:
-    """Returns the tracer provider, and whether it was created here."""
+def tracer_provider(service_name: str) -> tuple[TracerProvider, bool]:
+    """Returns the tracer provider, and whether it was created here; raises ExporterError as `exported_spans`."""
     given = trace.get_tracer_provider()
     if isinstance(given, TracerProvider):
         return given, False

@@ -90,6 +90,7 @@ class Spans:
         *,
         endpoint: str = "",
         component: str = "",
+        parent: str = "",
         is_served: bool = False,
     ) -> Span:
         """Starts the span of an operation on a channel, which the caller ends, or passes to `running`.
@@ -99,11 +100,12 @@ class Spans:
 
         Args:
             operation: A name in the table above.
-            channel: The channel.
+            channel: The channel. Empty: several, or not known.
             event_count: The number of events. None: not known yet.
             traceparents: The contexts that the events carry. The span is linked to the first ones.
             endpoint: The server that executes it for this client: `host:port`.
             component: The source or sink that does it.
+            parent: The context of its parent. Empty: as above.
             is_served: Whether a server executes the operation for its caller.
         """
         kind_of_operation, kind = _OPERATION_TYPES[operation]
@@ -111,9 +113,10 @@ class Spans:
             "messaging.system": "millrace",
             "messaging.operation.name": operation,
             "messaging.operation.type": kind_of_operation,
-            "messaging.destination.name": channel,
             **_server_attributes(endpoint),
         }
+        if channel:
+            described["messaging.destination.name"] = channel
         if component:
             described["millrace.component"] = component
         if event_count is not None:
@@ -124,10 +127,11 @@ class Spans:
         elif operation == "append" and self.event_context and not producers:
             # The events get the context of this span.
             kind = SpanKind.PRODUCER
-        has_parent = trace.get_current_span().get_span_context().is_valid
+        if not parent and len(producers) == 1 and not trace.get_current_span().get_span_context().is_valid:
+            parent = producers[0]
         span = self._tracer.start_span(
-            f"{operation} {channel}",
-            context=None if has_parent or len(producers) != 1 else _parent(producers[0]),
+            f"{operation} {channel}".rstrip(),
+            context=_parent(parent) if parent else None,
             kind=kind,
             attributes=described,
         )
@@ -144,10 +148,6 @@ class Spans:
             kind=SpanKind.SERVER,
             attributes={"rpc.system.name": "grpc", "rpc.method": method},
         )
-
-    def task(self, name: str, traceparent: str, attributes: Mapping[str, str | int]) -> Span:
-        """Starts the span of a part of a job, a child of the span with this context if it is not empty."""
-        return self._tracer.start_span(name, context=_parent(traceparent), attributes=attributes)
 
     @staticmethod
     @contextmanager

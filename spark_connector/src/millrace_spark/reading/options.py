@@ -26,6 +26,7 @@ from millrace_spark.option_values import (
 from millrace_spark.reading.bounds import Bounds, parse_bounds
 from millrace_spark.reading.ranges import ClaimedRange, ranges_from_json
 from millrace_spark.shards import parse_channels, parse_endpoints
+from millrace_spark.tracing import TRACING_OPTIONS, JobTracing
 
 _LENGTH_MAX = 128
 
@@ -100,10 +101,11 @@ OPTIONS: Mapping[str, str] = {
         f"how long the driver and each task retry calls to a server that is unreachable; default: {RETRY_SECONDS:.0f}"
     ),
     "ranges": (
-        "batch: the ranges of claim_ranges(); goes with maxEventsPerPartition, minPartitions, retrySeconds, tls.* and "
-        "token* only"
+        "batch: the ranges of claim_ranges(); goes with maxEventsPerPartition, minPartitions, retrySeconds, tls.*, "
+        "token* and tracing* only"
     ),
     **SECURITY_OPTIONS,
+    **TRACING_OPTIONS,
 }
 """The options of reading, with their descriptions."""
 
@@ -115,7 +117,7 @@ _STREAM_ONLY = {
     "ackMode",
 }
 _BATCH_ONLY = {"endingSequences", "ack", "ranges"}
-_WITH_RANGES = {"ranges", "maxEventsPerPartition", "minPartitions", "retrySeconds", *SECURITY_OPTIONS}
+_WITH_RANGES = {"ranges", "maxEventsPerPartition", "minPartitions", "retrySeconds", *SECURITY_OPTIONS, *TRACING_OPTIONS}
 
 
 class AckMode(enum.Enum):
@@ -141,6 +143,7 @@ class ClaimOptions:
     takeover: bool
     retry_seconds: float = RETRY_SECONDS
     security: Security = PLAINTEXT
+    tracing: JobTracing | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +167,7 @@ class BatchOptions:
     fail_on_data_loss: bool
     retry_seconds: float
     security: Security = PLAINTEXT
+    tracing: JobTracing | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +226,7 @@ def parse_batch_options(options: Mapping[str, str], default_reader_id: str) -> B
         fail_on_data_loss=values.value("failOnDataLoss", parse_flag, default=True),
         retry_seconds=values.value("retrySeconds", parse_seconds, RETRY_SECONDS),
         security=security_of(values),
+        tracing=JobTracing.of(values),
     )
 
 
@@ -271,6 +276,7 @@ def _claim_options(values: OptionValues, default_reader_id: str, lease_seconds: 
         takeover=values.value("takeover", parse_flag, default=False),
         retry_seconds=values.value("retrySeconds", parse_seconds, RETRY_SECONDS),
         security=security_of(values),
+        tracing=JobTracing.of(values),
     )
 
 

@@ -167,7 +167,7 @@ def read_rows(
     require_modules()
     from millrace_spark.reading.tasks import read_partition
 
-    return read_partition(partition, arrow_schema(schema), options.retry_seconds, options.security)
+    return read_partition(partition, arrow_schema(schema), options.retry_seconds, options.security, options.tracing)
 
 
 def arrow_schema(schema: StructType) -> "pa.Schema":

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 import millrace_client as millrace
 from millrace.arrow import record_batches
+from millrace.tracing import note_received
 from millrace_spark.errors import MillraceSparkError
 from millrace_spark.option_values import PLAINTEXT, Security
 from millrace_spark.reading.bounds import Bounds
@@ -14,7 +16,11 @@ from millrace_spark.reading.options import RETRY_SECONDS, ClaimOptions
 from millrace_spark.reading.ranges import ClaimedRange, RangePartition
 from millrace_spark.servers import RetryPolicy, connected, find_shards, translated_errors
 from millrace_spark.shards import Shard
+from millrace_spark.tracing import JobTracing, traced
 from millrace_spark.workers import freeze_loaded_objects
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 
 def claim_all(options: ClaimOptions) -> tuple[ClaimedRange, ...]:
@@ -72,6 +78,7 @@ def read_partition(
     schema: pa.Schema,
     retry_seconds: float = RETRY_SECONDS,
     security: Security = PLAINTEXT,
+    tracing: JobTracing | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Reads a partition of a claimed range.
 
@@ -82,8 +89,14 @@ def read_partition(
     """
     freeze_loaded_objects()
     claimed = partition.claimed
-    with translated_errors(claimed.endpoint, claimed.channel), security.connect(claimed.endpoint) as client:
+    with (
+        translated_errors(claimed.endpoint, claimed.channel),
+        traced(tracing, "read", claimed.channel) as span,
+        security.connect(claimed.endpoint) as client,
+    ):
         batches = _batches(client.channel(claimed.channel), partition, RetryPolicy(retry_seconds))
+        if span is not None:
+            batches = _noted(batches, span)
         columns = ((batch.first_sequence, batch.columns, batch.times) for batch in batches)
         constants = {"channel": claimed.channel, "endpoint": claimed.endpoint}
         yield from record_batches(columns, schema, constants)
@@ -105,6 +118,17 @@ def _batches(channel: millrace.Channel, partition: RangePartition, retries: Retr
             retries.wait(error)
         else:
             return
+
+
+def _noted(batches: Iterator[millrace.Batch], span: "Span") -> Iterator[millrace.Batch]:
+    """Yields the batches, and notes them in the task's span: it is linked to what produced the first of them."""
+    event_count = 0
+    for batch in batches:
+        if not event_count:
+            note_received(span, [batch.columns])
+        event_count += len(batch)
+        yield batch
+    span.set_attribute("messaging.batch.message_count", event_count)
 
 
 def _reclaimed_epoch(channel: millrace.Channel, claimed: ClaimedRange) -> int:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -15,6 +16,7 @@ from millrace_spark.errors import MillraceSparkError
 from millrace_spark.option_values import Security
 from millrace_spark.servers import TRANSIENT, RetryPolicy, check_aliases, connected, translated_errors
 from millrace_spark.shards import Shard
+from millrace_spark.tracing import JobTracing, traced
 from millrace_spark.writing.options import WriteOptions, WriteRouting
 
 _LOST = (
@@ -143,6 +145,7 @@ class BatchCommit:
     """Whether a repeat by the same producer sends the same rows to the same servers."""
     retry_seconds: float
     security: Security
+    tracing: JobTracing | None = None
 
 
 def stamp_producer_id(producer_id: str, options: WriteOptions) -> str:
@@ -165,8 +168,13 @@ def commit_all(puts: Sequence[ShardPuts], commit: BatchCommit) -> None:
     """
     for shard_puts in puts:
         _check_txn_count(shard_puts)
-    with ThreadPoolExecutor(_SHARDS_AT_ONCE, thread_name_prefix="millrace-commit") as executor:
-        commits = [executor.submit(_commit_shard, shard_puts, commit) for shard_puts in puts]
+    channels = ",".join(sorted({shard_puts.shard.channel for shard_puts in puts}))
+    with (
+        traced(commit.tracing, "commit", channels),
+        ThreadPoolExecutor(_SHARDS_AT_ONCE, thread_name_prefix="millrace-commit") as executor,
+    ):
+        # Each in this context, so that the calls have the span.
+        commits = [executor.submit(copy_context().run, _commit_shard, shard_puts, commit) for shard_puts in puts]
     failed = [str(error) for done in commits if (error := done.exception()) is not None]
     for done in commits:
         error = done.exception()

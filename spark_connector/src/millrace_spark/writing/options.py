@@ -20,6 +20,7 @@ from millrace_spark.option_values import (
 )
 from millrace_spark.reading.options import OPTIONS, RETRY_SECONDS
 from millrace_spark.shards import parse_endpoints
+from millrace_spark.tracing import WRITE_TRACING_OPTIONS, JobTracing
 
 LEASE_SECONDS = 600.0
 """Covers the time from a task's last put to the driver's commit, which waits for the slowest task."""
@@ -49,6 +50,7 @@ WRITE_OPTIONS: Mapping[str, str] = {
         f"default: {RETRY_SECONDS:.0f}"
     ),
     **SECURITY_OPTIONS,
+    **WRITE_TRACING_OPTIONS,
 }
 """The options of writing, with their descriptions."""
 
@@ -83,6 +85,7 @@ class WriteOptions:
     lease_seconds: float
     retry_seconds: float
     security: Security = PLAINTEXT
+    tracing: JobTracing | None = None
 
 
 def parse_write_options(options: Mapping[str, str], *, is_streaming: bool) -> WriteOptions:
@@ -105,6 +108,7 @@ def parse_write_options(options: Mapping[str, str], *, is_streaming: bool) -> Wr
         lease_seconds=values.value("leaseSeconds", parse_lease, LEASE_SECONDS),
         retry_seconds=values.value("retrySeconds", parse_seconds, RETRY_SECONDS),
         security=security_of(values),
+        tracing=JobTracing.of(values),
     )
 
 

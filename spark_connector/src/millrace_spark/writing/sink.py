@@ -138,6 +138,7 @@ def _commit(
         is_repeatable=bool(options.producer_id) or len(options.endpoints) == 1 or options.routing is WriteRouting.KEY,
         retry_seconds=options.retry_seconds,
         security=options.security,
+        tracing=options.tracing,
     )
     commit_all(puts, commit)
 

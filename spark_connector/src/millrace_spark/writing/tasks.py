@@ -12,6 +12,7 @@ from millrace.v1 import event_pb2
 from millrace_spark.errors import MillraceSparkError
 from millrace_spark.servers import TRANSIENT, RetryPolicy, translated_errors
 from millrace_spark.shards import Shard
+from millrace_spark.tracing import traced
 from millrace_spark.workers import freeze_loaded_objects
 from millrace_spark.writing.driver import PUT_ADVICE, ShardPuts, roll_back
 from millrace_spark.writing.event_columns import MESSAGE_BYTES_MAX, MESSAGE_ROWS_MAX, event_columns
@@ -43,16 +44,19 @@ def put_all(batches: Iterable[pa.RecordBatch], options: WriteOptions, turn: int)
     """
     freeze_loaded_objects()
     router = RowRouter(options, turn)
-    with ExitStack() as stack:
+    with traced(options.tracing, "append", options.channel) as span, ExitStack() as stack:
         puts = _TaskWriter(options, stack)
         try:
             for rows in batches:
                 for shard, events in router.route(rows):
                     puts.add(shard, events)
-            return puts.finish()
+            finished = puts.finish()
         except BaseException:
             puts.abandon()
             raise
+        if span is not None:
+            span.set_attribute("messaging.batch.message_count", sum(shard_puts.event_count for shard_puts in finished))
+        return finished
 
 
 class _TaskWriter:
