@@ -14,7 +14,7 @@ from millrace_client import aio
 from tests.conftest import StartMillraced
 from tests.fenced_blocks import blocks_of
 from tests.millraced import Millraced
-from tests.recorded_spans import attributes_of, is_child, linked, recording, span_id_of
+from tests.recorded_spans import attributes_of, is_child, linked, recording, span_id_of, traceparent_of
 from tests.span_collector import Collector, collecting
 
 PAGE = Path(__file__).parents[2] / "docs" / "tracing.md"
@@ -113,6 +113,21 @@ async def test_append_in_asyncio_that_is_refused_has_the_reason(collector: Colle
     assert attributes_of(span)["error.type"] == "CHANNEL_NOT_FOUND"
     served = collector.find("millrace.v1.ChannelService/Append", span_id_of(span))
     assert served.attributes["rpc.response.status_code"] == "NOT_FOUND"
+
+
+def test_metrics_name_the_trace_of_a_call(traced_server: Millraced) -> None:
+    """The histogram of durations has an example, by which a slow call is found among the traces."""
+    with recording() as recorded, millrace.connect(traced_server.grpc) as client:
+        client.admin.create_channel("measured")
+        client.channel("measured").append([b"1"])
+    accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    asked = urllib.request.Request(f"http://{traced_server.http}/metrics", headers=accept)
+    with urllib.request.urlopen(asked, timeout=30) as answer:  # noqa: S310 - the same
+        metrics = answer.read().decode()
+    trace_id = traceparent_of(recorded.named("append measured")).split("-")[1]
+    [example] = [line for line in metrics.splitlines() if trace_id in line]
+    assert example.startswith("millrace_rpc_duration_seconds_bucket{")
+    assert 'method="Append"' in example
 
 
 def test_producer_and_consumer_make_one_trace(collector: Collector, traced_server: Millraced) -> None:
