@@ -86,8 +86,8 @@ def test_only_browsers_must_name_the_host_of_a_source() -> None:
     refusal = check.refusal_of_browser(scope("POST", host="evil.example", origin="http://evil.example"))
     assert refusal is not None
     assert (refusal.status, refusal.reason) == (421, "UNKNOWN_HOST")
-    assert "'evil.example'" in refusal.sentence
-    assert "sources.in.http_hosts" in refusal.sentence
+    assert "'evil.example'" in refusal.message
+    assert "sources.in.http_hosts" in refusal.message
 
 
 def test_large_heads_are_refused() -> None:

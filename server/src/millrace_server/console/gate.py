@@ -4,13 +4,14 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from millrace_server.access.control import AccessControl
 from millrace_server.console.calls import RefusedError
 from millrace_server.console.sessions import Sessions
 from millrace_server.errors import MillraceError
 from millrace_server.grpc_services.guard import AUTHORIZATIONS, Authorizations
+from millrace_server.network.http_requests import Refusal
 
 MARK = "x-millrace-console"
 """The header of requests that change something. Pages of other sites cannot send it without asking first."""
@@ -71,7 +72,4 @@ class Gate:
 
 def refusal_response(refused: RefusedError) -> Response:
     """Returns the answer to a request that is refused."""
-    headers = {}
-    if refused.retry_delay_seconds is not None:
-        headers["Retry-After"] = str(max(round(refused.retry_delay_seconds), 1))
-    return JSONResponse({"reason": refused.reason, "message": str(refused)}, refused.status, headers)
+    return Refusal(refused.status, refused.reason, str(refused), refused.retry_delay_seconds).response()

@@ -32,7 +32,7 @@ from millrace_server.http_service.loop_lag import LoopLag
 from millrace_server.http_service.metrics import ChannelSamples, describe_channel
 from millrace_server.http_service.server_metrics import HistogramCollector, ServerCollector
 from millrace_server.network.accepting import ConnectionLimits
-from millrace_server.network.http_requests import RequestCheck
+from millrace_server.network.http_requests import Refusal, RequestCheck
 from millrace_server.network.http_server import CERTIFICATE, EmbeddedHttp, HttpLimits
 from millrace_server.network.tls import TlsFiles
 
@@ -174,9 +174,9 @@ class _CheckedRequests:
         scope["state"][_HIDES_DETAIL] = self._hides_detail or refusal is not None
         if scope["path"] == _HEALTHZ:
             refusal = self._check.refusal(scope, is_open=True)
-        app = self._app if refusal is None else JSONResponse({"error": refusal.sentence}, refusal.status)
+        app = self._app if refusal is None else refusal.response()
         if scope["method"] not in _METHODS and not scope["path"].startswith(self._changing):
-            app = JSONResponse({"error": "this server only answers GET and HEAD"}, 405, {"Allow": "GET, HEAD"})
+            app = _METHOD_REFUSAL.response({"Allow": ", ".join(sorted(_METHODS))})
         await app(scope, receive, send)
 
 
@@ -187,11 +187,12 @@ class _CertifiedClients:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app if scope["state"][CERTIFICATE] else _CERTIFICATE_REQUIRED
+        app = self._app if scope["state"][CERTIFICATE] else _CERTIFICATE_REFUSAL.response()
         await app(scope, receive, send)
 
 
-_CERTIFICATE_REQUIRED = JSONResponse({"error": "this server asks for a client certificate"}, status_code=401)
+_METHOD_REFUSAL = Refusal(405, "METHOD_NOT_ALLOWED", "this server only answers GET and HEAD")
+_CERTIFICATE_REFUSAL = Refusal(401, UnauthenticatedError.reason, "this server asks for a client certificate")
 
 
 class _PermittedClients:
@@ -211,8 +212,8 @@ class _PermittedClients:
         except (UnauthenticatedError, ForbiddenError) as error:
             self._audit.note(identity, peer, path, error, administers=False)
             status, headers = (403, {}) if identity else (401, {"WWW-Authenticate": "Bearer"})
-            refusal = JSONResponse({"error": str(error)}, status_code=status, headers=headers)
-            await refusal(scope, receive, send)
+            refusal = Refusal(status, error.reason, str(error), error.retry_delay_seconds)
+            await refusal.response(headers)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

@@ -1,11 +1,13 @@
 """Which HTTP requests are admitted: those of browsers only from the server's own pages."""
 
 import ipaddress
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator
+from starlette.responses import JSONResponse
 
 from millrace_server.network import Address
 
@@ -27,11 +29,20 @@ HostName = Annotated[str, AfterValidator(_check_host_name)]
 
 
 class Refusal(NamedTuple):
-    """Why a request is not admitted."""
+    """Why a request is refused."""
 
     status: int
     reason: str
-    sentence: str
+    """The stable name of the refusal, such as that of an error over gRPC."""
+    message: str
+    retry_delay_seconds: float | None = None
+    """After how long a repeat may succeed; None if it cannot."""
+
+    def response(self, headers: Mapping[str, str] = {}) -> JSONResponse:
+        """Returns the answer, which has the same form for all HTTP listeners."""
+        if self.retry_delay_seconds is not None:
+            headers = {**headers, "Retry-After": str(max(math.ceil(self.retry_delay_seconds), 1))}
+        return JSONResponse({"reason": self.reason, "message": self.message}, self.status, headers)
 
 
 class RequestCheck:

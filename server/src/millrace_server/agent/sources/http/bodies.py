@@ -1,7 +1,6 @@
 """Request bodies, read and decompressed within limits, and the refusals of requests."""
 
 import asyncio
-import math
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -9,10 +8,11 @@ from typing import NamedTuple, Protocol
 
 import zstandard
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from millrace_server.agent.sources.http.config import HttpSourceConfig
 from millrace_server.errors import MillraceError
+from millrace_server.network.http_requests import Refusal
 
 RETRY_SECONDS = 1.0
 """The default of `Retry-After`."""
@@ -44,12 +44,8 @@ class HttpRefusalError(Exception):
         self.is_unread = is_unread
 
     def response(self) -> Response:
-        headers = {}
-        if self.retry_seconds is not None:
-            headers["Retry-After"] = str(max(math.ceil(self.retry_seconds), 1))
-        if self.is_unread:
-            headers["Connection"] = "close"
-        return JSONResponse({"reason": self.reason, "message": self.message}, self.status, headers)
+        headers = {"Connection": "close"} if self.is_unread else {}
+        return Refusal(self.status, self.reason, self.message, self.retry_seconds).response(headers)
 
 
 def bad_request(message: str) -> HttpRefusalError:

@@ -214,7 +214,7 @@ class _RequestHandler:
 
     def _require_no_foreign_page(self, request: Request) -> None:
         if (refused := self._check.refusal_of_browser(request.scope)) is not None:
-            raise HttpRefusalError(refused.status, refused.reason, refused.sentence, is_unread=True)
+            raise HttpRefusalError(refused.status, refused.reason, refused.message, is_unread=True)
 
     async def _receive(self, request: Request, reserve: Reserve) -> int:
         key = self._keys.key_of(request)
