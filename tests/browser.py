@@ -1,0 +1,84 @@
+"""A real Chromium for tests of the console, and what goes wrong in its pages."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+
+from tests.daemon_queries import WAIT_SECONDS_MAX
+
+_MILLISECONDS = 1000
+_TABS_MAX = 100
+
+expect.set_options(timeout=WAIT_SECONDS_MAX * _MILLISECONDS)
+
+
+@contextmanager
+def running_chromium() -> Iterator[Browser]:
+    """The system's Chromium; skips the test where there is none."""
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("needs a browser: apt-get install chromium")
+    # Chromium's sandbox refuses to run as root.
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        yield browser
+        browser.close()
+
+
+class Console:
+    """The console of a server in a tab of its own.
+
+    Attributes:
+        page: The tab.
+        problems: Errors of scripts, violations of the Content-Security-Policy, and requests to other servers.
+    """
+
+    def __init__(self, browser: Browser, address: str) -> None:
+        self.origin = f"http://{address}"
+        self.context = browser.new_context(base_url=self.origin, reduced_motion="reduce")
+        self.context.set_default_timeout(WAIT_SECONDS_MAX * _MILLISECONDS)
+        self.page: Page = self.context.new_page()
+        self.problems: list[str] = []
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("console", self._note_message)
+        self.page.on("request", self._note_request)
+
+    def _note_message(self, message: ConsoleMessage) -> None:
+        # The browser reports each refusal of the server, too, which a test may want.
+        if message.type in {"error", "warning"} and "Failed to load resource" not in message.text:
+            self.problems.append(message.text)
+
+    def _note_request(self, request: Request) -> None:
+        if not request.url.startswith(self.origin):
+            self.problems.append(f"a request to {request.url}")
+
+    def open(self, view: str, title: str | None = None) -> Page:
+        """Goes to an address such as `channels/orders`, and waits for its title."""
+        self.page.goto(f"/#/{view}")
+        if title is not None:
+            expect(self.page.get_by_role("heading", level=1)).to_contain_text(title)
+        return self.page
+
+    def barriers(self) -> list[str]:
+        """What axe finds wrong for people who use a keyboard or a screen reader, or do not see well."""
+        response = Axe().run(self.page, options={"resultTypes": ["violations"]}).response
+        assert len(response["passes"]) > 10, response
+        return [f"{one['id']}: {[node['html'] for node in one['nodes']]}" for one in response["violations"]]
+
+    def tab_to(self, name: str) -> None:
+        """Presses Tab until the control of that name has the focus."""
+        for _ in range(_TABS_MAX):
+            self.page.keyboard.press("Tab")
+            if self.page.evaluate("document.activeElement.innerText?.trim()") == name:
+                return
+        raise AssertionError(f"no {name!r} within {_TABS_MAX} tabs")
+
+    def close(self) -> None:
+        self.context.close()
+        assert self.problems == []
