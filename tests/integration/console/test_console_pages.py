@@ -60,7 +60,7 @@ def busy_server(server: Millraced) -> Iterator[Millraced]:
 def test_page_in_both_schemes_and_on_a_phone_has_no_barrier(
     console: Console, busy_server: Millraced, view: str, title: str
 ) -> None:
-    """axe finds nothing in light, nor in dark on a phone, whose 360 pixels are enough for all but wide tables."""
+    """Axe finds nothing in light, nor in dark on a phone, whose 360 pixels are enough for all but wide tables."""
     page = console.open(view, title)
     expect(page.get_by_text("Loading…")).to_have_count(0)
     page.emulate_media(color_scheme="light")

@@ -17,11 +17,16 @@ export class Sparkline extends Component {
                 ? []
                 : [[(index * step).toFixed(1), (HEIGHT - 1 - ((HEIGHT - 2) * value) / highest).toFixed(1)]],
         );
-        if (points.length < 2) return null;
         const line = points.map((point) => point.join(",")).join(" ");
-        const [first, last] = [points[0][0], points.at(-1)[0]];
-        return html`<svg class="spark" viewBox="0 0 ${WIDTH} ${HEIGHT}" preserveAspectRatio="none" aria-hidden="true">
-            <polygon points="${first},${HEIGHT} ${line} ${last},${HEIGHT}" />
+        const [left, right] = [points[0]?.[0], points.at(-1)?.[0]];
+        const area = points.length > 0 ? `${left},${HEIGHT} ${line} ${right},${HEIGHT}` : "";
+        return html`<svg
+            class="spark"
+            viewBox=${`0 0 ${WIDTH} ${HEIGHT}`}
+            preserveAspectRatio="none"
+            aria-hidden="true"
+        >
+            <polygon points=${area} />
             <polyline points=${line} />
         </svg>`;
     }
