@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from millrace_server.agent.components import Component, EventOutcome
@@ -55,6 +55,8 @@ class BatchAttempt:
     """The events of each channel, without those stored as dead letters; None until the selector has run."""
     failed_steps: int = 0
     """Unexpected errors of an interceptor or the selector."""
+    dropped: list[tuple[EventTable, Mapping[str, str]]] = field(default_factory=list)
+    """Events for which there is no dead-letter channel, with the reason and the place."""
 
 
 class BatchRouter:
@@ -102,10 +104,16 @@ class BatchRouter:
         if attempt.batches is None:
             await self._run_steps(attempt)
             attempt.batches = self._batches(attempt.run)
-        if self._load_balancer is not None and attempt.batches:
-            await self._store_balanced(attempt.batches, attempt.stamp, self._load_balancer)
-        else:
-            await self._store_chosen(attempt.batches, attempt.stamp)
+        try:
+            if self._load_balancer is not None and attempt.batches:
+                await self._store_balanced(attempt, attempt.batches, self._load_balancer)
+            else:
+                await self._store_chosen(attempt, attempt.batches)
+        except asyncio.CancelledError:
+            if self.fan_out.has_accepted(attempt.stamp):
+                # The commits go on, and a repeat only finds them.
+                self._note_stored(attempt)
+            raise
         self._note_stored(attempt)
 
     def has_space(self, table: EventTable) -> bool:
@@ -143,7 +151,7 @@ class BatchRouter:
         while run.refusals:
             refusal = run.refusals[0]
             fields = {"reason": refusal.reason, "step": refusal.step}
-            await self._dead_letters.write_or_drop(refusal.table, attempt.stamp, fields)
+            await self._set_aside(attempt, refusal.table, fields)
             run.refusals.pop(0)
 
     def _batches(self, run: InterceptorRun) -> dict[str, ChannelBatch]:
@@ -152,40 +160,50 @@ class BatchRouter:
             return channel_batches_of(run.table, run.masks)
         return {_UNPICKED: ChannelBatch(run.table)} if run.table.count else {}
 
-    async def _store_chosen(self, batches: dict[str, ChannelBatch], stamp: Stamp) -> None:
+    async def _set_aside(self, attempt: BatchAttempt, table: EventTable, fields: Mapping[str, str]) -> None:
+        """Stores events as dead letters; without a channel for them, they are dropped once the others are stored."""
+        if self._dead_letters.has_channel:
+            await self._dead_letters.write_or_drop(table, attempt.stamp, fields)
+        else:
+            # Not now: if the batch is repeated in smaller ones, they would be dropped and counted again.
+            attempt.dropped.append((table, fields))
+
+    async def _store_chosen(self, attempt: BatchAttempt, batches: dict[str, ChannelBatch]) -> None:
         for channel in self.fan_out.channels():
             if batch := batches.get(channel.name):
                 await self._encode(batch)
-                batches[channel.name] = await self._accepted_part(batch, stamp, channel)
-        await self.fan_out.store(batches, stamp)
+                batches[channel.name] = await self._accepted_part(attempt, batch, channel)
+        await self.fan_out.store(batches, attempt.stamp)
         self._optional.offer({name: batch for name, batch in batches.items() if name in self._optional_names})
 
     async def _store_balanced(
-        self, batches: dict[str, ChannelBatch], stamp: Stamp, load_balancer: LoadBalancer
+        self, attempt: BatchAttempt, batches: dict[str, ChannelBatch], load_balancer: LoadBalancer
     ) -> None:
         await self._encode(batches[_UNPICKED])
-        batches[_UNPICKED] = await self._accepted_part(batches[_UNPICKED], stamp, None)
-        name = await self.fan_out.pick(load_balancer, batches[_UNPICKED], stamp)
-        batches[_UNPICKED] = await self._accepted_part(batches[_UNPICKED], stamp, self._registry.get(name))
-        await self.fan_out.store({name: batches[_UNPICKED]}, stamp, last=name)
+        batches[_UNPICKED] = await self._accepted_part(attempt, batches[_UNPICKED], None)
+        name = await self.fan_out.pick(load_balancer, batches[_UNPICKED], attempt.stamp)
+        batches[_UNPICKED] = await self._accepted_part(attempt, batches[_UNPICKED], self._registry.get(name))
+        await self.fan_out.store({name: batches[_UNPICKED]}, attempt.stamp, last=name)
 
     async def _encode(self, batch: ChannelBatch) -> None:
         if batch.table.count > _LOOP_EVENTS_MAX:
             await asyncio.to_thread(batch.unencodable)
 
-    async def _accepted_part(self, batch: ChannelBatch, stamp: Stamp, channel: Channel | None) -> ChannelBatch:
-        """Stores the events that the channel (None: any channel) can never take as dead letters; returns the others."""
+    async def _accepted_part(self, attempt: BatchAttempt, batch: ChannelBatch, channel: Channel | None) -> ChannelBatch:
+        """Sets the events aside that the channel (None: any channel) can never take; returns the others."""
         refused = batch.unencodable() if channel is None else batch.unstorable(channel)
         for reason in dict.fromkeys(refused.values()):
             table = batch.table.chosen([refused.get(index) == reason for index in range(batch.table.count)])
             where = {"step": "encoding"} if channel is None else {"channel": channel.name}
-            await self._dead_letters.write_or_drop(table, stamp, {"reason": reason, **where})
+            await self._set_aside(attempt, table, {"reason": reason, **where})
         return batch.without(refused) if refused else batch
 
     def _note_stored(self, attempt: BatchAttempt) -> None:
         component, run = self._component, attempt.run
         component.record_progress(attempt.table.count, sum(map(len, attempt.table.bodies)))
         component.record_outcome(EventOutcome.FILTERED, run.filtered_count)
+        for dropped in attempt.dropped:
+            self._dead_letters.drop(*dropped)
         if self._load_balancer is None and (count := unrouted_count(run.table, run.masks)):
             component.record_outcome(EventOutcome.UNROUTED, count)
             self._log.log(logging.WARNING, "events were dropped that the selector has no channel for", "", count)

@@ -93,11 +93,13 @@ class Delivery:
     async def settle(self) -> None:
         """Removes the events from the channel, durably once this returns; after an error they are there again."""
         try:
-            await self._channel.deliveries.settle(self._delivery)
+            commit = self._channel.deliveries.settle(self._delivery)
         except MillraceError:
             self._on_end(self, False)
             raise
-        self._on_end(self, True)
+        # By the commit, not by this call: if the sink is cancelled meanwhile, the events are removed all the same.
+        commit.add_done_callback(lambda ended: self._on_end(self, ended.error is None))
+        await commit
 
     def join(self, following: "Delivery") -> None:
         """Merges a later delivery of the same channel into this one; they are settled or nacked together.

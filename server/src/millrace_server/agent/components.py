@@ -75,7 +75,7 @@ class Component:
     Attributes:
         log: A log whose lines name the component.
         reason: Why it backs off, has failed or has stopped; may be empty.
-        event_count: Events that it brought in or delivered.
+        event_count: Events of batches that a source has completed, whatever became of each, or that a sink delivered.
         byte_count: Bytes of their bodies.
         outcome_counts: Events with each other outcome.
         since: When it entered its state, in seconds since 1970.

@@ -48,14 +48,11 @@ class DeadLetterWriter:
         return self._channel_name is not None
 
     async def write_or_drop(self, table: EventTable, stamp: Stamp, fields: Mapping[str, str]) -> None:
-        """Stores events of a source durably, or drops them; raises MillraceError if they cannot be stored now.
+        """Stores events of a source durably, or drops those that are too large; raises MillraceError to try later.
 
         A repeat with the stamp of their batch stores nothing again, provided that the events' indexes in the batch are
         known. The fields are the reason and the place: `reason`, and `channel` or `step`.
         """
-        if self._channel_name is None:
-            self._drop(table, fields)
-            return
         letters = as_dead_letters(table, {**fields, DeadLetterField.SOURCE: self._component.name})
         identity = f"{stamp.producer_id}\n{_place_of(fields)}"
         digest = hashlib.blake2b(identity.encode(), digest_size=_DIGEST_BYTES).hexdigest()
@@ -76,7 +73,7 @@ class DeadLetterWriter:
             )
         except UNSTORABLE_ERRORS as error:
             if letters.count == 1:
-                self._drop(letters, {**fields, "dead_letter_channel": f"{self._channel_name}: {error}"})
+                self.drop(letters, {**fields, "dead_letter_channel": f"{self._channel_name}: {error}"})
                 return
             middle = letters.count // 2
             for start, stop in ((0, middle), (middle, letters.count)):
@@ -100,7 +97,8 @@ class DeadLetterWriter:
         self._component.record_outcome(EventOutcome.DEAD_LETTERED, letters.count)
         self._log.log(logging.WARNING, "events were set aside", _place_of(fields), letters.count, **fields)
 
-    def _drop(self, table: EventTable, fields: Mapping[str, str]) -> None:
+    def drop(self, table: EventTable, fields: Mapping[str, str]) -> None:
+        """Counts and logs events that nothing takes; the fields are the reason and the place."""
         self._component.record_outcome(EventOutcome.DROPPED, table.count)
         largest = str(max(map(len, table.bodies)))
         self._log.log(

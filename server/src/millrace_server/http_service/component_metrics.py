@@ -38,9 +38,17 @@ class _Count:
 
 
 _COUNTS = (
-    _Count("events", "Events that a source has stored, or that have left by a sink.", lambda one: one.event_count),
-    _Count("batches", "Batches of these.", lambda one: one.batch_count),
-    _Count("body_bytes", "Bytes of their bodies.", lambda one: one.byte_count),
+    _Count(
+        "events",
+        "Events of the batches that a source has completed, whatever their fates, or that a sink has delivered.",
+        lambda one: one.event_count,
+    ),
+    _Count(
+        "batches",
+        "Batches that a source has completed, or that a sink has delivered or set aside.",
+        lambda one: one.batch_count,
+    ),
+    _Count("body_bytes", "Bytes of the bodies of these events.", lambda one: one.byte_count),
     _Count("failures", "Times that it could not do its work.", lambda one: one.failure_count),
 )
 
