@@ -46,8 +46,8 @@ def test_forecast_of_a_channel_that_stands_still_is_none(watched: Watched) -> No
 
 def test_forecast_of_a_full_channel_is_now(watched: Watched) -> None:
     """Also at the first look, and while it empties."""
-    assert watched.after(0, 0, 1_000) == Forecast(0.0, None)
-    watched.after(30, 100)
+    assert watched.after(0, 1, 1_000) == Forecast(0.0, None)
+    watched.after(30, 99)
     assert watched.after(30, 0) == Forecast(0.0, None)
 
 

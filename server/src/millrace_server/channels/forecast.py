@@ -24,6 +24,9 @@ class Forecast(NamedTuple):
     seconds_to_empty: float | None
 
 
+_UNKNOWN = Forecast(None, None)
+
+
 class _Sample(NamedTuple):
     time: float
     event_count: int
@@ -46,6 +49,9 @@ class Forecaster:
         """Samples the channel, and compares it with an earlier sample."""
         capacity = self._capacity
         event_count, body_bytes = capacity.event_count, capacity.body_bytes
+        if self._newer is None and not event_count:
+            # Most of thousands of channels: nothing is to be said about them, at the least cost.
+            return _UNKNOWN
         now = _Sample(self._clock(), event_count, body_bytes)
         before = self._sample_before(now)
         is_full = event_count >= capacity.events_max or body_bytes >= capacity.body_bytes_max

@@ -81,6 +81,9 @@ class OccasionalSamples:
         self._lines: list[list[str]] = [[] for _ in OCCASIONAL_GAUGES]
 
     def add(self, channel: str, values: Sequence[float | None]) -> None:
+        if values.count(None) == len(values):
+            # Most of thousands of channels.
+            return
         for gauge, lines, value in zip(OCCASIONAL_GAUGES, self._lines, values, strict=True):
             if value is not None:
                 lines.append(f'{gauge.name}{{channel="{channel}"}} {value}\n')
