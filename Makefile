@@ -48,8 +48,9 @@ check: lint type test ## runs everything that a change must pass
 proto: setup ## regenerates the code from protos/
 	@$(BIN)/python tools/generate_protos.py
 
-docs: setup ## regenerates docs/settings.md
-	@$(BIN)/python tools/generate_settings_page.py
+docs: setup ## regenerates docs/settings.md and docs/errors.md
+	@$(BIN)/python -m tools.generate_settings_page
+	@$(BIN)/python -m tools.generate_errors_page
 
 fmt: setup ## formats the code and applies the linter's fixes
 	@$(BIN)/ruff check --fix-only --quiet .
@@ -64,7 +65,8 @@ lint: setup ## checks style, import contracts, the wire contract, and that gener
 	@$(BIN)/buf lint
 	@$(BIN)/python tools/check_breaking.py
 	@$(BIN)/python tools/generate_protos.py --check
-	@$(BIN)/python tools/generate_settings_page.py --check
+	@$(BIN)/python -m tools.generate_settings_page --check
+	@$(BIN)/python -m tools.generate_errors_page --check
 
 type: setup ## checks the types of code and tests
 	@$(BIN)/mypy

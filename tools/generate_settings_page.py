@@ -1,17 +1,13 @@
 """Generates `docs/settings.md`: every setting of the configuration file, as the code has it.
 
-`python tools/generate_settings_page.py` writes it, `--check` fails where what is committed is stale. What is said of a
+`python -m tools.generate_settings_page` writes it, `--check` fails where what is committed is stale. What is said of a
 setting is the docstring below its field; defaults and limits are the model's own.
 """
 
-import argparse
-import ast
 import inspect
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,8 +34,7 @@ from millrace_server.channels.config import (
 )
 from millrace_server.configuration.settings import ServerSettings, TracingSettings
 from millrace_server.network.tls import TlsSettings
-
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
+from tools.generated_page import docstrings_of, write_or_check
 
 _INTRODUCTION = """\
 # Settings
@@ -191,31 +186,9 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
     told: dict[str, str] = {}
     for declaring in reversed(model.__mro__):
         if issubclass(declaring, BaseModel) and declaring is not BaseModel:
-            told |= _own_docstrings(declaring)
+            told |= docstrings_of(declaring)
     return told
-
-
-@cache
-def _own_docstrings(declaring: type[BaseModel]) -> dict[str, str]:
-    [definition] = ast.parse(inspect.getsource(declaring)).body
-    assert isinstance(definition, ast.ClassDef), "the source of a class"
-    told = {}
-    for one, below in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(below, ast.Expr):
-            text = ast.literal_eval(below.value)
-            told[one.target.id] = " ".join(text.split())
-    return told
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; fail where the page is stale")
-    if not parser.parse_args().check:
-        PAGE.parent.mkdir(exist_ok=True)
-        PAGE.write_text(page(), encoding="utf-8")
-    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page():
-        sys.exit("stale docs/settings.md, run `make docs`")
 
 
 if __name__ == "__main__":
-    main()
+    write_or_check("settings.md", page(), __doc__)

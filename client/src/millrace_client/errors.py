@@ -114,7 +114,7 @@ class TokenExpiredError(UnauthenticatedError, reason="TOKEN_EXPIRED", advice=Ret
 
 
 class ForbiddenError(RefusedError, reason="FORBIDDEN", advice=RetryAdvice.NEVER):
-    """Raised when no role allows the call, whether the channel exists or not."""
+    """Raised when no role allows the call, whether the channel exists or not, or a producer is another identity's."""
 
 
 # Malformed or impossible requests.
@@ -348,7 +348,7 @@ class SendResult:
 
 
 class SendFailedError(MillraceError, reason="SEND_FAILED"):
-    """Raised by a producer's future when the event is not stored; has the reason of the cause.
+    """Raised when an event is not stored, by its future; has the reason of the cause.
 
     Attributes:
         result: All that is known about the event, its attempts included.

@@ -81,7 +81,7 @@ class TokenExpiredError(UnauthenticatedError):
 
 
 class ForbiddenError(MillraceError):
-    """Raised when no role allows the call; alike for channels that do not exist."""
+    """Raised when no role allows the call, whether the channel exists or not, or a producer is another identity's."""
 
     reason = "FORBIDDEN"
 

@@ -1,0 +1,89 @@
+"""Generates `docs/errors.md`: the reasons of errors, as the code has them.
+
+`python -m tools.generate_errors_page` writes it, `--check` fails where what is committed is stale. The meaning of a
+reason is the docstring of the server's error, and of the client's where only the client has it.
+"""
+
+import inspect
+from collections.abc import Iterator
+
+from millrace_client.cli.exit_status import ADVICE
+from millrace_client.errors import ERRORS_BY_REASON, MillraceError, RefusedError, RetryAdvice
+from millrace_server import errors
+from millrace_server.grpc_services.status import code_of
+from tools.generated_page import docstrings_of, write_or_check
+
+_INTRODUCTION = """\
+# Errors
+
+Every error of a call has a *reason*, which never changes; messages may. Over gRPC it is in `google.rpc.ErrorInfo`, with
+the domain `millrace` and with the channel or transaction in its metadata; `google.rpc.RetryInfo` is there if a repeat
+makes sense after some time. Over HTTP it is the field `reason` of a JSON answer. `millrace_client` raises a class for
+each reason, whose `advice` says what a program should do. `make docs` generates this page from the code.
+
+## Advice
+
+| advice | what a program should do |
+| --- | --- |
+"""
+
+_SERVER = """
+## Reasons of the server
+
+The effect is `none` if it is certain that the server has done nothing of the call.
+
+| reason | gRPC code | meaning | effect | advice | what people can do, for example with `millrace` |
+| --- | --- | --- | --- | --- | --- |
+"""
+
+_CLIENT = """
+## Reasons of the Python client
+
+| reason | meaning | effect | advice | what people can do, for example with `millrace` |
+| --- | --- | --- | --- | --- |
+"""
+
+
+def page() -> str:
+    """The page as it should be."""
+    told = docstrings_of(RetryAdvice)
+    advice = (f"| {one.value} | {told[one.name]} |\n" for one in RetryAdvice)
+    return "".join([_INTRODUCTION, *advice, _SERVER, *_server_rows(), _CLIENT, *_client_rows()])
+
+
+def _server_kinds() -> list[type[errors.MillraceError]]:
+    kinds = vars(errors).values()
+    return [
+        kind
+        for kind in kinds
+        if inspect.isclass(kind) and issubclass(kind, errors.MillraceError) and "reason" in vars(kind)
+    ]
+
+
+def _server_rows() -> Iterator[str]:
+    for kind in _server_kinds():
+        code = code_of(kind("")).name
+        yield f"| `{kind.reason}` | {code} | {_meaning(kind)} | {_end_of_row(ERRORS_BY_REASON[kind.reason])}"
+
+
+def _client_rows() -> Iterator[str]:
+    known = {kind.reason for kind in _server_kinds()}
+    for reason, kind in ERRORS_BY_REASON.items():
+        if reason not in known:
+            yield f"| `{reason}` | {_meaning(kind)} | {_end_of_row(kind)}"
+
+
+def _meaning(kind: type[Exception]) -> str:
+    described, _, _ = inspect.cleandoc(kind.__doc__ or "").partition("\n\nAttributes:")
+    text = " ".join(described.split()).removeprefix("Raised when ")
+    return text[:1].upper() + text[1:]
+
+
+def _end_of_row(kind: type[MillraceError]) -> str:
+    effect = "none" if issubclass(kind, RefusedError) else "unknown"
+    advice = ADVICE.get(kind.default_reason, "").format(channel="CHANNEL")
+    return f"{effect} | {kind.default_advice.value} | {advice or 'see the message'} |\n"
+
+
+if __name__ == "__main__":
+    write_or_check("errors.md", page(), __doc__)
