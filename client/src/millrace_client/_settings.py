@@ -3,7 +3,6 @@
 import json
 import os
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,17 +116,6 @@ class ConnectionSettings:
         """Returns what tells that a channel opened from now on would use other files; None where there are none."""
         watched = [one for one in (self.tls, self.token) if one is not None]
         return FileWatch(*watched) if watched else None
-
-
-def check_endpoints(endpoints: str | Iterable[str]) -> tuple[str, ...]:
-    """Returns the endpoints without repeats; each needs a port, since gRPC would use a default port and wait."""
-    listed = tuple(dict.fromkeys([endpoints] if isinstance(endpoints, str) else endpoints))
-    if not listed:
-        raise BadArgumentError("endpoints: is empty; give at least one, each as host:port")
-    for endpoint in listed:
-        if ":" not in endpoint or endpoint.endswith("]"):
-            raise BadArgumentError(f"endpoints: {endpoint!r} has no port; write host:port, such as 127.0.0.1:7070")
-    return listed
 
 
 class Numbering:

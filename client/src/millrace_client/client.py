@@ -5,6 +5,7 @@ from typing import Self
 
 from millrace_client import _calls
 from millrace_client._connection import Connection
+from millrace_client._endpoints import checked_endpoint
 from millrace_client._settings import ConnectionSettings
 from millrace_client._watchdog import TIMEOUT_SECONDS
 from millrace_client.activity_info import ConsumerInfo, OpenTransaction, ProducerInfo
@@ -49,7 +50,7 @@ def connect(  # noqa: PLR0913 - all but the first have defaults
     """
     return Client(
         ConnectionSettings(
-            endpoint=endpoint,
+            endpoint=checked_endpoint(endpoint),
             timeout_seconds=timeout_seconds,
             wait_for_ready=wait_for_ready,
             tls=tls,

@@ -1,5 +1,6 @@
 """Translates gRPC's errors into this package's, by the reason that the server gave, never by a message."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -86,17 +87,20 @@ class ErrorTranslator:
         return error
 
 
+_CAUSES = {
+    r"resolving|DNS resolution failed": "the name of its host cannot be resolved",
+    r"http1\.x server|missing selected ALPN": "this port speaks HTTP, but not gRPC",
+    r"WRONG_VERSION_NUMBER": "it does not use TLS, but this client does",
+    r"CERTIFICATE_VERIFY_FAILED": "this client does not trust its certificate",
+    r"Hostname Verification Check failed": "its certificate is for other names",
+    r"failed to connect.*(Socket closed|Connection reset)": "does it want TLS, or another certificate of the client?",
+}
+"""What to look at first, by what gRPC's message says; it has no codes for it."""
+
+
 def _likely_cause(details: str) -> str:
-    """Returns what to look at first, for a person; gRPC has no codes for it."""
-    if "WRONG_VERSION_NUMBER" in details:
-        return "it does not use TLS, but this client does"
-    if "CERTIFICATE_VERIFY_FAILED" in details:
-        return "this client does not trust its certificate"
-    if "Hostname Verification Check failed" in details:
-        return "its certificate is for other names"
-    if "failed to connect" in details and ("Socket closed" in details or "Connection reset" in details):
-        return "does it want TLS, or another certificate of the client?"
-    return "is millraced running there?"
+    found = (cause for pattern, cause in _CAUSES.items() if re.search(pattern, details, re.DOTALL))
+    return next(found, "is millraced running there?")
 
 
 def _error_in_metadata(metadata: Iterable[Any], code: grpc.StatusCode) -> MillraceError | None:

@@ -5,8 +5,9 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from millrace_client._endpoints import check_endpoints
 from millrace_client._forks import forked_error
-from millrace_client._settings import check_endpoints, new_txn_id
+from millrace_client._settings import new_txn_id
 from millrace_client.errors import BadArgumentError, SendAttempt, SendResult
 from millrace_client.events import Event, Events
 from millrace_client.producing.accumulator import Accumulator

@@ -79,6 +79,8 @@ def test_sentence_of_no_server_names_the_address() -> None:
     [
         ("SSL_ERROR_SSL: WRONG_VERSION_NUMBER", "it does not use TLS, but this client does; leave out --tls-ca"),
         ("CERTIFICATE_VERIFY_FAILED: OK", "this client does not trust its certificate; name the file of the authority"),
+        ("errors resolving nowhere:1", "the name of its host cannot be resolved; name the server by a name that this"),
+        ("Trying to connect an http1.x server", "this port speaks HTTP, but not gRPC; name the server's gRPC port, by"),
         ("Hostname Verification Check failed.", "its certificate is for other names; name it with --server"),
         (
             "failed to connect to all addresses: Socket closed",
@@ -86,7 +88,7 @@ def test_sentence_of_no_server_names_the_address() -> None:
         ),
     ],
 )
-def test_sentence_of_a_failed_handshake_says_what_is_wrong(details: str, advice: str) -> None:
+def test_sentence_of_a_failed_connection_says_what_is_wrong(details: str, advice: str) -> None:
     """A server that answers, but not over this connection, need not be started."""
     message = f"cannot reach a Millrace server at {SERVER}; {_likely_cause(details)} ({details})"
     sentence = sentence_of(UnavailableError(message), SERVER)

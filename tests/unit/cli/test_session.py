@@ -31,8 +31,14 @@ def test_parse_server_of_addresses_completes_them(text: str, server: str) -> Non
 )
 def test_parse_server_of_nonsense_says_what_is_allowed(text: str) -> None:
     """Invalid addresses are refused before anything is sent."""
-    with pytest.raises(ValueError, match="write HOST:PORT"):
+    with pytest.raises(ValueError, match="is no address; write host:port"):
         parse_server(text)
+
+
+def test_parse_server_of_a_url_says_what_to_write() -> None:
+    """People copy addresses from a browser."""
+    with pytest.raises(ValueError, match=r"has the scheme http, which gRPC does not use; write a:7071$"):
+        parse_server("http://a:7071/x")
 
 
 def test_address_without_any_option_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +50,7 @@ def test_address_without_any_option_is_the_default(monkeypatch: pytest.MonkeyPat
 def test_address_from_the_environment_when_wrong_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the environment variable, which the user may have forgotten."""
     monkeypatch.setenv(SERVER_VARIABLE, "a:b")
-    with pytest.raises(CommandError, match=f"^{SERVER_VARIABLE}: 'a:b' is not a server"):
+    with pytest.raises(CommandError, match=f"^{SERVER_VARIABLE}: 'a:b' is no address"):
         _ = Session().address
 
 

@@ -50,6 +50,12 @@ def test_from_rpc_with_broken_details_keeps_its_code(value: bytes | str) -> None
     ("details", "cause"),
     [
         ("failed to connect to all addresses: Connection refused", "is millraced running there?"),
+        (
+            "errors resolving a:1: [field:hostname lookup error: Domain name not found]",
+            "the name of its host cannot be",
+        ),
+        ("Failed parsing HTTP/2 (Trying to connect an http1.x server (HTTP status 405))", "this port speaks HTTP, but"),
+        ("Cannot check peer: missing selected ALPN property.", "this port speaks HTTP, but not gRPC"),
         ("Custom verification check failed: Hostname Verification Check failed.", "its certificate is for other names"),
         ("Tls handshake failed: OPENSSL_internal:CERTIFICATE_VERIFY_FAILED", "this client does not trust its certifi"),
         ("Tls handshake failed: OPENSSL_internal:WRONG_VERSION_NUMBER", "it does not use TLS, but this client does"),

@@ -4,7 +4,7 @@ import pytest
 
 import millrace_client.aio
 from millrace_client import BadArgumentError, Consumer, ConsumerConfig, Producer, Tls, security
-from millrace_client._settings import check_endpoints
+from millrace_client._endpoints import check_endpoints
 
 SECRET = "token-of-a-test"  # noqa: S105 - the name says it
 
@@ -19,15 +19,26 @@ def test_check_endpoints_takes_one_or_several() -> None:
     ("endpoints", "message"),
     [
         ([], "is empty"),
-        ("", "'' has no port"),
-        (["a:1", "b"], "'b' has no port; write host:port"),
-        ("[::1]", "no port"),
+        ("", "endpoint: '' is no address"),
+        (["a:1", "b"], "endpoint: 'b' has no port; write host:port, such as b:7070"),
+        ("[::1]", r"'\[::1\]' has no port; write host:port, such as \[::1\]:7070"),
+        ("::1", "is no address; write host:port, such as 127.0.0.1:7070 or"),
+        ("a:0", "is no address"),
+        ("a:65536", "is no address"),
+        (
+            "https://a:7070/",
+            "has the scheme https, which gRPC does not use; write a:7070, and connect over TLS",
+        ),
     ],
 )
 def test_check_endpoints_of_nonsense_says_why(endpoints: str | list[str], message: str) -> None:
     """Otherwise a producer or a consumer would wait for a server that does not exist."""
     with pytest.raises(BadArgumentError, match=message):
         check_endpoints(endpoints)
+    if isinstance(endpoints, str):
+        for connect in (millrace_client.connect, millrace_client.aio.connect):
+            with pytest.raises(BadArgumentError, match=message):
+                connect(endpoints)
     with pytest.raises(BadArgumentError, match=message):
         Producer(endpoints, "orders")
     with pytest.raises(BadArgumentError, match=message):

@@ -94,13 +94,15 @@ ADVICE = {
 }
 """What to do, by the error's reason. For other reasons the server's message says it all."""
 
-_TLS_ADVICE = {
+_CONNECTION_ADVICE = {
+    "cannot be resolved": "name the server by a name that this machine knows with --server or MILLRACE_SERVER",
+    "speaks HTTP": "name the server's gRPC port, by default 7070, with --server or MILLRACE_SERVER",
     "it does not use TLS": "leave out --tls-ca, and MILLRACE_TLS_CA of the environment",
     "does not trust its certificate": "name the file of the authority that signed it with --tls-ca or MILLRACE_TLS_CA",
     "is for other names": "name it with --server by a name or address that its certificate has",
     "does it want TLS": "If so, use --tls-ca, or --tls-certificate and --tls-key with a certificate that it accepts",
 }
-"""What to do about a server that cannot be reached, by what the client's message says of TLS."""
+"""What to do about a server that cannot be reached, by what the client's message says of the cause."""
 
 _EXIT_CODES_BY_ADVICE = {
     "CORRECT": ExitCode.USAGE,
@@ -131,7 +133,7 @@ def sentence_of(error: "millrace_client.MillraceError", server: str) -> str:
     if error.reason not in ADVICE:
         return message
     if error.reason == "UNAVAILABLE" and (
-        advice := next((_TLS_ADVICE[one] for one in _TLS_ADVICE if one in message), "")
+        advice := next((_CONNECTION_ADVICE[one] for one in _CONNECTION_ADVICE if one in message), "")
     ):
         # Without gRPC's own words, which are in parentheses.
         cause = message.partition(" (")[0]

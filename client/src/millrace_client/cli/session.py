@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import millrace_client
+from millrace_client._endpoints import endpoint_problem
 from millrace_client._watchdog import TIMEOUT_SECONDS
 from millrace_client.cli.contexts import load_contexts
 from millrace_client.cli.exit_status import CommandError, ExitCode
@@ -21,26 +22,17 @@ CONTEXT_VARIABLE = "MILLRACE_CONTEXT"
 DEFAULT_SERVER = "127.0.0.1:7070"
 DEFAULT_PORT = 7070
 
-_PORT_MAX = 65535
 _TIMEOUT_SECONDS_MAX = 86_400
 _COMPLETION_SECONDS = 1.0
 
 
 def parse_server(text: str) -> str:
     """Adds the default port to `HOST`; returns other gRPC targets, such as `unix:PATH`, unchanged."""
-    if text.startswith("unix:") or "://" in text:
-        return text
-    host, colon, port = ("", "", "") if text.endswith("]") else text.rpartition(":")
-    if not colon:
-        host, port = text, str(DEFAULT_PORT)
-    is_bare_ipv6 = ":" in host and not host.startswith("[")
-    if not host or not host.isprintable() or " " in host or is_bare_ipv6 or not _is_port(port):
-        raise ValueError(f"{text!r} is not a server; write HOST:PORT, such as {DEFAULT_SERVER} or [::1]:{DEFAULT_PORT}")
-    return f"{host}:{port}"
-
-
-def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdigit() and 0 < int(text) <= _PORT_MAX
+    # A sentence about the address, which may begin with a scheme, has it whole.
+    server = text if ":" in text.rpartition("]")[2] or not text else f"{text}:{DEFAULT_PORT}"
+    if problem := endpoint_problem(server) if server.isprintable() else "is no address; write host:port":
+        raise ValueError(f"{text!r} {problem}")
+    return server
 
 
 def checked(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:

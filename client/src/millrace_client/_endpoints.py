@@ -1,0 +1,43 @@
+"""Addresses of servers, checked before anything is sent: gRPC itself would try for a while, and name another cause."""
+
+import re
+from collections.abc import Iterable
+
+from millrace_client.errors import BadArgumentError
+
+_RESOLVER_SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "vsock:", "xds:")
+"""Beginnings of gRPC's own forms, which are passed on as they are."""
+
+_HOST_AND_PORT = re.compile(r"(?:[^\s:/\[\]]+|\[[0-9A-Fa-f:.%]+\])(?::(?P<port>[0-9]+))?")
+_PORT_MAX = 65_535
+
+
+def endpoint_problem(endpoint: str) -> str:
+    """Returns what is wrong with an address, for a sentence that begins with it; an empty string if nothing is."""
+    if endpoint.startswith(_RESOLVER_SCHEMES):
+        return ""
+    scheme, mark, rest = endpoint.partition("://")
+    if mark:
+        tls = ", and connect over TLS by its own option" if scheme == "https" else ""
+        return f"has the scheme {scheme}, which gRPC does not use; write {rest.partition('/')[0] or 'host:port'}{tls}"
+    match = _HOST_AND_PORT.fullmatch(endpoint)
+    if match and match["port"] is None:
+        return f"has no port; write host:port, such as {endpoint}:7070"
+    if not match or not 0 < int(match["port"]) <= _PORT_MAX:
+        return "is no address; write host:port, such as 127.0.0.1:7070 or [::1]:7070"
+    return ""
+
+
+def checked_endpoint(endpoint: str) -> str:
+    """Returns an endpoint; raises BadArgumentError if it is no `host:port`, nor a form of gRPC's own."""
+    if problem := endpoint_problem(endpoint):
+        raise BadArgumentError(f"endpoint: {endpoint!r} {problem}")
+    return endpoint
+
+
+def check_endpoints(endpoints: str | Iterable[str]) -> tuple[str, ...]:
+    """Returns the endpoints without repeats; raises BadArgumentError if there are none, or one is malformed."""
+    listed = tuple(dict.fromkeys([endpoints] if isinstance(endpoints, str) else endpoints))
+    if not listed:
+        raise BadArgumentError("endpoints: is empty; give at least one, each as host:port")
+    return tuple(map(checked_endpoint, listed))
