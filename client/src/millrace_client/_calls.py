@@ -212,15 +212,13 @@ def find_sequence(channel: str, time: datetime) -> Call[FoundSequence]:
 
 def create_channel(name: str, config: ChannelConfig) -> Call[ChannelInfo]:
     """Creates a channel."""
-    request = _message(
-        admin_pb.CreateChannelRequest, name=name, config=_config(config, config.type or ChannelType.MEMORY)
-    )
+    request = _message(admin_pb.CreateChannelRequest, name=name, config=_config(config, ChannelType.MEMORY))
     return Call(_methods.CREATE_CHANNEL, request, _channel, channel=name)
 
 
 def update_channel(name: str, config: ChannelConfig) -> Call[ChannelUpdate]:
     """Changes a channel's limits."""
-    request = _message(admin_pb.UpdateChannelRequest, name=name, config=_config(config, config.type))
+    request = _message(admin_pb.UpdateChannelRequest, name=name, config=_config(config))
     return Call(_methods.UPDATE_CHANNEL, request, _decoding.channel_update, KEEP_ALIVE_SECONDS, name)
 
 
@@ -360,9 +358,13 @@ def _stamp(stamp: Stamp | None) -> event_pb2.ProducerStamp | None:
     )
 
 
-def _config(config: ChannelConfig, channel_type: ChannelType | None) -> admin_pb.ChannelConfig:
+def _config(config: ChannelConfig, default_type: ChannelType | None = None) -> admin_pb.ChannelConfig:
+    if not isinstance(config, ChannelConfig):
+        raise TypeError(
+            f"config: is a {type(config).__name__}; give a ChannelConfig, such as ChannelConfig(type=ChannelType.FILE)"
+        )
     message = admin_pb.ChannelConfig(
-        type=_number_of("type", channel_type, _decoding.CHANNEL_TYPES),
+        type=_number_of("type", config.type or default_type, _decoding.CHANNEL_TYPES),
         capacity=_within_or_none("capacity", config.capacity, _UINT64_MAX),
         transaction_capacity=_within_or_none("transaction_capacity", config.transaction_capacity, _UINT64_MAX),
         byte_capacity=_within_or_none("byte_capacity", config.byte_capacity, _UINT64_MAX),

@@ -16,7 +16,7 @@ from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import _methods
 from millrace_client._call_sequences import CallSequence
 from millrace_client._calls import Call
-from millrace_client._forks import FORKS, forked_error
+from millrace_client._forks import FORKS, Unpicklable, forked_error
 from millrace_client._methods import Method
 from millrace_client._settings import ConnectionSettings, Numbering, stream_repeats
 from millrace_client._watchdog import Watchdog
@@ -62,7 +62,7 @@ class _Opened:
         return known
 
 
-class Connection:
+class Connection(Unpicklable):
     """Executes calls. The first call opens it, in the process of the caller. Threads may share it."""
 
     def __init__(self, settings: ConnectionSettings) -> None:

@@ -1,4 +1,4 @@
-"""gRPC after a fork.
+"""gRPC in other processes: after a fork, and in copies that are sent there.
 
 gRPC supports a fork only if no thread is inside it at that moment; otherwise the child's first call never returns, not
 even at its deadline. So this module remembers whether a connection was busy, and refuses new connections in the child.
@@ -6,9 +6,19 @@ even at its deadline. So this module remembers whether a connection was busy, an
 
 import os
 import weakref
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from millrace_client.errors import ClientForkedError
+
+
+class Unpicklable:
+    """Base of what has connections, which belong to the process that made them."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "clients, producers and consumers cannot be pickled or copied, since their connections belong to "
+            "this process; connect in the worker"
+        )
 
 
 class Connected(Protocol):

@@ -170,9 +170,7 @@ def columns_of(events: Events) -> list[event_pb2.EventColumns]:
 
 
 def _rows(events: Events) -> Iterator[tuple[Mapping[str, str], bytes]]:
-    if isinstance(events, (str, bytes, bytearray)):
-        # Its characters, or its bytes as numbers, would be used as events.
-        raise TypeError(f"events: is one {type(events).__name__}; give a list of events")
+    check_several(events)
     for event in events:
         if isinstance(event, bytes):
             yield _NO_HEADERS, event
@@ -182,6 +180,13 @@ def _rows(events: Events) -> Iterator[tuple[Mapping[str, str], bytes]]:
             yield _NO_HEADERS, event.encode()
         else:
             raise TypeError(f"events: holds a {type(event).__name__}; give Event, bytes or str")
+
+
+def check_several(events: object) -> None:
+    """Raises TypeError if this is no iterable of events."""
+    # The characters of text, bytes as numbers, and the keys of a mapping would be used as events.
+    if isinstance(events, (str, bytes, bytearray, Mapping)) or not isinstance(events, Iterable):
+        raise TypeError(f"events: is a {type(events).__name__}; give a list of events")
 
 
 def _checked(event: Event) -> tuple[Mapping[str, str], bytes]:

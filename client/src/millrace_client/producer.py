@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from millrace_client._endpoints import check_endpoints
-from millrace_client._forks import forked_error
+from millrace_client._forks import Unpicklable, forked_error
 from millrace_client._settings import new_txn_id
 from millrace_client.errors import BadArgumentError, SendAttempt, SendResult
-from millrace_client.events import Event, Events
+from millrace_client.events import Event, Events, check_several
 from millrace_client.producing.accumulator import Accumulator
 from millrace_client.producing.channel_buffer import ChannelBuffer
 from millrace_client.producing.config import Overflow, ProducerConfig, Routing
@@ -34,7 +34,7 @@ CLOSE_SECONDS = 60.0
 """How long `close` waits by default."""
 
 
-class BaseProducer:
+class BaseProducer(Unpicklable):
     """The part of a producer that does not depend on how its engine runs; base of both APIs' producers."""
 
     def __init__(  # noqa: PLR0913 - all but the first have defaults
@@ -211,8 +211,7 @@ class Producer(BaseProducer):
             ProducerClosedError: The producer is closed.
             ClientForkedError: The producer belongs to another process.
         """
-        if isinstance(events, (str, bytes, bytearray)):
-            raise TypeError(f"events: is one {type(events).__name__}; give several, or use send")
+        check_several(events)
         if key is not None:
             check_key(key)
         buffer = self._buffers.get(channel) or self._open_buffer(channel)

@@ -1,11 +1,13 @@
 """Transactions against a scripted server, in both variants."""
 
+import asyncio
 from typing import Any
 
 import grpc
 import pytest
 
 import millrace_client as millrace
+import millrace_client.aio
 from millrace.columns import columns_from_events
 from millrace.v1 import channel_service_pb2 as pb
 from tests.unit.client.fake_server import FakeServer, RefusalError, unavailable
@@ -261,3 +263,17 @@ def test_append_that_fails_half_way_is_rolled_back(orders: Any, server: FakeServ
         orders.append(events)
     assert len(server.requests["Rollback"]) == 1
     assert "Commit" not in server.requests
+
+
+async def test_take_for_asyncio_is_awaited_iterated_and_scheduled(server: FakeServer) -> None:
+    """`async for` needs no `await` before it, and a task can run the take."""
+    server.script("BeginTxn", pb.BeginTxnResponse(lease={"seconds": 30}))
+    server.script("Rollback", pb.RollbackResponse())
+    server.script("Take", taken(1, b"a", take_count=1), taken(2, b"b", take_count=2), taken(3, b"c", take_count=3))
+    async with millrace_client.aio.connect(server.address) as client:
+        txn = await client.channel("orders").transaction().begin()
+        bodies = [batch.bodies() async for batch in txn.take()]
+        bodies += [batch.bodies() for batch in await txn.take()]
+        bodies += [batch.bodies() for batch in await asyncio.create_task(txn.take())]
+        await txn.rollback()
+    assert bodies == [[b"a"], [b"b"], [b"c"]]

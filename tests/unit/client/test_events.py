@@ -76,10 +76,10 @@ def test_events_of_nothing_are_no_batches() -> None:
     assert columns_of([]) == []
 
 
-@pytest.mark.parametrize("single", [b"abc", "abc", bytearray(b"abc")])
+@pytest.mark.parametrize("single", [b"abc", "abc", bytearray(b"abc"), None, 7, {"body": b"a"}, millrace.Event(b"a")])
 def test_single_event_is_not_taken_for_many(single: Any) -> None:
-    """A string is not taken for a sequence of events."""
-    with pytest.raises(TypeError, match="events"):
+    """Neither characters nor keys become events, and what is no list at all is named."""
+    with pytest.raises(TypeError, match=f"events: is a {type(single).__name__}; give a list of events"):
         columns_of(single)
 
 

@@ -12,6 +12,7 @@ from millrace_client._calls import ConsumeLimits, TakeLimits
 from millrace_client._settings import new_txn_id
 from millrace_client.aio._connection import Connection
 from millrace_client.aio.consume import Deliveries
+from millrace_client.aio.taking import Taking
 from millrace_client.claim import GrantedClaim
 from millrace_client.events import Batch, Event, FoundSequence, Receipt, Stamp, columns_of
 from millrace_client.transaction import TransactionState
@@ -20,7 +21,7 @@ from millrace_client.transaction import TransactionState
 class Transaction(TransactionState):
     """Puts and takes that commit or roll back together, for one task at a time.
 
-    The methods are those of `millrace_client.Transaction`, to be awaited.
+    The methods are those of `millrace_client.Transaction`, to be awaited. `async for batch in txn.take()` works, too.
     """
 
     def __init__(self, connection: Connection, channel: str, lease_seconds: float | None, txn_id: str) -> None:
@@ -45,8 +46,9 @@ class Transaction(TransactionState):
     async def _put(self, batches: list[event_pb2.EventColumns]) -> int:
         return await self._connection.drive(self._sequences.put(encoded_parts(batches)))
 
-    async def take(self, max_events: int = 0, max_bytes: int = 0, wait_seconds: float | None = None) -> list[Batch]:
-        return await self._connection.drive(self._sequences.take(TakeLimits(max_events, max_bytes, wait_seconds)))
+    def take(self, max_events: int = 0, max_bytes: int = 0, wait_seconds: float | None = None) -> Taking:
+        limits = TakeLimits(max_events, max_bytes, wait_seconds)
+        return Taking(self._connection.drive(self._sequences.take(limits)))
 
     async def renew(self) -> float:
         return await self._connection.drive(self._sequences.renew())

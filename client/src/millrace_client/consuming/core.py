@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from millrace_client._calls import consume_start
+from millrace_client._forks import Unpicklable
 from millrace_client._retries import Backoff
 from millrace_client.consuming.config import ConsumerConfig, subscriptions_of
 from millrace_client.consuming.delivery_buffer import DeliveryBuffer
@@ -218,7 +219,7 @@ class ConsumerEngine(Generic[DeliveryT]):
 EngineT = TypeVar("EngineT", bound=ConsumerEngine[Any])
 
 
-class BaseConsumer(Generic[EngineT]):
+class BaseConsumer(Unpicklable, Generic[EngineT]):
     """The part of a consumer that does not depend on how its engine runs; base of both APIs' consumers."""
 
     _engine: EngineT
