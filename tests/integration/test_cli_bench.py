@@ -71,7 +71,7 @@ def test_bench_put_into_a_full_channel_says_what_it_waits_for_and_ends(shared_se
     result = run_millrace(shared_server.grpc, *arguments)
     waiting, ending = result.stderr.decode().splitlines()
     assert result.returncode == ExitCode.LATER
-    assert waiting.endswith("; waiting")
+    assert waiting.endswith("; waiting for up to 2 s")
     for sentence in (waiting, ending):
         assert sentence.startswith("millrace: the channel holds 100 events of 100")
     assert "make room with" in ending

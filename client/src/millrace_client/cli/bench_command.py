@@ -11,7 +11,7 @@ from millrace_client import Client, MillraceError, Producer, ProducerConfig, Sen
 from millrace_client.cli.bench_load import STAMP_BYTES, Figures, Load, measure_put, measure_take
 from millrace_client.cli.exit_status import CommandError, ExitCode
 from millrace_client.cli.session import ChannelArgument, JsonOption, Session, seconds_option, with_client, with_options
-from millrace_client.cli.terminal import note
+from millrace_client.cli.terminal import note, note_to_terminal
 from millrace_client.producer import ProducerHooks
 
 SECONDS = 10.0
@@ -72,6 +72,7 @@ def put(
     Latencies are from sending an event until the server has stored it. A full channel is waited for, up to --timeout.
     """
     client.admin.get_channel(channel)
+    note_to_terminal(f"sending events to {channel} {_extent(load)}")
     _write({"put": _put(client, session, channel, load)}, as_json=as_json)
 
 
@@ -90,6 +91,7 @@ def take(
     Ends when the channel is empty. Latencies are from `millrace bench put` on the same machine until delivery.
     """
     client.admin.get_channel(channel)
+    note_to_terminal(f"taking events of {channel} for up to {seconds:g} s, or until it is empty")
     taken = measure_take(client.channel(channel), events, lambda: _is_empty(client, channel), seconds)
     _write({"take": taken}, as_json=as_json)
 
@@ -110,6 +112,7 @@ def both(
             f"the channel {channel} holds events, which this command would remove; use another, or empty it with "
             f"`millrace channel purge {channel}`",
         )
+    note_to_terminal(f"sending events to {channel} and taking them {_extent(load)}")
     stopping = threading.Event()
     with ThreadPoolExecutor(1) as taking:
         taken = taking.submit(
@@ -131,20 +134,26 @@ def both(
         _write({"put": sent, "take": taken.result()}, as_json=as_json)
 
 
+def _extent(load: dict[str, Any]) -> str:
+    seconds = f"for {load['seconds']:g} s"
+    return seconds if load["event_count"] is None else f"until there are {load['event_count']:,}, or {seconds}"
+
+
 def _is_empty(client: Client, channel: str) -> bool:
     return not client.admin.get_channel(channel).gauges.queued_events
 
 
 class _TroubleNotes(ProducerHooks):
-    """Notes why events cannot be stored, each reason once."""
+    """Notes why events cannot be stored and how long they are waited for, each reason once."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_seconds: float) -> None:
+        self._patience_seconds = patience_seconds
         self._noted: set[str] = set()
 
     def attempt_failed(self, channel: str, attempt: SendAttempt, event_count: int, retry_seconds: float | None) -> None:  # noqa: ARG002 - the signature of the hook
         if retry_seconds is not None and attempt.reason not in self._noted:
             self._noted.add(attempt.reason)
-            note(f"{attempt.message}; waiting")
+            note(f"{attempt.message}; waiting for up to {self._patience_seconds:g} s")
 
 
 def _put(client: Client, session: Session, channel: str, load: dict[str, Any]) -> Figures:
@@ -155,7 +164,9 @@ def _put(client: Client, session: Session, channel: str, load: dict[str, Any]) -
         delivery_timeout_seconds=timeout_seconds,
         max_block_seconds=timeout_seconds + _BUFFER_WAIT_SECONDS,
     )
-    with Producer(client.endpoint, channel, config=config, hooks=_TroubleNotes(), **session.security) as producer:
+    with Producer(
+        client.endpoint, channel, config=config, hooks=_TroubleNotes(timeout_seconds), **session.security
+    ) as producer:
         return measure_put(producer, Load(**load))
 
 
