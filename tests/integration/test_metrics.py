@@ -1,5 +1,6 @@
 """The metrics of a server: their names, types and documentation, and their values against what clients did."""
 
+import json
 import re
 import shutil
 import ssl
@@ -68,6 +69,14 @@ class Watched:
             for sample in family.samples
             if sample.name == name and sample.labels.items() >= labels.items()
         )
+
+
+def promtool(*arguments: str, text: str = "") -> int:
+    """Runs promtool; returns its exit code, and shows what it says if the test fails."""
+    if (program := shutil.which("promtool")) is None:
+        pytest.skip("promtool is not installed; it is in Debian's package prometheus")
+    ended = subprocess.run([program, *arguments], input=text, text=True, timeout=WAIT_SECONDS_MAX, check=False)
+    return ended.returncode
 
 
 @pytest.fixture(scope="module")
@@ -166,17 +175,19 @@ def test_formats_tell_the_same_metrics(watched: Watched) -> None:
 
 def test_metrics_follow_the_rules_of_promtool(watched: Watched) -> None:
     """Names, types, units and help texts pass its checks."""
-    if (promtool := shutil.which("promtool")) is None:
-        pytest.skip("promtool is not installed; it is in Debian's package prometheus")
-    checked = subprocess.run(
-        [promtool, "check", "metrics"],
-        input=watched.text(),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_SECONDS_MAX,
-        check=False,
-    )
-    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+    assert promtool("check", "metrics", text=watched.text()) == 0
+
+
+def test_queries_of_the_page_are_valid(tmp_path: Path) -> None:
+    """They are in PromQL, and about metrics that exist."""
+    [queries] = re.findall(r"```promql\n(.*?)```", PAGE, re.DOTALL)
+    expressions = [line for line in queries.splitlines() if line and not line.startswith("#")]
+    rules = [{"record": f"query:{number}", "expr": text} for number, text in enumerate(expressions)]
+    (tmp_path / "rules.yaml").write_text(json.dumps({"groups": [{"name": "page", "rules": rules}]}))
+    assert promtool("check", "rules", str(tmp_path / "rules.yaml")) == 0
+    table = PAGE.replace(queries, "")
+    for name in set(re.findall(r"millrace_\w+", queries)):
+        assert f"`{re.sub('_(bucket|sum|count)$', '', name)}`" in table
 
 
 def test_page_lists_every_metric_with_its_type_and_labels(watched: Watched) -> None:

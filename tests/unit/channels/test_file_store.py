@@ -1,5 +1,6 @@
 import asyncio
 import errno
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,25 @@ async def test_open_after_a_close_reads_almost_nothing(stores: Stores) -> None:
     assert (await append(found, b"b", stamp=Stamp("p", 2, 2))).is_deduplicated
     assert (await found.claim("r", None, takeover=False)).epoch == claim.epoch + 1 > store.storage.epochs_from
     found.claims.forget()
+
+
+async def test_replay_bytes_are_what_the_next_open_reads(stores: Stores) -> None:
+    """With segments and without, and hardly anything after a checkpoint."""
+    store, channel = await stores.open(segment_bytes_max=4_096, checkpoint_interval_seconds=3_600)
+    assert store.replay_bytes == 0
+    for number in range(40):
+        await append(channel, bytes(400), b"%d" % number)
+    assert store.segment_count > 1
+    copied = Path(shutil.copytree(stores.base, stores.base.with_name("copied")))
+    promised = store.replay_bytes
+    found = FileStores(copied, OsDisk())
+    progress = ReplayProgress()
+    again = await found.open("orders", file_limits(), progress, stores.changes.append)
+    assert 0.9 * promised <= progress.bytes_done <= promised
+    await again.close()
+    await stores.close(store)
+    store, _ = await stores.open()
+    assert store.replay_bytes < 100
 
 
 async def test_open_reports_how_far_it_is(stores: Stores) -> None:

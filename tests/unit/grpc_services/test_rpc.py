@@ -1,4 +1,5 @@
-from contextlib import ExitStack
+import asyncio
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import grpc
@@ -7,11 +8,13 @@ from grpc import aio
 
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import _settings
-from millrace_client._methods import APPEND, ROLLBACK
+from millrace_client._methods import APPEND, RELEASE, ROLLBACK
 from millrace_client._settings import channel_options
 from millrace_server.errors import ChannelFullError, MillraceError, OverloadedError, ReplayingError
 from millrace_server.grpc_services.messages import Columns
 from millrace_server.grpc_services.rpc import InflightBytes, Rpcs
+from millrace_server.histograms import Histograms
+from tests.file_channels import until
 
 
 def test_admit_within_the_limits_admits() -> None:
@@ -72,19 +75,26 @@ def test_admit_when_the_request_is_done_gives_its_bytes_back(error: type[Excepti
     assert inflight._total == 0
 
 
+def durations_of(histograms: Histograms) -> dict[tuple[str, ...], int]:
+    return {labels: count for labels, each in histograms.rpcs if (count := sum(each.counts))}
+
+
 class Refusing:
     """A server that refuses the first calls with these errors, and a client's connection to it."""
 
     def __init__(self, *refusals: MillraceError) -> None:
         self._refusals = list(refusals)
         self.call_count = 0
+        self.histograms = Histograms()
+        self.is_called = asyncio.Event()
 
     async def __aenter__(self) -> aio.Channel:
         self._server = aio.server()
-        rpcs = Rpcs(InflightBytes(1 << 20, 1 << 20))
+        rpcs = Rpcs(InflightBytes(1 << 20, 1 << 20), histograms=self.histograms)
         handlers = {
             ROLLBACK.name: rpcs.unary(pb.RollbackRequest, self._roll_back),
             APPEND.name: rpcs.unary_with_events(pb.AppendRequest, self._append),
+            RELEASE.name: rpcs.unary(pb.ReleaseRequest, self._release),
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(ROLLBACK.service, handlers),))
         port = self._server.add_insecure_port("127.0.0.1:0")
@@ -103,6 +113,11 @@ class Refusing:
     async def _append(self, _request: pb.AppendRequest, _columns: Columns | None) -> pb.AppendResponse:
         self._refuse()
         return pb.AppendResponse()
+
+    async def _release(self, _request: pb.ReleaseRequest) -> pb.ReleaseResponse:
+        self.is_called.set()
+        await asyncio.Event().wait()
+        raise AssertionError("nothing wakes it")
 
     def _refuse(self) -> None:
         self.call_count += 1
@@ -134,3 +149,21 @@ async def test_calls_that_are_refused_for_longer_are_not_repeated() -> None:
     assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
     assert "grpc-status-details-bin" in dict(refused.value.trailing_metadata())
     assert refusing.call_count == 1
+
+
+async def test_calls_are_timed_by_the_code_that_they_end_with() -> None:
+    """Also those that are refused, and those whose caller leaves."""
+    refusing = Refusing(ChannelFullError("full", retry_delay_seconds=9.0))
+    async with refusing as connection:
+        for _ in range(3):
+            with suppress(aio.AioRpcError):
+                await called(connection, APPEND.path, b"")
+        leaving = asyncio.ensure_future(called(connection, RELEASE.path, b""))
+        await refusing.is_called.wait()
+        leaving.cancel()
+        await until(lambda: len(durations_of(refusing.histograms)) == 3)
+    assert durations_of(refusing.histograms) == {
+        ("Append", "RESOURCE_EXHAUSTED"): 1,
+        ("Append", "OK"): 2,
+        ("Release", "CANCELLED"): 1,
+    }

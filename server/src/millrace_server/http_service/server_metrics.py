@@ -19,7 +19,7 @@ from prometheus_client.utils import floatToGoString
 from millrace_server.access.control import AccessControl
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.histograms import Histogram, HistogramFamily, Histograms
-from millrace_server.network.tls import TlsFiles
+from millrace_server.network.tls import expiry_times
 
 
 class HistogramCollector(Collector):
@@ -61,9 +61,8 @@ class ServerCollector(Collector):
         is_draining: Whether the server stops.
     """
 
-    def __init__(self, registry: ChannelRegistry, tls: TlsFiles | None, access: AccessControl | None) -> None:
+    def __init__(self, registry: ChannelRegistry, access: AccessControl | None) -> None:
         self._registry = registry
-        self._tls = tls
         self._access = access
         self.is_draining = False
 
@@ -83,8 +82,7 @@ class ServerCollector(Collector):
         for reason, count in sorted(self._registry.refused.items()):
             refusals.add_metric([reason], count)
         yield refusals
-        if self._tls is not None:
-            yield _expiry_of(self._tls)
+        yield _expiry()
         if self._access is not None:
             yield from self._quotas(self._access)
 
@@ -111,12 +109,12 @@ class ServerCollector(Collector):
         yield from (used, rates, refusals, opened, opened_max)
 
 
-def _expiry_of(tls: TlsFiles) -> Metric:
+def _expiry() -> Metric:
     expiry = GaugeMetricFamily(
         "millrace_tls_certificate_expiry_timestamp_seconds",
-        "When the first certificate in a file expires, since 1970: the server's, or of who signs those of clients.",
+        "When the first certificate in a file expires, since 1970: a listener's, or of who signs those of clients.",
         labels=["file"],
     )
-    for path, expiry_time in tls.material.expiry_times.items():
+    for path, expiry_time in sorted(expiry_times().items()):
         expiry.add_metric([str(path)], expiry_time.timestamp())
     return expiry

@@ -65,7 +65,7 @@ class HttpService:
         self._access = access
         self._console = console
         self._collectors = CollectorRegistry()
-        self._server_metrics = ServerCollector(registry, tls, access)
+        self._server_metrics = ServerCollector(registry, access)
         for own in (ComponentCollector(components), HistogramCollector(registry.histograms), self._server_metrics):
             self._collectors.register(own)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):

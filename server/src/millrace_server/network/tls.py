@@ -103,6 +103,14 @@ class TlsMaterial(NamedTuple):
     """When the first certificate in each file expires."""
 
 
+_followed = set["TlsFiles"]()
+
+
+def expiry_times() -> dict[Path, datetime]:
+    """Returns when the first certificate in each file expires, for all files that listeners of this process follow."""
+    return {path: when for files in _followed for path, when in files.material.expiry_times.items()}
+
+
 class TlsFiles:
     """The files of a listener, as they are now. Files that do not fit together leave the former ones in force."""
 
@@ -116,7 +124,11 @@ class TlsFiles:
 
     async def follow(self) -> None:
         """Reads changed files again, and warns of their expiry, until it is cancelled."""
-        await follow(self._check, "the TLS files")
+        _followed.add(self)
+        try:
+            await follow(self._check, "the TLS files")
+        finally:
+            _followed.discard(self)
 
     def _check(self) -> None:
         self.refresh()
