@@ -39,13 +39,26 @@ def _is_sent_to_the_build(path: str) -> bool:
 
 
 @pytest.fixture
-def service() -> dict[str, Any]:
-    """The service of compose.yaml that needs no secrets."""
-    services = yaml.safe_load(COMPOSE.read_text())["services"]
-    assert list(services) == ["millraced", "secured"]
+def services() -> dict[str, Any]:
+    """The services of compose.yaml: the one that starts by default, and the one for trying."""
+    found = yaml.safe_load(COMPOSE.read_text())["services"]
+    assert isinstance(found, dict)
+    assert list(found) == ["millraced", "insecure"]
+    assert "profiles" not in found["millraced"]
+    return found
+
+
+@pytest.fixture
+def service(services: dict[str, Any]) -> dict[str, Any]:
     found = services["millraced"]
     assert isinstance(found, dict)
     return found
+
+
+@pytest.fixture
+def image_settings(secrets: Path) -> Settings:
+    """The configuration with which the image serves by default."""
+    return _loaded((ROOT / "deploy" / "container.toml").read_text(), ["/run/secrets"], secrets)
 
 
 @pytest.fixture
@@ -112,20 +125,19 @@ def test_last_stage_of_the_dockerfile_does_not_run_as_root() -> None:
     assert names.index("USER") < names.index("ENTRYPOINT")
 
 
-def test_health_check_compared_with_the_configuration_asks_the_right_port() -> None:
-    """The health check uses the port of the container's configuration, and both ports are exposed."""
-    server = load_settings(ROOT / "deploy" / "container.toml").server
-    ports = [Address.parse(address).port for address in (server.listen, server.http_listen)]
-    assert ("ENV", f'MILLRACE_HEALTH_URL="http://127.0.0.1:{ports[1]}/healthz"') in _instructions()
+def test_health_check_compared_with_the_configuration_asks_the_right_port(image_settings: Settings) -> None:
+    """The health check uses the port of the container's configuration, over TLS, and both ports are exposed."""
+    ports = list(_ports(image_settings).values())
+    assert ("ENV", f'MILLRACE_HEALTH_URL="https://127.0.0.1:{ports[1]}/healthz"') in _instructions()
     (exposed,) = (rest for name, rest in _instructions() if name == "EXPOSE")
     assert [int(port) for port in exposed.split()] == ports
 
 
-def test_data_of_the_container_is_kept_in_its_volume(service: dict[str, Any]) -> None:
+def test_data_of_the_container_is_kept_in_its_volume(service: dict[str, Any], image_settings: Settings) -> None:
     """The persistent data is in the volume, in the image and in Compose."""
-    server = load_settings(ROOT / "deploy" / "container.toml").server
-    assert ("VOLUME", str(server.data_dir)) in _instructions()
-    assert f"data:{server.data_dir}" in service["volumes"]
+    data_dir = image_settings.server.data_dir
+    assert ("VOLUME", str(data_dir)) in _instructions()
+    assert f"data:{data_dir}" in service["volumes"]
     assert "data" in yaml.safe_load(COMPOSE.read_text())["volumes"]
 
 
@@ -142,19 +154,32 @@ def test_compose_read_as_yaml_names_files_that_exist(service: dict[str, Any]) ->
         assert mode == "ro"
 
 
-def test_compose_ports_are_published_to_this_machine_only(service: dict[str, Any]) -> None:
-    """Since nothing is encrypted, other machines cannot connect by default."""
-    assert service["ports"]
-    assert all(str(port).startswith("127.0.0.1:") for port in service["ports"])
-    assert service["cap_drop"] == ["ALL"]
-    assert service["read_only"] is True
+def test_services_in_compose_have_no_rights_that_they_do_not_need(services: dict[str, Any]) -> None:
+    """Neither of the two may change its image, nor have capabilities."""
+    for one in services.values():
+        assert one["cap_drop"] == ["ALL"]
+        assert one["read_only"] is True
 
 
-def test_stop_grace_period_in_compose_is_above_the_servers(service: dict[str, Any]) -> None:
+def test_service_without_tls_in_compose_is_published_to_this_machine_only(services: dict[str, Any]) -> None:
+    """Nobody starts it without asking for it, by its configuration's name."""
+    insecure = services["insecure"]
+    assert insecure["profiles"] == ["insecure"]
+    assert insecure["ports"]
+    assert all(str(port).startswith("127.0.0.1:") for port in insecure["ports"])
+    target = insecure["command"][-1]
+    (source,) = (shlex.split(rest)[0] for name, rest in _instructions() if name == "COPY" and rest.endswith(target))
+    settings = load_settings(ROOT / source)
+    assert settings.server.allow_anonymous
+    assert f"insecure-data:{settings.server.data_dir}" in insecure["volumes"]
+    assert insecure["environment"]["MILLRACE_HEALTH_URL"] == f"http://127.0.0.1:{_ports(settings)['http']}/healthz"
+
+
+def test_stop_grace_period_in_compose_is_above_the_servers(service: dict[str, Any], image_settings: Settings) -> None:
     """The engine kills the daemon only after its own grace time."""
     match = SUFFIX_SECONDS.fullmatch(service["stop_grace_period"])
     assert match is not None
-    assert float(match[1]) > load_settings(ROOT / "deploy" / "container.toml").server.shutdown_grace_seconds
+    assert float(match[1]) > image_settings.server.shutdown_grace_seconds
 
 
 def _allows(settings: Settings, identity: str, wanted: str) -> bool:
@@ -163,22 +188,20 @@ def _allows(settings: Settings, identity: str, wanted: str) -> bool:
     return any(fnmatch(wanted, grant) for role in roles for grant in settings.roles[role].allow)
 
 
-def test_secured_service_in_compose_serves_over_tls_and_with_tokens(secrets: Path) -> None:
-    """Its configuration names the secrets where they are mounted, and its health check asks over TLS."""
+def test_image_serves_over_tls_and_with_tokens_by_default(
+    service: dict[str, Any], image_settings: Settings, secrets: Path
+) -> None:
+    """Its configuration names the secrets where Compose mounts them."""
     compose = yaml.safe_load(COMPOSE.read_text())
-    service = compose["services"]["secured"]
     assert all(compose["secrets"][name] == {"file": f"./secrets/{name}"} for name in service["secrets"])
-    assert service["configs"] == [{"source": "secured", "target": "/etc/millrace/millrace.toml"}]
-    settings = _loaded(compose["configs"]["secured"]["content"], ["/run/secrets"], secrets)
-    assert settings.server.tls is not None
-    assert settings.auth is not None
-    named = (settings.server.tls.certificate, settings.server.tls.private_key, settings.auth.tokens_file)
+    assert image_settings.server.tls is not None
+    assert image_settings.auth is not None
+    tls, auth = image_settings.server.tls, image_settings.auth
+    named = (tls.certificate, tls.private_key, auth.tokens_file)
     assert list(named) == [secrets / name for name in service["secrets"]]
-    assert f"{settings.server.data_dir}" in [volume.partition(":")[2] for volume in service["volumes"]]
+    assert (image_settings.server.allow_plaintext, image_settings.server.allow_anonymous) == (False, False)
     assert service["ports"][0] == "7070:7070"
-    assert service["environment"]["MILLRACE_HEALTH_URL"] == "https://127.0.0.1:7071/healthz"
-    assert _allows(settings, "web", "append:web.access")
-    assert service["cap_drop"] == ["ALL"]
+    assert _allows(image_settings, "web", "append:web.access")
 
 
 MOUNTED = ("/etc/millrace-tls", "/var/run/secrets/kubernetes.io/serviceaccount")
