@@ -40,7 +40,7 @@ class Hour:
         await self.history.sample()
 
     def rates(self) -> Rates:
-        return self.history.rates(ORDERS, sample_of_channel(self.registry.find("orders")))
+        return self.history.rates(ORDERS, sample_of_channel(self.registry.get("orders")))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from millrace_server.agent.components import Component
-from millrace_server.channels.channel_handle import ChannelHandle
+from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry, TimeSlices
 
 SAMPLE_SECONDS = 10.0
@@ -47,6 +47,9 @@ class Rates(NamedTuple):
     take: float | None
 
 
+_UNKNOWN_RATES = Rates(None, None)
+
+
 class Span(NamedTuple):
     """Samples of equal distance and what happened between them; None where it is not known."""
 
@@ -67,9 +70,8 @@ def component_key(component: Component) -> Key:
     return component.kind.key, component.name
 
 
-def sample_of_channel(handle: ChannelHandle) -> Sample:
-    """Returns a channel as it is now."""
-    channel = handle.channel_if_open
+def sample_of_channel(channel: Channel | None) -> Sample:
+    """Returns a channel as it is now; None stands for one that is not open."""
     if channel is None:
         return _UNKNOWN
     counters = channel.counters
@@ -115,7 +117,7 @@ class History:
             if (channel := handle.channel_if_open) is not None:
                 # It compares with what it was asked before: so there is an answer once somebody looks.
                 channel.forecast()
-            found[channel_key(handle.name)] = sample_of_channel(handle)
+            found[channel_key(handle.name)] = sample_of_channel(channel)
         for component in self._components:
             found[component_key(component)] = Sample(put_count=component.event_count)
         self._append(found)
@@ -134,16 +136,16 @@ class History:
         """Returns the rates from the latest sample that is old enough until now."""
         clock = self._clock()
         index = bisect_right(self._times, clock - _RATE_SECONDS_MIN) - 1
-        before = self._sample(key, index)
-        if before is None:
-            return Rates(None, None)
-        seconds = clock - self._times[index]
-        return Rates(_rate(before.put_count, now.put_count, seconds), _rate(before.take_count, now.take_count, seconds))
-
-    def _sample(self, key: Key, index: int) -> Sample | None:
-        samples = self._samples.get(key, ())
+        samples = self._samples.get(key)
+        if index < 0 or samples is None:
+            return _UNKNOWN_RATES
         start = len(samples) - _WIDTH * (len(self._times) - index)
-        return Sample(*samples[start : start + _WIDTH]) if index >= 0 and start >= 0 else None
+        if start < 0:
+            return _UNKNOWN_RATES
+        seconds = clock - self._times[index]
+        return Rates(
+            _rate(samples[start + 1], now.put_count, seconds), _rate(samples[start + 2], now.take_count, seconds)
+        )
 
     def depths(self, key: Key, points_max: int) -> list[float | None]:
         """Returns the depths of the last hour, the newest last, at most so many."""

@@ -1,5 +1,6 @@
 """The overview: all channels, what is wrong first."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal
@@ -18,6 +19,10 @@ from millrace_server.console.troubles import (
 
 _TROUBLES_MAX = 100
 _SPARKLINE_POINTS = 60
+
+# An answer for so many channels takes less than a hundredth of this time.
+_POLL_SECONDS = 2.0
+_CHANNELS_OF_A_POLL = 1_000
 
 _WEIGHTS = {Severity.ERROR: 2, Severity.WARNING: 1}
 
@@ -47,11 +52,12 @@ class Overview:
         all_troubles = sorted([*self._other_troubles(), *troubles.values()], key=_by_weight)
         return {
             "time": time.time(),
+            "poll_seconds": _POLL_SECONDS * max(math.ceil(len(readings) / _CHANNELS_OF_A_POLL), 1),
             "channel_count": len(readings),
             "total": len(shown),
             "put_rate": sum(one.rates.put or 0.0 for one in readings),
             "take_rate": sum(one.rates.take or 0.0 for one in readings),
-            "queued_events": sum(one.gauges.queued_events for one in readings if one.gauges is not None),
+            "queued_events": sum(one.gauges.queued_events for one in readings if one.depth and one.gauges),
             "channels": [
                 row_document(one, troubles.get(one.name))
                 | {"depths": self._shown.history.depths(channel_key(one.name), _SPARKLINE_POINTS)}

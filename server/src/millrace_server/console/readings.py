@@ -10,7 +10,7 @@ from millrace_server.channels.channel_handle import ChannelHandle
 from millrace_server.channels.forecast import Forecast
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.configuration.settings import Settings
-from millrace_server.console.history import History, Rates, channel_key, sample_of_channel
+from millrace_server.console.history import History, channel_key, sample_of_channel
 from millrace_server.network.tls import TlsFiles
 
 _MICROS = 1_000_000
@@ -42,21 +42,21 @@ class ShownServer:
 
 
 class ChannelReading:
-    """A channel at one moment. What few pages need is computed when it is asked for."""
+    """A channel at one moment. What is read of few channels is read when it is asked for."""
 
     def __init__(self, handle: ChannelHandle, history: History) -> None:
+        channel = handle.channel_if_open
         self.handle = handle
         self.name = handle.name
-        self._history = history
-        channel = handle.channel_if_open
         self.channel = channel
-        self.gauges: ChannelGauges | None = None if channel is None else channel.gauges()
-        self.depth = 0 if channel is None else channel.event_count
+        sample = sample_of_channel(channel)
+        self.depth = 0 if channel is None else int(sample.depth)
         self.fill = 0.0 if channel is None else channel.used_fraction
+        self.rates = history.rates(channel_key(handle.name), sample)
 
     @cached_property
-    def rates(self) -> Rates:
-        return self._history.rates(channel_key(self.name), sample_of_channel(self.handle))
+    def gauges(self) -> ChannelGauges | None:
+        return None if self.channel is None else self.channel.gauges()
 
     @cached_property
     def forecast(self) -> Forecast:

@@ -66,11 +66,9 @@ def _troubles_of_channel(reading: ChannelReading, dead_letter_channels: Collecti
     handle, name = reading.handle, reading.name
     if (advice := _STATE_ADVICE.get(handle.state)) is not None:
         yield Trouble("channel", name, Severity.ERROR, handle.trouble, advice)
-    if reading.gauges is None:
-        return
-    yield from _capacity_troubles(reading)
     if not reading.depth:
         return
+    yield from _capacity_troubles(reading)
     if name in dead_letter_channels:
         yield Trouble(
             "channel",
