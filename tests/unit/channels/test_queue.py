@@ -63,6 +63,16 @@ def test_take_that_cannot_read_a_batch_takes_nothing(queue: EventQueue, limits: 
     assert bodies_of(broken.take(portion(events_max=3))) == [b"a", b"b", b"c"]
 
 
+def test_take_events_that_cannot_be_read_takes_none(queue: EventQueue) -> None:
+    """Those before the damage stay in their places."""
+    damaged = StoredColumns.in_log(Location(1, 64, 100), DamagedSource(), 2, 2, 100)
+    broken = queue_of(*queue.take(portion(events_max=3)), StoredBatch(4, Window.whole(damaged)))
+    with pytest.raises(ChannelCorruptError):
+        broken.take_events([2, 4])
+    assert (broken.first_sequence, broken.event_count) == (1, 5)
+    assert bodies_of(broken.take_events([3, 1])) == [b"c", b"a"]
+
+
 def test_remove_through_the_middle_of_a_batch_that_cannot_be_read_removes_nothing(queue: EventQueue) -> None:
     """The events before it stay too, and can be removed."""
     damaged = StoredColumns.in_log(Location(1, 64, 100), DamagedSource(), 3, 3, 100)
@@ -267,6 +277,15 @@ class QueueModel(RuleBasedStateMachine):
         removed = numbered(self.queue.remove_through(sequence))
         assert removed == [event for event in self.expected if event[0] <= sequence]
         self.expected = self.expected[len(removed) :]
+
+    @rule(data=st.data())
+    def take_events(self, data: st.DataObject) -> None:
+        wanted = data.draw(st.lists(st.integers(0, self.next_sequence), max_size=4))
+        taken = self.queue.take_events(wanted)
+        assert sorted(numbered(taken)) == [event for event in self.expected if event[0] in wanted]
+        self.expected = [event for event in self.expected if event[0] not in wanted]
+        if taken:
+            self.away.append(taken)
 
     @rule(data=st.data())
     def read(self, data: st.DataObject) -> None:

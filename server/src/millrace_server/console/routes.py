@@ -29,7 +29,7 @@ from millrace_server.console.login import Login
 from millrace_server.console.overview import Overview, OverviewQuery
 from millrace_server.console.queries import body_of, query_of
 from millrace_server.console.readings import ShownServer
-from millrace_server.console.static_files import INDEX, file_response
+from millrace_server.console.static_files import INDEX, PageFiles
 from millrace_server.errors import OverloadedError
 from millrace_server.grpc_services.admin_messages import component_message
 
@@ -58,6 +58,7 @@ class Console:
         self._flow = LiveFlow(shown)
         self._sampling: asyncio.Task[None] | None = None
         self._follower_count = 0
+        self._files = PageFiles()
 
     def start(self) -> None:
         """Begins to sample the history."""
@@ -71,8 +72,8 @@ class Console:
         endpoint = self._gate.endpoint
         channel = "/api/channels/{name}"
         return [
-            Route("/", _index),
-            Route("/console/{path:path}", _file),
+            Route("/", self._get_file),
+            Route("/console/{path:path}", self._get_file),
             Route("/api/session", endpoint(self._login.describe)),
             Route("/session", endpoint(self._login.begin), methods=["POST"]),
             Route("/session", endpoint(self._login.end), methods=["DELETE"]),
@@ -87,6 +88,9 @@ class Console:
             Route(f"{channel}/follow", endpoint(self._follow)),
             Route("/api/acts/{act}", endpoint(self._act), methods=["POST"]),
         ]
+
+    async def _get_file(self, request: Request) -> Response:
+        return self._files.response(request, request.path_params.get("path", INDEX))
 
     async def _get_overview(self, request: Request) -> Response:
         with self._calls.admitted(request, READ):
@@ -168,11 +172,3 @@ def component_document(component: Component, history: History) -> dict[str, Any]
     counters: dict[str, Any] = document.pop("counters")
     rate = rate_of_component(history, component)
     return document | counters | {"event_rate": rate, "channels": list(component.channels)}
-
-
-async def _index(request: Request) -> Response:
-    return file_response(request, INDEX)
-
-
-async def _file(request: Request) -> Response:
-    return file_response(request, request.path_params["path"])

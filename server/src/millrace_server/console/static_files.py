@@ -3,8 +3,9 @@
 import gzip
 import hashlib
 import re
-from functools import lru_cache
+from collections.abc import Iterator
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
 from starlette.requests import Request
@@ -25,9 +26,7 @@ _TYPES = {
     "woff2": "font/woff2",
 }
 _INCOMPRESSIBLE = {"png", "woff2"}
-_PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*){0,3}")
 _HASHED = re.compile(r"\.[0-9a-f]{8,}\.")
-_FILES_MAX = 256
 
 _PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -42,34 +41,40 @@ class _File(NamedTuple):
     media_type: str
 
 
-def file_response(request: Request, path: str) -> Response:
-    """Returns a file of the page; 304 where the browser has it already, 404 where there is none."""
-    file = _read(path) if _PATH.fullmatch(path) else None
-    if file is None:
-        return Response("not found\n", 404, media_type="text/plain")
-    is_versioned = "v" in request.query_params or _HASHED.search(path) is not None
-    headers = {
-        "Cache-Control": "public, max-age=31536000, immutable" if is_versioned else "no-cache",
-        "Content-Security-Policy": _PAGE_POLICY,
-        "ETag": file.etag,
-        "Vary": "Accept-Encoding",
-    }
-    if file.etag in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers=headers)
-    content = file.content
-    if file.compressed is not None and "gzip" in request.headers.get("accept-encoding", ""):
-        content = file.compressed
-        headers["Content-Encoding"] = "gzip"
-    return Response(content, headers=headers, media_type=file.media_type)
+class PageFiles:
+    """All files of the page, in memory: no path of a request reaches the file system."""
+
+    def __init__(self) -> None:
+        self._files = dict(_read_all(files("millrace_server.console") / "page", ""))
+
+    def response(self, request: Request, path: str) -> Response:
+        """Returns a file of the page; 304 where the browser has it already, 404 where there is none."""
+        file = self._files.get(path)
+        if file is None:
+            return Response("not found\n", 404, media_type="text/plain")
+        is_versioned = "v" in request.query_params or _HASHED.search(path) is not None
+        headers = {
+            "Cache-Control": "public, max-age=31536000, immutable" if is_versioned else "no-cache",
+            "Content-Security-Policy": _PAGE_POLICY,
+            "ETag": file.etag,
+            "Vary": "Accept-Encoding",
+        }
+        if file.etag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        content = file.content
+        if file.compressed is not None and "gzip" in request.headers.get("accept-encoding", ""):
+            content = file.compressed
+            headers["Content-Encoding"] = "gzip"
+        return Response(content, headers=headers, media_type=file.media_type)
 
 
-@lru_cache(_FILES_MAX)
-def _read(path: str) -> _File | None:
-    suffix = path.rpartition(".")[2]
-    file = files("millrace_server.console").joinpath("page", *path.split("/"))
-    if suffix not in _TYPES or not file.is_file():
-        return None
-    content = file.read_bytes()
-    compressed = None if suffix in _INCOMPRESSIBLE else gzip.compress(content, mtime=0)
-    etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-    return _File(content, compressed, etag, _TYPES[suffix])
+def _read_all(directory: Traversable, prefix: str) -> Iterator[tuple[str, _File]]:
+    for entry in directory.iterdir():
+        suffix = entry.name.rpartition(".")[2]
+        if entry.is_dir():
+            yield from _read_all(entry, f"{prefix}{entry.name}/")
+        elif suffix in _TYPES:
+            content = entry.read_bytes()
+            compressed = None if suffix in _INCOMPRESSIBLE else gzip.compress(content, mtime=0)
+            etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+            yield f"{prefix}{entry.name}", _File(content, compressed, etag, _TYPES[suffix])
