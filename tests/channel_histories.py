@@ -29,7 +29,10 @@ _ENDED_MAX = 10_000
 CLOCK = WallClock(1_790_000_000_000_000)
 """Moves on with each step of a story."""
 
-LASTING_CALLS = (calls.Append, calls.Commit, calls.Purge, calls.Acknowledge, calls.Claim, calls.EndLoan)
+LASTING_CALLS = (
+    *(calls.Append, calls.Commit, calls.Purge, calls.Acknowledge, calls.Claim, calls.EndLoan),
+    *(calls.Revoke, calls.Forget),
+)
 """Calls whose effect is on the disk once they have returned."""
 
 
@@ -272,7 +275,7 @@ class Steps:
     def __post_init__(self) -> None:
         usual = [self.append, self.append, self.transact, self.transact, self.take, self.take, self.end, self.end]
         rare = [self.together, self.together, self.story.checkpoint, self._mark, self._empty]
-        others = [] if self.is_plain else [self.deliver, self.read, self._expire, self._restart]
+        others = [] if self.is_plain else [self.deliver, self.read, self._forget, self._expire, self._restart]
         self._steps = [*usual * 2, *rare, *others]
 
     async def go(self, count: int) -> None:
@@ -369,8 +372,12 @@ class Steps:
             await self.story.do(calls.Read(reader_id, outcome, self.chance.choice([0, 1]), 0))
             through = first + self.chance.randint(0, 3)
             await self.story.do(calls.Acknowledge(reader_id, None, through))
-            if self.chance.random() < 0.8:
-                await self.story.do(calls.Release(reader_id, None))
+            if (way := self.chance.random()) < 0.8:
+                await self.story.do(calls.Release(reader_id, None) if way < 0.6 else calls.Revoke(outcome))
+
+    async def _forget(self) -> None:
+        """Forgets a producer."""
+        await self.story.do(calls.Forget(self.chance.choice(["p", "q"])))
 
     async def _empty(self) -> None:
         """Purges the channel now and then; without open transactions, its log then begins anew."""

@@ -23,6 +23,7 @@ from millrace_server.errors import (
     MillraceError,
     NotClaimedError,
     OffsetGapError,
+    ProducerNotFoundError,
     SequenceGoneError,
     StaleEpochError,
     TooManyTxnsError,
@@ -287,6 +288,10 @@ class Account:
         self.consumed += purged
         return len(purged)
 
+    def forget(self, producer_id: str) -> None:
+        if self.stamps.pop(producer_id, None) is None:
+            raise RefusedError(ProducerNotFoundError)
+
     def expired(self, limit: int) -> list[Event]:
         """The queued events before the first that was committed at the limit or later."""
         old = list(takewhile(lambda event: self.times[event[0]] < limit, self.queue))
@@ -328,6 +333,14 @@ class Account:
     def release(self, reader_id: str, epoch: int | None) -> None:
         self._require(reader_id, epoch)
         self.claim = None
+
+    def revoke(self, epoch: int | None) -> None:
+        if epoch not in {None, self.epoch}:
+            raise RefusedError(StaleEpochError)
+        if self.claim is None:
+            raise RefusedError(NotClaimedError)
+        self.claim = None
+        self.epoch += 1
 
     def _require(self, reader_id: str, epoch: int | None) -> None:
         if epoch not in {None, self.epoch}:

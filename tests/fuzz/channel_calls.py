@@ -153,6 +153,14 @@ class Rollback(Call):
 
 
 @dataclass(eq=False)
+class EndTransaction(Rollback):
+    """The same by an operator."""
+
+    async def make(self, channel: Channel) -> None:
+        channel.end_transaction(self.txn_id)
+
+
+@dataclass(eq=False)
 class Renew(Call):
     txn_id: str
 
@@ -284,6 +292,30 @@ class Release(Call):
 
     def look(self, account: Account) -> Look:
         account.release(self.reader_id, self.epoch)
+        return Look(None)
+
+
+@dataclass(eq=False)
+class Revoke(Call):
+    epoch: int | None
+
+    async def make(self, channel: Channel) -> None:
+        await channel.claims.revoke(self.epoch)
+
+    def look(self, account: Account) -> Look:
+        account.revoke(self.epoch)
+        return Look(None)
+
+
+@dataclass(eq=False)
+class Forget(Call):
+    producer_id: str
+
+    async def make(self, channel: Channel) -> None:
+        await channel.forget_producer(self.producer_id)
+
+    def look(self, account: Account) -> Look:
+        account.forget(self.producer_id)
         return Look(None)
 
 

@@ -34,11 +34,12 @@ USUAL_CHOICES = 8
 HASTY = st.booleans()
 SIZES = st.lists(st.integers(0, 6), min_size=1, max_size=3)
 OFFSETS = st.sampled_from([None, None, 0, 0, -1, -2, -9, 1])
+PRODUCERS = st.sampled_from(["p", "q"])
 STAMPS = st.one_of(
     st.none(),
     st.builds(
         lambda producer_id, first, span: Stamp(producer_id, first, first + span - 1),
-        st.sampled_from(["p", "q"]),
+        PRODUCERS,
         st.integers(0, 12),
         st.integers(1, 5),
     ),
@@ -287,6 +288,14 @@ class ChannelModel(RuleBasedStateMachine):
     @rule(choice=CHOICES, epoch_back=EPOCHS_BACK, hasty=HASTY)
     def release(self, choice: int, epoch_back: int | None, *, hasty: bool) -> None:
         self._make(calls.Release(self._reader(choice), self._epoch(epoch_back)), hasty=hasty)
+
+    @rule(choice=CHOICES, epoch_back=EPOCHS_BACK, producer_id=PRODUCERS, hasty=HASTY)
+    def operate(self, choice: int, epoch_back: int | None, producer_id: str, *, hasty: bool) -> None:
+        """Does what an operator may do to others' transactions, claims and producers."""
+        operations = [calls.EndTransaction(self._open_id(choice)), calls.Forget(producer_id)]
+        if self.history.account.claim:
+            operations.append(calls.Revoke(self._epoch(epoch_back)))
+        self._make(operations[choice % len(operations)], hasty=hasty)
 
     def _reader(self, choice: int) -> str:
         """The reader that holds the claim, or another one."""

@@ -75,6 +75,10 @@ class _LosingAccount(RememberingAccount):
 
         return replace(look, effect=store)
 
+    def forget(self, producer_id: str) -> None:
+        super().forget(producer_id)
+        self._stored = [one for one in self._stored if one.producer_id != producer_id]
+
     def stop(self, held: Held) -> None:
         """Loses nothing."""
         assert held.events == tuple(sorted(self.held))
