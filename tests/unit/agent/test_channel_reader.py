@@ -67,3 +67,20 @@ async def test_reject_permanently_is_progress_but_no_delivery() -> None:
     assert (scene.component.event_count, scene.component.byte_count) == (0, 0)
     assert scene.component.progress_age_seconds is not None
     assert outcomes_of(scene.component) == {"dead_lettered": 1}
+
+
+async def test_sink_is_a_consumer_while_it_runs_whose_delivery_can_be_ended() -> None:
+    """What the operator ends goes back at once, and counts neither as held by the sink nor as open."""
+    scene = Scene(registry_of(orders=memory(), dead=memory()))
+    channel = scene.registry.get("orders")
+    await append(channel, b"1")
+    delivery = await scene.reader.take()
+    assert delivery is not None
+    [consumer], [listed] = channel.list_consumers(), channel.list_transactions()
+    assert (consumer.peer, consumer.open_events, listed.peer) == ("sinks/out", 1, "sinks/out")
+    channel.end_transaction(listed.txn_id)
+    assert (scene.reader.unsettled_count, channel.open_transactions) == (0, 0)
+    await delivery.settle()
+    assert held(scene.registry, "orders") == {"orders": [b"1"]}
+    scene.reader.nack_all()
+    assert channel.list_consumers() == []

@@ -251,7 +251,7 @@ async def test_failover_to_one_that_opens_too_late_leaves_it_ready_for_the_next_
 
 
 async def test_failover_of_a_sink_that_has_failed_permanently_leaves_the_others(failover: Group) -> None:
-    """It is not retried; the group fails only if all have failed."""
+    """It is not retried by itself; the group fails only if all have failed, and its retry is one of all of them."""
     failover.sinks["a"].open_error = ComponentFailedError("no such directory")
     await failover.send()
     await failover.delivered()
@@ -263,6 +263,11 @@ async def test_failover_of_a_sink_that_has_failed_permanently_leaves_the_others(
     await until(lambda: failover.component.state is ComponentState.FAILED)
     assert "c: no such host" in failover.component.reason
     assert queued(failover.channel) == failover.all_bodies[-2:]
+    failover.sinks["c"].write_error = None
+    failover.component.retry()
+    await failover.delivered()
+    assert failover.written.by("c") == failover.all_bodies[-2:]
+    assert failover.component.state is ComponentState.RUNNING
 
 
 async def test_failover_of_one_with_a_bug_is_a_failure_like_others(failover: Group) -> None:

@@ -1,7 +1,7 @@
 import asyncio
 import errno
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,14 @@ import pytest
 
 from millrace.columns import columns_from_events
 from millrace.v1 import admin_service_pb2 as pb
+from millrace_server.access.permissions import Permission
+from millrace_server.agent.components import ComponentKind, Components
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.config import AnyChannelConfig, MemoryChannelConfig
 from millrace_server.channels.registry import ChannelRegistry
-from millrace_server.errors import DiskFullError
+from millrace_server.errors import BadArgumentError, ComponentNotFoundError, DiskFullError, ForbiddenError
 from millrace_server.grpc_services.admin_service import AdminService
+from millrace_server.grpc_services.call import Call
 from millrace_server.hosting.channel_changes import ChannelChanges
 from millrace_server.hosting.data_dir import Catalog
 
@@ -134,3 +137,39 @@ async def test_delete_that_the_catalog_has_no_room_for_leaves_no_channel_that_wo
     assert "logged" not in registry
     assert "remembered" in registry
     await registry.close()
+
+
+class LimitedCall(Call):
+    """A call of an identity with some permissions on every channel."""
+
+    def __init__(self, *permissions: Permission) -> None:
+        super().__init__()
+        self._permissions = permissions
+
+    def may(self, permission: Permission, _channel: str) -> bool:
+        return permission in self._permissions
+
+    def require(self, permissions: Sequence[Permission], _channel: str) -> None:
+        if not set(permissions) & set(self._permissions):
+            raise ForbiddenError("no")
+
+
+async def test_retry_of_a_component_that_waits_ends_its_wait(tmp_path: Path) -> None:
+    """The name of two kinds needs the kind; who may see the component needs `operate`, others do not find it."""
+    registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
+    components = Components()
+    service = AdminService(registry, ChannelChanges(registry, Catalog(tmp_path / "catalog.json")), components)
+    sink = components.add(ComponentKind.SINK, "out", "test", ["orders"])
+    components.add(ComponentKind.SOURCE, "out", "test", ["orders"])
+    waiting = asyncio.ensure_future(sink.wait_for_retry(1e6))
+    await asyncio.sleep(0)
+    with pytest.raises(BadArgumentError, match="'out' is the name of a sink and a source"):
+        await service._retry_component(pb.RetryComponentRequest(name="out"))
+    request = pb.RetryComponentRequest(name="out", kind=pb.COMPONENT_KIND_SINK)
+    for call, error in ((LimitedCall(), ComponentNotFoundError), (LimitedCall(Permission.DESCRIBE), ForbiddenError)):
+        with call, pytest.raises(error):
+            await service._retry_component(request)
+    with LimitedCall(Permission.DESCRIBE, Permission.OPERATE):
+        answer = await service._retry_component(request)
+    assert list(answer.component.channels) == ["orders"]
+    await waiting

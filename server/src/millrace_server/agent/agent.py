@@ -161,7 +161,7 @@ class Agent:
             for member, sink in members.items():
                 reader.add_member(self.components.add(ComponentKind.SINK, member, sink.type, [channel]), _limits(sink))
             factories = [self._sink_factory(member, sink) for member, sink in members.items()]
-            components = component.members = [member.component for member in reader.members]
+            components = [member.component for member in reader.members]
             return SinkRunner(component, components, reader, lambda: SinkGroup(config, reader, factories))
 
         return _RunnerPlan((config, members), start)

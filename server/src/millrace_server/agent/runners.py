@@ -48,6 +48,7 @@ class SinkRunner:
         self, component: Component, members: Sequence[Component], reader: ChannelReader, make: Callable[[], Sink]
     ) -> None:
         self.component = component
+        component.members = members
         self.components = (component, *members)
         self.reader = reader
         self._make = make
