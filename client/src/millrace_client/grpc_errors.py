@@ -91,6 +91,7 @@ _CAUSES = {
     r"resolving|DNS resolution failed": "the name of its host cannot be resolved",
     r"http1\.x server|missing selected ALPN": "this port speaks HTTP, but not gRPC",
     r"WRONG_VERSION_NUMBER": "it does not use TLS, but this client does",
+    r"certificate has expired": "its certificate has expired",
     r"CERTIFICATE_VERIFY_FAILED": "this client does not trust its certificate",
     r"Hostname Verification Check failed": "its certificate is for other names",
     r"failed to connect.*(Socket closed|Connection reset)": "does it want TLS, or another certificate of the client?",

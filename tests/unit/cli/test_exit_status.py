@@ -78,6 +78,7 @@ def test_sentence_of_no_server_names_the_address() -> None:
     ("details", "advice"),
     [
         ("SSL_ERROR_SSL: WRONG_VERSION_NUMBER", "it does not use TLS, but this client does; leave out --tls-ca"),
+        ("CERTIFICATE_VERIFY_FAILED: certificate has expired", "its certificate has expired; replace it on the server"),
         ("CERTIFICATE_VERIFY_FAILED: OK", "this client does not trust its certificate; name the file of the authority"),
         ("errors resolving nowhere:1", "the name of its host cannot be resolved; name the server by a name that this"),
         ("Trying to connect an http1.x server", "this port speaks HTTP, but not gRPC; name the server's gRPC port, by"),

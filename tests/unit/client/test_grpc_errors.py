@@ -58,6 +58,7 @@ def test_from_rpc_with_broken_details_keeps_its_code(value: bytes | str) -> None
         ("Cannot check peer: missing selected ALPN property.", "this port speaks HTTP, but not gRPC"),
         ("Custom verification check failed: Hostname Verification Check failed.", "its certificate is for other names"),
         ("Tls handshake failed: OPENSSL_internal:CERTIFICATE_VERIFY_FAILED", "this client does not trust its certifi"),
+        ("OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: certificate has expired: OK", "its certificate has expired"),
         ("Tls handshake failed: OPENSSL_internal:WRONG_VERSION_NUMBER", "it does not use TLS, but this client does"),
         (
             "failed to connect to all addresses: Socket closed",

@@ -98,6 +98,7 @@ _CONNECTION_ADVICE = {
     "cannot be resolved": "name the server by a name that this machine knows with --server or MILLRACE_SERVER",
     "speaks HTTP": "name the server's gRPC port, by default 7070, with --server or MILLRACE_SERVER",
     "it does not use TLS": "leave out --tls-ca, and MILLRACE_TLS_CA of the environment",
+    "its certificate has expired": "replace it on the server, which reads the new one by itself",
     "does not trust its certificate": "name the file of the authority that signed it with --tls-ca or MILLRACE_TLS_CA",
     "is for other names": "name it with --server by a name or address that its certificate has",
     "does it want TLS": "If so, use --tls-ca, or --tls-certificate and --tls-key with a certificate that it accepts",
