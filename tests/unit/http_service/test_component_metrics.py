@@ -13,6 +13,7 @@ from millrace_server.http_service.component_metrics import ComponentCollector, d
 def made() -> Components:
     components = Components()
     source = components.add(ComponentKind.SOURCE, "access", "taildir", ["orders", "audit"])
+    source.dead_letter_channel = "rejected"
     source.record_progress(10, 500)
     source.record_outcome(EventOutcome.MISSED, 3)
     group = components.add(ComponentKind.SINK_GROUP, "out", "failover")
@@ -50,6 +51,9 @@ def test_collect_of_components_tells_what_they_did() -> None:
     assert samples["failures_total", "out", "sink_group"] == 1
     assert samples["event_fates_total", "access", "missed", "source"] == 3
     assert [key[1] for key in samples if key[0] == "channel_info"] == ["orders", "audit"]
+    assert [key for key in samples if key[0] == "dead_letter_channel_info"] == [
+        ("dead_letter_channel_info", "rejected", "access", "source")
+    ]
     assert samples["last_progress_timestamp_seconds", "access", "source"] == pytest.approx(time.time(), abs=60)
     assert ("last_progress_timestamp_seconds", "out", "sink_group") not in samples
 

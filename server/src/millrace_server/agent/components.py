@@ -81,6 +81,7 @@ class Component:
         since: When it entered its state, in seconds since 1970.
         progress_time: When it last did a batch, in seconds since 1970; None before the first one.
         channels: The channels that it writes or reads; who may describe one of them may see the component.
+        dead_letter_channel: The channel for events that it sets aside; None without one.
         members: The sinks of a sink group.
     """
 
@@ -96,6 +97,7 @@ class Component:
         self.name = name
         self.type_name = type_name
         self.channels = channels
+        self.dead_letter_channel: str | None = None
         self.members: Sequence[Component] = ()
         self._retries: set[asyncio.Event] = set()
         self.log = _log.bind(**{kind.key: name})

@@ -39,7 +39,7 @@ class DeadLetterWriter:
         self, registry: ChannelRegistry, channel_name: str | None, component: Component, log: RateLimitedLog
     ) -> None:
         self._registry = registry
-        self._channel_name = channel_name
+        self._channel_name = component.dead_letter_channel = channel_name
         self._component = component
         self._log = log
 

@@ -99,6 +99,11 @@ class ComponentCollector(Collector):
         channels = InfoMetricFamily(
             _COMPONENT_PREFIX + "channel", "A channel that it writes or reads.", labels=(*_COMPONENT_LABELS, "channel")
         )
+        dead_letters = InfoMetricFamily(
+            _COMPONENT_PREFIX + "dead_letter_channel",
+            "The channel for events that it sets aside.",
+            labels=(*_COMPONENT_LABELS, "channel"),
+        )
         for component in components:
             for possible in ComponentState:
                 is_state = float(component.state is possible)
@@ -107,7 +112,9 @@ class ComponentCollector(Collector):
                 progress.add_metric(_labels_of(component), component.progress_time)
             for channel in component.channels:
                 channels.add_metric([*_labels_of(component), channel], {})
-        yield from (state, progress, channels)
+            if component.dead_letter_channel is not None:
+                dead_letters.add_metric([*_labels_of(component), component.dead_letter_channel], {})
+        yield from (state, progress, channels, dead_letters)
         for count in _COUNTS:
             counter = CounterMetricFamily(_COMPONENT_PREFIX + count.name, count.help, labels=_COMPONENT_LABELS)
             for component in components:
