@@ -1,0 +1,180 @@
+"""The board for Grafana on a real Prometheus, which scrapes a server under load."""
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from typing import NamedTuple
+
+import pytest
+
+import millrace_client as millrace
+from millrace_client import ChannelConfig, ChannelInfo, ChannelType, Client, Tls
+from millrace_server.access.tokens import make_token
+from tests.board import panels_of, queries_of
+from tests.certificates import Authority
+from tests.millraced import Millraced
+from tests.prometheus import Prometheus
+
+_TOML = """
+server.tls = {{ certificate = "{folder}/server.pem", private_key = "{folder}/server.key" }}
+auth.tokens_file = "{folder}/tokens"
+roles.all.allow = ["*:*"]
+[identities.caller]
+roles = ["all"]
+quota = {{ bytes_per_second = 100_000_000, read_bytes_per_second = 100_000_000, open_transactions = 100 }}
+
+[channels]
+filling = {{ type = "file", checkpoint_interval_seconds = 0.1, min_free_bytes = 0 }}
+claimed = {{ type = "memory", capacity = 10, transaction_capacity = 10, keep_alive_seconds = 0.0 }}
+delivered = {{ type = "memory", capacity = 1_000 }}
+stuck = {{ type = "memory" }}
+
+[sinks.fast]
+type = "null"
+channel = "delivered"
+[sinks.broken]
+type = "http"
+channel = "stuck"
+url = "http://127.0.0.1:1/"
+"""
+"""Nothing listens on port 1."""
+_PAUSE_SECONDS = 0.02
+
+
+class Scene(NamedTuple):
+    """A server under load, and who watches it."""
+
+    client: Client
+    prometheus: Prometheus
+    stop_load: Callable[[], None]
+
+
+def _prepare(client: Client) -> None:
+    # Made only now, since the server forecasts by comparison with the start.
+    client.admin.create_channel(
+        "draining", ChannelConfig(type=ChannelType.SPILLABLE, capacity=10_000, memory_capacity=100, min_free_bytes=0)
+    )
+    client.channel("draining").append([b"draining"] * 10_000)
+    client.channel("filling").append([b"filling"] * 100)
+    client.channel("filling").transaction(lease_seconds=3_600).begin().take(7, wait_seconds=0)
+    client.channel("stuck").append([b"stuck"])
+    client.channel("claimed").append([b"claimed"] * 10)
+    client.channel("claimed").claim("reader", 3_600)
+
+
+def _work(client: Client) -> None:
+    """One round: every counter goes on, one channel fills and another drains."""
+    client.channel("filling").append([b"filling"] * 10)
+    client.channel("delivered").append([b"delivered"])
+    for name in ("filling", "draining"):
+        with client.channel(name).transaction() as txn:
+            txn.take(5, wait_seconds=0)
+    with suppress(millrace.ChannelFullError):
+        client.channel("claimed").append([b"refused"])
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """A server with TLS, tokens and quotas, whose channels, sinks and limits are all in use."""
+    folder = tmp_path_factory.mktemp("board")
+    authority = Authority()
+    (folder / "ca.pem").write_bytes(authority.certificate)
+    authority.issue(folder, "server")
+    token = make_token(folder / "tokens", "caller")
+    (folder / "token").write_text(token)
+    (folder / "millrace.toml").write_text(_TOML.format(folder=folder))
+    arguments = ("--config", str(folder / "millrace.toml"), "--data-dir", str(folder / "data"))
+    ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+    is_over = threading.Event()
+    with ExitStack() as running:
+        job = {
+            "tls_config": {"ca_file": str(folder / "ca.pem")},
+            "authorization": {"credentials_file": str(folder / "token")},
+        }
+        prometheus = running.enter_context(Prometheus(folder, **job))
+        server = Millraced((*arguments, *ports), folder / "data")
+        running.callback(server.kill)
+        client = running.enter_context(millrace.connect(server.grpc, tls=Tls(ca=folder / "ca.pem"), token=token))
+        _prepare(client)
+        prometheus.scrape(server.http, "mill-1", "https")
+
+        def load() -> None:
+            while not is_over.wait(_PAUSE_SECONDS):
+                _work(client)
+
+        worker = threading.Thread(target=load)
+        worker.start()
+
+        def stop_load() -> None:
+            is_over.set()
+            worker.join()
+
+        running.callback(stop_load)
+        yield Scene(client, prometheus, stop_load)
+
+
+def test_queries_of_the_board_on_a_loaded_server_give_data(scene: Scene) -> None:
+    """No panel stays empty."""
+    for panel in panels_of("stat", "timeseries", "table"):
+        for query in queries_of(panel):
+            values = scene.prometheus.wait_for_values(query)
+            assert any(not math.isnan(one.value) for one in values), (panel["title"], query)
+
+
+COUNTERS: Sequence[Callable[[ChannelInfo], float]] = (
+    lambda channel: channel.counters.event_put_success_count,
+    lambda channel: channel.counters.event_take_success_count,
+    lambda channel: channel.counters.commit_count,
+    lambda channel: channel.counters.rollback_count,
+    lambda channel: channel.counters.lease_expired_count,
+    lambda channel: channel.counters.deduplicated_count,
+    lambda channel: channel.counters.event_expired_count,
+)
+"""The columns of the table of counts."""
+
+
+GAUGES: dict[str, Callable[[ChannelInfo], float]] = {
+    "Events held": lambda channel: channel.gauges.queued_events + channel.gauges.taken_events,
+    "Bytes of bodies": lambda channel: channel.gauges.body_bytes,
+    "Events taken by open transactions": lambda channel: channel.gauges.taken_events,
+    "Open transactions": lambda channel: channel.gauges.open_transactions,
+    "Claims": lambda channel: int(channel.claim is not None),
+    "Events that a crash loses": lambda channel: channel.gauges.memory_events,
+    "Producers with numbered events": lambda channel: channel.gauges.producers,
+}
+"""Panels with one query for each channel."""
+
+
+def _queries(title: str) -> list[str]:
+    return next(queries_of(panel) for panel in panels_of("table", "timeseries") if panel["title"] == title)
+
+
+def _shown(scene: Scene, query: str) -> dict[str, float]:
+    return {sample.labels["channel"]: sample.value for sample in scene.prometheus.query(query)}
+
+
+def _account(scene: Scene, figure: Callable[[ChannelInfo], float]) -> dict[str, float]:
+    return {channel.name: figure(channel) for channel in scene.client.admin.list_channels()}
+
+
+def test_figures_on_the_board_equal_those_of_the_client(scene: Scene) -> None:
+    """Under load, counts lie between what the client is told before and after; after it, all figures are the same."""
+    columns = list(zip(_queries("Counted since the start"), COUNTERS, strict=True))
+    before = [_account(scene, count) for _, count in columns]
+    scene.prometheus.wait_for_scrape()
+    shown = [_shown(scene, query) for query, _ in columns]
+    after = [_account(scene, count) for _, count in columns]
+    for low, value, high in zip(before, shown, after, strict=True):
+        assert low.keys() == value.keys()
+        assert all(low[name] <= value[name] <= high[name] for name in value), (low, value, high)
+
+    scene.stop_load()
+    while _account(scene, GAUGES["Events held"])["delivered"]:
+        pass
+    scene.prometheus.wait_for_scrape()
+    for query, count in columns:
+        assert _shown(scene, query) == _account(scene, count), query
+    for title, gauge in GAUGES.items():
+        [query] = _queries(title)
+        assert _shown(scene, query) == _account(scene, gauge), title
