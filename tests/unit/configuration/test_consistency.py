@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from millrace.setting_file import SettingsError
+from millrace_server.configuration import settings
 from millrace_server.configuration.settings import check_settings
 from millrace_server.embedded import EmbeddedAgent
 
@@ -106,3 +107,19 @@ def test_check_of_a_sink_that_forwards_elsewhere_is_well() -> None:
 def test_embedded_agent_listens_nowhere_and_so_has_no_conflicts() -> None:
     """Its sources may use the server's addresses."""
     EmbeddedAgent({"channels": CHANNELS, "sources": {"web": web("127.0.0.1:7070")}})
+
+
+@pytest.mark.parametrize("missing", [None, ModuleNotFoundError("opentelemetry")])
+def test_tracing_without_its_extra_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, missing: ModuleNotFoundError | None
+) -> None:
+    """Found when the file is checked, not once the server runs."""
+
+    def find_spec(_name: str) -> None:
+        if missing is not None:
+            raise missing
+
+    assert problems_of(server={"tracing": {}}) == []
+    monkeypatch.setattr(settings, "find_spec", find_spec)
+    [problem] = problems_of(server={"tracing": {}})
+    assert problem.endswith("install it with: pip install 'millrace-server[opentelemetry]'")

@@ -44,3 +44,12 @@ def end_delivery_span(span: "Span", *, is_settled: bool) -> None:
     """Ends the span of a delivery, with its outcome."""
     span.set_attribute("millrace.outcome", "acked" if is_settled else "nacked")
     span.end()
+
+
+def context_headers(span: "Span | None") -> list[tuple[str, str]]:
+    """Returns the W3C headers of a request that is made in a span; none without one."""
+    if span is None:
+        return []
+    from millrace.spans import Spans
+
+    return list(Spans.context_of(span).items())

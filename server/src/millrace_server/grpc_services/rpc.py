@@ -141,11 +141,12 @@ class Rpcs:
 
     def _traced_entrance(self, kind: type[Message]) -> Callable[[Context], Call | TracedCall]:
         """Returns the same, with a span of each call if tracing is on."""
-        enter, spans = self._entrance(kind), TRACING.spans
-        if spans is None:
+        enter, spans, name = self._entrance(kind), TRACING.spans, _method_of(kind)
+        # A span is exported when it ends, which for a watch may be days away.
+        if spans is None or name.startswith("Watch"):
             return enter
         [service] = kind.DESCRIPTOR.file.services_by_name.values()
-        method = f"{service.full_name}/{_method_of(kind)}"
+        method = f"{service.full_name}/{name}"
         return lambda context: TracedCall(spans, method, enter(context), context)
 
     def _timed(self, kind: type[Message], handle: _Handle[_ReceivedT, _AnswerT]) -> _Handle[_ReceivedT, _AnswerT]:

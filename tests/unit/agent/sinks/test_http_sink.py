@@ -30,6 +30,7 @@ from tests.agent_components import registry_with, until
 from tests.channel_events import append, queued, stored_rows
 from tests.forward_targets import reader_of
 from tests.http_receiver import CLOSE, OK, HttpReceiver, Received, answer, receiving
+from tests.recorded_spans import recording, traceparent_of
 
 TABLE: Mapping[str, Any] = {"type": "http", "channel": "orders"}
 
@@ -127,6 +128,18 @@ async def test_run_in_another_format_posts_that(
     await scene.empty(scene.sink(**settings))
     assert [request.body for request in scene.receiver.requests] == bodies
     assert {request.headers["content-type"] for request in scene.receiver.requests} == {content_type}
+
+
+async def test_run_while_tracing_is_on_sends_the_context_of_the_delivery(scene: Scene) -> None:
+    """So that the receiver's spans are in the same trace."""
+    await fill(scene.channel, 1)
+    with recording() as recorded:
+        await scene.empty()
+    await fill(scene.channel, 1)
+    await scene.empty()
+    traced, untraced = scene.receiver.requests
+    assert traced.headers["traceparent"] == traceparent_of(recorded.named(f"process {scene.channel.name}"))
+    assert "traceparent" not in untraced.headers
 
 
 async def test_run_with_compression_compresses_requests(scene: Scene) -> None:

@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 
-from millrace_server.agent.channel_reader import ChannelReader, EventsRejectedError
+from millrace_server.agent.channel_reader import ChannelReader, Delivery, EventsRejectedError
 from millrace_server.agent.setting_types import revealed
 from millrace_server.agent.sinks.http_client import HttpClient, HttpConnectionError, HttpResponse
 from millrace_server.agent.sinks.http_config import HttpSinkConfig, shown_url, split_url
 from millrace_server.agent.sinks.http_requests import CONTENT_TYPES, RequestPlanner, encode, idempotency_key
+from millrace_server.agent.spans import context_headers
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.channels.batches import StoredBatch
 
@@ -37,7 +38,7 @@ class HttpSink:
             while (delivery := await reader.take(self._config.request_bytes_max)) is not None:
                 try:
                     for request in self._planner.requests(delivery.channel_id, delivery.batches):
-                        await self._send(client, delivery.channel_id, request)
+                        await self._send(client, delivery, request)
                 except EventsRejectedError as error:
                     await reader.reject(delivery, error)
                 else:
@@ -51,10 +52,11 @@ class HttpSink:
         except OSError as error:
             raise ComponentError(f"ca_file {self._config.ca_file} cannot be read: {error}") from None
 
-    async def _send(self, client: HttpClient, channel_id: str, request: Sequence[StoredBatch]) -> None:
+    async def _send(self, client: HttpClient, delivery: Delivery, request: Sequence[StoredBatch]) -> None:
         is_compressed = self._config.compression == "gzip"
         body = await asyncio.to_thread(encode, request, self._config.format, is_compressed=is_compressed)
-        headers = [*self._headers.items(), ("Idempotency-Key", idempotency_key(channel_id, request))]
+        headers = [*self._headers.items(), ("Idempotency-Key", idempotency_key(delivery.channel_id, request))]
+        headers += context_headers(delivery.span)
         self._planner.record_sent(request)
         try:
             async with asyncio.timeout(self._config.answer_seconds_max):
