@@ -76,3 +76,15 @@ def test_each_program_onto_a_full_disk_ends_in_a_sentence(program: str) -> None:
         )
     assert ran.returncode == 1
     assert ran.stderr.decode() == f"{program}: cannot write the output: No space left on device\n"
+
+
+def test_plain_table_with_two_long_columns_folds_both() -> None:
+    """Neither squeezes the other out."""
+    table = plain_table(["a" * 30], {"CONSUMER": str, "CHANNEL": lambda _: "c" * 60})
+    screen = io.StringIO()
+    Console(file=screen, width=40, force_terminal=True, color_system=None).print(table)
+    heading, *lines = [line.rstrip() for line in screen.getvalue().splitlines()]
+    assert heading.split() == ["CONSUMER", "CHANNEL"]
+    assert lines[0].split() == ["a" * 20, "c" * 18]
+    assert "".join(lines).count("a") == 30
+    assert "".join(lines).count("c") == 60

@@ -20,7 +20,7 @@ _PLAIN_WIDTH = 10_000
 
 _GAP = 2
 _ALWAYS_SHOWN = 2
-_NAME_WIDTH_MIN = 8
+_WIDTH_MIN = 8
 _INDENT = (0, 0, 0, 2)
 
 
@@ -77,15 +77,20 @@ class PlainTable:
             yield _grid(columns, widths, range(0), has_heading=True)
 
     def _fitted(self, width_max: int) -> tuple[list[_Column], list[int]]:
-        """Returns the columns that fit, and their widths; a long name has half of the width, or what is left."""
-        name = self._columns[0]
-        widths = [min(name.width, max(width_max // 2, _NAME_WIDTH_MIN))]
-        for column in self._columns[1:]:
-            if len(widths) >= _ALWAYS_SHOWN and sum(widths) + len(widths) * _GAP + column.width > width_max:
+        """Returns the columns that fit, and their widths.
+
+        A long name has half of the width, or what the others leave; a long second column is folded, too.
+        """
+        name, *others = self._columns
+        widths = [min(name.width, max(width_max // 2, _WIDTH_MIN))]
+        for column in others:
+            left = width_max - sum(widths) - len(widths) * _GAP
+            if column.width > left and len(widths) >= _ALWAYS_SHOWN:
                 break
-            widths.append(column.width)
+            widths.append(min(column.width, max(left, _WIDTH_MIN)))
         left = width_max - sum(widths[1:]) - (len(widths) - 1) * _GAP
-        return list(self._columns[: len(widths)]), [max(min(name.width, left), _NAME_WIDTH_MIN), *widths[1:]]
+        widths[0] = max(widths[0], min(name.width, left))
+        return list(self._columns[: len(widths)]), widths
 
 
 def _with_dashes(column: _Column) -> _Column:

@@ -105,6 +105,8 @@ def top_table(channels: Sequence[ChannelInfo], rates: Mapping[str, Sequence[floa
 def channel_page(channel: ChannelInfo) -> Table:
     """Returns all fields of a channel, one per line, under their names in JSON and on the wire."""
     table = Table(box=None, pad_edge=False, show_header=False)
+    for _ in range(2):
+        table.add_column(overflow="fold")
     for key, value in document_of(channel).items():
         if isinstance(value, dict):
             table.add_row(Text(key, style="bold"), "")
