@@ -18,10 +18,11 @@ class Complete:
         self._monkeypatch = monkeypatch
 
     def __call__(self, line: str) -> list[str]:
-        self._monkeypatch.setenv("_MILLRACE_COMPLETE", "complete_bash")
-        self._monkeypatch.setenv("COMP_WORDS", line)
-        self._monkeypatch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
-        result = self._millrace()
+        with self._monkeypatch.context() as environment:
+            environment.setenv("_MILLRACE_COMPLETE", "complete_bash")
+            environment.setenv("COMP_WORDS", line)
+            environment.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
+            result = self._millrace()
         assert (result.exit_code, result.stderr) == (0, "")
         return result.stdout.split()
 
@@ -42,6 +43,15 @@ def test_completion_of_a_channel_asks_the_server(client: FakeClient, complete: C
     assert complete("millrace channel show --server another a") == ["archive", "audit"]
     assert client.endpoint == "another:7070"
     assert client.timeout_seconds <= 1
+
+
+def test_completion_of_a_context_reads_the_file(millrace: RunMillrace, complete: Complete) -> None:
+    """It asks no server."""
+    assert complete("millrace --context ") == []
+    for name in ("east", "west"):
+        millrace("context", "add", name, "--server", "a:1")
+    assert complete("millrace --context e") == ["east"]
+    assert complete("millrace context use ") == ["east", "west"]
 
 
 def test_completion_without_a_server_is_silent(client: FakeClient, complete: Complete) -> None:

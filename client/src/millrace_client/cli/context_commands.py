@@ -13,7 +13,7 @@ import typer
 from millrace.command_line.tables import plain_table, show
 from millrace_client._settings import ConnectionSettings
 from millrace_client._watchdog import TIMEOUT_SECONDS
-from millrace_client.cli.contexts import FIELDS, Contexts, load_contexts
+from millrace_client.cli.contexts import FIELDS, Contexts, context_names, load_contexts
 from millrace_client.cli.exit_status import CommandError, ExitCode
 from millrace_client.cli.session import (
     SESSION_OPTIONS,
@@ -44,8 +44,12 @@ def _parse_name(text: str) -> str:
 
 _TOKENS = ("token", "token_file")
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", callback=checked(_parse_name), show_default=False)]
-OptionalNameArgument = Annotated[str | None, typer.Argument(metavar="NAME", callback=checked(_parse_name))]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", callback=checked(_parse_name), show_default=False, autocompletion=context_names)
+]
+OptionalNameArgument = Annotated[
+    str | None, typer.Argument(metavar="NAME", callback=checked(_parse_name), autocompletion=context_names)
+]
 
 
 @context_app.command()

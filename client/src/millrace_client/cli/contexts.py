@@ -73,6 +73,14 @@ def load_contexts() -> Contexts:
     return _parsed(path, text)
 
 
+def context_names(incomplete: str) -> list[str]:
+    """Returns the names that begin so, to complete them in a shell; none if the contexts cannot be read."""
+    try:
+        return [name for name in load_contexts().by_name if name.startswith(incomplete)]
+    except CommandError:
+        return []
+
+
 def _parsed(path: Path, text: str) -> Contexts:
     import tomllib
 

@@ -16,7 +16,14 @@ from millrace_client.cli.formatting import beginning, beginning_of_bytes, counte
 from millrace_client.cli.line_events import body_document
 from millrace_client.cli.progress import shown_progress
 from millrace_client.cli.put_command import PATIENCE_SECONDS, PatienceOption
-from millrace_client.cli.session import ChannelArgument, JsonOption, check_sendable, with_client
+from millrace_client.cli.session import (
+    ChannelArgument,
+    JsonOption,
+    channel_names,
+    check_sendable,
+    completed,
+    with_client,
+)
 from millrace_client.cli.terminal import note, note_to_terminal
 from millrace_client.dead_letters import DeadLetter, LetterSelection, selected_letters
 from millrace_client.dead_letters.replay import Replay, ReplayError, ReplayPlan, ReplayReport
@@ -30,6 +37,7 @@ OriginOption = Annotated[
         "--channel-of",
         metavar="ORIGIN",
         callback=check_sendable,
+        autocompletion=completed(channel_names),
         help="Only events that came from this channel, or were meant for it.",
     ),
 ]
@@ -92,6 +100,7 @@ def replay_dead_letters(
             "--to",
             metavar="CHANNEL",
             callback=check_sendable,
+            autocompletion=completed(channel_names),
             help="Replay all events to this channel; by default each to the one that it came from or was meant for.",
         ),
     ] = None,

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from millrace.command_line.tables import plain_table, show
 from millrace_client import ChannelInfo, ChannelState, ComponentInfo, ComponentState, MillraceError
-from millrace_client.cli.contexts import load_contexts
+from millrace_client.cli.contexts import context_names, load_contexts
 from millrace_client.cli.exit_status import CommandError, ExitCode, sentence_of
 from millrace_client.cli.formatting import counted
 from millrace_client.cli.session import (
@@ -85,7 +85,12 @@ def report(
     session: Session,
     servers: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SERVER", help="Contexts, or addresses; by default all contexts.", show_default=False),
+        typer.Argument(
+            metavar="SERVER",
+            help="Contexts, or addresses; by default all contexts.",
+            show_default=False,
+            autocompletion=context_names,
+        ),
     ] = None,
     *,
     interval: Annotated[float, seconds_option(min=0.1, max=3600, help="Time over which rates are measured.")] = 1.0,

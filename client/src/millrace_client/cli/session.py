@@ -13,7 +13,7 @@ import typer
 import millrace_client
 from millrace_client._endpoints import endpoint_problem
 from millrace_client._watchdog import TIMEOUT_SECONDS
-from millrace_client.cli.contexts import load_contexts
+from millrace_client.cli.contexts import context_names, load_contexts
 from millrace_client.cli.exit_status import CommandError, ExitCode
 from millrace_client.cli.formatting import is_utf8, parse_past
 
@@ -61,6 +61,7 @@ ContextOption = Annotated[
     typer.Option(
         "--context",
         metavar="NAME",
+        autocompletion=context_names,
         help=f"The context to connect with; by default {CONTEXT_VARIABLE} of the environment, or if no server is "
         "given either, the context in use. See `millrace context`.",
     ),

@@ -15,7 +15,7 @@ from millrace.command_line.notes import is_on_terminal
 from millrace.command_line.tables import show
 from millrace_client import ChannelInfo, Client, ComponentInfo, MillraceError
 from millrace_client.cli.exit_status import CommandError, ExitCode, sentence_of, unwrapped_interrupts
-from millrace_client.cli.session import JsonOption, seconds_option, with_client
+from millrace_client.cli.session import JsonOption, channel_names, completed, seconds_option, with_client
 from millrace_client.cli.terminal import Keyboard, keyboard_input
 from millrace_client.cli.views import component_path, components_table, document_of, top_table
 
@@ -58,7 +58,10 @@ def channel_counters(channels: Iterable[ChannelInfo]) -> dict[tuple[str, str, da
 def top(
     client: Client,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="CHANNEL", help="Channels to show; by default all.")
+        list[str] | None,
+        typer.Argument(
+            metavar="CHANNEL", help="Channels to show; by default all.", autocompletion=completed(channel_names)
+        ),
     ] = None,
     *,
     interval: Annotated[float, seconds_option(min=0.1, max=3600, help="Time between two updates.")] = 1.0,
