@@ -81,4 +81,4 @@ class Console:
 
     def close(self) -> None:
         self.context.close()
-        assert self.problems == []
+        assert self.problems == [], self.problems

@@ -2,7 +2,7 @@
 import { count } from "./format.js";
 import { link } from "./routes.js";
 
-const NAME = "[a-z0-9][a-z0-9._-]{0,63}";
+const NAME = "[a-z0-9][a-z0-9._\\-]{0,63}";
 const WHOLE = "[0-9]+";
 const DECIMAL = "[0-9]+(\\.[0-9]+)?";
 

@@ -46,7 +46,11 @@ function Channel({ name, data }) {
             <${Claim} channel=${name} claim=${data.claim} may=${data.may} />
             <${Neighbours} writers=${data.writers} readers=${data.readers} />
         </div>
-        ${data.transactions && html`<${Users} name=${name} data=${data} />`}
+        <${Transactions} channel=${name} data=${data} />
+        <div class="grid">
+            <${Consumers} data=${data} />
+            <${Producers} channel=${name} data=${data} />
+        </div>
         <div class="grid">
             ${data.log && html`<${Log} log=${data.log} now=${data.time} />`}
             <${Counters} counters=${data.counters} />
@@ -54,13 +58,6 @@ function Channel({ name, data }) {
         <${Settings} title="Configuration" settings=${data.config} note=${originOf(data)} />
     <//>`;
 }
-
-const Users = ({ name, data }) =>
-    html`<${Transactions} channel=${name} data=${data} />
-        <div class="grid">
-            <${Consumers} data=${data} />
-            <${Producers} channel=${name} data=${data} />
-        </div>`;
 
 function Now({ data: { row, time, gauges, replayed_fraction } }) {
     const state = row.state === "replaying" ? `replayed ${percent(replayed_fraction)}` : null;

@@ -20,6 +20,9 @@ function loaded() {
     return library;
 }
 
+// Times on the axis, with seconds only where the ticks are closer than a minute.
+const clocks = (_plot, ticks, _axis, _space, step) => ticks.map((tick) => clock(tick).slice(0, step < 60 ? 8 : 5));
+
 // A series is {label, colour, values}; colours are names of custom properties.
 export class Chart extends Component {
     async componentDidMount() {
@@ -69,7 +72,7 @@ export class Chart extends Component {
             cursor: { sync: { key: "history" }, drag: { x: false, y: false } },
             scales: { y: { range: (_plot, _low, high) => [0, high > 0 ? 1.1 * high : 1] } },
             axes: [
-                { ...axis, values: (_plot, ticks) => ticks.map((tick) => clock(tick).slice(0, 5)) },
+                { ...axis, values: clocks },
                 { ...axis, size: 56, values: (_plot, ticks) => ticks.map(format) },
             ],
             series: [

@@ -13,7 +13,7 @@ const COLUMNS = [
         title: "Value",
         isReason: true,
         cell: ({ value, is_default }) =>
-            html`<span class="mono">${shown(value)}</span>${!is_default && html` <span class="tag">changed</span>`}`,
+            html`<span class="mono">${shown(value)}</span>${!is_default && html` <span class="tag">set</span>`}`,
     },
     {
         title: "Default",
