@@ -22,6 +22,7 @@ from millrace_server.errors import TokenExpiredError, UnauthenticatedError
 from millrace_server.files import follow
 
 _PREPARATION_SECONDS = 2.0
+_FETCH_WAIT_SECONDS = 2.0
 
 _BEARER = re.compile(f"bearer +({TOKEN.pattern})", re.IGNORECASE)
 _JWT_DOTS = 2
@@ -82,6 +83,7 @@ class AccessControl:
         self._jwts = None if auth.jwt is None else Jwts(auth.jwt)
         self._policy = _policy(roles, identities)
         self._watchers: list[Callable[[], None]] = []
+        self._fetching: asyncio.Future[bool] | None = None
 
     def identify(self, credentials: Credentials) -> Identity:
         """Returns the identity of these credentials; raises UnauthenticatedError if they are not valid now."""
@@ -141,6 +143,19 @@ class AccessControl:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PREPARATION_SECONDS):
                     await asyncio.to_thread(self._jwts.refresh)
+
+    async def wait_for_keys(self) -> None:
+        """Waits for the keys of JSON Web Tokens if a token has named an unknown one; all calls wait for one fetch."""
+        if self._fetching is None and self._jwts is not None and self._jwts.is_fetch_due:
+            self._fetching = asyncio.ensure_future(asyncio.to_thread(self._jwts.refresh))
+            self._fetching.add_done_callback(self._on_fetched)
+        if self._fetching is not None:
+            await asyncio.wait({self._fetching}, timeout=_FETCH_WAIT_SECONDS)
+
+    def _on_fetched(self, fetching: asyncio.Future[bool]) -> None:
+        self._fetching = None
+        if fetching.result():
+            self._on_reload(Jwts.reload_message)
 
     async def follow(self) -> None:
         """Applies changed files and keys, until it is cancelled."""

@@ -154,6 +154,11 @@ class Jwts:
         self._problem = ""
         return is_changed
 
+    @property
+    def is_fetch_due(self) -> bool:
+        """Whether `refresh` would ask the issuer for keys now, such as one that a token has named."""
+        return isinstance(self._source, _KeysUrl) and self._source.is_due
+
     def check(self, token: str) -> VerifiedName:
         """Returns the identity in a token; raises UnauthenticatedError unless the issuer signed it for this server."""
         # Signatures take long, and thousands of streams may show the same few tokens when all are checked again. What
@@ -252,11 +257,15 @@ class _KeysUrl:
         self._settings = settings
         self._tried_at = self._due = float("-inf")
 
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._due
+
     def read(self) -> "dict[str | None, PyJWK] | None":
         """Returns the keys; None if it is not time yet; raises ValueError if they are not valid or not there."""
-        now = time.monotonic()
-        if now < self._due:
+        if not self.is_due:
             return None
+        now = time.monotonic()
         self._tried_at, self._due = now, now + _REFRESH_SECONDS
         try:
             content = self._fetch(now + _FETCH_SECONDS_MAX)

@@ -104,6 +104,15 @@ class Guard:
                 return False
         return True
 
+    async def is_authenticated_soon(self, authorizations: Authorizations) -> bool:
+        """Does the same, after a wait for the issuer's keys if a token names one that is not known yet."""
+        try:
+            self._caller(authorizations, ())
+        except UnauthenticatedError as error:
+            if error.retry_delay_seconds is not None:
+                await self.access.wait_for_keys()
+        return self.is_authenticated(authorizations)
+
     def _caller(self, authorizations: Authorizations, certificates: tuple[bytes, ...]) -> Caller:
         caller = self._callers.get((authorizations, certificates))
         if caller is None or caller.valid_until < time.monotonic():

@@ -39,7 +39,7 @@ class GuardedHandlers(grpc.GenericRpcHandler):
         self._handlers = {f"/{service}/{name}": handler for name, handler in handlers.items()}
         seconds = _UNAUTHENTICATED_SECONDS if reads_unauthenticated else None
         self._for_unauthenticated = {
-            name: _for_unauthenticated(handler, seconds) for name, handler in self._handlers.items()
+            name: _for_unauthenticated(guard, handler, seconds) for name, handler in self._handlers.items()
         }
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
@@ -55,17 +55,21 @@ class GuardedHandlers(grpc.GenericRpcHandler):
         return handler if self._guard.is_authenticated(authorizations) else self._for_unauthenticated[method]
 
 
-def _for_unauthenticated(handler: Any, seconds: float | None) -> Any:
-    """Returns a handler that reads a request within some seconds, or none at all, and then calls the given one."""
+def _for_unauthenticated(guard: Guard, handler: Any, seconds: float | None) -> Any:
+    """Returns a handler that reads a request within some seconds, or none at all, and then calls the given one.
+
+    If the caller is authenticated by keys that the issuer has published just now, it reads the request like any other.
+    """
     if handler.request_streaming:
         return handler
     serve = handler.unary_unary or handler.unary_stream
 
     async def handle(_requests: object, context: Any) -> Any:
         request = None
-        if seconds is not None:
+        is_authenticated = await guard.is_authenticated_soon(AUTHORIZATIONS.get())
+        if is_authenticated or seconds is not None:
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(None if is_authenticated else seconds):
                     request = await context.read()
             except TimeoutError:
                 await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request did not arrive in time")
