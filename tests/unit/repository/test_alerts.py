@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.board import panels_of, queries_of
+from tests.dashboard import panels_of, queries_of
+from tests.fenced_blocks import blocks_of
 from tests.fork_server import run_program
 from tests.prometheus import ALERTS, installed
 from tests.unit.repository.checkout import ROOT
@@ -26,22 +27,24 @@ def _alerts() -> list[dict[str, Any]]:
 
 
 def _promtool(*arguments: str | Path) -> None:
-    ran = subprocess.run([installed("promtool"), *arguments], capture_output=True, text=True, check=False)
+    command = [installed("promtool"), *arguments]
+    ran = subprocess.run(command, cwd=ALERTS.parent, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_alerts_and_example_configuration_are_valid_for_prometheus() -> None:
     """Prometheus' own tool finds no error; the configuration names the file of the alerts."""
-    _promtool("check", "rules", ALERTS)
     _promtool("check", "config", ALERTS.with_name("prometheus.yml"))
     assert yaml.safe_load(ALERTS.with_name("prometheus.yml").read_text())["rule_files"] == [ALERTS.name]
 
 
 def test_alerts_on_simulated_metrics_fire_in_time_and_only_where_they_should() -> None:
-    """The unit tests, of which there is one for each alert, pass."""
+    """The unit tests, of which there is one for each alert, pass by the documented commands."""
     tested = [test["name"] for test in yaml.safe_load(TESTS.read_text())["tests"]]
     assert sorted(tested) == sorted(alert["alert"] for alert in _alerts())
-    _promtool("test", "rules", TESTS)
+    [commands] = blocks_of(ROOT / "docs" / "monitoring.md", "promtool")
+    for command in commands.splitlines():
+        _promtool(*command.split()[1:])
 
 
 def test_alerts_say_what_is_wrong_where_and_how_urgent_it_is() -> None:
@@ -67,7 +70,7 @@ def test_runbook_compared_with_the_alerts_has_the_same_sections() -> None:
     assert anchors <= {alert["alert"].lower() for alert in _alerts()}
 
 
-def test_metrics_in_alerts_and_on_the_board_are_documented() -> None:
+def test_metrics_in_alerts_and_on_the_dashboard_are_documented() -> None:
     """No query asks for a metric that no server has."""
     queries = [alert["expr"] for alert in _alerts()]
     queries += [query for panel in panels_of("stat", "timeseries", "table") for query in queries_of(panel)]

@@ -1,28 +1,28 @@
-"""The board for Grafana, as a file."""
+"""The dashboard for Grafana, as a file."""
 
 import itertools
 import json
 import re
 
-from tests.board import BOARD, Panel, panels_of
+from tests.dashboard import DASHBOARD, Panel, panels_of
 
 VARIABLES = {"datasource", "instance", "channel"}
 GRID_COLUMNS = 24
 
 
-def test_board_names_only_variables_that_it_has() -> None:
+def test_dashboard_names_only_variables_that_it_has() -> None:
     """Each panel and variable uses the selected data source, and Grafana's own interval besides."""
-    assert [one["name"] for one in BOARD["templating"]["list"]] == ["datasource", "instance", "channel"]
-    assert set(re.findall(r"\$\{?(\w+)", json.dumps(BOARD))) == {*VARIABLES, "__rate_interval", "__all"}
+    assert [one["name"] for one in DASHBOARD["templating"]["list"]] == ["datasource", "instance", "channel"]
+    assert set(re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD))) == {*VARIABLES, "__rate_interval", "__all"}
     for panel in panels_of("stat", "timeseries", "table"):
         assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}, panel["title"]
 
 
-def test_board_read_by_grafana_is_complete() -> None:
+def test_dashboard_read_by_grafana_is_complete() -> None:
     """Each panel has its own number, a title and queries with names of their own; descriptions are sentences."""
-    numbers = [panel["id"] for panel in BOARD["panels"]]
+    numbers = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(numbers) == len(set(numbers))
-    assert BOARD["schemaVersion"] >= 36
+    assert DASHBOARD["schemaVersion"] >= 36
     rows = [panel["title"] for panel in panels_of("row")]
     assert rows == ["Overview", "Channels", "Log and disk", "RPC latency", "Components", "Clients and quotas"]
     for panel in panels_of("stat", "timeseries", "table"):
@@ -38,9 +38,9 @@ def _cells(panel: Panel) -> set[tuple[int, int]]:
 
 
 def test_panels_on_the_grid_do_not_overlap() -> None:
-    """Each has its place within the width of the board."""
+    """Each has its place within the width of the dashboard."""
     used: set[tuple[int, int]] = set()
-    for panel in BOARD["panels"]:
+    for panel in DASHBOARD["panels"]:
         cells = _cells(panel)
         assert not cells & used, panel["title"]
         assert max(column for column, _ in cells) < GRID_COLUMNS

@@ -1,9 +1,10 @@
-"""The board for Grafana on a real Prometheus, which scrapes a server under load."""
+"""The dashboard for Grafana on a real Prometheus, which scrapes a server under load."""
 
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -11,14 +12,15 @@ import pytest
 import millrace_client as millrace
 from millrace_client import ChannelConfig, ChannelInfo, ChannelType, Client, Tls
 from millrace_server.access.tokens import make_token
-from tests.board import panels_of, queries_of
 from tests.certificates import Authority
+from tests.dashboard import panels_of, queries_of
+from tests.fenced_blocks import blocks_of
 from tests.millraced import Millraced
 from tests.prometheus import Prometheus
+from tests.unit.repository.checkout import ROOT
 
 _TOML = """
 server.tls = {{ certificate = "{folder}/server.pem", private_key = "{folder}/server.key" }}
-auth.tokens_file = "{folder}/tokens"
 roles.all.allow = ["*:*"]
 [identities.caller]
 roles = ["all"]
@@ -74,47 +76,57 @@ def _work(client: Client) -> None:
         client.channel("claimed").append([b"refused"])
 
 
+@contextmanager
+def _load(client: Client) -> Iterator[Callable[[], None]]:
+    """Works on a thread until the function that it yields is called, or the block ends."""
+    is_over = threading.Event()
+
+    def work() -> None:
+        while not is_over.wait(_PAUSE_SECONDS):
+            _work(client)
+
+    def stop() -> None:
+        is_over.set()
+        worker.join()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        yield stop
+    finally:
+        stop()
+
+
+def _start(folder: Path) -> Millraced:
+    """Starts a server whose monitor has the rights that the documentation gives it."""
+    [monitor] = blocks_of(ROOT / "docs" / "monitoring.md", "check")
+    config, data = folder / "millrace.toml", folder / "data"
+    config.write_text(_TOML.format(folder=folder) + monitor.replace('"tokens"', f'"{folder}/tokens"'))
+    ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+    return Millraced(("--config", str(config), "--data-dir", str(data), *ports), data)
+
+
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """A server with TLS, tokens and quotas, whose channels, sinks and limits are all in use."""
-    folder = tmp_path_factory.mktemp("board")
-    authority = Authority()
-    (folder / "ca.pem").write_bytes(authority.certificate)
+    folder, authority = tmp_path_factory.mktemp("dashboard"), Authority()
+    ca, token_file = folder / "ca.pem", folder / "prometheus.token"
+    ca.write_bytes(authority.certificate)
     authority.issue(folder, "server")
     token = make_token(folder / "tokens", "caller")
-    (folder / "token").write_text(token)
-    (folder / "millrace.toml").write_text(_TOML.format(folder=folder))
-    arguments = ("--config", str(folder / "millrace.toml"), "--data-dir", str(folder / "data"))
-    ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
-    is_over = threading.Event()
+    token_file.write_text(make_token(folder / "tokens", "prometheus"))
+    job = {"tls_config": {"ca_file": str(ca)}, "authorization": {"credentials_file": str(token_file)}}
     with ExitStack() as running:
-        job = {
-            "tls_config": {"ca_file": str(folder / "ca.pem")},
-            "authorization": {"credentials_file": str(folder / "token")},
-        }
         prometheus = running.enter_context(Prometheus(folder, **job))
-        server = Millraced((*arguments, *ports), folder / "data")
+        server = _start(folder)
         running.callback(server.kill)
-        client = running.enter_context(millrace.connect(server.grpc, tls=Tls(ca=folder / "ca.pem"), token=token))
+        client = running.enter_context(millrace.connect(server.grpc, tls=Tls(ca=ca), token=token))
         _prepare(client)
         prometheus.scrape(server.http, "mill-1", "https")
-
-        def load() -> None:
-            while not is_over.wait(_PAUSE_SECONDS):
-                _work(client)
-
-        worker = threading.Thread(target=load)
-        worker.start()
-
-        def stop_load() -> None:
-            is_over.set()
-            worker.join()
-
-        running.callback(stop_load)
-        yield Scene(client, prometheus, stop_load)
+        yield Scene(client, prometheus, running.enter_context(_load(client)))
 
 
-def test_queries_of_the_board_on_a_loaded_server_give_data(scene: Scene) -> None:
+def test_queries_of_the_dashboard_on_a_loaded_server_give_data(scene: Scene) -> None:
     """No panel stays empty."""
     for panel in panels_of("stat", "timeseries", "table"):
         for query in queries_of(panel):
@@ -158,7 +170,7 @@ def _account(scene: Scene, figure: Callable[[ChannelInfo], float]) -> dict[str, 
     return {channel.name: figure(channel) for channel in scene.client.admin.list_channels()}
 
 
-def test_figures_on_the_board_equal_those_of_the_client(scene: Scene) -> None:
+def test_figures_on_the_dashboard_equal_those_of_the_client(scene: Scene) -> None:
     """Under load, counts lie between what the client is told before and after; after it, all figures are the same."""
     columns = list(zip(_queries("Counted since the start"), COUNTERS, strict=True))
     before = [_account(scene, count) for _, count in columns]

@@ -1,4 +1,4 @@
-"""The board for Grafana, for tests."""
+"""The dashboard for Grafana, for tests."""
 
 import json
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from tests.unit.repository.checkout import ROOT
 
 Panel = dict[str, Any]
 
-BOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "millrace.json").read_text())
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "millrace.json").read_text())
 
 _SELECTED = {"$instance": ".*", "$channel": ".*", "$__rate_interval": "10s"}
 
 
 def panels_of(*types: str) -> Iterator[Panel]:
     """The panels of these types, in order."""
-    return (panel for panel in BOARD["panels"] if panel["type"] in types)
+    return (panel for panel in DASHBOARD["panels"] if panel["type"] in types)
 
 
 def queries_of(panel: Panel) -> list[str]:
