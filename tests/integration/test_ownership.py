@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import millrace_client as millrace
+from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1.event_pb2 import Event, ProducerStamp
 from tests.access_site import OF_A_TXN, Site, bearer, call, request_of
@@ -91,6 +92,8 @@ def test_producers_belong_to_who_used_them_first(
     server = start_millraced(site.toml(), server.data_dir)
     append.stamp.first_sequence = append.stamp.last_sequence = 2
     boss = bearer(site.tokens["boss"])
+    _, _, listed = call(server.grpc, "ListProducers", admin_pb.ListProducersRequest(channel="orders"), boss)
+    assert [(producer.producer_id, producer.identity) for producer in listed.producers] == [("p", "other")]
     assert call(server.grpc, "Append", append, boss)[1] == "FORBIDDEN"
     stream = pb.AppendStreamRequest(channel="orders", events=append.events, stamp=append.stamp)
     assert call(server.grpc, "AppendStream", stream, boss)[1] == "FORBIDDEN"

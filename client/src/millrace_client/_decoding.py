@@ -251,6 +251,7 @@ def producer_infos(answer: admin_pb.ListProducersResponse) -> list[ProducerInfo]
             last_sequence=producer.last_sequence,
             gap_count=producer.gap_count,
             last_seen=time_if_said(producer, "last_seen"),
+            identity=producer.identity,
         )
         for producer in answer.producers
     ]

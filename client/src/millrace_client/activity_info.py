@@ -56,3 +56,5 @@ class ProducerInfo:
     """Gaps in its numbers; a gap may be of several numbers."""
     last_seen: datetime | None
     """When it last sent an event, also a repeated one; None if an earlier release stored that."""
+    identity: str = ""
+    """The identity that it belongs to; empty without authentication."""

@@ -83,9 +83,15 @@ def test_consumers_and_producers_are_tables(client: FakeClient, millrace: RunMil
     assert consumer[:4] == ["10.0.0.1:5", "orders", "9", "2"]
     client.admin.producers = [ProducerInfo(producer_id="p", last_sequence=1_000, gap_count=1, last_seen=None)]
     _, producer = (line.split() for line in millrace("producers", "orders").stdout.splitlines())
-    assert producer == ["p", "-", "1,000", "1"]
+    assert producer == ["p", "-", "1,000", "1", "-"]
     [document] = json.loads(millrace("producers", "orders", "--json").stdout)
-    assert document == {"producer_id": "p", "last_sequence": 1_000, "gap_count": 1, "last_seen": None}
+    assert document == {
+        "producer_id": "p",
+        "last_sequence": 1_000,
+        "gap_count": 1,
+        "last_seen": None,
+        "identity": "",
+    }
 
 
 def test_forget_on_a_terminal_wants_a_yes(

@@ -506,16 +506,18 @@ class ListProducersResponse(_message.Message):
     def __init__(self, producers: _Optional[_Iterable[_Union[Producer, _Mapping]]] = ...) -> None: ...
 
 class Producer(_message.Message):
-    __slots__ = ("producer_id", "last_sequence", "gap_count", "last_seen")
+    __slots__ = ("producer_id", "last_sequence", "gap_count", "last_seen", "identity")
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     GAP_COUNT_FIELD_NUMBER: _ClassVar[int]
     LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     producer_id: str
     last_sequence: int
     gap_count: int
     last_seen: _timestamp_pb2.Timestamp
-    def __init__(self, producer_id: _Optional[str] = ..., last_sequence: _Optional[int] = ..., gap_count: _Optional[int] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    identity: str
+    def __init__(self, producer_id: _Optional[str] = ..., last_sequence: _Optional[int] = ..., gap_count: _Optional[int] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., identity: _Optional[str] = ...) -> None: ...
 
 class ForgetProducerRequest(_message.Message):
     __slots__ = ("channel", "producer_id")

@@ -175,6 +175,7 @@ def producers(client: Client, channel: ChannelArgument, *, as_json: JsonOption =
         "SEEN>": lambda producer: format_age(age_seconds(producer.last_seen)),
         "LAST>": lambda producer: f"{producer.last_sequence:,}",
         "GAPS>": lambda producer: f"{producer.gap_count:,}",
+        "IDENTITY": lambda producer: Text(producer.identity or "-"),
     }
     _write(client.admin.list_producers(channel), columns, as_json=as_json, none="the channel remembers no producer")
 

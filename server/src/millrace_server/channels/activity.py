@@ -48,3 +48,5 @@ class ProducerInfo(NamedTuple):
     gap_count: int
     last_seen: int
     """When it last sent something, in microseconds since 1970; 0 if an earlier release stored that."""
+    identity: str = ""
+    """The identity that it belongs to; empty without authentication."""

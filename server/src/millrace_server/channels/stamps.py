@@ -208,7 +208,7 @@ class StampLedger:
     def describe(self) -> Iterator[ProducerInfo]:
         """Yields the producers of now; of each kind the least recently active first."""
         for producer_id, accepted in self.snapshot().items():
-            yield ProducerInfo(producer_id, accepted.lasts[-1], len(accepted) - 1, accepted.seen_at)
+            yield ProducerInfo(producer_id, accepted.lasts[-1], len(accepted) - 1, accepted.seen_at, accepted.owner)
 
     def producers(self) -> Iterator[tuple[str, list[tuple[int, int]]]]:
         """Yields each producer with its intervals; of each kind the least recently active first."""

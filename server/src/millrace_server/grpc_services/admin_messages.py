@@ -264,4 +264,5 @@ def producer_message(producer: ProducerInfo) -> pb.Producer:
         last_sequence=producer.last_sequence,
         gap_count=producer.gap_count,
         last_seen=timestamp_of(producer.last_seen),
+        identity=producer.identity,
     )
