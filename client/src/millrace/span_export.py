@@ -14,7 +14,7 @@ from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
-from millrace.tracing import start_tracing, stop_tracing
+from millrace.tracing import TRACING, start_tracing, stop_tracing
 
 _EXPORTERS = "opentelemetry_traces_exporter"
 """The entry points of exporters, by the names that `OTEL_TRACES_EXPORTER` has."""
@@ -31,11 +31,15 @@ class ExporterError(Exception):
 def exported_spans(service_name: str, *, event_context: bool) -> Iterator[None]:
     """Traces the block and exports its spans; at its end sends the last ones.
 
-    If the program has set a tracer provider of the SDK, that one gets the spans.
+    If the program has turned tracing on itself, nothing changes; if it has set a tracer provider of the SDK, that one
+    gets the spans.
 
     Raises:
         ExporterError: The environment names an exporter that is not installed, or that cannot be created.
     """
+    if TRACING.spans is not None:
+        yield
+        return
     provider, is_own = tracer_provider(service_name)
     start_tracing(provider, event_context=event_context)
     try:

@@ -23,6 +23,8 @@ LINKS_MAX = 32
 _SCANNED_MAX = 256
 """The most events, or batches whose events share their context, that are looked at for these links."""
 
+_TRACEPARENT_LENGTH = 55
+
 _OPERATION_TYPES = {
     "append": ("send", SpanKind.CLIENT),
     "put": ("send", SpanKind.CLIENT),
@@ -211,7 +213,9 @@ def _producers(traceparents: Iterable[str]) -> list[str]:
     """Returns the different contexts among the first ones."""
     found: dict[str, None] = {}
     for traceparent in islice(traceparents, _SCANNED_MAX):
-        found[traceparent] = None
+        # Anything may be in an event's header.
+        if len(traceparent) == _TRACEPARENT_LENGTH:
+            found[traceparent] = None
         if len(found) == LINKS_MAX:
             break
     return list(found)

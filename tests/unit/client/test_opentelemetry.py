@@ -30,7 +30,7 @@ async def test_observe_gives_opentelemetry_all_figures_of_a_consumer() -> None:
 
 def test_process_span_is_linked_to_a_bounded_number_of_producers() -> None:
     """A batch may have as many producers as events."""
-    [columns] = columns_from_events([({"traceparent": each}, b"") for each in [*PRODUCERS, "not a context"]])
+    [columns] = columns_from_events([({"traceparent": each}, b"") for each in ["not a context", *PRODUCERS]])
     with recording() as recorded:
         with process_span("orders", [Batch(1, columns)]) as span:
             assert span is not None

@@ -9,6 +9,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from millrace import span_export
 from millrace.span_export import ExporterError, exported_spans
 from millrace.tracing import TRACING
+from tests.recorded_spans import recording
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,15 @@ def test_exported_spans_go_to_the_provider_that_the_program_has_set(environment:
     with exported_spans("millraced", event_context=True):
         assert started_span().resource is provider.resource
     assert isinstance(provider.get_tracer("test").start_span("later"), Span)
+
+
+def test_exported_spans_of_a_program_that_traces_itself_leave_its_tracing_alone() -> None:
+    """An embedded agent must not end it."""
+    with recording() as recorded:
+        with exported_spans("millraced", event_context=True):
+            started_span().end()
+        started_span().end()
+    assert recorded.names() == ["append orders"] * 2
 
 
 class Installed(NamedTuple):

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from millrace.spans import Spans
 
+_BATCHES_MAX = 32
+"""The batches of a delivery in which producers are looked for, since each of them is parsed for that."""
+
 
 @contextmanager
 def source_span(source: str, channels: Sequence[str], table: EventTable) -> Iterator[EventTable]:
@@ -36,7 +39,8 @@ def _with_context(table: EventTable, context: dict[str, str]) -> EventTable:
 
 def delivery_span(spans: "Spans", channel: str, sink: str, batches: Sequence[StoredBatch]) -> "Span":
     """Starts the span of a sink's delivery, which ends when it is settled or returned."""
-    traceparents = (one for batch in batches for one in encoded_traceparents(batch.window.columns()))
+    looked_at = batches[:_BATCHES_MAX]
+    traceparents = (one for batch in looked_at for one in encoded_traceparents(batch.window.columns()))
     return spans.message("process", channel, sum(batch.count for batch in batches), traceparents, component=sink)
 
 
