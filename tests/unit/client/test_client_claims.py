@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 import millrace_client as millrace
 from millrace.columns import columns_from_events
@@ -310,3 +311,52 @@ def test_delete_and_purge_name_the_channel(client: Any, server: FakeServer) -> N
     client.admin.delete_channel("orders", force=True)
     assert client.admin.purge_channel("orders") == 3
     assert [request.force for request in server.requests["DeleteChannel"]] == [False, True]
+
+
+def test_open_transactions_come_as_a_list(client: Any, server: FakeServer) -> None:
+    """A delivery has no lease."""
+    started = Timestamp(seconds=1_790_000_000)
+    transactions = [
+        admin_pb.OpenTransaction(
+            txn_id="t", channel="orders", put_count=1, take_count=2, body_bytes=3, start_time=started
+        ),
+        admin_pb.OpenTransaction(txn_id="d", lease_remaining={"seconds": 5}, identity="i", peer="p", is_delivery=True),
+    ]
+    server.script("ListTransactions", admin_pb.ListTransactionsResponse(transactions=transactions))
+    first, second = client.admin.list_transactions("orders")
+    assert (first.txn_id, first.put_count, first.take_count, first.body_bytes) == ("t", 1, 2, 3)
+    assert (first.start_time, first.lease_remaining_seconds) == (datetime(2026, 9, 21, 14, 13, 20, tzinfo=UTC), None)
+    assert (second.identity, second.peer, second.is_delivery, second.lease_remaining_seconds) == ("i", "p", True, 5.0)
+    client.admin.list_transactions()
+    assert [request.channel for request in server.requests["ListTransactions"]] == ["orders", ""]
+
+
+def test_consumers_and_producers_come_as_lists(client: Any, server: FakeServer) -> None:
+    """A producer whose time an earlier release did not store has none."""
+    consumer = admin_pb.Consumer(channel="orders", peer="sinks/out", open_deliveries=1, open_events=2)
+    server.script("ListConsumers", admin_pb.ListConsumersResponse(consumers=[consumer]))
+    producer = admin_pb.Producer(producer_id="p", last_sequence=9, gap_count=1)
+    server.script("ListProducers", admin_pb.ListProducersResponse(producers=[producer]))
+    [seen] = client.admin.list_consumers()
+    assert (seen.channel, seen.peer, seen.open_deliveries, seen.open_events) == ("orders", "sinks/out", 1, 2)
+    [known] = client.admin.list_producers("orders")
+    assert known == millrace.ProducerInfo(producer_id="p", last_sequence=9, gap_count=1, last_seen=None)
+
+
+def test_operations_name_what_they_end(client: Any, server: FakeServer) -> None:
+    """An epoch and a kind are sent only if they are given."""
+    server.script("EndTransaction", admin_pb.EndTransactionResponse())
+    server.script("ForgetProducer", admin_pb.ForgetProducerResponse())
+    claim = admin_pb.ClaimStatus(reader_id="r", epoch=7)
+    server.script("ReleaseClaim", admin_pb.ReleaseClaimResponse(claim=claim))
+    component = admin_pb.Component(kind=admin_pb.COMPONENT_KIND_SINK, name="out", channels=["orders"])
+    server.script("RetryComponent", admin_pb.RetryComponentResponse(component=component))
+    client.admin.end_transaction("t")
+    client.admin.forget_producer("orders", "p")
+    assert [client.admin.release_claim("orders", epoch).epoch for epoch in (None, 0)] == [7, 7]
+    assert client.admin.retry_component("out").channels == ("orders",)
+    client.admin.retry_component("out", millrace.ComponentKind.SINK)
+    assert server.requests["EndTransaction"][0].txn_id == "t"
+    assert server.requests["ForgetProducer"][0].producer_id == "p"
+    assert [request.HasField("epoch") for request in server.requests["ReleaseClaim"]] == [False, True]
+    assert [request.kind for request in server.requests["RetryComponent"]] == [0, admin_pb.COMPONENT_KIND_SINK]

@@ -111,7 +111,8 @@ def channel_page(channel: ChannelInfo) -> Table:
         if isinstance(value, dict):
             table.add_row(Text(key, style="bold"), "")
             for name, item in value.items():
-                table.add_row(Text(f"  {name}"), Text(_page_value(item)))
+                # An epoch is a name, which people copy.
+                table.add_row(Text(f"  {name}"), Text(str(item) if name == "epoch" else _page_value(item)))
         else:
             table.add_row(Text(key, style="bold"), Text(_page_value(value)))
     return table
