@@ -14,7 +14,7 @@ from millrace_server.access.permissions import Permission
 from millrace_server.channels.batches import StoredBatch, StoredColumns
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry
-from millrace_server.channels.stamps import Stamp
+from millrace_server.channels.stamps import SHARED_PREFIX, Stamp
 from millrace_server.errors import MillraceError
 from millrace_server.grpc_services.call import Call
 
@@ -86,7 +86,7 @@ class Replay:
 
     async def _store(self, run: _Run) -> None:
         first, last = run.sequences[0], run.sequences[-1]
-        producer_id = f"replay/{self._channel.channel_id}/{first // NUMBERS_OF_A_PRODUCER}"
+        producer_id = f"{SHARED_PREFIX}{self._channel.channel_id}/{first // NUMBERS_OF_A_PRODUCER}"
         try:
             rows = [(letter.own_headers(), letter.event.body) for letter in run.letters]
             columns = [StoredColumns.of(one) for one in columns_from_events(rows)]
