@@ -62,7 +62,7 @@ def wait_for(client: Client, channel: str, condition: Callable[[ChannelInfo], bo
 class Terminal:
     """A command on a terminal of its own, and its output."""
 
-    def __init__(self, server: str, *arguments: str | Path) -> None:
+    def __init__(self, server: str, *arguments: str | Path, kind: str = "xterm") -> None:
         self._person, program = pty.openpty()
         fcntl.ioctl(program, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         self.process = ForkedProgram(
@@ -71,7 +71,7 @@ class Terminal:
             stdin=program,
             stdout=program,
             stderr=program,
-            env={**_environment(server), "TERM": "xterm"},
+            env={**_environment(server), "TERM": kind},
         )
         os.close(program)
         self._written = b""
@@ -135,9 +135,9 @@ class Terminal:
 
 
 @contextmanager
-def millrace_on_terminal(server: str, *arguments: str | Path) -> Iterator[Terminal]:
-    """Runs a command on a terminal concurrently with the test; ends it with the block."""
-    terminal = Terminal(server, *arguments)
+def millrace_on_terminal(server: str, *arguments: str | Path, kind: str = "xterm") -> Iterator[Terminal]:
+    """Runs a command on a terminal of this kind concurrently with the test; ends it with the block."""
+    terminal = Terminal(server, *arguments, kind=kind)
     try:
         yield terminal
     finally:

@@ -48,6 +48,18 @@ def test_top_on_a_terminal_shows_channels_until_q(server: str, client: Client, o
     assert MAIN_SCREEN in written
 
 
+def test_top_on_a_dumb_terminal_writes_one_screen_below_the_other(server: str, client: Client, orders: str) -> None:
+    """Nothing moves the cursor, as inside an editor or a log of CI."""
+    with millrace_on_terminal(server, "top", "--interval", "0.1", kind="dumb") as terminal:
+        terminal.wait_for(orders)
+        client.channel(orders).append([b"x"] * 42)
+        terminal.wait_for("42%")
+        terminal.type("q")
+        exit_code, written = terminal.wait()
+    assert exit_code == 0
+    assert "\x1b" not in written
+
+
 def test_top_on_a_terminal_ends_well_by_interrupt(server: str, orders: str) -> None:
     """Ctrl-C ends the display normally."""
     with millrace_on_terminal(server, "top") as terminal:

@@ -419,3 +419,13 @@ def test_closing_a_client_while_calls_wait_ends_them(shared_server: Millraced) -
 
 def _waiting_takes(client: Client, name: str) -> int:
     return client.admin.get_channel(name).gauges.waiting_takes
+
+
+def test_client_of_a_wrong_address_says_what_is_wrong(shared_server: Millraced) -> None:
+    """Only gRPC's texts, which may change with any release, tell these causes apart."""
+    for address, cause in (
+        (shared_server.http, "this port speaks HTTP"),
+        ("nowhere.invalid:7070", "cannot be resolved"),
+    ):
+        with connect(address) as client, pytest.raises(UnavailableError, match=cause):
+            client.admin.list_channels()
