@@ -67,11 +67,11 @@ def test_bench_put_into_a_full_channel_says_what_it_waits_for_and_ends(shared_se
         client.admin.update_channel(
             channel, ChannelConfig(capacity=100, transaction_capacity=50, keep_alive_seconds=0.05)
         )
-    arguments = ("--timeout", "2", "bench", "put", channel, "--batch-events", "50", "--seconds", "0.2")
+    arguments = ("--timeout", "1", "bench", "put", channel, "--batch-events", "50", "--seconds", "0.2")
     result = run_millrace(shared_server.grpc, *arguments)
     waiting, ending = result.stderr.decode().splitlines()
     assert result.returncode == ExitCode.LATER
-    assert waiting.endswith("; waiting for up to 2 s")
+    assert waiting.endswith("; waiting for up to 1 s")
     for sentence in (waiting, ending):
         assert sentence.startswith("millrace: the channel holds 100 events of 100")
     assert "make room with" in ending

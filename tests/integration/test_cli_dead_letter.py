@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from millrace.dead_letters import DEAD_LETTER_PREFIX
-from millrace_client import Client, Event, Stamp, connect
+from millrace_client import ChannelConfig, Client, Event, Stamp, connect
 from millrace_client.dead_letters.targets import StampedEvents, append_pipelined
 from tests.conftest import StartMillraced
 from tests.millrace_program import run_millrace, started_millrace, wait_for
@@ -124,15 +124,15 @@ def test_dead_letters_whose_channel_was_deleted_stay_and_are_reported(start_mill
         assert client.admin.get_channel("rejected").gauges.open_transactions == 0
 
 
-def test_append_pipelined_stops_at_the_first_refusal(start_millraced: StartMillraced) -> None:
+def test_append_pipelined_stops_at_the_first_refusal(shared_server: Millraced) -> None:
     """Nothing after the refused request is stored, and all of it can be appended again with the same stamps."""
-    server = start_millraced("channels.small = { type = 'memory', byte_capacity = 1000 }")
     appends = [
         StampedEvents([Event(b"x" * (2000 if number == 5 else 10))], Stamp("p", 2 * number, 2 * number))
         for number in range(9)
     ]
     answers = []
-    with connect(server.grpc) as client:
+    with connect(shared_server.grpc) as client:
+        client.admin.create_channel("small", ChannelConfig(byte_capacity=1_000))
         channel = client.channel("small")
         assert append_pipelined(channel, appends, lambda: answers.append(1)) == len(answers) == 5
         assert _held(client, "small") == 5
@@ -140,7 +140,7 @@ def test_append_pipelined_stops_at_the_first_refusal(start_millraced: StartMillr
         assert append_pipelined(channel, appends[:5], lambda: None) == 5
         assert _held(client, "small") == 8
         assert append_pipelined(client.channel("nosuch"), appends, lambda: None) == 0
-    assert server.stop() == 0
+        client.admin.delete_channel("small", force=True)
 
 
 def test_replay_that_is_killed_again_and_again_brings_each_event_once(

@@ -26,12 +26,8 @@ NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("cli-lines")
-    free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
-    millraced = Millraced(("--data-dir", str(folder / "data"), *free_ports), folder / "data")
-    yield millraced.grpc
-    assert millraced.stop() == 0
+def server(shared_server: Millraced) -> str:
+    return shared_server.grpc
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +39,7 @@ def client(server: str) -> Iterator[Client]:
 @pytest.fixture
 def channel(client: Client) -> str:
     """An empty channel of the test's own, whose transactions may have all lines."""
-    name = f"channel-{next(NUMBERS)}"
+    name = f"lines-{next(NUMBERS)}"
     client.admin.create_channel(name, ChannelConfig(capacity=10_000, transaction_capacity=10_000))
     return name
 

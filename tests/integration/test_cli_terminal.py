@@ -13,12 +13,8 @@ MAIN_SCREEN = "\x1b[?1049l"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("cli-terminal")
-    free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
-    millraced = Millraced(("--data-dir", str(folder / "data"), *free_ports), folder / "data")
-    yield millraced.grpc
-    assert millraced.stop() == 0
+def server(shared_server: Millraced) -> str:
+    return shared_server.grpc
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +25,10 @@ def client(server: str) -> Iterator[Client]:
 
 @pytest.fixture
 def orders(client: Client) -> Iterator[str]:
-    client.admin.create_channel("orders", ChannelConfig(keep_alive_seconds=0.05))
-    yield "orders"
-    client.admin.delete_channel("orders", force=True)
+    name = "terminal-orders"
+    client.admin.create_channel(name, ChannelConfig(keep_alive_seconds=0.05))
+    yield name
+    client.admin.delete_channel(name, force=True)
 
 
 @pytest.mark.parametrize("keys", ["q", "xQ"])
@@ -97,7 +94,7 @@ def test_put_on_a_terminal_shows_a_bar_and_why_it_waits(
             txn.take()
         exit_code, written = terminal.wait()
     assert exit_code == 0
-    assert "orders: 150 lines read, 150 events committed, sequences 1 to 150" in written
+    assert f"{orders}: 150 lines read, 150 events committed, sequences 1 to 150" in written
 
 
 def test_put_of_typed_lines_stores_them_while_they_come(server: str, client: Client, orders: str) -> None:
@@ -109,7 +106,7 @@ def test_put_of_typed_lines_stores_them_while_they_come(server: str, client: Cli
         terminal.type("two\n\x04")
         exit_code, written = terminal.wait()
     assert exit_code == 0
-    assert "orders: 2 lines read, 2 events committed, sequences 1 to 2" in written
+    assert f"{orders}: 2 lines read, 2 events committed, sequences 1 to 2" in written
 
 
 @pytest.mark.parametrize("command", ["peek", "take"])
@@ -128,7 +125,7 @@ def test_purge_on_a_terminal_asks_before(server: str, client: Client, orders: st
     """Events are removed only after a yes."""
     client.channel(orders).append([b"one"])
     with millrace_on_terminal(server, "channel", "purge", orders) as terminal:
-        terminal.wait_for("Remove 1 event from orders permanently? [y/N]")
+        terminal.wait_for(f"Remove 1 event from {orders} permanently? [y/N]")
         terminal.type(f"{answer}\n")
         exit_code, _ = terminal.wait()
     assert exit_code == (2 if left else 0)
@@ -144,11 +141,3 @@ def test_purge_on_a_terminal_interrupted_removes_nothing(server: str, client: Cl
         exit_code, _ = terminal.wait()
     assert exit_code == 130
     assert client.admin.get_channel(orders).gauges.queued_events == 1
-
-
-def test_channels_on_a_terminal_where_there_are_none_say_how_to_make_one(server: str) -> None:
-    """The output says how to create a channel instead of showing an empty table."""
-    with millrace_on_terminal(server, "channels") as terminal:
-        exit_code, written = terminal.wait()
-    assert exit_code == 0
-    assert "create one with `millrace channel create NAME`" in written

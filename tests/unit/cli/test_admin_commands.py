@@ -15,6 +15,8 @@ from millrace_client import (
     Event,
     FsyncPolicy,
 )
+from millrace_client.cli import admin_commands
+from millrace_client.cli.terminal import note
 from millrace_client.cli.top_command import RateMeter
 from millrace_client.cli.views import document_of
 from tests.unit.cli.conftest import RunMillrace
@@ -65,6 +67,17 @@ def test_channels_as_json_are_one_array(client: FakeClient, millrace: RunMillrac
     """The channels are in the server's order, by name."""
     client.admin.channels["audit"] = FakeChannel("audit")
     assert [channel["name"] for channel in json.loads(millrace("channels", "--json").stdout)] == ["audit", "orders"]
+
+
+def test_channels_on_a_terminal_where_there_are_none_say_how_to_create_one(
+    client: FakeClient, millrace: RunMillrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty table alone would be no help in the first minutes."""
+    monkeypatch.setattr(admin_commands, "note_to_terminal", note)
+    client.admin.channels.clear()
+    result = millrace("channels")
+    assert result.stdout.startswith("CHANNEL  STATE")
+    assert result.stderr == "millrace: there is no channel yet; create one with `millrace channel create NAME`\n"
 
 
 def test_channels_where_there_are_none_are_an_empty_array(client: FakeClient, millrace: RunMillrace) -> None:
