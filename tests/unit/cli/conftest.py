@@ -10,7 +10,8 @@ from millrace_client.cli import put_command
 from millrace_client.cli.program import app
 from millrace_client.cli.session import Session
 from millrace_client.dead_letters import targets
-from tests.unit.cli.fake_client import FakeChannel, FakeClient, fake_append_pipelined
+from tests.unit.cli.fake_channel import FakeChannel, fake_append_pipelined
+from tests.unit.cli.fake_client import FakeClient
 
 
 class RunMillrace(Protocol):

@@ -14,7 +14,8 @@ from millrace_client import (
     ProducerInfo,
 )
 from tests.unit.cli.conftest import RunMillrace
-from tests.unit.cli.fake_client import ACCESS, START_TIME, FakeClient
+from tests.unit.cli.fake_channel import ACCESS, START_TIME
+from tests.unit.cli.fake_client import FakeClient
 
 SINK = replace(ACCESS, kind=ComponentKind.SINK, name="collector", state=ComponentState.BACKING_OFF, reason="no route")
 

@@ -20,7 +20,8 @@ from millrace_client.cli.terminal import note
 from millrace_client.cli.top_command import RateMeter
 from millrace_client.cli.views import document_of
 from tests.unit.cli.conftest import RunMillrace
-from tests.unit.cli.fake_client import ACCESS, FakeChannel, FakeClient
+from tests.unit.cli.fake_channel import ACCESS, FakeChannel
+from tests.unit.cli.fake_client import FakeClient
 
 
 def test_channels_in_a_pipe_are_a_plain_table(client: FakeClient, millrace: RunMillrace) -> None:

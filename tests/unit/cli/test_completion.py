@@ -2,7 +2,8 @@ import pytest
 
 from millrace_client import UnavailableError
 from tests.unit.cli.conftest import RunMillrace
-from tests.unit.cli.fake_client import FakeChannel, FakeClient
+from tests.unit.cli.fake_channel import FakeChannel
+from tests.unit.cli.fake_client import FakeClient
 
 
 @pytest.fixture

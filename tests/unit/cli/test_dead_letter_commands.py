@@ -9,7 +9,8 @@ from millrace.dead_letters import DEAD_LETTER_PREFIX
 from millrace_client import ChannelFullError, Event, LeaseExpiredError, UnavailableError
 from millrace_client.dead_letters import replay, targets
 from tests.unit.cli.conftest import RunMillrace
-from tests.unit.cli.fake_client import LIMITS, FakeChannel, FakeClient
+from tests.unit.cli.fake_channel import LIMITS, FakeChannel
+from tests.unit.cli.fake_client import FakeClient
 
 SEED = 71_203
 RUNS_MAX = 500

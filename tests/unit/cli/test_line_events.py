@@ -9,7 +9,8 @@ from millrace_client.cli.line_events import LineRouting, event_of_line
 from millrace_client.producing.channel_buffer import BUCKETS
 from millrace_client.producing.routing import ranked
 from tests.unit.cli.conftest import RunMillrace
-from tests.unit.cli.fake_client import FakeChannel, FakeClient
+from tests.unit.cli.fake_channel import FakeChannel
+from tests.unit.cli.fake_client import FakeClient
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 from millrace_client import ChannelFullError, Event, TxnCapacityError, UnavailableError
 from millrace_client.cli.put_command import parse_headers, put
 from tests.unit.cli.conftest import RunMillrace
-from tests.unit.cli.fake_client import FakeChannel, FakeClient
+from tests.unit.cli.fake_channel import FakeChannel
+from tests.unit.cli.fake_client import FakeClient
 
 
 @pytest.fixture

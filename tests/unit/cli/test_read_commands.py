@@ -10,7 +10,7 @@ from millrace_client.cli.exit_status import CommandError, ExitCode
 from millrace_client.cli.line_events import event_of_line
 from millrace_client.cli.read_commands import EventFormat, EventWriter
 from tests.unit.cli.conftest import RunMillrace
-from tests.unit.cli.fake_client import FakeChannel, batch_of
+from tests.unit.cli.fake_channel import FakeChannel, batch_of
 
 ODD = Event(b"\xff\n\x1b[31m", {"k": "v"})
 

@@ -9,7 +9,8 @@ from millrace_client import ChannelState, ComponentState, UnavailableError
 from millrace_client.cli.program import app
 from millrace_client.cli.session import Session
 from tests.unit.cli.conftest import RunMillrace
-from tests.unit.cli.fake_client import ACCESS, FakeChannel, FakeClient
+from tests.unit.cli.fake_channel import ACCESS, FakeChannel
+from tests.unit.cli.fake_client import FakeClient
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from millrace_client import ChannelInfo, UnavailableError
 from millrace_client.cli.exit_status import CommandError
 from millrace_client.cli.top_command import ChannelWatch, RateMeter, channel_counters, try_to_update
 from tests.unit.cli.conftest import RunMillrace
-from tests.unit.cli.fake_client import COUNTERS, ORDERS, FakeChannel, FakeClient
+from tests.unit.cli.fake_channel import COUNTERS, ORDERS, FakeChannel
+from tests.unit.cli.fake_client import FakeClient
 
 
 class SteppingClock:

@@ -20,7 +20,8 @@ from millrace_client.cli.line_events import LineFormat, LineRouting
 from millrace_client.cli.line_source import InputError
 from millrace_client.cli.progress import PutProgress
 from millrace_client.cli.upload import CLOSE_SECONDS, Destination, PutAccount, TroubleHooks, Upload
-from tests.unit.cli.fake_client import FakeChannel, FakeProducer
+from tests.unit.cli.fake_channel import FakeChannel
+from tests.unit.cli.fake_client import FakeProducer
 
 
 class FakeProgress(PutProgress):

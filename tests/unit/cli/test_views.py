@@ -10,7 +10,7 @@ from rich.table import Table
 
 from millrace_client import ChannelState, ChannelType, ClaimStatus, Compression, FsyncPolicy
 from millrace_client.cli.views import channel_page, channels_table, created_sentences, document_of, fill_of
-from tests.unit.cli.fake_client import COUNTERS, GAUGES, LIMITS, ORDERS
+from tests.unit.cli.fake_channel import COUNTERS, GAUGES, LIMITS, ORDERS
 
 
 def drawn(table: RenderableType) -> str:

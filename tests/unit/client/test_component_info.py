@@ -3,7 +3,7 @@ from dataclasses import fields, replace
 from millrace.v1 import admin_service_pb2 as pb
 from millrace_client import ComponentCounters, ComponentKind, ComponentState
 from millrace_client._decoding import component_info
-from tests.unit.cli.fake_client import ACCESS
+from tests.unit.cli.fake_channel import ACCESS
 
 
 def test_component_info_of_an_answer_tells_every_field() -> None:
