@@ -33,8 +33,11 @@ class Watched:
 
     def __init__(self, folder: Path) -> None:
         tls_files = certificates.Site(folder / "tls")
-        self.site = Site(folder, {"boss": EVERYTHING, "slow": EVERYTHING})
-        self.site.quotas = {"slow": "bytes_per_second = 1, read_bytes_per_second = 1_000_000, open_transactions = 1"}
+        self.site = Site(folder, dict.fromkeys(("boss", "slow", "beginner"), EVERYTHING))
+        self.site.quotas = {
+            "slow": "bytes_per_second = 1, read_bytes_per_second = 1_000_000",
+            "beginner": "open_transactions = 1",
+        }
         self.site.further_toml = tls_files.toml(requires_certificates=False).splitlines()[0]
         self._ca = tls_files.ca
         config, data_dir = folder / "millrace.toml", folder / "data"
@@ -134,7 +137,6 @@ def test_metrics_of_refusals_are_the_errors_of_the_clients(watched: Watched) -> 
     assert sorted(set(refused)) == ["CHANNEL_FULL", "CHANNEL_NOT_FOUND", "QUOTA_EXCEEDED"]
     for reason in ("CHANNEL_FULL", "CHANNEL_NOT_FOUND", "QUOTA_EXCEEDED"):
         assert watched.value("millrace_refusals_total", reason=reason) == refused.count(reason)
-    assert watched.value("millrace_refusals_total") == len(refused)
     full = {"channel": "tiers", "reason": "CHANNEL_FULL"}
     assert watched.value("millrace_channel_refusals_total", **full) == refused.count("CHANNEL_FULL")
     quota = {"identity": "slow", "quota": "bytes_per_second"}
@@ -143,6 +145,21 @@ def test_metrics_of_refusals_are_the_errors_of_the_clients(watched: Watched) -> 
     assert watched.value("millrace_quota_bytes_total", **quota) > 0
     assert watched.value("millrace_rpc_duration_seconds_count", method="Append", code="NOT_FOUND") == 1
     assert watched.value("millrace_channel_time_to_full_seconds", channel="tiers") == 0
+
+
+def test_metrics_of_open_transactions_are_those_of_the_client(watched: Watched) -> None:
+    """Those of an identity with a quota, and how many it refused."""
+    beginner = {"identity": "beginner"}
+    with watched.client("beginner") as client:
+        transaction = client.channel("other").transaction().begin()
+        with pytest.raises(millrace.QuotaExceededError):
+            client.channel("other").transaction().begin()
+        assert watched.value("millrace_quota_open_transactions", **beginner) == 1
+        assert watched.value("millrace_channel_open_transactions", channel="other") == 1
+        transaction.rollback()
+    assert watched.value("millrace_quota_open_transactions", **beginner) == 0
+    assert watched.value("millrace_quota_open_transactions_max", **beginner) == 1
+    assert watched.value("millrace_quota_refusals_total", **beginner, quota="open_transactions") == 1
 
 
 def test_histograms_add_up(watched: Watched) -> None:

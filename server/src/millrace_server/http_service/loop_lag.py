@@ -5,7 +5,8 @@ from time import monotonic
 
 from millrace_server.histograms import Histogram
 
-_INTERVAL_SECONDS = 0.1
+_INTERVAL_SECONDS = 0.25
+"""More often would wake an idle server for little: a longer delay is met at any interval."""
 
 
 class LoopLag:
