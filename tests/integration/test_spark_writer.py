@@ -72,27 +72,6 @@ def format_error(refused: pytest.ExceptionInfo[PySparkException]) -> str:
 # Batch saves.
 
 
-def test_save_and_load_that_are_traced_are_in_their_parents_trace(
-    spark: SparkSession, spark_spans: Collector, client: millrace.Client, channel: millrace.Channel
-) -> None:
-    """Tasks of a save, its commit, and tasks of a load; the latter are linked to the former by the events' contexts."""
-    parent = f"00-{7:032x}-{9:016x}-01"
-    tracing = {"tracing": "true", "tracing.parent": parent}
-    rows = spark.range(0, 10, 1, 1).select(F.col("id").cast("string").alias("body"))
-    writer_to(rows, channel, client, **tracing, **{"tracing.eventContext": "true"}).save()
-    options = {"endpoints": client.endpoint, "channels": channel.name, **tracing}
-    assert spark.read.format("millrace").options(**options).load().count() == 10
-    spans = [spark_spans.find(f"{name} {channel.name}") for name in ("append", "commit", "read")]
-    assert {(span.service, span.trace_id, span.parent_id) for span in spans} == {
-        ("millrace-spark", f"{7:032x}", f"{9:016x}")
-    }
-    append, commit, read = spans
-    assert "messaging.batch.message_count" not in commit.attributes
-    assert append.attributes["messaging.batch.message_count"] == read.attributes["messaging.batch.message_count"] == 10
-    assert {headers["traceparent"].split("-")[2] for _, headers in stored(client, channel.name)} == {append.span_id}
-    assert read.links == (append.span_id,)
-
-
 def test_save_read_again_gives_the_same_rows(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel
 ) -> None:
@@ -175,6 +154,27 @@ def test_save_with_a_failing_task_stores_nothing(
         "column body: is null in a row; remove such rows, or write coalesce(body, '') for an empty body"
     )
     assert stored(client, channel.name) == []
+
+
+def test_save_and_load_that_are_traced_are_in_their_parents_trace(
+    spark: SparkSession, spark_spans: Collector, client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """Tasks of a save, its commit, and tasks of a load; the latter are linked to the former by the events' contexts."""
+    parent = f"00-{7:032x}-{9:016x}-01"
+    tracing = {"tracing": "true", "tracing.parent": parent}
+    rows = spark.range(0, 10, 1, 1).select(F.col("id").cast("string").alias("body"))
+    writer_to(rows, channel, client, **tracing, **{"tracing.eventContext": "true"}).save()
+    options = {"endpoints": client.endpoint, "channels": channel.name, **tracing}
+    assert spark.read.format("millrace").options(**options).load().count() == 10
+    spans = [spark_spans.find(f"{name} {channel.name}") for name in ("append", "commit", "read")]
+    assert {(span.service, span.trace_id, span.parent_id) for span in spans} == {
+        ("millrace-spark", f"{7:032x}", f"{9:016x}")
+    }
+    append, commit, read = spans
+    assert "messaging.batch.message_count" not in commit.attributes
+    assert append.attributes["messaging.batch.message_count"] == read.attributes["messaging.batch.message_count"] == 10
+    assert {headers["traceparent"].split("-")[2] for _, headers in stored(client, channel.name)} == {append.span_id}
+    assert read.links == (append.span_id,)
 
 
 def test_save_without_room_waits_and_then_says_so(spark: SparkSession, client: millrace.Client) -> None:
