@@ -12,16 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
 from hypothesis import strategies as st
 
 import millrace_client as millrace
-from millrace.v1.channel_service_pb2 import AppendRequest
+from millrace.v1.channel_service_pb2 import AppendRequest, BeginTxnRequest
 from millrace.v1.event_pb2 import Event
 from millrace_client import Tls
 from millrace_server.access.tokens import make_token
 from millrace_server.files import write_atomically
-from tests.access_site import check_that_streams_end, start_server
+from tests.access_site import bearer, call, check_that_streams_end, start_server
+from tests.daemon_queries import wait_until
 from tests.millraced import Millraced
 from tests.odd_certificates import DNS, IP, URI, Names, issued, write_certificate
 from tests.raw_http2 import Frame, FrameKind, call_headers, raw_connection
@@ -90,10 +92,16 @@ def test_token_of_the_issuer_proves_an_identity(server: Millraced) -> None:
 
 
 def test_streams_end_when_their_token_expires(server: Millraced) -> None:
-    """With the leeway of a minute; what was delivered is back in the channel, and other streams go on."""
-    dying = ONE.token(exp=math.ceil(time.time()) - 59)
+    """With the leeway of a minute; what was delivered is back in the channel, and other streams go on.
+
+    Transactions of the identity are rolled back, long before their leases end.
+    """
+    dying = ONE.token("system:serviceaccount:logs:dying", exp=math.ceil(time.time()) - 58)
     with millrace.connect(server.grpc, token=ONE.token()) as boss, millrace.connect(server.grpc, token=dying) as other:
+        begin = BeginTxnRequest(channel="orders", lease=Duration(seconds=3_000))
+        assert call(server.grpc, "BeginTxn", begin, bearer(dying))[0] == "OK"
         check_that_streams_end("orders", boss, other, lambda: None, millrace.TokenExpiredError)
+        wait_until(lambda: boss.admin.get_channel("orders").gauges.open_transactions == 0)
 
 
 def test_streams_end_when_the_key_of_their_token_is_removed(server: Millraced) -> None:
