@@ -1,6 +1,7 @@
-"""Histograms of what the server does, which cost a fraction of a microsecond for each observation.
+"""Histograms of what the server does.
 
-They are counted where things happen and read at each scrape, so they hold no names and no text on the way.
+Those of Prometheus' library take two to five microseconds for an observation, which is too much for each call; these
+take a fraction of one. Code that observes finds its histogram once; the text is made from the counts at each scrape.
 """
 
 import threading
@@ -24,7 +25,7 @@ class Exemplar(NamedTuple):
 
 
 class Histogram:
-    """Counts observations by their size, for one thread.
+    """Counts observations by their size; not thread-safe.
 
     Attributes:
         bounds: The upper bounds of all buckets but the last, which has none; a bound belongs to its bucket.
@@ -87,11 +88,12 @@ class HistogramFamily:
     def of(self, *values: str) -> Histogram:
         """Returns the histogram of these values, the same each time."""
         if (histogram := self._histograms.get(values)) is None:
-            histogram = self._histograms[values] = self._kind(self._bounds)
+            # By one operation, since logs are opened on several threads.
+            histogram = self._histograms.setdefault(values, self._kind(self._bounds))
         return histogram
 
     def __iter__(self) -> Iterator[tuple[tuple[str, ...], Histogram]]:
-        return iter(self._histograms.items())
+        return iter(list(self._histograms.items()))
 
 
 class Histograms:
