@@ -191,6 +191,7 @@ def test_poisoned_event_is_found_among_the_dead_letters(scene: Scene) -> None:
     (scene.folder / "lines").write_bytes(_LARGE + b"\n")
     alert = scene.prometheus.wait_for_alert("MillraceDeadLetters", component="lines")
     assert "source lines on mill-1" in alert.annotations["summary"]
+    assert "(1)" in alert.annotations["description"]
     assert "small" in scene.run("dead-letter", "list", "rejected")
 
 

@@ -132,5 +132,7 @@ def test_retry_of_a_component_says_what_it_was(
     """The answer has the state before, since that after takes time."""
     client.admin.components = [component]  # type: ignore[list-item] # a component
     assert millrace("component", "retry", "collector").stdout == sentence
+    assert millrace("component", "retry", "sinks/collector").stdout == sentence
+    assert millrace("component", "retry", "sources/collector").exit_code == 1
     assert json.loads(millrace("component", "retry", "collector", "--json").stdout)["name"] == "collector"
     assert millrace("component", "retry", "collector", "--kind", "source").exit_code == 1

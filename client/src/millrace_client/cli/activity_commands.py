@@ -204,7 +204,7 @@ def forget(
 @with_client
 def retry(
     client: Client,
-    name: Annotated[str, _name_argument("NAME", "The name of a source, sink or sink group.", _component_names)],
+    name: Annotated[str, _name_argument("NAME", "The name of a source, sink or sink group, such as out or sinks/out.", _component_names)],
     *,
     kind: Annotated[
         ComponentKind | None, typer.Option(help="Its kind, where two components have the same name.")
@@ -215,8 +215,15 @@ def retry(
 
     The answer has its state before; see the result with `millrace components`.
     """
-    before = client.admin.retry_component(name, kind)
+    before = client.admin.retry_component(*_named(name, kind))
     _answer(f"{component_path(before)}: {_retried(before)}", document_of(before), as_json=as_json)
+
+
+def _named(name: str, kind: ComponentKind | None) -> tuple[str, ComponentKind | None]:
+    """Returns the name and the kind of a component; a name may have its kind, as in `millrace components`."""
+    kinds = {f"{one}s": one for one in ComponentKind}
+    plural, _, bare = name.partition("/")
+    return (bare, kinds[plural]) if bare and plural in kinds else (name, kind)
 
 
 def _retried(before: ComponentInfo) -> str:
