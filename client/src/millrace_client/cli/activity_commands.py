@@ -204,7 +204,7 @@ def forget(
 @with_client
 def retry(
     client: Client,
-    name: Annotated[str, _name_argument("NAME", "The name of a source, sink or sink group, such as out or sinks/out.", _component_names)],
+    name: Annotated[str, _name_argument("NAME", "A component, such as out or sinks/out.", _component_names)],
     *,
     kind: Annotated[
         ComponentKind | None, typer.Option(help="Its kind, where two components have the same name.")
