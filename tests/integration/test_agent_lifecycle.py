@@ -142,12 +142,15 @@ def test_components_of_a_daemon_are_shown_everywhere(start_millraced: StartMillr
     assert state in page_of(server, "/metrics")
     shown = run_millrace(server.grpc, "components").stdout.decode()
     assert asyncio.run(_components_by_asyncio(server)) == list(reported)
-    assert [line.split()[:3] for line in shown.splitlines()[1:]] == [
-        ["sinks/broken", "millrace", "backing_off"],
-        ["sinks/out", "custom", "running"],
-        ["sources/app", "custom", "running"],
+    assert [line.split()[:2] for line in shown.splitlines()[1:]] == [
+        ["sinks/broken", "backing_off"],
+        ["sinks/out", "running"],
+        ["sources/app", "running"],
     ]
     assert "sinks/broken" in run_millrace(server.grpc, "top", "--interval", "0.1").stdout.decode()
+    retried = run_millrace(server.grpc, "component", "retry", "broken").stdout.decode()
+    assert retried.startswith("sinks/broken: tries again now, after ")
+    assert "sinks/out" in run_millrace(server.grpc, "consumers", "orders").stdout.decode()
 
 
 async def _components_by_asyncio(server: Millraced) -> list[str]:
