@@ -49,6 +49,14 @@ async def test_login_with_a_token_begins_a_session_that_scripts_cannot_read(site
     assert (await site.console.read("/api/overview"))["total"] == 0
 
 
+async def test_session_opens_the_other_pages_of_the_port(site: ConsoleSite) -> None:
+    """A person who has logged in sees /metrics too."""
+    pages = ("/metrics", "/channels", "/components")
+    assert [(await site.console.get(page)).status for page in pages] == [401] * 3
+    await site.console.log_in(site.tokens["viewer"])
+    assert [(await site.console.get(page)).status for page in pages] == [200] * 3
+
+
 async def test_token_of_a_program_opens_the_pages_without_a_session(site: ConsoleSite) -> None:
     """The API can be called with a bearer token, as /metrics can."""
     answer = await site.console.get("/api/overview", Authorization=f"Bearer {site.tokens['viewer']}")

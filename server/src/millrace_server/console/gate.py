@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 
 import structlog
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from millrace_server.access.control import AccessControl
@@ -30,7 +30,7 @@ class Gate:
         self.sessions = None if access is None else Sessions(access)
         self._has_tls = has_tls
 
-    def cookie_of(self, request: Request) -> str:
+    def cookie_of(self, request: HTTPConnection) -> str:
         """Returns the name of the session's cookie, which servers on other ports of a host do not overwrite."""
         port = request.headers.get("host", "").rpartition(":")[2]
         name = f"millrace_session_{port}" if port.isdecimal() else "millrace_session"
@@ -41,7 +41,7 @@ class Gate:
             try:
                 self._check_mark(request)
                 # The endpoint runs in the same task.
-                AUTHORIZATIONS.set(self._authorizations_of(request))
+                AUTHORIZATIONS.set(self.authorizations_of(request))
                 return await serve(request)
             except RefusedError as refused:
                 return refusal_response(refused)
@@ -61,7 +61,8 @@ class Gate:
         if request.method == "POST" and request.headers.get("content-type", "").partition(";")[0] != _JSON:
             raise RefusedError(415, "BAD_ARGUMENT", f"the content type must be {_JSON}")
 
-    def _authorizations_of(self, request: Request) -> Authorizations:
+    def authorizations_of(self, request: HTTPConnection) -> Authorizations:
+        """Returns the authorization headers of a request; without any, the credentials of its session."""
         shown = tuple(request.headers.getlist("authorization"))
         cookie = request.cookies.get(self.cookie_of(request))
         if shown or cookie is None or self.sessions is None:

@@ -7,9 +7,10 @@ from contextlib import aclosing
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import Scope
 
 from millrace.v1 import admin_service_pb2 as pb
 from millrace_server.access.control import AccessControl
@@ -32,6 +33,7 @@ from millrace_server.console.readings import ShownServer
 from millrace_server.console.static_files import INDEX, PageFiles
 from millrace_server.errors import OverloadedError
 from millrace_server.grpc_services.admin_messages import component_message
+from millrace_server.grpc_services.guard import Authorizations
 
 CHANGING_PATHS = ("/api/acts/", "/session")
 """The beginnings of the paths whose requests may change something."""
@@ -59,6 +61,10 @@ class Console:
         self._sampling: asyncio.Task[None] | None = None
         self._follower_count = 0
         self._files = PageFiles()
+
+    def authorizations_of(self, scope: Scope) -> Authorizations:
+        """Returns the authorization headers of a request; without any, the credentials of its session."""
+        return self._gate.authorizations_of(HTTPConnection(scope))
 
     def start(self) -> None:
         """Begins to sample the history."""

@@ -13,13 +13,13 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millrace_server.access.audit import Audit
-from millrace_server.access.control import AccessControl, Credentials, Identity, credentials_of
+from millrace_server.access.control import AccessControl, Identity, credentials_of
 from millrace_server.access.permissions import Permission
 from millrace_server.agent.components import Component
 from millrace_server.channels.channel_handle import ChannelState
@@ -27,6 +27,7 @@ from millrace_server.channels.registry import ChannelRegistry, TimeSlices
 from millrace_server.configuration.settings import ServerSettings
 from millrace_server.console.routes import CHANGING_PATHS, Console
 from millrace_server.errors import ForbiddenError, UnauthenticatedError
+from millrace_server.grpc_services.guard import Authorizations
 from millrace_server.http_service.component_metrics import ComponentCollector, describe_components
 from millrace_server.http_service.loop_lag import LoopLag
 from millrace_server.http_service.metrics import ChannelSamples, describe_channel
@@ -81,7 +82,8 @@ class HttpService:
             Route("/components", self._list_components),
         ]
         certified = [Middleware(_CertifiedClients)] if self._tls and self._tls.requires_client_certificate else []
-        permitted = [] if self._access is None else [Middleware(_PermittedClients, access=self._access)]
+        shown_by = _headers_of if self._console is None else self._console.authorizations_of
+        permitted = [Middleware(_PermittedClients, access=self._access, shown_by=shown_by)] if self._access else []
         console = [] if self._console is None else self._console.routes()
         guarded = [*console, Mount("/", routes=shielded, middleware=permitted)]
         routes = [Route(_HEALTHZ, self._healthz), Mount("/", routes=guarded, middleware=certified)]
@@ -198,16 +200,18 @@ _CERTIFICATE_REFUSAL = Refusal(401, UnauthenticatedError.reason, "this server as
 class _PermittedClients:
     """Requires `describe:*`, since all paths show all channels."""
 
-    def __init__(self, app: ASGIApp, access: AccessControl) -> None:
+    def __init__(self, app: ASGIApp, access: AccessControl, shown_by: Callable[[Scope], Authorizations]) -> None:
         self._app = app
         self._access = access
+        self._shown_by = shown_by
         self._audit = Audit()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         peer, path = ":".join(map(str, scope.get("client") or ())), f"HTTP {scope['path']}"
         identity = None
         try:
-            identity = self._access.identify(_credentials_of(scope))
+            certificate = scope["state"].get(CERTIFICATE)
+            identity = self._access.identify(credentials_of(self._shown_by(scope), certificate))
             self._require_rights(identity)
         except (UnauthenticatedError, ForbiddenError) as error:
             self._audit.note(identity, peer, path, error, administers=False)
@@ -222,9 +226,8 @@ class _PermittedClients:
             raise ForbiddenError(f"no role of {identity.name!a} allows describe:*")
 
 
-def _credentials_of(scope: Scope) -> Credentials:
-    authorizations = [value.decode("latin-1") for key, value in scope["headers"] if key == b"authorization"]
-    return credentials_of(authorizations, scope["state"].get(CERTIFICATE))
+def _headers_of(scope: Scope) -> Authorizations:
+    return tuple(HTTPConnection(scope).headers.getlist("authorization"))
 
 
 class _Collected(Collector):
