@@ -53,7 +53,10 @@ export function duration(seconds) {
     return parts.slice(0, 2).join(" ");
 }
 
-export const ago = (seconds) => (isKnown(seconds) ? `${duration(seconds)} ago` : NONE);
+export function ago(seconds) {
+    if (!isKnown(seconds)) return NONE;
+    return seconds < 1 ? "just now" : `${duration(seconds)} ago`;
+}
 
 const two = (number) => String(number).padStart(2, "0");
 
@@ -66,4 +69,4 @@ export function time(seconds, { milliseconds = false } = {}) {
     return `${day} ${clock}${milliseconds ? `.${String(at.getMilliseconds()).padStart(3, "0")}` : ""}`;
 }
 
-export const clock = (seconds) => time(seconds).slice(11);
+export const clock = (seconds) => (isKnown(seconds) ? time(seconds).slice(11) : NONE);

@@ -56,8 +56,10 @@ export class Live extends Component {
             this.failures += 1;
             this.setState({ error });
         }
-        const seconds = (this.props.seconds ?? INTERVAL_SECONDS) * 2 ** this.failures;
-        this.timer = setTimeout(this.poll, 1000 * Math.min(seconds, RETRY_SECONDS_MAX));
+        // With thousands of channels the server asks for more time between two overviews.
+        const interval = this.state.data?.poll_seconds ?? this.props.seconds ?? INTERVAL_SECONDS;
+        const seconds = interval * 2 ** this.failures;
+        this.timer = setTimeout(this.poll, 1000 * Math.min(seconds, Math.max(interval, RETRY_SECONDS_MAX)));
     };
 
     render({ children }, { data, error, at }) {

@@ -80,7 +80,7 @@ function Node({ node, edges }) {
     const address = addressOf(node);
     const look = classes("node", node.kind, lookOf(node.severity));
     const onward = edges.filter(({ from }) => from === node.key);
-    const isStalled = onward.length > 0 && onward.every(({ is_stalled }) => is_stalled);
+    const isStalled = node.kind === "channel" && onward.length > 0 && onward.every(({ is_stalled }) => is_stalled);
     const content = html` <strong>${titleOf(node)}</strong>
         <span class="muted small">${figureOf(node)}</span>
         <span class="small"

@@ -72,7 +72,7 @@ export class Chart extends Component {
             cursor: { sync: { key: "history" }, drag: { x: false, y: false } },
             scales: { y: { range: (_plot, _low, high) => [0, high > 0 ? 1.1 * high : 1] } },
             axes: [
-                { ...axis, values: clocks },
+                { ...axis, size: 32, values: clocks },
                 { ...axis, size: 56, values: (_plot, ticks) => ticks.map(format) },
             ],
             series: [
