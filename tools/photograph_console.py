@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
 import millrace_client
 from millrace_client import Event
@@ -144,7 +144,7 @@ def loaded_server() -> Iterator[str]:
 
 def take(browser: Browser, address: str, picture: Picture) -> None:
     """Writes a picture."""
-    size = {"width": picture.width, "height": picture.height}
+    size: ViewportSize = {"width": picture.width, "height": picture.height}
     context = browser.new_context(viewport=size, color_scheme=picture.scheme, locale="en-GB")
     page = context.new_page()
     page.goto(f"http://{address}/#/{picture.view}")
