@@ -162,8 +162,8 @@ def _queries(title: str) -> list[str]:
     return next(queries_of(panel) for panel in panels_of("table", "timeseries") if panel["title"] == title)
 
 
-def _shown(scene: Scene, query: str) -> dict[str, float]:
-    return {sample.labels["channel"]: sample.value for sample in scene.prometheus.query(query)}
+def _shown(scene: Scene, query: str, label: str = "channel") -> dict[str, float]:
+    return {sample.labels[label]: sample.value for sample in scene.prometheus.query(query)}
 
 
 def _account(scene: Scene, figure: Callable[[ChannelInfo], float]) -> dict[str, float]:
@@ -190,3 +190,5 @@ def test_figures_on_the_dashboard_equal_those_of_the_client(scene: Scene) -> Non
     for title, gauge in GAUGES.items():
         [query] = _queries(title)
         assert _shown(scene, query) == _account(scene, gauge), title
+    delivered = {one.name: one.counters.event_count for one in scene.client.admin.list_components()}
+    assert _shown(scene, _queries("Components")[1], "component") == delivered

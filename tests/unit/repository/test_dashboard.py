@@ -4,7 +4,7 @@ import itertools
 import json
 import re
 
-from tests.dashboard import DASHBOARD, Panel, panels_of
+from tests.dashboard import DASHBOARD, Panel, panels_of, queries_of
 
 VARIABLES = {"datasource", "instance", "channel"}
 GRID_COLUMNS = 24
@@ -29,6 +29,13 @@ def test_dashboard_read_by_grafana_is_complete() -> None:
         references = [target["refId"] for target in panel["targets"]]
         assert len(references) == len(set(references)) > 0, panel["title"]
         assert panel["description"] == "" or panel["description"].endswith("."), panel["title"]
+
+
+def test_columns_of_tables_are_joined_by_the_same_labels() -> None:
+    """Grafana makes one row of values whose labels are alike, and a metric's name is a label unless it is summed."""
+    for panel in panels_of("table"):
+        queries = queries_of(panel)
+        assert len(queries) == 1 or all(query.startswith("sum by (instance, ") for query in queries), panel["title"]
 
 
 def _cells(panel: Panel) -> set[tuple[int, int]]:
