@@ -11,7 +11,6 @@ from millrace.v1 import admin_service_pb2 as pb
 from millrace_server.access.permissions import Permission
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.console.calls import Calls, RefusedError
-from millrace_server.console.replay import Replay
 from millrace_server.grpc_services.admin_messages import config_of
 from millrace_server.grpc_services.guard import Rule
 
@@ -155,6 +154,9 @@ class ReplayDeadLetters(Act):
     target: Name | None = None
 
     async def carry_out(self, operator: Operator) -> dict[str, Any]:
+        # It imports the client, which a server without dead letters does not need.
+        from millrace_server.console.replay import Replay
+
         with operator.calls.admitted(operator.request, _REPLAY, self) as call:
             channel = operator.registry.get(self.channel)
             done = await Replay(operator.registry, channel, self.target, call).run(self.sequences)

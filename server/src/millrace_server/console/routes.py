@@ -19,7 +19,6 @@ from millrace_server.console.acts import ACTS, Operator
 from millrace_server.console.calls import READ, Calls, RefusedError
 from millrace_server.console.channel_page import ChannelPage
 from millrace_server.console.configuration import sections_of
-from millrace_server.console.dead_letters import DeadLettersQuery, describe_letters
 from millrace_server.console.documents import document_of
 from millrace_server.console.event_stream import EventStream
 from millrace_server.console.events import Describe, EventsQuery, FollowQuery, browse, describe_matching, follow
@@ -130,6 +129,9 @@ class Console:
         return await self._browse(request, query, describe_matching(query))
 
     async def _get_dead_letters(self, request: Request) -> Response:
+        # It imports the client, which a server without dead letters does not need.
+        from millrace_server.console.dead_letters import DeadLettersQuery, describe_letters
+
         query = query_of(request, DeadLettersQuery)
         return await self._browse(request, query, describe_letters(query))
 
