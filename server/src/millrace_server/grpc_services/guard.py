@@ -289,7 +289,9 @@ class GuardedCall(Call):
         self._forbid(" or ".join(permissions), channel)
 
     def require_throughout(self, permissions: Sequence[Permission], channel: str) -> None:
-        self.hold(GuardedCall.require, permissions, channel)
+        # As `hold` does, for the calls that must be quick.
+        self._held = GuardedCall.require, (permissions, channel)
+        self.require(permissions, channel)
 
     def hold(self, requirement: Callable[..., None], *arguments: Any) -> None:
         """Calls a requirement of this call, which raises ForbiddenError, now and whenever the call is checked again."""
