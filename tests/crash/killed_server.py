@@ -174,7 +174,7 @@ class KilledServer:
         """The same for a stream, for which gRPC has several errors when a connection breaks.
 
         Raises:
-            CallRefusedError: The server has ended the stream.
+            CallRefusedError: The server closed the stream.
         """
         if isinstance(error, aio.AioRpcError):
             await self.endure(error)

@@ -28,7 +28,7 @@ def test_input_to_its_end_is_stored_and_the_daemon_goes_on(start_millraced: Star
     with os.fdopen(writer, "wb") as file:
         file.write(TEXT + b"last")
     wait_until(lambda: component_of(server, "in")["State"] == "stopped")
-    assert component_of(server, "in")["Reason"] == "standard input has ended"
+    assert component_of(server, "in")["Reason"] == "end of standard input"
     assert stored_bodies(server) == [*LINES, b"last"]
     assert server.stop() == 0
     assert server.other_output == []

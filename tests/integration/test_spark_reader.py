@@ -327,7 +327,7 @@ def test_ranges_after_release_are_refused(
         events = claimed.load(spark)
     with pytest.raises(PySparkException) as refused:
         events.collect()
-    assert "the claim of this read has ended; load again" in format_error(refused)
+    assert "this read has lost its claim; load again" in format_error(refused)
     with pytest.raises(MillraceSparkError, match="the claims were released, so nothing was acknowledged"):
         claimed.acknowledge()
     assert queued_count(client, channel) == 10

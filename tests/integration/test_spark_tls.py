@@ -54,7 +54,7 @@ def test_spark_reads_and_writes_over_tls_with_a_token(
     with millrace.connect(server.grpc, tls=site.client, token=token) as client:
         queued = {info.name: info.gauges.queued_events for info in client.admin.list_channels()}
     assert queued == {"orders": 0, "copies": _COUNT}
-    with pytest.raises(PySparkException, match=r"orders at .*; does it want TLS, or another certificate"):
+    with pytest.raises(PySparkException, match=r"orders at .*; does it require TLS, or another client"):
         spark.read.format("millrace").options(endpoints=server.grpc, channels="orders").load().collect()
     with pytest.raises(PySparkException, match=r"the token is not valid; .* by the option token.file") as refused:
         spark.read.format("millrace").options(**{**options, "token": token[:-1]}, channels="orders").load().collect()

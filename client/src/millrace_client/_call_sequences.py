@@ -231,7 +231,7 @@ class ClaimCalls:
             )
         except (NotClaimedError, StaleEpochError, ChannelClaimedError) as error:
             raise LeaseExpiredError(
-                f"the claim of reader {self.reader_id} has ended ({error}); claim again", channel=self.channel
+                f"reader {self.reader_id} has lost its claim ({error}); claim again", channel=self.channel
             ) from error
         return self.grant.lease_seconds
 

@@ -135,9 +135,7 @@ class ConsumeStream:
     def settle(self, settlement: Settlement) -> None:
         """Sends an ack or nack to the server."""
         if self._is_ending or self._is_over:
-            raise StreamEndedError(
-                "the stream has ended; events that were not acknowledged have returned to the channel"
-            )
+            raise StreamEndedError("the stream is closed; events that were not acknowledged are back in the channel")
         self._has_settled = True
         self._settlements.put(settlement)
 

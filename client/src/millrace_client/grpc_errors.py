@@ -73,7 +73,7 @@ class ErrorTranslator:
                 message = f"the server at {self.endpoint} does not know this call; is it a Millrace server?"
                 return MillraceError(message, reason=code.name, code=code)
             case _:
-                message = f"{self.endpoint} has ended the call: {code.name}: {details}"
+                message = f"the call to {self.endpoint} failed: {code.name}: {details}"
                 return MillraceError(message, reason=code.name, code=code)
 
     def from_status(self, status: status_pb2.Status, channel: str) -> MillraceError:
@@ -81,7 +81,7 @@ class ErrorTranslator:
         code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
         error = _error_with_reason(status, code)
         if error is None:
-            message = f"{self.endpoint} has refused the request: {code.name}: {status.message}"
+            message = f"{self.endpoint} refused the request: {code.name}: {status.message}"
             error = MillraceError(message, reason=code.name, code=code)
         error.channel = error.channel or channel
         return error
@@ -93,8 +93,8 @@ _CAUSES = {
     r"WRONG_VERSION_NUMBER": "it does not use TLS, but this client does",
     r"certificate has expired": "its certificate has expired",
     r"CERTIFICATE_VERIFY_FAILED": "this client does not trust its certificate",
-    r"Hostname Verification Check failed": "its certificate is for other names",
-    r"failed to connect.*(Socket closed|Connection reset)": "does it want TLS, or another certificate of the client?",
+    r"Hostname Verification Check failed": "its certificate is not valid for this name",
+    r"failed to connect.*(Socket closed|Connection reset)": "does it require TLS, or another client certificate?",
 }
 """What to look at first, by what gRPC's message says; it has no codes for it."""
 

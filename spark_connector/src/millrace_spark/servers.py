@@ -77,7 +77,7 @@ _ADVICE = {
         "in Spark, set the option takeover; if the reader is in this program, call release() on the result of "
         "claim_ranges(), or stop() on the query"
     ),
-    "NOT_CLAIMED": "the claim of this read has ended; load again",
+    "NOT_CLAIMED": "this read has lost its claim; load again",
     "STALE_EPOCH": "the claim of this read was taken over, or ended by an operator; load again",
     "QUOTA_EXCEEDED": "read with fewer tasks, or ask for a larger quota, in the server's configuration",
     "SEQUENCE_GONE": "events that this read was planned for have been consumed; load again",

@@ -258,7 +258,7 @@ async def test_release_without_room_ends_the_claim_and_says_that_it_may_return(d
         channel = opened.channel
         await channel.claim("r", None, takeover=False)
         disk.fail("write", 1, FULL)
-        with pytest.raises(DiskFullError, match=r"the claim has ended, but .* a restart may bring it back"):
+        with pytest.raises(DiskFullError, match=r"the claim ended, but .* a restart may restore it"):
             await channel.claims.release("r", None)
         assert channel.claims.claim is None
         assert opened.durable_state().claim == ClaimRecord("r", 1, 30, has_ended=True)

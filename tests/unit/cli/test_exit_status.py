@@ -82,10 +82,10 @@ def test_sentence_of_no_server_names_the_address() -> None:
         ("CERTIFICATE_VERIFY_FAILED: OK", "this client does not trust its certificate; name the file of the authority"),
         ("errors resolving nowhere:1", "the name of its host cannot be resolved; name the server by a name that this"),
         ("Trying to connect an http1.x server", "this port speaks HTTP, but not gRPC; name the server's gRPC port, by"),
-        ("Hostname Verification Check failed.", "its certificate is for other names; name it with --server"),
+        ("Hostname Verification Check failed.", "its certificate is not valid for this name; use a name or address"),
         (
             "failed to connect to all addresses: Socket closed",
-            "does it want TLS, or another certificate of the client? If so, use",
+            "does it require TLS, or another client certificate? If so, use",
         ),
     ],
 )

@@ -122,7 +122,7 @@ def test_check_of_an_empty_file_says_that_there_are_no_channels(file: Path) -> N
     file.touch()
     result = CliRunner().invoke(app, ["check", str(file)])
     assert result.exit_code == 0
-    assert "It has no channels." in result.output
+    assert "No channels are configured." in result.output
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])

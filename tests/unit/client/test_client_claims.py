@@ -115,7 +115,7 @@ def test_renew_of_a_claim_that_has_ended_is_refused(orders: Any, server: FakeSer
     """Whatever the server's reason, the client raises one error, since others may have read in between."""
     server.script("Claim", GRANT, RefusalError(grpc.StatusCode.FAILED_PRECONDITION, reason, "no longer"))
     claim = orders.claim("reader-1")
-    with pytest.raises(millrace.LeaseExpiredError, match=r"reader-1 has ended \(no longer.*; claim again"):
+    with pytest.raises(millrace.LeaseExpiredError, match=r"reader-1 has lost its claim \(no longer.*; claim again"):
         claim.renew()
     assert claim.epoch == 3
 

@@ -35,7 +35,7 @@ def test_from_status_of_another_domain_has_the_code_as_its_reason() -> None:
     error = TRANSLATOR.from_status(status_pb2.Status(code=999, message="no", details=[detail]), "orders")
     assert type(error) is MillraceError
     assert error.reason == "UNKNOWN"
-    assert error.message == "server-1:7070 has refused the request: UNKNOWN: no"
+    assert error.message == "server-1:7070 refused the request: UNKNOWN: no"
 
 
 @pytest.mark.parametrize("value", [b"\xff\xff", "text"])
@@ -56,15 +56,18 @@ def test_from_rpc_with_broken_details_keeps_its_code(value: bytes | str) -> None
         ),
         ("Failed parsing HTTP/2 (Trying to connect an http1.x server (HTTP status 405))", "this port speaks HTTP, but"),
         ("Cannot check peer: missing selected ALPN property.", "this port speaks HTTP, but not gRPC"),
-        ("Custom verification check failed: Hostname Verification Check failed.", "its certificate is for other names"),
+        (
+            "Custom verification check failed: Hostname Verification Check failed.",
+            "its certificate is not valid for this name",
+        ),
         ("Tls handshake failed: OPENSSL_internal:CERTIFICATE_VERIFY_FAILED", "this client does not trust its certifi"),
         ("OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: certificate has expired: OK", "its certificate has expired"),
         ("Tls handshake failed: OPENSSL_internal:WRONG_VERSION_NUMBER", "it does not use TLS, but this client does"),
         (
             "failed to connect to all addresses: Socket closed",
-            "does it want TLS, or another certificate of the client?",
+            "does it require TLS, or another client certificate?",
         ),
-        ("failed to connect to all addresses: Connection reset by peer", "does it want TLS, or another certificate"),
+        ("failed to connect to all addresses: Connection reset by peer", "does it require TLS, or another client"),
         ("Socket closed", "is millraced running there?"),
     ],
 )

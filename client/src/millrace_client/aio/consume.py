@@ -110,9 +110,7 @@ class ConsumeStream:
 
     async def settle(self, settlement: Settlement) -> None:
         if self._is_ending or self._has_ended:
-            raise StreamEndedError(
-                "the stream has ended; events that were not acknowledged have returned to the channel"
-            )
+            raise StreamEndedError("the stream is closed; events that were not acknowledged are back in the channel")
         self._settlements.append(settlement)
         # Cancelling a write makes gRPC cancel the stream, and the caller may be cancelled.
         await asyncio.shield(self._loop.create_task(self._send_settlements()))

@@ -243,4 +243,4 @@ def components(client: Client, *, as_json: JsonOption = False) -> None:
         return
     show(components_table(listed))
     if not listed:
-        note_to_terminal("the server has no sources and no sinks; add them to its configuration file")
+        note_to_terminal("no sources or sinks are configured; add them to the server's configuration file")

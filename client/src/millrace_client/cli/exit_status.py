@@ -29,12 +29,12 @@ MEANINGS = {
     ExitCode.OK: "done",
     ExitCode.REFUSED: "refused by the server, or failed; the same command would fail again",
     ExitCode.USAGE: "the command line or the input is wrong",
-    ExitCode.UNREACHABLE: "no server answers at the address, or not in time",
+    ExitCode.UNREACHABLE: "no server answered at the address, or not in time",
     ExitCode.EMPTY: "there was no event to take or to show",
     ExitCode.LATER: "refused for now (channel full or claimed, server busy); try again later",
-    ExitCode.INTERRUPTED: "ended by Ctrl-C (`tail` and `top` then exit with 0)",
-    ExitCode.BROKEN_PIPE: "the reader of the output has closed the pipe",
-    ExitCode.TERMINATED: "ended by SIGTERM",
+    ExitCode.INTERRUPTED: "interrupted by Ctrl-C (`tail` and `top` then exit with 0)",
+    ExitCode.BROKEN_PIPE: "the reader closed the output pipe",
+    ExitCode.TERMINATED: "terminated by SIGTERM",
 }
 """The meaning of each code, as `millrace --help` shows it."""
 
@@ -64,16 +64,16 @@ ADVICE = {
     "CHANNEL_EXISTS": "choose another name, or change its limits with `millrace channel update {channel}`",
     "CHANNEL_NOT_EMPTY": "empty it with `millrace channel purge {channel}`, or discard its events with --force",
     "CHANNEL_CLAIMED": (
-        "see its reader with `millrace channel show {channel}`, and try again when the claim has ended; or end it with "
+        "see its reader with `millrace channel show {channel}`, and try again when the claim ends; or end it with "
         "`millrace claim release {channel}`"
     ),
     "PRODUCER_NOT_FOUND": "see the ids with `millrace producers {channel}`",
     "COMPONENT_NOT_FOUND": "see the names with `millrace components`",
-    "TXNS_OPEN": "try again when the open transactions have ended",
+    "TXNS_OPEN": "try again when the open transactions end",
     "CHANNEL_FULL": "take events out, or make room with `millrace channel update {channel} --capacity N`",
     "BYTES_FULL": "take events out, or make room with `millrace channel update {channel} --byte-capacity N`",
     "DISK_FULL": "take events out, or free space on the server's disk",
-    "TOO_MANY_TXNS": "try again when other clients have ended theirs",
+    "TOO_MANY_TXNS": "try again when other clients have finished theirs",
     "TOO_MANY_CHANNELS": "delete channels that are not needed, or raise server.channels_max",
     "QUOTA_EXCEEDED": "try again later, or ask for a larger quota, in the server's configuration",
     "OVERLOADED": "try again, with a smaller --batch-size if it happens again",
@@ -97,11 +97,11 @@ ADVICE = {
 _CONNECTION_ADVICE = {
     "cannot be resolved": "name the server by a name that this machine knows with --server or MILLRACE_SERVER",
     "speaks HTTP": "name the server's gRPC port, by default 7070, with --server or MILLRACE_SERVER",
-    "it does not use TLS": "leave out --tls-ca, and MILLRACE_TLS_CA of the environment",
+    "it does not use TLS": "leave out --tls-ca, and unset MILLRACE_TLS_CA",
     "its certificate has expired": "replace it on the server, which reads the new one by itself",
     "does not trust its certificate": "name the file of the authority that signed it with --tls-ca or MILLRACE_TLS_CA",
-    "is for other names": "name it with --server by a name or address that its certificate has",
-    "does it want TLS": "If so, use --tls-ca, or --tls-certificate and --tls-key with a certificate that it accepts",
+    "is not valid for this name": "use a name or address from its certificate with --server",
+    "does it require TLS": "If so, use --tls-ca, or --tls-certificate and --tls-key with a certificate that it accepts",
 }
 """What to do about a server that cannot be reached, by what the client's message says of the cause."""
 

@@ -53,7 +53,8 @@ ServerOption = Annotated[
         "--server",
         metavar="HOST:PORT",
         callback=checked(parse_server),
-        help=f"The server; by default {SERVER_VARIABLE} of the environment, that of the context, or {DEFAULT_SERVER}.",
+        help=f"The server's address. Default: the environment variable {SERVER_VARIABLE}, the context's server, or "
+        f"{DEFAULT_SERVER}.",
     ),
 ]
 ContextOption = Annotated[
@@ -62,8 +63,8 @@ ContextOption = Annotated[
         "--context",
         metavar="NAME",
         autocompletion=context_names,
-        help=f"The context to connect with; by default {CONTEXT_VARIABLE} of the environment, or if no server is "
-        "given either, the context in use. See `millrace context`.",
+        help=f"The context to connect with. Default: the environment variable {CONTEXT_VARIABLE}, or, if no server is "
+        "given, the context in use. See `millrace context`.",
     ),
 ]
 
@@ -99,20 +100,20 @@ TimeoutOption = Annotated[
 
 def _file_option(flag: str, what: str) -> Any:
     variable = "MILLRACE" + flag.upper().replace("--", "_").replace("-", "_")
-    return typer.Option(flag, metavar="FILE", help=f"{what}; by default {variable} of the environment.")
+    return typer.Option(flag, metavar="FILE", help=f"{what}. Default: the environment variable {variable}.")
 
 
 TlsCaOption = Annotated[
     str | None,
     _file_option(
         "--tls-ca",
-        "To connect over TLS: the authority of the server's certificate, in PEM, or `system` for this system's",
+        "Connect over TLS. The CA certificate for the server's certificate, in PEM, or `system` for the system's CAs",
     ),
 ]
-TlsCertificateOption = Annotated[str | None, _file_option("--tls-certificate", "This client's certificate, in PEM")]
-TlsKeyOption = Annotated[str | None, _file_option("--tls-key", "Its private key, in PEM")]
+TlsCertificateOption = Annotated[str | None, _file_option("--tls-certificate", "The client certificate, in PEM")]
+TlsKeyOption = Annotated[str | None, _file_option("--tls-key", "The private key of the client certificate, in PEM")]
 TokenFileOption = Annotated[
-    str | None, _file_option("--token-file", "The file of this client's token, which MILLRACE_TOKEN may hold itself")
+    str | None, _file_option("--token-file", "A file with the client's token; MILLRACE_TOKEN can hold the token itself")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 

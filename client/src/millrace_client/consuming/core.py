@@ -123,7 +123,7 @@ class ConsumerCore(Generic[DeliveryT]):
             subscription.move(SubscriptionState.ENDED)
             return None
         if error is None:
-            error = UnavailableError(f"{subscription.endpoint} has ended the stream", channel=subscription.channel)
+            error = UnavailableError(f"{subscription.endpoint} closed the stream", channel=subscription.channel)
         subscription.error = error
         if not isinstance(error, MillraceError) or not passes(error, self.config):
             self._fail(subscription, error)

@@ -358,7 +358,7 @@ class _Reader:
     def _read(self) -> None:
         channel = self._channel
         error: MillraceError = UnavailableError(
-            f"{channel.address} has ended the stream", channel=channel.name, code=grpc.StatusCode.UNAVAILABLE
+            f"{channel.address} closed the stream", channel=channel.name, code=grpc.StatusCode.UNAVAILABLE
         )
         try:
             for answer in self._session.answers():

@@ -302,7 +302,7 @@ class ChannelLimits:
         if open_body_bytes + body_bytes > self._open_body_bytes_max:
             raise BytesFullError(
                 f"open transactions hold {open_body_bytes} body bytes, and {body_bytes} more are above what they may "
-                f"hold together, {self._open_body_bytes_max}; put again when some have ended",
+                f"hold together, {self._open_body_bytes_max}; put again when some of them end",
                 retry_delay_seconds=_OPEN_BYTES_RETRY_DELAY_SECONDS,
             )
 

@@ -96,7 +96,7 @@ class ClaimRegistry:
     def _begin(self, reader_id: str, lease_seconds: float, owner: str) -> Claim:
         if taken_count := self._contents.taken_count:
             raise TxnsOpenError(
-                f"open transactions have taken {taken_count} events of the channel; claim it when they have ended",
+                f"open transactions have taken {taken_count} events of the channel; claim it when they end",
                 retry_delay_seconds=1.0,
             )
         durable = self._committer.record_claim(ClaimRecord(reader_id, self._epoch + 1, lease_seconds, owner=owner))
@@ -162,7 +162,7 @@ class ClaimRegistry:
                 await asyncio.shield(durable)
             except MillraceError as error:
                 raise type(error)(
-                    "the claim has ended, but the channel's log could not store that; a restart may bring it back"
+                    "the claim ended, but this could not be written to the channel's log; a restart may restore it"
                 ) from error
 
     def refuse_if_claimed(self) -> None:

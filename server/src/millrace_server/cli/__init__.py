@@ -198,7 +198,7 @@ def import_flume(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file, not to standard output.")
     ] = None,
 ) -> None:
-    """Convert a Flume agent's configuration; standard error lists what has no counterpart, and why."""
+    """Convert a Flume agent's configuration; lists on standard error what has no equivalent, and why."""
     from millrace.setting_file import SettingsError
     from millrace_server.configuration.settings import check_settings
     from millrace_server.flume_import import FlumeImportError, import_agent

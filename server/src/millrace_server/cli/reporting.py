@@ -34,7 +34,7 @@ MEANINGS = {
     EXIT_CANNOT_START: "the server cannot start, a log is damaged, or a file cannot be written",
     EXIT_USAGE: "the command line or the configuration is wrong",
     EXIT_UNAVAILABLE: "the log is in use, encrypted with a missing key, or of another version",
-    EXIT_BROKEN_PIPE: "the reader of the output has closed the pipe",
+    EXIT_BROKEN_PIPE: "the reader closed the output pipe",
 }
 """The meaning of each code, as `millraced --help` shows it."""
 

@@ -20,7 +20,7 @@ def show_settings(file: Path, settings: Settings) -> None:
     typer.echo(f"{file} is valid.")
     typer.echo(f"gRPC listens on {server.listen}, HTTP on {server.http_listen}; data is stored in {server.data_dir}.")
     if not settings.channels:
-        typer.echo("It has no channels.")
+        typer.echo("No channels are configured.")
     for name, channel in settings.channels.items():
         typer.echo(
             f"Channel {name}: {channel.type}, holds {channel.capacity} events and {channel.body_bytes_max} bytes of "
@@ -52,7 +52,7 @@ def _show_flows(settings: Settings) -> None:
         through = f" through {steps}" if steps else ""
         typer.echo(f"Source {name}: {source.type}, fills {' and '.join(source.channels)}{through}.")
     for name, sink in settings.sinks.items():
-        rejected = "; rejected events are delivered again and again"
+        rejected = "; rejected events are redelivered indefinitely"
         if isinstance(sink, NonRejectingSinkConfig):
             rejected = ""
         elif sink.dead_letter_channel:

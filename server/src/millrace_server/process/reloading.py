@@ -190,7 +190,7 @@ class Reloader:
         if event_count := channel.event_count:
             return f"it holds {event_count} events; take them out, then reload again"
         if channel.open_transactions or channel.claims.claim is not None:
-            return "transactions or a claim are open in it; reload again when they have ended"
+            return "transactions or a claim are open in it; reload again when they end"
         return ""
 
 

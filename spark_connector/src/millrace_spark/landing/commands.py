@@ -44,13 +44,13 @@ class ExitCode(IntEnum):
 
 MEANINGS = {
     ExitCode.OK: "done; with --follow also after Ctrl-C or SIGTERM",
-    ExitCode.FAILED: "refused or failed, as the message says; the next start goes on, with nothing lost or duplicated",
+    ExitCode.FAILED: "refused or failed, as the message says; the next run resumes without loss or duplicates",
     ExitCode.USAGE: "the command line or the configuration is wrong",
     ExitCode.BAD_LINES: "done, but there were bad lines (with --strict only)",
     ExitCode.LATER: "another millrace-spark is using this folder; try again later",
-    ExitCode.INTERRUPTED: "stopped by Ctrl-C before all was landed, or at once by a second one; the next start goes on",
-    ExitCode.BROKEN_PIPE: "the reader of the output has closed the pipe",
-    ExitCode.TERMINATED: "stopped by SIGTERM before all was landed; the next start goes on",
+    ExitCode.INTERRUPTED: "interrupted by Ctrl-C before everything was landed; the next run resumes",
+    ExitCode.BROKEN_PIPE: "the reader closed the output pipe",
+    ExitCode.TERMINATED: "terminated by SIGTERM before everything was landed; the next run resumes",
 }
 """The meaning of each code, as `millrace-spark --help` shows it."""
 
@@ -64,7 +64,7 @@ def note(text: str) -> None:
 _STANDARD_ERROR = 2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BY_SIGNAL = 128
-_AT_ONCE = "millrace-spark: stopped at once by Ctrl-C; nothing is lost, and the next start goes on from here\n"
+_AT_ONCE = "millrace-spark: stopped immediately by Ctrl-C; nothing is lost, and the next run resumes from here\n"
 _BEFORE = "\r\x1b[K"
 _AFTER = "\x1b[?25h"
 """Terminal sequences that clear the progress line, and show the cursor, which that line had hidden."""

@@ -112,7 +112,7 @@ class SourceConfig(BaseModel, frozen=True, extra="forbid"):
     """The longest wait for `events_per_batch_min`."""
 
     fail_on_data_loss: bool = True
-    """Fail if events are gone that were not landed; otherwise go on with the events that remain."""
+    """Fail if events are gone that were not landed; otherwise continue with the remaining events."""
 
     takeover: bool = False
     """End another reader's claim."""

@@ -200,7 +200,7 @@ def _exit_on_error() -> Iterator[None]:
         raise typer.Exit(ExitCode.USAGE) from error
     except KeyboardInterrupt as error:
         # Commands handle signals themselves, but Spark installs its own handler while it starts.
-        note("stopped by Ctrl-C while Spark was starting; nothing is lost, and the next start goes on")
+        note("stopped by Ctrl-C while Spark was starting; nothing is lost, and the next run resumes")
         raise typer.Exit(ExitCode.INTERRUPTED) from error
 
 

@@ -84,7 +84,7 @@ OPTIONS: Mapping[str, str] = {
     ),
     "failOnDataLoss": (
         "true (default): fail if events are gone that were not read, as far as this can be detected; false: log a "
-        "warning, and go on with the events that remain"
+        "warning, and continue with the remaining events"
     ),
     "ackMode": (
         "streams: when events are removed: progress (default), when Spark asks for the next batch, after it has "

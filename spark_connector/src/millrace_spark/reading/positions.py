@@ -15,7 +15,7 @@ from millrace_spark.reading.stream_claims import StreamClaims
 from millrace_spark.servers import connected
 from millrace_spark.shards import Shard, is_meant
 
-_ADVICE = "find out why; to go on with the events that remain, set the option failOnDataLoss to false for one start"
+_ADVICE = "find out why; to continue with the remaining events, set the option failOnDataLoss to false for one start"
 
 _log = logging.getLogger("millrace_spark")
 
@@ -37,7 +37,7 @@ class DataLossPolicy:
             raise DataLossError(f"{what}; {_ADVICE}")
         if what not in self._reported:
             self._reported.add(what)
-            _log.warning("%s; failOnDataLoss is false, so the query goes on with the events that remain", what)
+            _log.warning("%s; failOnDataLoss is false, so the query continues with the remaining events", what)
 
     def position(self, shard: Shard, offset: ShardOffset, view: ShardView) -> ShardOffset:
         """Returns the offset to go on from: the given one, or the nearest one that still exists."""

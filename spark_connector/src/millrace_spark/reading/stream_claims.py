@@ -257,6 +257,6 @@ class StreamClaims:
         except MillraceSparkError as error:
             # A channel that another reader holds, or that is deleted already, must not end the query.
             if not self._is_released.is_set():
-                _log.warning("%s; the query goes on without it, and will try again", error)
+                _log.warning("%s; the query continues without it and will try again", error)
         else:
             _log.info("channel %s: joined", shard)

@@ -71,7 +71,7 @@ async def test_run_to_the_end_of_the_input_stores_all_and_stops(tmp_path: Path, 
         standard_input.write(b"three")
         standard_input.end()
         await until(lambda: component.state is ComponentState.STOPPED)
-        assert component.reason == "standard input has ended"
+        assert component.reason == "end of standard input"
     assert bodies_in(registry) == [b"one", b"two", b"three"]
 
 

@@ -254,7 +254,7 @@ def test_shutdown_signals_end_at_once_on_a_second_ctrl_c() -> None:
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, text=True)
     assert (finished.returncode, finished.stdout) == (ExitCode.INTERRUPTED, "asked\n")
     assert finished.stderr == (
-        "millrace-spark: stopped at once by Ctrl-C; nothing is lost, and the next start goes on from here\n"
+        "millrace-spark: stopped immediately by Ctrl-C; nothing is lost, and the next run resumes from here\n"
     )
 
 
@@ -264,7 +264,7 @@ def test_land_interrupted_while_spark_starts_says_so(monkeypatch: pytest.MonkeyP
     finished = CliRunner().invoke(app, ["land", "-e", "a:1", "-c", "web", "--to", "y"])
     assert finished.exit_code == ExitCode.INTERRUPTED
     assert finished.stderr == (
-        "millrace-spark: stopped by Ctrl-C while Spark was starting; nothing is lost, and the next start goes on\n"
+        "millrace-spark: stopped by Ctrl-C while Spark was starting; nothing is lost, and the next run resumes\n"
     )
 
 

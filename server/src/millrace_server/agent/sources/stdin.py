@@ -42,7 +42,7 @@ class StdinSourceConfig(LinesConfig, SourceConfig):
     """A batch is stored this long after its first event, even if it is not full."""
 
     exit_at_end: bool = False
-    """Whether the daemon stops, as on SIGTERM, once the input has ended and all of it is stored."""
+    """Whether the daemon stops, as on SIGTERM, once all of the input is stored."""
 
     def make(self, context: SourceContext) -> Source:
         return _StdinSource(context.name, self)
@@ -84,9 +84,9 @@ class _StdinSource:
             raise
         finally:
             standard_input.end()
-        writer.report_stopped("standard input has ended")
+        writer.report_stopped("end of standard input")
         if self._config.exit_at_end:
-            self._log.info("the daemon stops, since standard input has ended")
+            self._log.info("stopping at the end of standard input")
             os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -282,7 +282,7 @@ async def test_run_to_an_overloaded_server_sends_less_at_once(scene: Scene) -> N
 async def test_run_whose_idle_stream_ends_reports_it(scene: Scene) -> None:
     """The end of the stream is an error, since events may follow at any time."""
     scene.target.ends_streams = True
-    await scene.give_up("has ended the stream$")
+    await scene.give_up("closed the stream$")
 
 
 async def test_run_sets_the_one_event_aside_that_is_too_large(scene: Scene) -> None:
@@ -462,9 +462,9 @@ async def test_run_that_waits_for_events_waits_as_long_as_it_takes(scene: Scene)
 @pytest.mark.parametrize(
     ("end", "words"),
     [
-        (EndOfStreamError(), "has ended the stream$"),
+        (EndOfStreamError(), "closed the stream$"),
         (EndOfStreamError(grpc.StatusCode.UNAVAILABLE, "going away"), r"cannot reach .* \(going away\)"),
-        (EndOfStreamError(grpc.StatusCode.INTERNAL, "a bug"), "has ended the call: INTERNAL: a bug"),
+        (EndOfStreamError(grpc.StatusCode.INTERNAL, "a bug"), "failed: INTERNAL: a bug"),
         (EndOfStreamError(grpc.StatusCode.DEADLINE_EXCEEDED, ""), "did not answer in time"),
     ],
 )

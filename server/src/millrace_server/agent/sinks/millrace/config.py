@@ -72,7 +72,7 @@ class MillraceSinkConfig(SinkConfig):
     """Forwards to another Millrace server."""
 
     endpoints: Annotated[list[Endpoint], Field(min_length=1), AfterValidator(_check_unique)]
-    """The servers, of which one at a time gets the events.
+    """The servers. One at a time receives the events.
 
     The sink stays with its server, also over a restart, until that has taken nothing for `failover_seconds`; then it
     goes on with the next. Exactly once holds for one server: of the batches whose answers were lost when the sink moved
@@ -90,7 +90,7 @@ class MillraceSinkConfig(SinkConfig):
     """The channel there."""
 
     failover_seconds: float = Field(30.0, ge=0, le=86_400, allow_inf_nan=False)
-    """For how long a server must have taken nothing before the sink goes on with the next."""
+    """How long a server must have accepted nothing before the sink continues with the next one."""
 
     inflight_batches_max: int = Field(8, ge=1, le=64)
     """Deliveries that may be on their way without all of their answers."""
@@ -99,7 +99,7 @@ class MillraceSinkConfig(SinkConfig):
     """Bytes of these, unless a single one has more."""
 
     batch_bytes_max: ByteSize = Field(4 * _MIB, ge=1, le=64 * _MIB)
-    """Bytes of bodies in a delivery; an event that is larger comes alone."""
+    """Bytes of bodies in a delivery; a larger event is delivered alone."""
 
     connect_timeout_seconds: float = Field(10.0, gt=0, le=3_600, allow_inf_nan=False)
     """How long a server may take to say that it is there."""

@@ -184,7 +184,7 @@ class Pipeline:
                 raise
             raise self._abort_error from None
         if self._session.unanswered or not self._has_finished:
-            raise ComponentError(f"{self._target.endpoint} has ended the stream")
+            raise ComponentError(f"{self._target.endpoint} closed the stream")
 
     def _take_answer(self, answer: pb.AppendStreamResponse) -> None:
         if not self._session.unanswered:

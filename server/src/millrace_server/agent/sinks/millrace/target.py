@@ -95,7 +95,7 @@ class Endpoints:
         return self._clock() - self._failing_since >= self._failover_seconds
 
     async def _move(self, target: str) -> None:
-        _log.warning("goes on with the next server", former=self._current, endpoint=target)
+        _log.warning("continues with the next server", former=self._current, endpoint=target)
         # Written before anything is sent there.
         await asyncio.to_thread(self._write, target)
         self._current = target

@@ -63,7 +63,7 @@ class ExecSourceConfig(LinesConfig, SourceConfig):
     """The working directory. Default: the daemon's."""
 
     restart: Literal["always", "on_failure", "never"] = "on_failure"
-    """When to restart a command that has ended, each time after a longer delay: "always", "on_failure" (an exit code
+    """When to restart a command that has exited, each time after a longer delay: "always", "on_failure" (an exit code
     other than 0, or a signal) or "never"."""
 
     linger_seconds: float = Field(0.2, ge=0, le=3600, allow_inf_nan=False)
