@@ -5,7 +5,6 @@ import re
 import shutil
 import ssl
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,10 +43,7 @@ class Watched:
         tiers = '[channels.tiers]\ntype = "spillable"\ncapacity = 4\nmemory_capacity = 2\nkeep_alive_seconds = 0.0\n'
         config.write_text(self.site.toml() + tiers)
         free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
-        # A process of its own, since what gRPC writes by itself is chosen when it is imported.
-        self.server = Millraced(
-            ("--config", str(config), "--data-dir", str(data_dir), *free_ports), data_dir, python=sys.executable
-        )
+        self.server = Millraced(("--config", str(config), "--data-dir", str(data_dir), *free_ports), data_dir)
 
     def client(self, identity: str = "boss") -> millrace.Client:
         return millrace.connect(self.server.grpc, tls=Tls(ca=self._ca), token=self.site.tokens[identity])
