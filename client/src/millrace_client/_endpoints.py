@@ -1,9 +1,6 @@
 """Addresses of servers, checked before anything is sent: gRPC itself would try for a while, and name another cause."""
 
 import re
-from collections.abc import Iterable
-
-from millrace_client.errors import BadArgumentError
 
 _RESOLVER_SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "vsock:", "xds:")
 """Beginnings of gRPC's own forms, which are passed on as they are."""
@@ -26,18 +23,3 @@ def endpoint_problem(endpoint: str) -> str:
     if not match or not 0 < int(match["port"]) <= _PORT_MAX:
         return "is no address; write host:port, such as 127.0.0.1:7070 or [::1]:7070"
     return ""
-
-
-def checked_endpoint(endpoint: str) -> str:
-    """Returns an endpoint; raises BadArgumentError if it is no `host:port`, nor a form of gRPC's own."""
-    if problem := endpoint_problem(endpoint):
-        raise BadArgumentError(f"endpoint: {endpoint!r} {problem}")
-    return endpoint
-
-
-def check_endpoints(endpoints: str | Iterable[str]) -> tuple[str, ...]:
-    """Returns the endpoints without repeats; raises BadArgumentError if there are none, or one is malformed."""
-    listed = tuple(dict.fromkeys([endpoints] if isinstance(endpoints, str) else endpoints))
-    if not listed:
-        raise BadArgumentError("endpoints: is empty; give at least one, each as host:port")
-    return tuple(map(checked_endpoint, listed))

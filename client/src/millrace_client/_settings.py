@@ -3,9 +3,11 @@
 import json
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from millrace_client._endpoints import endpoint_problem
 from millrace_client._methods import METHODS
 from millrace_client._retries import Backoff, StreamRepeats
 from millrace_client.errors import BadArgumentError
@@ -116,6 +118,21 @@ class ConnectionSettings:
         """Returns what tells that a channel opened from now on would use other files; None where there are none."""
         watched = [one for one in (self.tls, self.token) if one is not None]
         return FileWatch(*watched) if watched else None
+
+
+def checked_endpoint(endpoint: str) -> str:
+    """Returns an endpoint; raises BadArgumentError if it is no `host:port`, nor a form of gRPC's own."""
+    if problem := endpoint_problem(endpoint):
+        raise BadArgumentError(f"endpoint: {endpoint!r} {problem}")
+    return endpoint
+
+
+def check_endpoints(endpoints: str | Iterable[str]) -> tuple[str, ...]:
+    """Returns the endpoints without repeats; raises BadArgumentError if there are none, or one is malformed."""
+    listed = tuple(dict.fromkeys([endpoints] if isinstance(endpoints, str) else endpoints))
+    if not listed:
+        raise BadArgumentError("endpoints: is empty; give at least one, each as host:port")
+    return tuple(map(checked_endpoint, listed))
 
 
 class Numbering:

@@ -5,8 +5,7 @@ from typing import Self
 
 from millrace_client import _calls
 from millrace_client._connection import Connection
-from millrace_client._endpoints import checked_endpoint
-from millrace_client._settings import ConnectionSettings
+from millrace_client._settings import ConnectionSettings, checked_endpoint
 from millrace_client._watchdog import TIMEOUT_SECONDS
 from millrace_client.activity_info import ConsumerInfo, OpenTransaction, ProducerInfo
 from millrace_client.channel import Channel

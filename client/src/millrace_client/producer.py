@@ -5,9 +5,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from millrace_client._endpoints import check_endpoints
 from millrace_client._forks import Unpicklable, forked_error
-from millrace_client._settings import new_txn_id
+from millrace_client._settings import check_endpoints, new_txn_id
 from millrace_client.errors import BadArgumentError, SendAttempt, SendResult
 from millrace_client.events import Event, Events, check_several
 from millrace_client.producing.accumulator import Accumulator

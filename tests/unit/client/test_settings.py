@@ -4,7 +4,7 @@ import pytest
 
 import millrace_client.aio
 from millrace_client import BadArgumentError, Consumer, ConsumerConfig, Producer, Tls, security
-from millrace_client._endpoints import check_endpoints
+from millrace_client._settings import check_endpoints
 
 SECRET = "token-of-a-test"  # noqa: S105 - the name says it
 

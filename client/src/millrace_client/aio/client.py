@@ -4,8 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Self
 
 from millrace_client import _calls
-from millrace_client._endpoints import checked_endpoint
-from millrace_client._settings import ConnectionSettings
+from millrace_client._settings import ConnectionSettings, checked_endpoint
 from millrace_client._watchdog import TIMEOUT_SECONDS
 from millrace_client.activity_info import ConsumerInfo, OpenTransaction, ProducerInfo
 from millrace_client.aio._connection import Connection

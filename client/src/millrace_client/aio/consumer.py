@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Self
 
-from millrace_client._endpoints import check_endpoints
+from millrace_client._settings import check_endpoints
 from millrace_client.aio.consumer_tasks import ConsumerDelivery, HandlerTasks, TaskEngine
 from millrace_client.consuming.config import ConsumerConfig, checked_workers
 from millrace_client.consuming.core import BaseConsumer, ConsumerCloseReport

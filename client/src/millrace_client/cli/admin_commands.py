@@ -235,7 +235,7 @@ def components(client: Client, *, as_json: JsonOption = False) -> None:
     """List the server's sources, sinks and sink groups, and their state.
 
     LOST counts events that a source could not store in their channels, LAST is the time since a component's last
-    batch, and WHY is why it does not run.
+    batch, and REASON is why it does not run.
     """
     listed = client.admin.list_components()
     if as_json:
