@@ -133,6 +133,25 @@ class Channel:
         return self._contents.capacity.event_count
 
     @property
+    def queued_count(self) -> int:
+        """Events that are committed and not taken."""
+        return self._contents.queue.event_count
+
+    @property
+    def taken_count(self) -> int:
+        """Events that transactions and deliveries have taken."""
+        return self._contents.taken_count
+
+    @property
+    def last_put_time(self) -> int:
+        """When a commit last stored events since the opening, in microseconds since 1970; 0 if none has."""
+        return self._contents.last_put_time
+
+    @property
+    def last_take_time(self) -> int:
+        return self._contents.last_take_time
+
+    @property
     def open_transactions(self) -> int:
         return self._core.channel_limit.open_count
 

@@ -75,7 +75,8 @@ def sample_of_channel(channel: Channel | None) -> Sample:
     if channel is None:
         return _UNKNOWN
     counters = channel.counters
-    return Sample(channel.event_count, counters.put_successes, counters.take_successes)
+    depth = channel.queued_count + channel.taken_count
+    return Sample(depth, counters.put_successes, counters.take_successes)
 
 
 class History:

@@ -57,7 +57,7 @@ class Overview:
             "total": len(shown),
             "put_rate": sum(one.rates.put or 0.0 for one in readings),
             "take_rate": sum(one.rates.take or 0.0 for one in readings),
-            "queued_events": sum(one.gauges.queued_events for one in readings if one.depth and one.gauges),
+            "queued_events": sum(one.queued_count for one in readings),
             "channels": [
                 row_document(one, troubles.get(one.name))
                 | {"depths": self._shown.history.depths(channel_key(one.name), _SPARKLINE_POINTS)}

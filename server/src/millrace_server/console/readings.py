@@ -42,14 +42,15 @@ class ShownServer:
 
 
 class ChannelReading:
-    """A channel at one moment. What is read of few channels is read when it is asked for."""
+    """A channel at one moment. What few pages show of few channels is read when it is asked for."""
 
     def __init__(self, handle: ChannelHandle, history: History) -> None:
         channel = handle.channel_if_open
+        sample = sample_of_channel(channel)
         self.handle = handle
         self.name = handle.name
         self.channel = channel
-        sample = sample_of_channel(channel)
+        self.queued_count = 0 if channel is None else channel.queued_count
         self.depth = 0 if channel is None else int(sample.depth)
         self.fill = 0.0 if channel is None else channel.used_fraction
         self.rates = history.rates(channel_key(handle.name), sample)
@@ -64,16 +65,16 @@ class ChannelReading:
 
     @property
     def oldest_time(self) -> float | None:
-        return _time(self.gauges and self.gauges.oldest_commit_time)
+        return _time(self.gauges.oldest_commit_time if self.gauges else 0)
 
     @property
     def last_put_time(self) -> float | None:
-        return _time(self.gauges and self.gauges.last_put_time)
+        return _time(self.channel.last_put_time if self.channel else 0)
 
     @property
     def last_take_time(self) -> float | None:
-        return _time(self.gauges and self.gauges.last_take_time)
+        return _time(self.channel.last_take_time if self.channel else 0)
 
 
-def _time(micros: int | None) -> float | None:
+def _time(micros: int) -> float | None:
     return micros / _MICROS if micros else None

@@ -2,11 +2,12 @@
 
 import enum
 import math
-import time
 from collections.abc import Collection, Iterator
+from time import time
 from typing import NamedTuple
 
 from millrace_server.agent.components import Component, ComponentState
+from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_handle import ChannelState
 from millrace_server.console.readings import ChannelReading
 from millrace_server.network.tls import TlsFiles
@@ -63,69 +64,57 @@ def trouble_of_channel(reading: ChannelReading, dead_letter_channels: Collection
 
 
 def _troubles_of_channel(reading: ChannelReading, dead_letter_channels: Collection[str]) -> Iterator[Trouble]:
-    handle, name = reading.handle, reading.name
+    handle, name, channel = reading.handle, reading.name, reading.channel
     if (advice := _STATE_ADVICE.get(handle.state)) is not None:
         yield Trouble("channel", name, Severity.ERROR, handle.trouble, advice)
-    if not reading.depth:
+    if channel is None or not reading.depth:
         return
-    yield from _capacity_troubles(reading)
+    yield from _capacity_troubles(reading, channel)
     if name in dead_letter_channels:
-        yield Trouble(
-            "channel",
-            name,
-            Severity.WARNING,
-            f"{reading.depth:,} dead letters wait",
-            "Read why they were set aside, mend the cause, and replay or purge them.",
-            reading.oldest_time,
-        )
+        reason = f"{reading.depth:,} dead letters wait"
+        advice = "Read why they were set aside, mend the cause, and replay or purge them."
+        yield Trouble("channel", name, Severity.WARNING, reason, advice, reading.oldest_time)
     else:
-        yield from _consumer_troubles(reading)
-    ahead = (reading.last_put_time or 0.0) - time.time()
-    if ahead > _CLOCK_SECONDS:
-        yield Trouble(
-            "channel",
-            name,
-            Severity.WARNING,
-            f"commit times are {ahead:,.0f} s ahead of the server's clock, which was set back",
-            "Check the clock's synchronization. Sequences and order are not affected; retention runs late.",
-        )
+        yield from _consumer_troubles(reading, channel)
+    ahead_seconds = (reading.last_put_time or 0.0) - time()
+    if ahead_seconds > _CLOCK_SECONDS:
+        reason = f"commit times are {ahead_seconds:,.0f} s ahead of the server's clock, which was set back"
+        advice = "Check the clock's synchronization. Sequences and order are not affected; retention runs late."
+        yield Trouble("channel", name, Severity.WARNING, reason, advice)
 
 
-def _capacity_troubles(reading: ChannelReading) -> Iterator[Trouble]:
-    assert reading.gauges is not None, "the caller has checked it"
+def _capacity_troubles(reading: ChannelReading, channel: Channel) -> Iterator[Trouble]:
     advice = "See whether its consumers keep up; add consumers, enlarge the channel, or purge it."
-    waiting = reading.gauges.waiting_commits
-    if reading.fill >= 1.0 or waiting:
+    if reading.fill >= 1.0 or channel.has_waiting_commits:
+        waiting = channel.gauges().waiting_commits
         commits = f"; {waiting:,} commits wait for room" if waiting else ""
         yield Trouble("channel", reading.name, Severity.ERROR, f"it is full{commits}", advice)
     elif reading.fill >= _NEARLY_FULL:
         yield Trouble("channel", reading.name, Severity.WARNING, f"it is {reading.fill:.0%} full", advice)
     elif reading.fill >= _SOON_FILL_MIN and (seconds := reading.forecast.seconds_to_full or math.inf) < _SOON_SECONDS:
-        minutes = seconds / 60
-        yield Trouble("channel", reading.name, Severity.WARNING, f"it is full in {minutes:.0f} minutes", advice)
+        reason = f"it will be full in {seconds / 60:.0f} minutes"
+        yield Trouble("channel", reading.name, Severity.WARNING, reason, advice)
 
 
-def _consumer_troubles(reading: ChannelReading) -> Iterator[Trouble]:
+def _consumer_troubles(reading: ChannelReading, channel: Channel) -> Iterator[Trouble]:
     """Yields that events wait although the channel has had a consumer; without any, it may be a store."""
-    channel, gauges = reading.channel, reading.gauges
-    assert channel is not None, "it has gauges"
-    assert gauges is not None, "it is open"
-    last = max(reading.last_take_time or channel.start_time, reading.oldest_time or 0.0)
-    idle_seconds = time.time() - last
     claim = channel.claims.claim
-    has_consumer = claim is not None or gauges.taken_events or gauges.waiting_takes or channel.counters.take_successes
-    if idle_seconds < _IDLE_SECONDS or not has_consumer:
+    has_consumer = claim is not None or channel.open_transactions or channel.counters.take_successes
+    now = time()
+    if not has_consumer or now - (reading.last_take_time or channel.start_time) < _IDLE_SECONDS:
         return
-    waits = f"nothing was taken for {idle_seconds / 60:,.0f} minutes while {reading.depth:,} events wait"
+    since_time = max(reading.last_take_time or channel.start_time, reading.oldest_time or 0.0)
+    if now - since_time < _IDLE_SECONDS:
+        return
+    reason = f"nothing was taken for {(now - since_time) / 60:,.0f} minutes while {reading.depth:,} events wait"
+    advice = "See whether its consumers run and can reach the server."
     if claim is not None:
-        reason = f"{waits}; reader {claim.reader_id} holds a claim"
+        reason += f"; reader {claim.reader_id} holds a claim"
         advice = "See whether that reader still works; if not, release the claim."
-    elif gauges.taken_events:
-        reason = f"{waits}, {gauges.taken_events:,} of them held by open transactions"
+    elif channel.taken_count:
+        reason += f", {channel.taken_count:,} of them held by open transactions"
         advice = "See its transactions and consumers; end the transaction of a consumer that is stuck."
-    else:
-        reason, advice = waits, "See whether its consumers run and can reach the server."
-    yield Trouble("channel", reading.name, Severity.WARNING, reason, advice, last)
+    yield Trouble("channel", reading.name, Severity.WARNING, reason, advice, since_time)
 
 
 def trouble_of_component(component: Component) -> Trouble | None:
@@ -136,7 +125,7 @@ def trouble_of_component(component: Component) -> Trouble | None:
         advice = "Change what the reason says, then retry it or reload the configuration."
         return Trouble(kind, name, Severity.ERROR, reason, advice, component.since)
     if state is ComponentState.BACKING_OFF:
-        is_long = time.time() - component.since >= _BACKING_OFF_SECONDS
+        is_long = time() - component.since >= _BACKING_OFF_SECONDS
         severity = Severity.ERROR if is_long else Severity.WARNING
         return Trouble(
             kind, name, severity, reason, "It retries by itself; mend what the reason says.", component.since

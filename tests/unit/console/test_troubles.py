@@ -1,0 +1,76 @@
+"""What operators are told to look at, and why."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.queue import TakeLimits
+from millrace_server.console import troubles
+from tests.served_console import ServedConsole, append
+
+
+async def reasons(console: ServedConsole) -> list[str]:
+    return [one["reason"] for one in (await console.read("/api/overview"))["troubles"]]
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets so many seconds pass for what judges troubles."""
+
+    def pass_seconds(seconds: float) -> None:
+        monkeypatch.setattr(troubles, "time", lambda: time.time() + seconds)
+
+    return pass_seconds
+
+
+async def take_one(channel: Channel) -> None:
+    channel.transactions.begin("one", None)
+    await channel.transactions.take("one", TakeLimits(events_max=1), 0.0, None)
+
+
+async def test_events_that_wait_for_a_consumer_are_a_trouble_after_a_while(
+    console: ServedConsole, later: Callable[[float], None]
+) -> None:
+    """The reason says for how long, and who holds them."""
+    orders = console.create("orders")
+    await append(orders, *[({}, b"x")] * 3)
+    await take_one(orders)
+    later(600)
+    assert await reasons(console) == []
+    later(1_200)
+    assert await reasons(console) == [
+        "nothing was taken for 20 minutes while 3 events wait, 1 of them held by open transactions"
+    ]
+    await orders.transactions.commit(["one"], None)
+    assert await reasons(console) == ["nothing was taken for 20 minutes while 2 events wait"]
+
+
+async def test_claim_whose_reader_reads_nothing_is_a_trouble(
+    console: ServedConsole, later: Callable[[float], None]
+) -> None:
+    """Such as that of a job that is dead."""
+    orders = console.create("orders")
+    await append(orders, ({}, b"x"))
+    await orders.claim("nightly", 3_600.0, takeover=False)
+    later(3_600)
+    [reason] = await reasons(console)
+    assert reason.endswith("; reader nightly holds a claim")
+
+
+async def test_channel_that_nobody_has_ever_read_is_no_trouble(
+    console: ServedConsole, later: Callable[[float], None]
+) -> None:
+    """It may be a store, whose events wait for a retention."""
+    await append(console.create("orders"), ({}, b"x"))
+    later(1e6)
+    assert await reasons(console) == []
+
+
+async def test_clock_that_was_set_back_is_a_trouble(console: ServedConsole, later: Callable[[float], None]) -> None:
+    """Commit times never descend, so they are ahead of it."""
+    await append(console.create("orders"), ({}, b"x"))
+    later(-100)
+    [reason] = await reasons(console)
+    assert reason.endswith("s ahead of the server's clock, which was set back")
