@@ -258,8 +258,8 @@ def test_serve_with_a_bad_configuration_makes_nothing(tmp_path: Path) -> None:
     result = run_millraced("serve", "--config", config, *options(tmp_path / "data"))
     assert result.returncode == EXIT_BAD_SETTINGS
     assert [line.rpartition(": ")[0] for line in result.stderr.splitlines()] == [
-        f"millraced: {config}: server.reflection",
-        f"millraced: {config}: server.port",
+        f"millraced: {config}:2: server.reflection",
+        f"millraced: {config}:3: server.port",
     ]
     assert not (tmp_path / "data").exists()
 
