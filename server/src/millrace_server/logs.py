@@ -62,7 +62,8 @@ def configure_logging(stream: TextIO, level: int = logging.INFO) -> None:
     is_terminal = stream.isatty()
     renderer: Processor = (
         structlog.dev.ConsoleRenderer(
-            colors="NO_COLOR" not in os.environ, exception_formatter=structlog.dev.plain_traceback
+            colors="NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb",
+            exception_formatter=structlog.dev.plain_traceback,
         )
         if is_terminal
         else structlog.processors.JSONRenderer()

@@ -229,7 +229,7 @@ def test_create_with_impossible_limits_is_a_usage_error(
 def test_update_some_limits_leaves_the_others(client: FakeClient, millrace: RunMillrace) -> None:
     """Limits that are not given are not sent."""
     result = millrace("channel", "update", "orders", "--capacity", "500")
-    assert result.exit_code == 0
+    assert (result.exit_code, result.stdout) == (0, "orders: capacity is 100\n")
     assert client.admin.last_config == ChannelConfig(capacity=500)
 
 
@@ -276,7 +276,7 @@ def test_purge_without_a_terminal_does_not_ask(client: FakeClient, millrace: Run
     """Scripts need no confirmation."""
     client.orders.add("one")
     result = millrace("channel", "purge", "orders")
-    assert (result.exit_code, result.stdout) == (0, "1 event removed\n")
+    assert (result.exit_code, result.stdout) == (0, "orders: 1 event removed\n")
 
 
 def test_find_prints_the_sequence_since_a_time(client: FakeClient, millrace: RunMillrace) -> None:

@@ -74,12 +74,14 @@ def test_log_elsewhere_writes_a_json_object_a_line() -> None:
     }
 
 
-def test_log_on_a_terminal_is_coloured_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text is coloured unless NO_COLOR is set."""
+@pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_log_on_a_terminal_is_coloured_text(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    """The text is coloured unless NO_COLOR is set, or the terminal knows no colours."""
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     configure_logging(coloured := Terminal())
     structlog.stdlib.get_logger("mill").info("serving", port=7070)
-    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv(variable, value)
     configure_logging(plain := Terminal())
     structlog.stdlib.get_logger("mill").info("serving", port=7070)
     assert "\x1b[" in coloured.getvalue()

@@ -22,7 +22,14 @@ from millrace_client.cli.session import (
     with_options,
 )
 from millrace_client.cli.terminal import YesOption, note, note_to_terminal, require_confirmation
-from millrace_client.cli.views import channel_page, channels_table, components_table, created_sentences, document_of
+from millrace_client.cli.views import (
+    channel_page,
+    channels_table,
+    components_table,
+    created_sentences,
+    document_of,
+    updated_sentences,
+)
 
 channel_app = typer.Typer(no_args_is_help=True, help="Create, show, change, delete, purge and search channels.")
 
@@ -108,7 +115,11 @@ def channels(client: Client, *, as_json: JsonOption = False) -> None:
 @with_client
 def show_channel(client: Client, name: ChannelArgument, *, as_json: JsonOption = False) -> None:
     """Show a channel: limits, gauges, counters, claim and state."""
-    _write(client.admin.get_channel(name), as_json=as_json)
+    channel = client.admin.get_channel(name)
+    if as_json:
+        typer.echo(_json(channel))
+    else:
+        show(channel_page(channel))
 
 
 @channel_app.command()
@@ -132,7 +143,7 @@ def create(
     """
     channel = client.admin.create_channel(name, ChannelConfig(type=channel_type, **limits))
     _note_shortened(channel, limits)
-    typer.echo(json.dumps(document_of(channel), indent=2) if as_json else created_sentences(channel))
+    typer.echo(_json(channel) if as_json else created_sentences(channel))
 
 
 @channel_app.command()
@@ -155,7 +166,8 @@ def update(client: Client, name: ChannelArgument, *, as_json: JsonOption = False
     if outcome.channel.is_overridden:
         note(f"{name}: the server's configuration file has other limits, which its next start or reload restores")
     _note_shortened(outcome.channel, limits)
-    _write(outcome.channel, as_json=as_json)
+    fields = [field for field, value in limits.items() if value is not None]
+    typer.echo(_json(outcome.channel) if as_json else updated_sentences(outcome.channel, fields))
 
 
 @channel_app.command()
@@ -171,7 +183,7 @@ def delete(
     A channel with events or open transactions is refused, unless --force is given.
     """
     client.admin.delete_channel(name, force=force)
-    note_to_terminal(f"{name} is deleted")
+    note_to_terminal(f"{name}: deleted")
 
 
 @channel_app.command()
@@ -194,7 +206,8 @@ def purge(
             "nothing was removed",
         )
     purged_count = client.admin.purge_channel(name)
-    typer.echo(json.dumps({"purged_count": purged_count}) if as_json else f"{counted(purged_count, 'event')} removed")
+    sentence = f"{name}: {counted(purged_count, 'event')} removed"
+    typer.echo(json.dumps({"purged_count": purged_count}) if as_json else sentence)
 
 
 @channel_app.command()
@@ -223,11 +236,8 @@ def _note_shortened(channel: ChannelInfo, limits: dict[str, Any]) -> None:
             note(f"{channel.name}: {field} is {granted:,.15g}, not {asked:,.15g}: the server allows no more")
 
 
-def _write(channel: ChannelInfo, *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(document_of(channel), indent=2))
-    else:
-        show(channel_page(channel))
+def _json(channel: ChannelInfo) -> str:
+    return json.dumps(document_of(channel), indent=2)
 
 
 @with_client

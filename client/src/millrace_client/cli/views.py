@@ -1,6 +1,6 @@
 """Channels and components, as tables for people and as JSON for programs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -140,6 +140,17 @@ def created_sentences(channel: ChannelInfo) -> str:
     )
 
 
+def updated_sentences(channel: ChannelInfo, fields: Iterable[str]) -> str:
+    """Returns a line for each limit that an update has changed."""
+    limits = document_of(channel)["config"]
+    assert isinstance(limits, dict)
+    changed = {field: limits[field] for field in fields}
+    return "\n".join(
+        f"{channel.name}: {field} is {'none' if value is None else _page_value(value)}"
+        for field, value in changed.items()
+    )
+
+
 def _page_value(value: object) -> str:
     match value:
         case None | "":
@@ -151,7 +162,7 @@ def _page_value(value: object) -> str:
         case int():
             return f"{value:,}"
         case float():
-            return f"{value:g}"
+            return f"{value:,.15g}"
         case _:
             return str(value)
 

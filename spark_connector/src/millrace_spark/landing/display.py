@@ -7,18 +7,15 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 
-from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from millrace.units import format_byte_size
 from millrace_spark.landing.config import LandingConfig
 from millrace_spark.landing.landing_run import LandingState
-
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
-_UNIT_FACTOR = 1024
 
 
 def report_json(state: LandingState, config: LandingConfig, seconds: float, outcome: str) -> dict[str, Any]:
@@ -39,7 +36,7 @@ def report_json(state: LandingState, config: LandingConfig, seconds: float, outc
 def report_table(state: LandingState, config: LandingConfig, seconds: float) -> Table:
     """Returns the report for people."""
     totals, compaction = state.totals, state.compaction
-    made = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+    made = Table(box=None, show_header=False, pad_edge=False)
     made.add_column(style="bold")
     made.add_column(overflow="fold")
     for name, value in (
@@ -63,15 +60,6 @@ def report_table(state: LandingState, config: LandingConfig, seconds: float) -> 
     return made
 
 
-def shown_bytes(size_bytes: float) -> str:
-    """Returns a size for people."""
-    unit = 0
-    while size_bytes >= _UNIT_FACTOR and unit < len(_UNITS) - 1:
-        size_bytes /= _UNIT_FACTOR
-        unit += 1
-    return f"{size_bytes:.1f} {_UNITS[unit]}" if unit else f"{size_bytes:.0f} bytes"
-
-
 def rate(count: int, seconds: float) -> str:
     """Returns the rate of events per second."""
     return f"{count / max(seconds, 0.001):,.0f} events/s"
@@ -91,7 +79,7 @@ def _bad_lines(state: LandingState, config: LandingConfig) -> str:
 def _files(state: LandingState) -> str:
     totals = state.totals
     folders = counted(totals.partitions, "folder", "folders")
-    return f"{totals.files:,} in {folders}, {shown_bytes(totals.files_bytes)}" if totals.files else "0"
+    return f"{totals.files:,} in {folders}, {format_byte_size(totals.files_bytes)}" if totals.files else "0"
 
 
 def _finished(state: LandingState) -> str:
@@ -108,10 +96,14 @@ _LINE_SECONDS = 10.0
 
 
 class ProgressDisplay:
-    """Shows the progress of a landing, as a context manager: one live line on a terminal, else a line every 10 s."""
+    """Shows the progress of a landing, as a context manager: one live line on a terminal, else a line every 10 s.
+
+    A terminal that cannot move its cursor gets lines, too.
+    """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
+        self._is_live = console.is_terminal and not console.is_dumb_terminal
         self._clock = clock
         self._state = LandingState()
         self._seen: deque[tuple[float, int]] = deque()
@@ -129,7 +121,7 @@ class ProgressDisplay:
         self._seen.append((now, self._state.totals.events))
         while self._seen[0][0] < now - _WINDOW_SECONDS and len(self._seen) > 1:
             self._seen.popleft()
-        if not self._console.is_terminal and now - self._line_at >= _LINE_SECONDS:
+        if not self._is_live and now - self._line_at >= _LINE_SECONDS:
             self._line_at = now
             if (line := self.line()) != self._line:
                 self._line = line
@@ -162,12 +154,12 @@ class ProgressDisplay:
         return self._spinner
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if self._is_live:
             self._live.start()
         return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._console.is_terminal:
+        if self._is_live:
             self._live.stop()

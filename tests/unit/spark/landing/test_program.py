@@ -19,7 +19,7 @@ from millrace_spark.landing import program
 from millrace_spark.landing.commands import MEANINGS, ExitCode, ShutdownSignals
 from millrace_spark.landing.config import LandingConfig
 from millrace_spark.landing.config_file import check_config, command_line_overrides, load_config, parse_conf
-from millrace_spark.landing.display import ProgressDisplay, report_json, report_table, shown_bytes
+from millrace_spark.landing.display import ProgressDisplay, report_json, report_table
 from millrace_spark.landing.formats import columns_of
 from millrace_spark.landing.landing_run import LandingState, check_package, lag_of, source_options
 from millrace_spark.landing.local_storage import FolderBusyError, folder_lock
@@ -296,17 +296,6 @@ def test_report_tells_what_was_landed() -> None:
         assert reported in written.getvalue()
     told_json = json.loads(json.dumps(report_json(landed(), config(), 4.0, "done")))
     assert (told_json["outcome"], told_json["events"], told_json["lag"]) == ("done", 2_000, 12)
-
-
-def test_shown_bytes_takes_the_unit_that_fits() -> None:
-    """Sizes have a unit from bytes on."""
-    assert [shown_bytes(size) for size in (0, 1023, 1024, 3 << 40, 1 << 60)] == [
-        "0 bytes",
-        "1023 bytes",
-        "1.0 KiB",
-        "3.0 TiB",
-        "1048576.0 TiB",
-    ]
 
 
 def test_display_without_a_terminal_writes_lines() -> None:
