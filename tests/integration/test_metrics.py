@@ -8,6 +8,7 @@ import subprocess
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ class Watched:
             "beginner": "open_transactions = 1",
         }
         self.site.further_toml = tls_files.toml(requires_certificates=False).splitlines()[0]
-        self._ca = tls_files.ca
+        self.tls = Tls(ca=tls_files.ca)
         config, data_dir = folder / "millrace.toml", folder / "data"
         tiers = '[channels.tiers]\ntype = "spillable"\ncapacity = 4\nmemory_capacity = 2\nkeep_alive_seconds = 0.0\n'
         config.write_text(self.site.toml() + tiers)
@@ -46,12 +47,12 @@ class Watched:
         self.server = Millraced(("--config", str(config), "--data-dir", str(data_dir), *free_ports), data_dir)
 
     def client(self, identity: str = "boss") -> millrace.Client:
-        return millrace.connect(self.server.grpc, tls=Tls(ca=self._ca), token=self.site.tokens[identity])
+        return millrace.connect(self.server.grpc, tls=self.tls, token=self.site.tokens[identity])
 
     def text(self, accept: str = "text/plain") -> str:
         headers = {"Authorization": f"Bearer {self.site.tokens['boss']}", "Accept": accept}
         asked = urllib.request.Request(f"https://{self.server.http}/metrics", headers=headers)
-        context = ssl.create_default_context(cafile=str(self._ca))
+        context = ssl.create_default_context(cafile=str(self.tls.ca))
         with urllib.request.urlopen(  # noqa: S310 - our own server
             asked, timeout=WAIT_SECONDS_MAX, context=context
         ) as answer:
@@ -113,6 +114,19 @@ def test_metrics_of_commits_and_queue_times_are_the_clients_account(watched: Wat
     assert value("millrace_log_group_commits_count") <= value("millrace_log_group_commits_sum")
     assert value("millrace_log_group_commits_sum") >= commits
     assert value("millrace_log_sync_duration_seconds_count") > 0
+
+
+def test_metrics_of_a_stream_count_the_batches_of_its_producer(watched: Watched) -> None:
+    """Each append of the stream is timed."""
+    stored = partial(watched.value, "millrace_channel_put_successes_total", channel="orders")
+    token, before = watched.site.tokens["boss"], stored()
+    with millrace.Producer(watched.server.grpc, channel="orders", tls=watched.tls, token=token) as producer:
+        sent = [producer.send(b"%d" % number) for number in range(500)]
+        for one in sent:
+            one.result(WAIT_SECONDS_MAX)
+        metrics = producer.metrics()
+    assert stored() - before == metrics.events_stored == len(sent)
+    assert watched.value("millrace_stream_append_duration_seconds_count", code="OK") == metrics.batches_stored
 
 
 def test_metrics_of_refusals_are_the_errors_of_the_clients(watched: Watched) -> None:

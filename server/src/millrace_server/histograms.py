@@ -47,9 +47,10 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += count
         self.total += value * count
 
-    def observe_traced(self, value: float, trace_id: str) -> None:
-        """Counts an observation, and keeps it as the exemplar of its bucket."""
-        self.exemplars[bisect_left(self.bounds, value)] = Exemplar(trace_id, value, time())
+    def observe_traced(self, value: float, trace_id: str | None) -> None:
+        """Counts an observation; one that is part of a trace becomes the exemplar of its bucket."""
+        if trace_id is not None:
+            self.exemplars[bisect_left(self.bounds, value)] = Exemplar(trace_id, value, time())
         self.observe(value)
 
 
@@ -106,6 +107,12 @@ class Histograms:
             LATENCY_SECONDS,
             ("method", "code"),
         )
+        self.stream_appends = HistogramFamily(
+            "millrace_stream_append_duration_seconds",
+            "Durations of the appends in an AppendStream, from their arrival to their answer.",
+            LATENCY_SECONDS,
+            ("code",),
+        )
         self.commits = HistogramFamily(
             "millrace_commit_duration_seconds",
             "Time from a commit's submission to its log until it is durable.",
@@ -129,4 +136,4 @@ class Histograms:
         )
 
     def __iter__(self) -> Iterator[HistogramFamily]:
-        return iter((self.rpcs, self.commits, self.syncs, self.groups, self.queue_times, self.loop_lags))
+        return iter(vars(self).values())

@@ -105,7 +105,7 @@ async def running() -> AsyncIterator[Running]:
 
 
 async def test_appends_of_a_stream_are_answered_in_their_order(running: Running) -> None:
-    """Errors are answered in order, and do not end the stream."""
+    """Errors are answered in order, and do not end the stream; each is timed by its code."""
     stream = running.stream
     stream.send(b"a", b"b")
     stream.send(b"x", channel="none")
@@ -118,6 +118,8 @@ async def test_appends_of_a_stream_are_answered_in_their_order(running: Running)
     assert "there is none called 'none'" in stream.reasons[1]
     assert "events: has none" in stream.reasons[2]
     assert queued(running.channel) == [b"a", b"b", b"c"]
+    timed = {labels: sum(each.counts) for labels, each in running.registry.histograms.stream_appends}
+    assert timed == {("OK",): 2, ("NOT_FOUND",): 1, ("INVALID_ARGUMENT",): 2}
 
 
 async def test_appends_that_wait_are_all_under_way_and_keep_their_order(running: Running) -> None:

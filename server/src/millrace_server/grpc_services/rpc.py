@@ -21,7 +21,7 @@ from millrace_server.grpc_services.messages import Columns, EventsRequestT, Requ
 from millrace_server.grpc_services.rules import RULES
 from millrace_server.grpc_services.status import EndStatus, end_status, refusal
 from millrace_server.grpc_services.traced_calls import TracedCall
-from millrace_server.histograms import Histogram, Histograms
+from millrace_server.histograms import Histograms
 
 _log = structlog.get_logger(__name__)
 
@@ -96,14 +96,6 @@ def _method_of(kind: type[Message]) -> str:
     return kind.DESCRIPTOR.name.removesuffix("Request")
 
 
-def _observe(histogram: Histogram, seconds: float) -> None:
-    """Counts a call's duration, with the trace that it was part of, if any."""
-    if (trace_id := current_trace_id()) is None:
-        histogram.observe(seconds)
-    else:
-        histogram.observe_traced(seconds, trace_id)
-
-
 def _count_nothing(_error: MillraceError, _txn_ids: Sequence[str]) -> None:
     """Nobody asks for the counts."""
 
@@ -171,7 +163,7 @@ class Rpcs:
                 return answer
             finally:
                 histogram = succeeded if code is None else durations.of(method, code.name)
-                _observe(histogram, monotonic() - started)
+                histogram.observe_traced(monotonic() - started, current_trace_id())
 
         return timed
 

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from millrace.tracing import TRACING
@@ -31,8 +32,9 @@ from millrace_server.grpc_services.messages import (
     stamp_of,
 )
 from millrace_server.grpc_services.rpc import Admission, MessageStream
-from millrace_server.grpc_services.status import refusal, status_of
-from millrace_server.grpc_services.traced_calls import append_span, end_span, note_commit
+from millrace_server.grpc_services.status import code_of, refusal, status_of
+from millrace_server.grpc_services.traced_calls import append_span, end_span, note_commit, sampled_trace_id
+from millrace_server.histograms import Histogram
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -51,6 +53,7 @@ class _Append:
         "_admission",
         "_call",
         "_span",
+        "_started_at",
         "answer",
         "batches",
         "byte_count",
@@ -68,6 +71,7 @@ class _Append:
         self._call = call
         self._admission: Admission | None = None
         self._span: Span | None = None
+        self._started_at = monotonic()
         self.byte_count = byte_count
         self.request: pb.AppendStreamRequest | None = None
         self.answer: bytes | None = None
@@ -91,7 +95,9 @@ class _Append:
     def abandon(self) -> None:
         self.is_abandoned = True
         self.release()
-        self._end_span(asyncio.CancelledError())
+        if self._span is not None:
+            end_span(self._span, asyncio.CancelledError())
+            self._span = None
 
     def release(self) -> None:
         if self._admission is not None:
@@ -107,7 +113,7 @@ class _Append:
         self.answer = encode_append_answer(receipt)
         if self._span is not None:
             note_commit(self._span, self.channel.name, receipt)
-            self._end_span(None)
+        self._end(None)
         self._call.on_end(self)
 
     def refuse(self, error: Exception) -> None:
@@ -115,13 +121,16 @@ class _Append:
         self._call.registry.count_refusal(refused, ())
         self._call.caller.note_refusal(refused, self.request)
         self.answer = pb.AppendStreamResponse(error=status_of(refused)).SerializeToString()
-        self._end_span(refused)
+        self._end(refused)
         self._call.on_end(self)
 
-    def _end_span(self, error: BaseException | None) -> None:
+    def _end(self, error: MillraceError | None) -> None:
+        trace_id = None
         if self._span is not None:
+            trace_id = sampled_trace_id(self._span)
             end_span(self._span, error)
             self._span = None
+        self._call.durations_of(error).observe_traced(monotonic() - self._started_at, trace_id)
 
 
 class AppendStreamCall:
@@ -134,6 +143,8 @@ class AppendStreamCall:
     def __init__(self, registry: ChannelRegistry, stream: MessageStream) -> None:
         self.registry = registry
         self._stream = stream
+        self._durations = registry.histograms.stream_appends
+        self._succeeded = self._durations.of("OK")
         self.caller = current_call()
         self._unanswered: deque[_Append] = deque()
         # Appends that wait for room. While there are any, each later one is a task too: tasks start in the order of
@@ -235,6 +246,10 @@ class AppendStreamCall:
             append.refuse(error)
         else:
             append.end(receipt)
+
+    def durations_of(self, error: MillraceError | None) -> Histogram:
+        """Returns where appends are counted that succeeded, or that were refused with this error."""
+        return self._succeeded if error is None else self._durations.of(code_of(error).name)
 
     def on_end(self, append: _Append) -> None:
         """Notes the answer of an append."""

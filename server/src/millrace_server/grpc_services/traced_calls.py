@@ -73,6 +73,12 @@ def note_commit(span: "Span", channel: str, receipt: Receipt) -> None:
     span.add_event("committed", sequences)
 
 
+def sampled_trace_id(span: "Span") -> str | None:
+    """Returns the trace id of a span, as 32 hex digits; None if it is not sampled."""
+    context = span.get_span_context()
+    return f"{context.trace_id:032x}" if context.trace_flags.sampled else None
+
+
 def end_span(span: "Span", error: BaseException | None) -> None:
     """Ends a span as its call ended."""
     from millrace.spans import describe_error
