@@ -103,7 +103,8 @@ class Prometheus:
     def wait_for_scrape(self) -> None:
         """Waits until all that is queried was read after this call."""
         called_at = time.time()
-        self._wait_for(lambda: all(one.value > called_at for one in self.query("timestamp(up)")), "scrape")
+        oldest = "min(timestamp(millrace_server_info))"
+        self._wait_for(lambda: any(one.value > called_at for one in self.query(oldest)), "scrape")
 
     def wait_for_alert(self, name: str, **labels: str) -> Alert:
         """Waits until an alert with this name and these labels fires."""
