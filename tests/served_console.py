@@ -76,7 +76,8 @@ class Answer:
 class ServedConsole:
     """A console, the server that it shows, and a browser."""
 
-    def __init__(self, shown: ShownServer, address: tuple[str, int]) -> None:
+    def __init__(self, shown: ShownServer, service: HttpService, address: tuple[str, int]) -> None:
+        self.service = service
         self.registry = shown.registry
         self.components: Any = shown.components
         self.history = shown.history
@@ -167,7 +168,7 @@ async def served_console(
     address = bound.getsockname()
     await service.start(bound)
     try:
-        yield ServedConsole(shown, address)
+        yield ServedConsole(shown, service, address)
     finally:
         await service.stop()
         await registry.close()

@@ -5,6 +5,7 @@ import base64
 from typing import Any
 
 import pytest
+import structlog.testing
 
 from millrace.dead_letters import DeadLetterField
 from millrace_server.console import events as events_module
@@ -183,6 +184,16 @@ async def test_follow_of_a_channel_that_is_deleted_says_so(console: ServedConsol
         await console.registry.delete("orders")
         assert (await anext(messages))["reason"] == "CHANNEL_NOT_FOUND"
         assert [message async for message in messages] == []
+
+
+async def test_follow_while_the_server_stops_ends_in_order(console: ServedConsole) -> None:
+    """It neither delays the stop nor breaks off."""
+    console.create("orders")
+    async with console.stream("/api/channels/orders/follow") as messages:
+        with structlog.testing.capture_logs() as logs:
+            await console.service.stop()
+        assert [message async for message in messages] == []
+    assert logs == []
 
 
 async def test_follow_by_too_many_pages_is_refused(console: ServedConsole, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,16 +37,18 @@ class EventStream(Response):
             await asyncio.wait((sending, leaving))
 
     async def _send_all(self, send: Send) -> None:
+        last = b""
         try:
             async with aclosing(self._documents) as documents:
                 async for document in documents:
                     text = _HEARTBEAT if document is None else _encoded(document)
                     await send({"type": "http.response.body", "body": text, "more_body": True})
         except MillraceError as error:
-            refused = {"reason": error.reason, "message": str(error)}
-            await send({"type": "http.response.body", "body": b"event: refused\n" + _encoded(refused)})
-        else:
-            await send({"type": "http.response.body", "body": b""})
+            last = b"event: refused\n" + _encoded({"reason": error.reason, "message": str(error)})
+        except asyncio.CancelledError:
+            # The reader has left, or the server stops: then the answer ends in order.
+            pass
+        await send({"type": "http.response.body", "body": last})
 
 
 def _encoded(document: dict[str, Any]) -> bytes:

@@ -58,7 +58,7 @@ class Console:
         self._channel_page = ChannelPage(shown, calls)
         self._flow = LiveFlow(shown)
         self._sampling: asyncio.Task[None] | None = None
-        self._follower_count = 0
+        self._followers: set[asyncio.Task[Any] | None] = set()
         self._files = PageFiles()
 
     def authorizations_of(self, scope: Scope) -> Authorizations:
@@ -70,8 +70,10 @@ class Console:
         self._sampling = asyncio.create_task(self._shown.history.follow())
 
     def stop(self) -> None:
-        if self._sampling is not None:
-            self._sampling.cancel()
+        """Ends the history and all answers that go on."""
+        for task in (self._sampling, *self._followers):
+            if task is not None:
+                task.cancel()
 
     def routes(self) -> list[BaseRoute]:
         endpoint = self._gate.endpoint
@@ -156,7 +158,7 @@ class Console:
         query, peek = query_of(request, FollowQuery), pb.PeekEventsRequest(channel=request.path_params["name"])
         with self._calls.admitted(request, "PeekEvents", peek):
             self._shown.registry.get(peek.channel)
-            if self._follower_count >= _FOLLOWERS_MAX:
+            if len(self._followers) >= _FOLLOWERS_MAX:
                 raise OverloadedError(f"{_FOLLOWERS_MAX} pages follow channels; close one of them")
         return EventStream(self._followed(request, peek, describe_matching(query)))
 
@@ -164,14 +166,15 @@ class Console:
         self, request: Request, peek: pb.PeekEventsRequest, describe: Describe
     ) -> AsyncGenerator[dict[str, Any] | None]:
         """Yields messages while the caller may have them; see `GuardedCall`."""
-        self._follower_count += 1
+        follower = asyncio.current_task()
+        self._followers.add(follower)
         try:
             with self._calls.admitted(request, "PeekEvents", peek):
                 async with aclosing(follow(self._shown.registry.get(peek.channel), describe)) as messages:
                     async for message in messages:
                         yield message
         finally:
-            self._follower_count -= 1
+            self._followers.discard(follower)
 
 
 def component_document(component: Component, history: History) -> dict[str, Any]:
