@@ -75,8 +75,8 @@ def test_login_with_a_token_opens_a_session_until_it_is_closed(console: Console)
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
     assert page.evaluate("document.cookie") == ""
-    page.get_by_role("button", name="Sign out").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("Sign in to Millrace")
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Log in to Millrace")
 
 
 def test_channel_created_and_purged_by_keyboard_alone(operator: Console, client: Client) -> None:

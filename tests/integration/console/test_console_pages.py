@@ -18,6 +18,7 @@ CONFIG_TOML = """
 channels.orders = { type = "file" }
 channels.full = { type = "memory", capacity = 1, keep_alive_seconds = 0 }
 channels.dead = { type = "memory" }
+channels.damaged = { type = "file", data_dirs = ["DATA_DIR"] }
 channels.followed = { type = "memory" }
 sources.lines = { type = "syslog", listen = ["udp://127.0.0.1:0"], channels = ["orders"], dead_letter_channel = "dead" }
 sinks.gone = { type = "millrace", channel = "full", endpoints = ["127.0.0.1:9"], target_channel = "full" }
@@ -27,6 +28,8 @@ PAGES = {
     "": "Overview",
     "flow": "Flow",
     "channels/orders": "orders",
+    "channels/damaged": "damaged",
+    "channels/unknown": "unknown",
     "events": "Events",
     "events/orders": "orders",
     "dead-letters": "Dead letters",
@@ -38,8 +41,11 @@ PAGES = {
 
 
 @pytest.fixture(scope="module")
-def config_toml() -> str:
-    return CONFIG_TOML
+def config_toml(tmp_path_factory: pytest.TempPathFactory) -> str:
+    data_dir = tmp_path_factory.mktemp("data")
+    (data_dir / "damaged").mkdir()
+    (data_dir / "damaged" / "segment-000000000001.log").write_bytes(b"no segment" * 100)
+    return CONFIG_TOML.replace("DATA_DIR", str(data_dir))
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +75,13 @@ def test_page_in_both_schemes_and_on_a_phone_has_no_barrier(
     page.set_viewport_size({"width": 360, "height": 780})
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     assert console.barriers() == []
+
+
+def test_channel_that_cannot_be_opened_says_why(console: Console, busy_server: Millraced) -> None:
+    """Its page has the state and the reason, though neither figures nor users."""
+    page = console.open("channels/damaged", "damaged")
+    expect(page.get_by_text("channel 'damaged' cannot be opened")).to_be_visible()
+    expect(page.locator("dl.figures")).to_contain_text("log failed")
 
 
 def test_event_of_hostile_text_is_shown_as_text(console: Console, busy_server: Millraced) -> None:

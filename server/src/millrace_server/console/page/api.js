@@ -12,10 +12,10 @@ export class ApiError extends Error {
     }
 }
 
-const signedOutListeners = new Set();
+const loggedOutListeners = new Set();
 
 // Calls back when the server no longer knows the session.
-export const onSignedOut = (listener) => signedOutListeners.add(listener);
+export const onLoggedOut = (listener) => loggedOutListeners.add(listener);
 
 export const channelPath = (name, part = "") => `/api/channels/${encodeURIComponent(name)}${part}`;
 
@@ -37,9 +37,9 @@ async function request(method, path, body, signal) {
     const error = new ApiError(
         response.status,
         reason ?? "",
-        message ?? `the server answered with status ${response.status}`,
+        message ?? `The server answered with status ${response.status}.`,
     );
-    if (error.needsLogin && path !== "/session") for (const listener of signedOutListeners) listener(error);
+    if (error.needsLogin && path !== "/session") for (const listener of loggedOutListeners) listener(error);
     throw error;
 }
 
@@ -48,6 +48,6 @@ async function answerOf(path, init) {
         return await fetch(path, init);
     } catch (error) {
         if (error.name === "AbortError") throw error;
-        throw new ApiError(0, "", "the server does not answer");
+        throw new ApiError(0, "", "The server does not answer.");
     }
 }

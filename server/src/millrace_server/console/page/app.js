@@ -1,5 +1,5 @@
 // The console: the login where the server wants one, else the navigation and the page of the address.
-import { onSignedOut, session } from "./api.js";
+import { onLoggedOut, session } from "./api.js";
 import { Component, html, render } from "./html.js";
 import { Login } from "./pages/login.js";
 import { Components } from "./pages/components.js";
@@ -35,7 +35,7 @@ class App extends Component {
 
     componentDidMount() {
         addEventListener("hashchange", () => this.setState({ route: currentRoute() }));
-        onSignedOut(() => this.readSession());
+        onLoggedOut(() => this.readSession());
         this.readSession();
     }
 
@@ -47,7 +47,7 @@ class App extends Component {
         }
     };
 
-    signOut = async () => {
+    logOut = async () => {
         await session.close();
         this.readSession();
     };
@@ -58,7 +58,7 @@ class App extends Component {
         if (known.is_required && !known.identity) return html`<${Login} onLogin=${this.readSession} />`;
         const view = viewOf(route.page);
         return html` <a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
-            <${Side} page=${route.page} session=${known} onSignOut=${this.signOut} />
+            <${Side} page=${route.page} session=${known} onLogOut=${this.logOut} />
             <main id="main" tabindex="-1">
                 <${Boundary} key=${`${route.page}/${route.name}`}>
                     <${view} name=${route.name} query=${route.query} />
@@ -103,7 +103,7 @@ class Side extends Component {
         this.strip.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
     }
 
-    render({ page, session: known, onSignOut }) {
+    render({ page, session: known, onLogOut }) {
         const current = page === "channels" ? "" : page;
         return html`<header class="side">
             <div class="brand">
@@ -126,9 +126,9 @@ class Side extends Component {
             </nav>
             <div class="foot">
                 <p class="small muted where">${location.host}<br />version ${known.server.version}</p>
-                ${known.identity && html`<p class="small muted where">Signed in as ${known.identity}</p>`}
+                ${known.identity && html`<p class="small muted where">Logged in as ${known.identity}</p>`}
                 <${ThemeSwitch} />
-                ${known.is_required && html`<button type="button" onClick=${onSignOut}>Sign out</button>`}
+                ${known.is_required && html`<button type="button" onClick=${onLogOut}>Log out</button>`}
             </div>
         </header>`;
     }

@@ -2,6 +2,7 @@
 import { get } from "./api.js";
 import { clock } from "./format.js";
 import { Component, html } from "./html.js";
+import { Refusal } from "./parts/status.js";
 
 const INTERVAL_SECONDS = 2;
 const RETRY_SECONDS_MAX = 30;
@@ -62,16 +63,13 @@ export class Live extends Component {
         this.timer = setTimeout(this.poll, 1000 * Math.min(seconds, Math.max(interval, RETRY_SECONDS_MAX)));
     };
 
-    render({ children }, { data, error, at }) {
+    // A `frame` is what stands around the answer, and is there before it and without it.
+    render({ children, frame = (_data, content) => content }, { data, error, at }) {
         const show = [children].flat()[0];
-        return html`
-            ${error && html`<p class="banner bad" role="alert">${sentenceOf(error, at)}</p>`}
+        const content = html`
+            <${Refusal} error=${error} note=${at && `Figures are from ${clock(at)}.`} />
             ${data ? show(data) : !error && html`<p class="empty">Loading…</p>`}
         `;
+        return frame(data, content);
     }
-}
-
-function sentenceOf(error, at) {
-    const message = error.message[0].toUpperCase() + error.message.slice(1).replace(/\.$/, "");
-    return at ? `${message}. Figures are from ${clock(at)}.` : `${message}.`;
 }

@@ -15,30 +15,38 @@ import { Card, Figures, Table } from "../parts/table.js";
 import { link } from "../routes.js";
 
 export class ChannelPage extends Component {
+    frame = (data, content) => {
+        const above = data ? `Channel of type ${data.row.type}` : "Channel";
+        const acts = data && html`<${Acts} name=${this.props.name} data=${data} />`;
+        return html`<${Page} title=${this.props.name} above=${above} acts=${acts}>${content}<//>`;
+    };
+
     render({ name }) {
-        return html`<${Live} path=${channelPath(name)}>${(data) => html`<${Channel} name=${name} data=${data} />`}<//>`;
+        return html`<${Live} path=${channelPath(name)} frame=${this.frame}>
+            ${(data) => html`<${Channel} name=${name} data=${data} />`}
+        <//>`;
     }
 }
 
+const Acts = ({ name, data: { may, row, config, is_configured } }) => html`
+    ${may.peek && html`<a href=${link.events(name)}>Browse events</a>`}
+    ${may.operate && html`<button type="button" onClick=${() => openAct(resizeChannel(name, config))}>Resize</button>`}
+    ${
+        may.operate &&
+        html`<button class="danger" type="button" onClick=${() => openAct(purgeChannel(name, row.queued_events))}>
+            Purge
+        </button>`
+    }
+    ${
+        may.admin &&
+        !is_configured &&
+        html`<button class="danger" type="button" onClick=${() => openAct(deleteChannel(name))}>Delete</button>`
+    }
+`;
+
 function Channel({ name, data }) {
     const { row } = data;
-    const acts = html` <a href=${link.events(name)}>Browse events</a>
-        ${
-            data.may.operate &&
-            html`<button type="button" onClick=${() => openAct(resizeChannel(name, data.config))}>Resize</button>`
-        }
-        ${
-            data.may.operate &&
-            html`<button class="danger" type="button" onClick=${() => openAct(purgeChannel(name, row.queued_events))}>
-                Purge
-            </button>`
-        }
-        ${
-            data.may.admin &&
-            !data.is_configured &&
-            html`<button class="danger" type="button" onClick=${() => openAct(deleteChannel(name))}>Delete</button>`
-        }`;
-    return html`<${Page} title=${name} above="Channel of type ${row.type}" acts=${acts}>
+    return html`
         ${row.reason && html`<p class="banner ${row.severity === "error" ? "bad" : "warn"}">${row.reason}</p>`}
         <${Now} data=${data} />
         <${History} channel=${name} />
@@ -53,10 +61,10 @@ function Channel({ name, data }) {
         </div>
         <div class="grid">
             ${data.log && html`<${Log} log=${data.log} now=${data.time} />`}
-            <${Counters} counters=${data.counters} />
+            ${data.counters && html`<${Counters} counters=${data.counters} />`}
         </div>
         <${Settings} title="Configuration" settings=${data.config} note=${originOf(data)} />
-    <//>`;
+    `;
 }
 
 function Now({ data: { row, time, gauges, replayed_fraction } }) {
@@ -66,8 +74,8 @@ function Now({ data: { row, time, gauges, replayed_fraction } }) {
             ["State", html`<${State} state=${row.state} severity=${row.severity} />`, state],
             ["Depth", count(depthOf(row)), `of ${count(row.capacity)}, ${count(row.taken_events)} taken`],
             ["Bodies", bytes(row.body_bytes), `of ${bytes(row.body_bytes_max)}`],
-            ["In", rate(row.put_rate), `last ${ago(since(row.last_put_time, time))}`],
-            ["Out", rate(row.take_rate), `last ${ago(since(row.last_take_time, time))}`],
+            ["In", rate(row.put_rate), lastOf(row.last_put_time, time)],
+            ["Out", rate(row.take_rate), lastOf(row.last_take_time, time)],
             ["Oldest event", duration(since(row.oldest_time, time)), `sequence ${gauges?.first_sequence ?? "–"}`],
             row.seconds_to_empty === null
                 ? ["Full in", duration(row.seconds_to_full)]
@@ -75,6 +83,8 @@ function Now({ data: { row, time, gauges, replayed_fraction } }) {
         ]}
     />`;
 }
+
+const lastOf = (at, now) => (at === null ? "none since the start" : `last ${ago(since(at, now))}`);
 
 const originOf = ({ is_configured, is_overridden }) => {
     if (!is_configured) return "Created by a client.";

@@ -119,7 +119,7 @@ class Browser extends Component {
         const empty = start === "follow" ? "Waiting for events…" : isBusy ? "Reading…" : "No events.";
         return html` ${this.renderForm()}
             <${Refusal} error=${error} />
-            <${Card}>
+            <${Card} isHidden=${error && events.length === 0}>
                 ${
                     events.length > 0
                         ? html`<${EventTable}

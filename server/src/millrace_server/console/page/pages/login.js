@@ -1,13 +1,13 @@
 // The login: a token becomes a session, which scripts cannot read and other sites cannot use.
 import { session } from "../api.js";
-import { Component, html } from "../html.js";
+import { Component, focus, html } from "../html.js";
 import { Refusal } from "../parts/status.js";
 
 export class Login extends Component {
     state = { token: "", error: null, isSending: false };
 
     componentDidMount() {
-        document.title = "Sign in · Millrace";
+        document.title = "Log in · Millrace";
     }
 
     send = async (event) => {
@@ -24,12 +24,13 @@ export class Login extends Component {
     render(_props, { token, error, isSending }) {
         return html`<main class="door">
             <form class="card" onSubmit=${this.send}>
-                <h1>Sign in to Millrace</h1>
+                <h1>Log in to Millrace</h1>
                 <label class="field"
                     ><span>Token</span>
                     <input
                         type="password"
                         required
+                        ref=${focus}
                         autocomplete="current-password"
                         value=${token}
                         onInput=${(event) => this.setState({ token: event.target.value })}
@@ -37,7 +38,7 @@ export class Login extends Component {
                     <span class="hint">An administrator makes one with <code>millraced token make</code>.</span>
                 </label>
                 <${Refusal} error=${error} />
-                <button class="primary" disabled=${isSending}>Sign in</button>
+                <button class="primary" disabled=${isSending}>Log in</button>
             </form>
         </main>`;
     }

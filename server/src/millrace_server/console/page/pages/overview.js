@@ -1,6 +1,6 @@
 // All channels at a glance, and first of all what is wrong.
 import { createChannel } from "../acts.js";
-import { depthOf, since } from "../channel_row.js";
+import { depthOf, fillOf, since } from "../channel_row.js";
 import { compact, count, duration, percent, rate } from "../format.js";
 import { Component, html } from "../html.js";
 import { Live } from "../live.js";
@@ -28,7 +28,7 @@ const COLUMNS = [
         sort: "fill",
         isNumber: true,
         isWide: true,
-        cell: ({ fill }) => html`<${Fill} fraction=${fill} />`,
+        cell: (row) => html`<${Fill} fraction=${fillOf(row)} />`,
     },
     { title: "Last hour", isWide: true, cell: ({ depths }) => html`<${Sparkline} values=${depths} />` },
     { title: "In", sort: "put_rate", isNumber: true, cell: ({ put_rate }) => rate(put_rate) },
@@ -56,7 +56,7 @@ function nameOf({ name, state, severity }) {
 
 const Fill = ({ fraction }) =>
     html`${percent(fraction)}
-        <meter min="0" max="1" low="0.8" high="0.95" optimum="0" value=${fraction} aria-hidden="true" />`;
+        <meter min="0" max="1" low="0.8" high="0.95" optimum="0" value=${fraction ?? 0} aria-hidden="true" />`;
 
 export class Overview extends Component {
     state = { search: "", sort: "trouble", isDescending: false, offset: 0, ...this.props.query };

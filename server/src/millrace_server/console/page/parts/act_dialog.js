@@ -1,6 +1,6 @@
 // The dialog of an act: its fields, the name to be typed, and then the server's answer.
 import { post } from "../api.js";
-import { Component, html } from "../html.js";
+import { Component, focus, html } from "../html.js";
 import { refreshAll } from "../live.js";
 import { Refusal } from "./status.js";
 
@@ -119,8 +119,6 @@ class ActDialog extends Component {
             </div>`;
     }
 }
-
-const focus = (element) => element?.focus();
 
 const initialValues = (act) => Object.fromEntries((act.fields ?? []).map(({ name, initial }) => [name, initial ?? ""]));
 

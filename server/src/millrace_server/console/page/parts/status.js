@@ -43,8 +43,10 @@ export const State = ({ state, severity }) => {
 };
 
 // Why the server refused, or did not answer.
-export const Refusal = ({ error }) =>
+export const Refusal = ({ error, note }) =>
     error &&
-    html`<p class="banner bad" role="alert">${error.reason && html`<code>${error.reason}</code> `}${error.message}</p>`;
+    html`<p class="banner bad" role="alert">
+        ${error.reason && html`<code>${error.reason}</code>`}<span>${error.message} ${note}</span>
+    </p>`;
 
 export const Severity = ({ severity }) => html`<${Shaped} look=${lookOf(severity)}>${severity}<//>`;

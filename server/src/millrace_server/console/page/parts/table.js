@@ -49,8 +49,16 @@ function Heading({ column, order, onOrder }) {
     </th>`;
 }
 
-export const Card = ({ title, acts, children, as = "h2" }) =>
-    html`<section class="card">${title && html`<header><${as}>${title}<//>${acts}</header>`}${children}</section>`;
+export const Card = ({ title, acts, children, isHidden }) =>
+    html`<section class="card" hidden=${isHidden}>
+        ${
+            title &&
+            html`<header>
+                <h2>${title}</h2>
+                ${acts}
+            </header>`
+        }${children}
+    </section>`;
 
 export const Figures = ({ entries }) =>
     html`<dl class="card figures">
