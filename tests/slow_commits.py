@@ -27,6 +27,9 @@ class SlowCommits:
         self._contents.prepare(commit)
         self.in_flight.append(commit)
 
+    def record_rollback(self, txn_id: str, *, has_expired: bool) -> None:
+        """Nothing is stored."""
+
     def let_last(self) -> None:
         """Makes everything in flight durable."""
         for commit in self.in_flight:

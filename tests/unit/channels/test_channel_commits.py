@@ -433,3 +433,18 @@ async def test_append_that_the_disk_refuses_twice_waits_for_it_within_one_keep_a
         await call.answer()
     assert now() == 10
     check_accounts(channel)
+
+
+async def test_commit_that_waits_for_the_disk_answers_at_once_when_its_transaction_is_ended() -> None:
+    """An operator ends it, and its caller need not wait for the rest of the keep-alive."""
+    channel = open_channel(keep_alive_seconds=10)
+    slow = SlowCommits(channel)
+    txn_id = begin_with_puts(channel, b"a")
+    call = await started(channel.transactions.commit([txn_id], None))
+    slow.refuse(DiskFullError("no room"))
+    await settle()
+    channel.end_transaction(txn_id)
+    with pytest.raises(TxnStateError, match="rolled back"):
+        await call.answer()
+    assert now() == 0
+    check_accounts(channel)

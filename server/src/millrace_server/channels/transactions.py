@@ -371,6 +371,7 @@ class Transactions:
             # Its waiting calls must answer at once, and not keep others waiting behind them.
             self._contents.takers.wake_all()
             self._contents.capacity.waiters.wake_all()
+            self._contents.disk_waiters.wake_all()
         self._core.count_open(-1)
         self._directory.count_open(txn.origin.identity, -1)
         del self._open[txn.txn_id]
