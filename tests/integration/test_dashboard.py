@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 import millrace_client as millrace
-from millrace_client import ChannelConfig, ChannelInfo, ChannelType, Client, Tls
+from millrace_client import ChannelConfig, ChannelInfo, ChannelType, Client, Producer, Tls
 from millrace_server.access.tokens import make_token
 from tests.certificates import Authority
 from tests.dashboard import panels_of, queries_of
@@ -65,10 +65,10 @@ def _prepare(client: Client) -> None:
     client.channel("claimed").claim("reader", 3_600)
 
 
-def _work(client: Client) -> None:
+def _work(client: Client, producer: Producer) -> None:
     """One round: every counter goes on, one channel fills and another drains."""
     client.channel("filling").append([b"filling"] * 10)
-    client.channel("delivered").append([b"delivered"])
+    producer.send(b"delivered")
     for name in ("filling", "draining"):
         with client.channel(name).transaction() as txn:
             txn.take(5, wait_seconds=0)
@@ -77,17 +77,18 @@ def _work(client: Client) -> None:
 
 
 @contextmanager
-def _load(client: Client) -> Iterator[Callable[[], None]]:
+def _load(client: Client, producer: Producer) -> Iterator[Callable[[], None]]:
     """Works on a thread until the function that it yields is called, or the block ends."""
     is_over = threading.Event()
 
     def work() -> None:
         while not is_over.wait(_PAUSE_SECONDS):
-            _work(client)
+            _work(client, producer)
 
     def stop() -> None:
         is_over.set()
         worker.join()
+        producer.flush()
 
     worker = threading.Thread(target=work)
     worker.start()
@@ -120,10 +121,12 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         prometheus = running.enter_context(Prometheus(folder, **job))
         server = _start(folder)
         running.callback(server.kill)
-        client = running.enter_context(millrace.connect(server.grpc, tls=Tls(ca=ca), token=token))
+        tls = Tls(ca=ca)
+        client = running.enter_context(millrace.connect(server.grpc, tls=tls, token=token))
+        producer = running.enter_context(Producer(server.grpc, "delivered", tls=tls, token=token))
         _prepare(client)
         prometheus.scrape(server.http, "mill-1", "https")
-        yield Scene(client, prometheus, running.enter_context(_load(client)))
+        yield Scene(client, prometheus, running.enter_context(_load(client, producer)))
 
 
 def test_queries_of_the_dashboard_on_a_loaded_server_give_data(scene: Scene) -> None:
