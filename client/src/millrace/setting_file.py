@@ -23,7 +23,7 @@ SettingsT = TypeVar("SettingsT")
 
 
 class SettingsError(Exception):
-    """Raised when a configuration is invalid; lists all problems, with their lines in the file."""
+    """Raised when a configuration is invalid; lists all problems, in the order of their lines in the file."""
 
     def __init__(self, source: str, problems: list[Problem]) -> None:
         super().__init__("\n".join(problem.located(source) for problem in problems))
@@ -45,7 +45,7 @@ def load_settings_file(path: Path, check: Callable[[dict[str, Any]], SettingsT])
     except SettingsError as error:
         lines = SettingLines(text)
         problems = [replace(problem, line=lines.line_of(problem.path)) for problem in error.problems]
-        raise SettingsError(source, problems) from None
+        raise SettingsError(source, sorted(problems, key=lambda problem: problem.line or 0)) from None
 
 
 def _content(source: str, path: Path) -> bytes:

@@ -153,8 +153,10 @@ def test_load_with_a_byte_order_mark_reads_the_file(tmp_path: Path) -> None:
 
 
 def test_load_when_much_is_wrong_names_every_problem(tmp_path: Path) -> None:
-    """All problems are reported at once, each with its path, its value and what is allowed."""
+    """All problems are reported at once, in their order in the file, with path, value and what is allowed."""
     assert problems_of(tmp_path, MANY_PROBLEMS) == [
+        "sinkss: is not known; did you mean sinks?",
+        "server.lisen: is not known; did you mean listen?",
         'server.http_listen: is "nowhere"; it must be host:port, such as 127.0.0.1:7070 or [::1]:7070',
         (
             'server.message_bytes_max: is "5"; it must be a whole number from 4_096 to 1_073_741_824, or text such as '
@@ -162,7 +164,6 @@ def test_load_when_much_is_wrong_names_every_problem(tmp_path: Path) -> None:
         ),
         "server.reflection: is 1; it must be true or false",
         "server.shutdown_grace_seconds: is nan; it must be a number from 0 to 3_600",
-        "server.lisen: is not known; did you mean listen?",
         'channels.orders.type: is "fiel"; it must be "memory" or "file" or "spillable"',
         "channels.orders.capacity: is 0; it must be a whole number from 1 to 1_000_000_000",
         "channels.orders.keep_alive_seconds: is -1; it must be a number from 0 to 3_600",
@@ -176,11 +177,10 @@ def test_load_when_much_is_wrong_names_every_problem(tmp_path: Path) -> None:
         'channels.logs.checkpoint_dir: is "a\\u0000b"; it must be the path of a file or directory',
         "channels.logs.segment_bytes_max: is 1; it must be a whole number from 65_536 to 1_099_511_627_776",
         "channels.logs.fsync_interval_seconds: is nan; it must be a number from 0.01 to 3_600",
-        'channels.logs.encryption.keys."a b": is not a name that is allowed here; it must match [A-Za-z0-9._-]{1,64}',
         'channels.logs.encryption.active_key: is ""; it must match [A-Za-z0-9._-]{1,64}',
+        'channels.logs.encryption.keys."a b": is not a name that is allowed here; it must match [A-Za-z0-9._-]{1,64}',
         'channels."BAD name\\n": is not a name that is allowed here; it must match [a-z0-9][a-z0-9._-]{0,63}',
         'channels."BAD name\\n".lease_seconds: is 0; it must be a number above 0, at most 3_600',
-        "sinkss: is not known; did you mean sinks?",
     ]
 
 
