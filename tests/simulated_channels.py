@@ -20,7 +20,8 @@ from millrace_server.channels.channel_file import ChannelIdentity
 from millrace_server.channels.commit import Receipt
 from millrace_server.channels.config import FileChannelConfig, LogChannelConfig, SpillableChannelConfig
 from millrace_server.channels.directories import ChannelDirectories
-from millrace_server.channels.file_store import FileStore, FileStores
+from millrace_server.channels.file_store import FileStores
+from millrace_server.channels.log_store import LogStore
 from millrace_server.channels.recovery import ReplayProgress
 from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.wal import log
@@ -213,7 +214,7 @@ class SimulatedChannel:
 
     disk: SimulatedDisk
     config: LogChannelConfig
-    store: FileStore
+    store: LogStore
     channel: Channel
     directory: TxnDirectory
     changes: list[str] = field(default_factory=list)
@@ -225,7 +226,9 @@ class SimulatedChannel:
 
     def mark(self) -> None:
         """Makes the log mark its end, as it does after a while without a commit."""
-        writer = self.store._files.log._writer
+        opened = self.store._opened.log
+        assert isinstance(opened, log.WriteAheadLog)
+        writer = opened._writer
         assert writer is not None
         if writer._failure is None and writer._sync_point_position < writer._synced_position:
             writer._write_sync_point()

@@ -5,7 +5,7 @@ import structlog
 
 from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.committer import MemoryCommitter
-from millrace_server.channels.file_store import FileStore
+from millrace_server.channels.log_store import LogStore
 from millrace_server.errors import (
     ChannelCorruptError,
     ChannelLogFailedError,
@@ -20,7 +20,7 @@ from tests.channel_events import limits_of, open_channel
 from tests.file_channels import until
 
 
-class FakeStore(FileStore):
+class FakeStore(LogStore):
     """A store of which only the damage is known."""
 
     def __init__(self) -> None:

@@ -11,7 +11,8 @@ from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_file import DirectoryError
 from millrace_server.channels.config import EncryptionConfig, SpillableChannelConfig
 from millrace_server.channels.directories import DirectoryInUseError, open_directories
-from millrace_server.channels.file_store import FileStore, FileStores
+from millrace_server.channels.file_store import FileStores
+from millrace_server.channels.log_store import LogStore
 from millrace_server.channels.recovery import ReplayProgress
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transactions import TxnDirectory
@@ -46,16 +47,16 @@ class Stores:
         self.stores = FileStores(base, self.disk)
         self.changes: list[str] = []
         self.progress = ReplayProgress()
-        self._opened: list[FileStore] = []
+        self._opened: list[LogStore] = []
 
-    async def open(self, name: str = "orders", **limits: Any) -> tuple[FileStore, Channel]:
+    async def open(self, name: str = "orders", **limits: Any) -> tuple[LogStore, Channel]:
         config = file_limits(**limits)
         self.progress = ReplayProgress()
         store = await self.stores.open(name, config, self.progress, self.changes.append)
         self._opened.append(store)
         return store, Channel(name, config, store.storage, TxnDirectory(10), ANSWER_BYTES_MAX)
 
-    async def close(self, store: FileStore) -> None:
+    async def close(self, store: LogStore) -> None:
         self._opened.remove(store)
         await store.close()
 
@@ -63,7 +64,7 @@ class Stores:
         for store in list(self._opened):
             await self.close(store)
 
-    def forget(self, store: FileStore) -> None:
+    def forget(self, store: LogStore) -> None:
         """Excludes a removed channel from the closing."""
         self._opened.remove(store)
 

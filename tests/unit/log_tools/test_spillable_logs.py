@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millrace_server.channels.file_store import FileStore
+from millrace_server.channels.log_store import LogStore
 from millrace_server.log_tools import view
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
 from tests.channel_events import append, begin_with_takes
@@ -45,7 +45,7 @@ async def _make(base: Path) -> None:
             txn_id = await begin_with_takes(channel, 3)
             await channel.transactions.commit([txn_id], None)
         await channel.claim("reader", 30.0, takeover=False)
-        assert isinstance(hosted.store, FileStore)
+        assert isinstance(hosted.store, LogStore)
         # Nothing may change during the copy.
         await hosted.store._checkpointing.stop()
         shutil.copytree(base / "stopped", base / "killed")

@@ -9,7 +9,7 @@ import structlog
 
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.config import ChannelConfig
-from millrace_server.channels.file_store import FileStore
+from millrace_server.channels.log_store import LogStore
 from millrace_server.channels.recovery import ReplayProgress
 from millrace_server.errors import ChannelCorruptError, ChannelLogFailedError, MillraceError, ReplayingError
 from millrace_server.wal.format import UnknownVersionError
@@ -60,7 +60,7 @@ class ChannelHandle:
         self._on_change = on_change
         self._channel: Channel | None = None
         self._fault: MillraceError | None = None
-        self.store: FileStore | None = None
+        self.store: LogStore | None = None
         self.configured: ChannelConfig | None = None
         self.progress = ReplayProgress()
         self.opened = asyncio.Event()  # Set once the channel is open, or cannot be opened.

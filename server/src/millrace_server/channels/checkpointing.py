@@ -15,8 +15,8 @@ from millrace_server.channels.records import batches_message, first_needed_segme
 from millrace_server.channels.recovery import Recovered
 from millrace_server.errors import DiskFullError, MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
-from millrace_server.wal.checkpoints import NO_ROOM, Checkpoint, CheckpointFiles
-from millrace_server.wal.log import WriteAheadLog
+from millrace_server.wal.checkpoints import NO_ROOM, Checkpoint
+from millrace_server.wal.interfaces import Checkpoints, Log
 
 KEPT_BYTES = 1 << 20
 """A segment without events is used further up to this size: less room than the next events get ahead of their need."""
@@ -37,8 +37,8 @@ class Checkpointing:
         self,
         name: str,
         journal: Journal,
-        files: CheckpointFiles,
-        log: WriteAheadLog,
+        files: Checkpoints,
+        log: Log,
         recovered: Recovered,
     ) -> None:
         self._name = name

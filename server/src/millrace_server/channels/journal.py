@@ -31,7 +31,7 @@ from millrace_server.channels.records import State
 from millrace_server.channels.transaction import Outcome, TxnState
 from millrace_server.errors import ChannelLogFailedError, DiskFullError, MillraceError
 from millrace_server.histograms import Histogram
-from millrace_server.wal.log import WriteAheadLog
+from millrace_server.wal.interfaces import Log
 from millrace_server.wal.records import LogFullError, Mergeable, Submission
 
 STALL_SECONDS = 2.0
@@ -49,7 +49,7 @@ class Journal:
     def __init__(
         self,
         context: LogContext,
-        log: WriteAheadLog,
+        log: Log,
         disk_space: DiskSpace,
         config: LogChannelConfig,
         commit_times: Histogram,

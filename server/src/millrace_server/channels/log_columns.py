@@ -12,7 +12,7 @@ from millrace_server.channels.batches import StoredBatch, StoredColumns
 from millrace_server.channels.queue import RUN_EVENTS_MAX
 from millrace_server.channels.runs import merged
 from millrace_server.errors import ChannelCorruptError, ChannelLogFailedError, MillraceError, SequenceGoneError
-from millrace_server.wal.log import WriteAheadLog
+from millrace_server.wal.interfaces import Log
 from millrace_server.wal.payload_codec import KeyMissingError
 from millrace_server.wal.records import Location
 from millrace_server.wal.segments import LogCorruptError
@@ -28,7 +28,7 @@ _RECORDS_AT_ONCE_MAX = 2 * RUN_EVENTS_MAX
 """Records that the event loop reads itself where none waits for the disk: merging more takes too long."""
 
 
-def read_columns(log: WriteAheadLog, wanted: Sequence[StoredColumns], *, cached_only: bool = False) -> list[Buffer]:
+def read_columns(log: Log, wanted: Sequence[StoredColumns], *, cached_only: bool = False) -> list[Buffer]:
     """Reads the serialized columns back, neighbours together; fewer than wanted if `cached_only` and the disk has them.
 
     Raises:
@@ -107,7 +107,7 @@ class LogColumns:
         first_segment_id: The oldest segment when the channel was opened.
     """
 
-    def __init__(self, log: WriteAheadLog, recent: RecentMemory) -> None:
+    def __init__(self, log: Log, recent: RecentMemory) -> None:
         self._log = log
         self._recent = recent
         self.fault: MillraceError | None = None

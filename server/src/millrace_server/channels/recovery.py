@@ -24,9 +24,10 @@ from millrace_server.channels.replay import ContradictionError, Replay, last_tim
 from millrace_server.channels.stamps import StampLedger
 from millrace_server.channels.transaction import EndedTxns, Outcome, TxnState
 from millrace_server.storage.v1 import records_pb2 as pb
-from millrace_server.wal.checkpoints import Checkpoint, CheckpointFiles
+from millrace_server.wal.checkpoints import Checkpoint
 from millrace_server.wal.format import RECORD_HEAD_BYTES
-from millrace_server.wal.log import LogRecord, WriteAheadLog
+from millrace_server.wal.interfaces import Checkpoints, Log
+from millrace_server.wal.log import LogRecord
 from millrace_server.wal.records import Location, LogPosition
 from millrace_server.wal.segments import LogCorruptError
 
@@ -64,8 +65,8 @@ class ReplayProgress:
 
 
 def recover(
-    log: WriteAheadLog,
-    checkpoints: CheckpointFiles,
+    log: Log,
+    checkpoints: Checkpoints,
     source: ColumnsSource,
     progress: ReplayProgress,
     *,
@@ -93,7 +94,7 @@ def recover(
     return _replay(_Recovery(source, None), log, progress, read_only=read_only)
 
 
-def _replay(recovery: "_Recovery", log: WriteAheadLog, progress: ReplayProgress, *, read_only: bool) -> Recovered:
+def _replay(recovery: "_Recovery", log: Log, progress: ReplayProgress, *, read_only: bool) -> Recovered:
     recovered = recovery.recovered
     start = recovered.checkpoint
     records = log.replay(start, first_needed=recovered.first_needed_segment, read_only=read_only)

@@ -15,7 +15,8 @@ from millrace_server.channels.channel_core import ChannelStorage
 from millrace_server.channels.channel_file import DirectoryError
 from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.config import ChannelConfig, LogChannelConfig, check_channel_name, shown
-from millrace_server.channels.file_store import OPENERS_MAX, ClosedStore, FileStore, FileStores
+from millrace_server.channels.file_store import OPENERS_MAX, ClosedStore, FileStores
+from millrace_server.channels.log_store import LogStore
 from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.errors import (
     ChannelConfiguredError,
@@ -250,7 +251,7 @@ class ChannelRegistry:
         self._channels.pop(name, None)
         self._notify_watchers(name)
 
-    def _files_of(self, name: str) -> "FileStore | ClosedStore | None":
+    def _files_of(self, name: str) -> "LogStore | ClosedStore | None":
         handle = self.find(name)
         log_config = handle.config.log
         return handle.store or (None if log_config is None else self._stores.closed(name, log_config))

@@ -15,8 +15,8 @@ from millrace.setting_file import SettingsError
 from millrace_server.channels.channel_file import DirectoryError
 from millrace_server.channels.config import KEY_ID_PATTERN, LogChannelConfig
 from millrace_server.channels.directories import DirectoryInUseError
-from millrace_server.channels.file_store import make_codec
 from millrace_server.channels.keys import KeyFileError, load_keys
+from millrace_server.channels.log_store import make_codec
 from millrace_server.cli.reporting import (
     EXIT_DAMAGED,
     EXIT_UNAVAILABLE,

@@ -14,7 +14,7 @@ from millrace_server.channels.channel import Channel, ChannelGauges
 from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.contents import ChannelCounters
-from millrace_server.channels.file_store import FileStore
+from millrace_server.channels.log_store import LogStore
 from millrace_server.http_service.occasional_gauges import OCCASIONAL_GAUGES, OccasionalSamples, occasional_values
 
 _CHANNEL_PREFIX = "millrace_channel_"
@@ -137,7 +137,7 @@ def _describe_handle(handle: ChannelHandle) -> dict[str, _Described]:
     return description
 
 
-def _describe_open(channel: Channel, store: FileStore | None) -> dict[str, _Described]:
+def _describe_open(channel: Channel, store: LogStore | None) -> dict[str, _Described]:
     reading = Reading.of(channel)
     values = occasional_values(channel, reading.gauges, store)
     return {

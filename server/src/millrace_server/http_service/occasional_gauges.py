@@ -7,7 +7,7 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
 from millrace_server.channels.channel import Channel, ChannelGauges
-from millrace_server.channels.file_store import FileStore
+from millrace_server.channels.log_store import LogStore
 
 _MICROSECONDS = 1_000_000
 
@@ -61,7 +61,7 @@ OCCASIONAL_GAUGES = (
 )
 
 
-def occasional_values(channel: Channel, gauges: ChannelGauges, store: FileStore | None) -> list[float | None]:
+def occasional_values(channel: Channel, gauges: ChannelGauges, store: LogStore | None) -> list[float | None]:
     """Returns the values of OCCASIONAL_GAUGES, in their order."""
     claim = channel.claims.claim
     return [

@@ -9,26 +9,20 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import groupby, islice
 from operator import attrgetter
 from typing import Never
 
-from zlib_ng.zlib_ng import crc32
-
 from millrace_server.histograms import Histogram, Histograms
-from millrace_server.wal.disk import Piece
 from millrace_server.wal.format import (
-    RECORD_HEAD_BYTES,
     SEGMENT_HEADER_BYTES,
-    Flags,
     Kind,
     SegmentHeader,
-    encode_record_head,
 )
+from millrace_server.wal.groups import encode_group
 from millrace_server.wal.payload_codec import PayloadCodec
-from millrace_server.wal.records import Location, LogFailedError, LogFullError, LogPosition, Record, Submission
+from millrace_server.wal.records import LogFailedError, LogFullError, LogPosition, Submission
 from millrace_server.wal.segments import NameUnsyncedError, Segment, SegmentFiles
 from millrace_server.wal.writer_threads import WriterThreads
 
@@ -49,7 +43,6 @@ COMMIT_DELAY_BYTES_MAX = 1 << 20
 SYNC_POINT_DELAY_SECONDS = 0.05
 """How long after the last sync an idle log writes a SYNC_POINT; see FORMAT.md, "Corruption and torn tails"."""
 
-_PLAIN = Flags(0)
 _NONE_AWAITED = sys.maxsize
 _FOREVER = -1
 
@@ -299,7 +292,7 @@ class LogWriter:
 
     def _append(self, group: list[Submission]) -> None:
         assert self._segment is not None, "a log's first records begin a segment"
-        encoded, end = self._encode(group, self._segment.header, self._end, self._synced_position)
+        encoded, end = encode_group(group, self.codec, self._segment.header, self._end, self._synced_position)
         if not encoded:
             return
         try:
@@ -370,7 +363,7 @@ class LogWriter:
         start = LogPosition(self._end.segment_id + 1, SEGMENT_HEADER_BYTES, self._end.lsn)
         header = SegmentHeader(self._files.channel_id, start.segment_id, start.lsn, self._end.position)
         # Synced position 0: nothing of the new segment was synced before these records were written.
-        encoded, end = self._encode(group, header, start, 0)
+        encoded, end = encode_group(group, self.codec, header, start, 0)
         assert encoded, "a segment begins with a record"
         try:
             segment = self._files.create(header, encoded)
@@ -386,63 +379,8 @@ class LogWriter:
         self._synced_position = self._preallocated_position = end.position
         self._sync_point_position = 0
 
-    def _encode(
-        self, group: Sequence[Submission], header: SegmentHeader, start: LogPosition, synced_position: int
-    ) -> tuple[list[Piece], LogPosition]:
-        """Encodes a group's records for a segment and sets each submission's locations.
-
-        Returns:
-            The bytes, and the end of the log behind them.
-        """
-        # The hot loop of every commit: local variables, no object per record but its location, and no copy of a
-        # payload, whose pieces go to the vectored write as they are.
-        segment_id, position, lsn = start
-        codec = self.codec
-        encodes = codec.is_active
-        encoded: list[Piece] = []
-        for submissions, records in _merged(group):
-            locations: list[Location] = []
-            for kind, payload in records:
-                context = header.context(position)
-                flags, pieces = _PLAIN, payload
-                if encodes:
-                    flags, pieces = codec.encode(kind, payload, context)
-                length = checksum = 0
-                for piece in pieces:
-                    length += len(piece)
-                    checksum = crc32(piece, checksum)
-                # Seeded with the record's position, so that stale or copied bytes never pass for a record here.
-                seed = crc32(context)
-                encoded.append(encode_record_head(seed, checksum, length, kind, flags, lsn, synced_position))
-                encoded += pieces
-                locations.append(Location(segment_id, position, length))
-                position += RECORD_HEAD_BYTES + length
-                lsn += 1
-            end = LogPosition(segment_id, position, lsn)
-            for submission in submissions:
-                submission.locations, submission.end = locations, end
-        return encoded, LogPosition(segment_id, position, lsn)
-
 
 _needs_sync = attrgetter("needs_sync")
-
-
-def _kind(submission: Submission) -> type:
-    return type(submission.mergeable)
-
-
-def _merged(group: Sequence[Submission]) -> Iterator[tuple[Sequence[Submission], Sequence[Record]]]:
-    """Yields a group's submissions with their records: neighbours that are written as one, or a single one."""
-    for _, neighbours in groupby(group, key=_kind):
-        submissions = list(neighbours)
-        parts = [submission.mergeable for submission in submissions if submission.mergeable is not None]
-        if parts:
-            rest = iter(submissions)
-            for count, records in parts[0].merge(parts):
-                yield list(islice(rest, count)), records
-        else:
-            for submission in submissions:
-                yield [submission], submission.records
 
 
 def _sibling_count(group: Sequence[Submission]) -> int:
