@@ -211,6 +211,17 @@ async def test_replay_leaves_what_cannot_return_and_says_why(console: ServedCons
     assert dead.gauges().taken_events == 0
 
 
+async def test_replay_of_more_than_a_transaction_may_hold_stores_all_that_fit(console: ServedConsole) -> None:
+    """A letter that is too large for its channel stays alone."""
+    orders = console.create("orders", transaction_capacity=2, byte_capacity=1_000)
+    dead = console.create("dead")
+    await append(dead, *[letter("orders", b"%d" % number) for number in range(6)], letter("orders", b"x" * 900))
+    answer = await do(console, "replay_dead_letters", channel="dead", sequences=list(range(1, 8)))
+    assert answer.json()["replayed"] == {"orders": 6}
+    assert [one["sequence"] for one in answer.json()["left"]] == [7]
+    assert [body for _, body in contents(orders)] == [b"%d" % number for number in range(6)]
+
+
 async def test_replay_that_was_interrupted_is_completed_by_another_one(
     console: ServedConsole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,13 +257,15 @@ async def test_replay_needs_the_right_to_append_to_each_channel(site: ConsoleSit
     """Else all letters stay, the audit log tells it, and so it does of what is done."""
     console = site.console
     dead, web, app = (console.create(name) for name in ("web.dead", "web.a", "app"))
-    await append(dead, letter("web.a"), letter("app"))
+    await append(dead, letter("web.a"), letter("app"), letter("absent"))
     await console.log_in(site.tokens["replayer"])
     with structlog.testing.capture_logs() as logs:
         answer = await do(console, "replay_dead_letters", channel="web.dead", sequences=[1, 2])
         assert (answer.status, answer.reason) == (403, "FORBIDDEN")
-        assert (dead.gauges().queued_events, web.event_count, app.event_count) == (2, 0, 0)
+        assert (dead.gauges().queued_events, web.event_count, app.event_count) == (3, 0, 0)
+        assert (await do(console, "replay_dead_letters", channel="web.dead", sequences=[3])).reason == "FORBIDDEN"
         assert (await do(console, "replay_dead_letters", channel="web.dead", sequences=[1])).status == 200
     audited = [(one["call"], one["outcome"], one["channel"]) for one in logs if one["event"] == "audit"]
     call = "HTTP /api/acts/replay_dead_letters"
+    # Of denials the log has one a second.
     assert audited == [(call, "denied", "app"), (call, "done", "web.dead")]

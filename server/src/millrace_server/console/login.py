@@ -1,6 +1,8 @@
 """The session of a browser: who has logged in, and how one logs in and out."""
 
+import math
 import time
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -39,19 +41,17 @@ class Login:
     async def describe(self, request: Request) -> Response:
         identity = None
         if self._access is not None:
-            try:
+            with suppress(MillraceError):
                 identity = self._access.identify(credentials_of(AUTHORIZATIONS.get(), _certificate_of(request)))
-            except MillraceError:
-                identity = None
         return JSONResponse(self._document(identity))
 
     def _document(self, identity: Identity | None) -> dict[str, Any]:
-        has_expiry = identity is not None and identity.expiry_time < float("inf")
+        expiry_time = math.inf if identity is None else identity.expiry_time
         return {
             "is_required": self._access is not None,
             "identity": identity and identity.name,
             "proof": identity and identity.proof,
-            "expiry_time": identity.expiry_time if identity is not None and has_expiry else None,
+            "expiry_time": expiry_time if math.isfinite(expiry_time) else None,
             "server": {"version": version("millrace-server"), "start_time": self._start_time, "time": time.time()},
         }
 

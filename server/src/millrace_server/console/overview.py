@@ -118,7 +118,7 @@ def _sort(readings: list[ChannelReading], query: OverviewQuery, troubles: Mappin
             readings.reverse()
         return
     if query.sort == "trouble":
-        readings.sort(key=lambda one: -_weight(troubles.get(one.name)), reverse=False)
+        readings.sort(key=lambda one: -_weight(troubles.get(one.name)))
         return
     key = _KEYS[query.sort]
     sign = -1 if query.descending else 1

@@ -15,7 +15,7 @@ from millrace_server.channels.batches import StoredBatch, StoredColumns
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import SHARED_PREFIX, Stamp
-from millrace_server.errors import MillraceError
+from millrace_server.errors import EventTooLargeError, MillraceError, TxnCapacityError
 from millrace_server.grpc_services.call import Call
 
 
@@ -54,11 +54,9 @@ class Replay:
             MillraceError: They cannot be taken; those that were stored are not stored again by a repeat.
         """
         async with self._channel.taking(sequences) as taking:
-            runs = list(_runs(self._returning(taking.events)))
-            for target in {run.target for run in runs}:
-                self._call.require((Permission.APPEND,), target)
-            # Begun one after the other, so that they keep their order; their commits share a sync.
-            await asyncio.gather(*map(self._store, runs))
+            # All are checked before the first is stored. They are begun one after the other, so that they keep their
+            # order; their commits share a sync.
+            await asyncio.gather(*map(self._store, list(_runs(self._returning(taking.events)))))
             taking.kept.update(self._left)
             found = {event.first_sequence for event in taking.events}
         self._left |= dict.fromkeys(set(sequences) - found, "it is not in the channel, or a transaction holds it")
@@ -68,7 +66,10 @@ class Replay:
         }
 
     def _returning(self, events: Sequence[StoredBatch]) -> Iterator[tuple[str, DeadLetter]]:
-        """Yields the letters that can return, each with its channel; notes why others stay."""
+        """Yields the letters that can return, each with its channel; notes why others stay.
+
+        Raises ForbiddenError where the caller may not append to a channel, alike for those that do not exist.
+        """
         for event in sorted(events, key=lambda event: event.first_sequence):
             [(headers, body)] = event.window.rows()
             letter = letter_of(Event(body, headers, event.first_sequence))
@@ -79,10 +80,14 @@ class Replay:
                 self._left[letter.sequence] = "it has no header with its channel; name one"
             elif target == self._channel.name:
                 self._left[letter.sequence] = f"it came from {target} itself; name another channel"
-            elif target not in self._registry:
+            elif not self._exists(target):
                 self._left[letter.sequence] = f"the server has no channel {target}; create it, or name another"
             else:
                 yield target, letter
+
+    def _exists(self, target: str) -> bool:
+        self._call.require((Permission.APPEND,), target)
+        return target in self._registry
 
     async def _store(self, run: _Run) -> None:
         first, last = run.sequences[0], run.sequences[-1]
@@ -91,6 +96,13 @@ class Replay:
             rows = [(letter.own_headers(), letter.event.body) for letter in run.letters]
             columns = [StoredColumns.of(one) for one in columns_from_events(rows)]
             await self._registry.get(run.target).appends.append(columns, Stamp(producer_id, first, last))
+        except (EventTooLargeError, TxnCapacityError) as error:
+            if len(run.letters) == 1:
+                self._left[first] = f"{run.target} cannot hold it: {error}"
+                return
+            middle = len(run.letters) // 2
+            await self._store(run._replace(letters=run.letters[:middle]))
+            await self._store(run._replace(letters=run.letters[middle:]))
         except MillraceError as error:
             self._left |= dict.fromkeys(run.sequences, f"{run.target} did not accept it: {error}")
         else:

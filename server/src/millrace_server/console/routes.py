@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ from millrace_server.console.documents import document_of
 from millrace_server.console.event_stream import EventStream
 from millrace_server.console.events import Describe, EventsQuery, FollowQuery, browse, describe_matching, follow
 from millrace_server.console.flow import LiveFlow
-from millrace_server.console.gate import Gate
+from millrace_server.console.gate import Gate, Serve
 from millrace_server.console.history import History, channel_key, rate_of_component
 from millrace_server.console.login import Login
 from millrace_server.console.overview import Overview, OverviewQuery
@@ -76,7 +76,7 @@ class Console:
                 task.cancel()
 
     def routes(self) -> list[BaseRoute]:
-        endpoint = self._gate.endpoint
+        endpoint, page = self._gate.endpoint, self._page
         channel = "/api/channels/{name}"
         return [
             Route("/", self._get_file),
@@ -84,12 +84,12 @@ class Console:
             Route("/api/session", endpoint(self._login.describe)),
             Route("/session", endpoint(self._login.begin), methods=["POST"]),
             Route("/session", endpoint(self._login.end), methods=["DELETE"]),
-            Route("/api/overview", endpoint(self._get_overview)),
-            Route("/api/flow", endpoint(self._get_flow)),
-            Route("/api/components", endpoint(self._get_components)),
-            Route("/api/configuration", endpoint(self._get_configuration)),
-            Route(channel, endpoint(self._get_channel)),
-            Route(f"{channel}/history", endpoint(self._get_history)),
+            Route("/api/overview", page(self._describe_overview)),
+            Route("/api/flow", page(self._describe_flow)),
+            Route("/api/components", page(self._describe_components)),
+            Route("/api/configuration", page(self._describe_configuration)),
+            Route(channel, page(self._describe_channel)),
+            Route(f"{channel}/history", page(self._describe_history)),
             Route(f"{channel}/events", endpoint(self._get_events)),
             Route(f"{channel}/dead_letters", endpoint(self._get_dead_letters)),
             Route(f"{channel}/follow", endpoint(self._follow)),
@@ -99,32 +99,35 @@ class Console:
     async def _get_file(self, request: Request) -> Response:
         return self._files.response(request, request.path_params.get("path", INDEX))
 
-    async def _get_overview(self, request: Request) -> Response:
-        with self._calls.admitted(request, READ):
-            return JSONResponse(await self._overview.document(query_of(request, OverviewQuery)))
+    def _page(self, document: Callable[[Request], Awaitable[dict[str, Any]]]) -> Serve:
+        """Returns an endpoint that shows a document to those who may see all channels."""
 
-    async def _get_flow(self, request: Request) -> Response:
-        with self._calls.admitted(request, READ):
-            return JSONResponse(self._flow.document())
+        async def serve(request: Request) -> Response:
+            with self._calls.admitted(request, READ):
+                return JSONResponse(await document(request))
 
-    async def _get_components(self, request: Request) -> Response:
-        with self._calls.admitted(request, READ):
-            components = [component_document(one, self._shown.history) for one in self._shown.components]
-            return JSONResponse({"time": time.time(), "components": components})
+        return self._gate.endpoint(serve)
 
-    async def _get_configuration(self, request: Request) -> Response:
-        with self._calls.admitted(request, READ):
-            return JSONResponse({"sections": sections_of(self._shown.settings())})
+    async def _describe_overview(self, request: Request) -> dict[str, Any]:
+        return await self._overview.document(query_of(request, OverviewQuery))
 
-    async def _get_channel(self, request: Request) -> Response:
-        with self._calls.admitted(request, READ):
-            return JSONResponse(await self._channel_page.document(request, request.path_params["name"]))
+    async def _describe_flow(self, _request: Request) -> dict[str, Any]:
+        return self._flow.document()
 
-    async def _get_history(self, request: Request) -> Response:
-        with self._calls.admitted(request, READ):
-            handle = self._shown.registry.find(request.path_params["name"])
-            span = self._shown.history.span(channel_key(handle.name), query_of(request, HistoryQuery).points)
-            return JSONResponse({"interval_seconds": self._shown.history.interval_seconds} | span._asdict())
+    async def _describe_components(self, _request: Request) -> dict[str, Any]:
+        components = [component_document(one, self._shown.history) for one in self._shown.components]
+        return {"time": time.time(), "components": components}
+
+    async def _describe_configuration(self, _request: Request) -> dict[str, Any]:
+        return {"sections": sections_of(self._shown.settings())}
+
+    async def _describe_channel(self, request: Request) -> dict[str, Any]:
+        return await self._channel_page.document(request, request.path_params["name"])
+
+    async def _describe_history(self, request: Request) -> dict[str, Any]:
+        handle, history = self._shown.registry.find(request.path_params["name"]), self._shown.history
+        span = history.span(channel_key(handle.name), query_of(request, HistoryQuery).points)
+        return {"interval_seconds": history.interval_seconds} | span._asdict()
 
     async def _get_events(self, request: Request) -> Response:
         query = query_of(request, EventsQuery)

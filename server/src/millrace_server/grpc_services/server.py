@@ -124,7 +124,7 @@ class GrpcServer:
         is_limited = access is not None and not has_certificates
         self._watch = ConnectionWatch(_connection_limits(settings).address_max, limits if is_limited else None)
         guard = self._guard = None if access is None else Guard(access, registry, has_certificates=has_certificates)
-        if guard is not None:
+        if guard is not None and is_limited:
             guard.on_caller = self._watch.admit
         self._health = Health(registry, components)
         self._server = aio.server(options=_options(settings))
