@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 from millrace_server.console.history import channel_key
 from millrace_server.console.readings import ChannelReading, ShownServer
+from millrace_server.console.slow_syncs import SlowSyncs
 from millrace_server.console.troubles import (
     Severity,
     Trouble,
@@ -42,6 +43,7 @@ class Overview:
 
     def __init__(self, shown: ShownServer) -> None:
         self._shown = shown
+        self._slow_syncs = SlowSyncs(shown.registry.histograms.syncs)
 
     async def document(self, query: OverviewQuery) -> dict[str, Any]:
         dead_letter_channels = self._shown.dead_letter_channels()
@@ -71,7 +73,7 @@ class Overview:
     def _other_troubles(self) -> Iterator[Trouble]:
         if self._shown.tls is not None:
             yield from troubles_of_certificates(self._shown.tls)
-        yield from filter(None, map(trouble_of_component, self._shown.components))
+        yield from filter(None, [self._slow_syncs.trouble(), *map(trouble_of_component, self._shown.components)])
 
 
 def row_document(reading: ChannelReading, trouble: Trouble | None) -> dict[str, Any]:
