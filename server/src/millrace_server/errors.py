@@ -28,6 +28,7 @@ def all_reasons() -> set[str]:
     """Returns the reasons of all errors that a client can get."""
     kinds = MillraceError.__subclasses__()
     for kind in kinds:
+        # The list grows while it is walked: some errors are kinds of others.
         kinds += kind.__subclasses__()
     return {kind.reason for kind in kinds}
 
