@@ -5,7 +5,9 @@ from typing import Any
 import grpc
 import pytest
 from grpc import aio
+from structlog.testing import capture_logs
 
+from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import _settings
 from millrace_client._methods import APPEND, RELEASE, ROLLBACK
@@ -167,3 +169,39 @@ async def test_calls_are_timed_by_the_code_that_they_end_with() -> None:
         ("Append", "OK"): 2,
         ("Release", "CANCELLED"): 1,
     }
+
+
+async def test_administrative_call_without_authentication_is_audited() -> None:
+    """The log says from where and what, whether it succeeds or not; other calls leave no entry."""
+
+    class Context:
+        def peer(self) -> str:
+            return "ipv4:10.0.0.1:5"
+
+        def code(self) -> None:
+            """There is none before the end."""
+
+        async def abort(self, *_status: object) -> None:
+            """GRPC would raise here."""
+
+    async def serve(request: Any) -> bytes:
+        if request.DESCRIPTOR.name == "ForgetProducerRequest":
+            raise ChannelFullError("full")
+        return b""
+
+    rpcs = Rpcs(InflightBytes(total_max=100, connection_max=60))
+    with capture_logs() as entries:
+        for request in (
+            admin_pb.PurgeChannelRequest(name="orders"),
+            admin_pb.ForgetProducerRequest(channel="orders", producer_id="p"),
+            admin_pb.GetChannelRequest(name="orders"),
+        ):
+            handler: Any = rpcs.unary(type(request), serve)
+            await handler.unary_unary(request.SerializeToString(), Context())
+    audit = [{key: entry[key] for key in ("call", "peer", "identity", "outcome")} for entry in entries]
+    common = {"peer": "ipv4:10.0.0.1:5", "identity": None}
+    assert audit == [
+        {"call": "PurgeChannel", "outcome": "done", **common},
+        {"call": "ForgetProducer", "outcome": "failed", **common},
+    ]
+    assert (entries[0]["name"], entries[1]["producer_id"], entries[1]["reason"]) == ("orders", "p", "CHANNEL_FULL")

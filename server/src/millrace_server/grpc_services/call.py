@@ -1,14 +1,17 @@
 """The call that is being served, as the services see it. Without authentication, every caller may do everything."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Self
 
+from millrace_server.access.audit import Audit
 from millrace_server.access.permissions import Permission
 from millrace_server.access.quotas import UNBOUNDED
 from millrace_server.channels.activity import Origin
 from millrace_server.errors import MillraceError
+
+_ABOUT = ("channel", "name", "txn_id", "producer_id")
 
 
 class Call:
@@ -62,6 +65,29 @@ class Call:
 
     def require_throughout(self, permissions: Sequence[Permission], channel: str) -> None:
         """Does the same, and ends the call with that error once no role allows it any more."""
+
+
+class AuditedCall(Call):
+    """A call without authentication that administers the server: the audit log has it."""
+
+    def __init__(self, audit: Audit, name: str, peer: str) -> None:
+        super().__init__(peer)
+        self._audit = audit
+        self._name = name
+        self._about: Mapping[str, str] = {}
+
+    def check(self, request: Any) -> None:
+        self._about = about_of(request)
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._audit.note(None, self.peer, self._name, error, self._about, administers=True)
+
+
+def about_of(request: Any) -> dict[str, str]:
+    """Returns what the audit log says of a request."""
+    return {key: getattr(request, key) for key in _ABOUT if hasattr(request, key)}
 
 
 CURRENT_CALL: ContextVar[Call] = ContextVar("call", default=Call())  # noqa: B039 - it is never changed

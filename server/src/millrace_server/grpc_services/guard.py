@@ -17,11 +17,10 @@ from millrace_server.access.quotas import Bucket
 from millrace_server.channels.config import shown
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import ForbiddenError, MillraceError, UnauthenticatedError
-from millrace_server.grpc_services.call import Call
+from millrace_server.grpc_services.call import Call, about_of
 from millrace_server.grpc_services.txn_owners import TxnOwners
 
 _CERTIFICATE = "x509_pem_cert"
-_ABOUT = ("channel", "name", "txn_id", "producer_id")
 
 _EXPIRY_CHECK_SECONDS = 60.0
 """How late it is noticed that the clock was set past the expiry of credentials."""
@@ -192,7 +191,7 @@ class GuardedCall(Call):
         self._note(error, request)
 
     def _note(self, error: BaseException | None, request: Any) -> None:
-        about = {key: getattr(request, key) for key in _ABOUT if hasattr(request, key)}
+        about = about_of(request)
         if isinstance(error, MillraceError):
             # The requests of a stream come later than this one.
             about |= error.metadata

@@ -13,9 +13,10 @@ from google.protobuf.message import Message
 from grpc import aio
 
 from millrace.tracing import TRACING, current_trace_id
+from millrace_server.access.audit import Audit
 from millrace_server.access.quotas import UNBOUNDED
 from millrace_server.errors import MillraceError, OverloadedError
-from millrace_server.grpc_services.call import Call
+from millrace_server.grpc_services.call import AuditedCall, Call
 from millrace_server.grpc_services.guard import Guard
 from millrace_server.grpc_services.messages import Columns, EventsRequestT, RequestT, parse, parse_apart
 from millrace_server.grpc_services.rules import RULES
@@ -126,10 +127,13 @@ class Rpcs:
 
     def _entrance(self, kind: type[Message]) -> Callable[[Context], Call]:
         """Returns what admits the calls of an RPC, which has the name of its request."""
-        if self._guard is None:
-            return lambda context: Call(context.peer())
         name = _method_of(kind)
-        return partial(self._guard.enter, RULES[name], name)
+        if self._guard is not None:
+            return partial(self._guard.enter, RULES[name], name)
+        if name in RULES and RULES[name].administers:
+            audit = Audit()
+            return lambda context: AuditedCall(audit, name, context.peer())
+        return lambda context: Call(context.peer())
 
     def _traced_entrance(self, kind: type[Message]) -> Callable[[Context], Call | TracedCall]:
         """Returns the same, with a span of each call if tracing is on."""
