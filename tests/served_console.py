@@ -151,7 +151,7 @@ async def append(channel: Channel, *events: tuple[Mapping[str, str], bytes]) -> 
 
 @asynccontextmanager
 async def served_console(
-    directory: Path, settings: Settings | None = None, access: AccessControl | None = None
+    directory: Path, settings: Settings | None = None, access: AccessControl | None = None, *, has_tls: bool = False
 ) -> AsyncIterator[ServedConsole]:
     """Serves a console of a server without channels."""
     registry = ChannelRegistry(message_bytes_max=_BYTES_MAX, open_transactions_max=100, channels_dir=directory)
@@ -161,7 +161,7 @@ async def served_console(
     changes = ChannelChanges(registry, Catalog(directory / "catalog.json"))
     handlers = AdminService(registry, changes, components).handlers(rpcs)
     configured = settings or Settings()
-    shown = ShownServer(registry, components, lambda: configured)
+    shown = ShownServer(registry, components, lambda: configured, has_tls)
     console = Console(shown, Calls(handlers, guard), access)
     service = HttpService(registry, components, access=access, console=console)
     bound = await open_socket(Address("127.0.0.1", 0), "test")

@@ -13,7 +13,7 @@ from millrace_server import files
 from millrace_server.access.control import credentials_of
 from millrace_server.console import sessions
 from millrace_server.console.sessions import FAILURE_SECONDS, FAILURES_MAX, LoginLimit, Sessions
-from tests.served_console import ConsoleSite, ServedConsole, append
+from tests.served_console import ConsoleSite, ServedConsole, append, served_console
 
 PAGES = (
     "/api/overview",
@@ -47,6 +47,16 @@ async def test_login_with_a_token_begins_a_session_that_scripts_cannot_read(site
     assert site.tokens["viewer"] not in cookie
     assert (await site.console.read("/api/session"))["identity"] == "viewer"
     assert (await site.console.read("/api/overview"))["total"] == 0
+
+
+async def test_cookie_of_a_server_with_tls_is_never_sent_without(tmp_path: Path, prompt_http_stop: None) -> None:
+    """Its prefix lets browsers take it from this server only."""
+    site = ConsoleSite(tmp_path)
+    async with served_console(tmp_path, access=site.access, has_tls=True) as console:
+        cookie = (await console.log_in(site.tokens["viewer"])).headers["set-cookie"]
+        assert cookie.startswith(f"__Host-millrace_session_{console.address[1]}=")
+        assert {"Secure", "Path=/"} < set(cookie.split("; "))
+        assert (await console.read("/api/session"))["identity"] == "viewer"
 
 
 async def test_session_opens_the_other_pages_of_the_port(site: ConsoleSite) -> None:

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +68,19 @@ async def test_channel_that_nobody_has_ever_read_is_no_trouble(
     await append(console.create("orders"), ({}, b"x"))
     later(1e6)
     assert await reasons(console) == []
+
+
+async def test_certificates_that_expire_are_a_trouble(console: ServedConsole, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two weeks before; afterwards it is an error."""
+    now = datetime.now(UTC)
+    days = {"fresh": 30, "old": 10.5, "gone": -1}
+    times = {Path("/etc/tls") / name: now + timedelta(days=left) for name, left in days.items()}
+    monkeypatch.setattr(troubles, "expiry_times", lambda: times)
+    shown = (await console.read("/api/overview"))["troubles"]
+    assert [(one["name"], one["severity"], one["reason"]) for one in shown] == [
+        ("gone", "error", "a certificate in /etc/tls/gone has expired"),
+        ("old", "warning", "a certificate in /etc/tls/old expires in 10.5 days"),
+    ]
 
 
 async def test_clock_that_was_set_back_is_a_trouble(console: ServedConsole, later: Callable[[float], None]) -> None:

@@ -71,8 +71,7 @@ class Overview:
         }
 
     def _other_troubles(self) -> Iterator[Trouble]:
-        if self._shown.tls is not None:
-            yield from troubles_of_certificates(self._shown.tls)
+        yield from troubles_of_certificates()
         yield from filter(None, [self._slow_syncs.trouble(), *map(trouble_of_component, self._shown.components)])
 
 

@@ -11,7 +11,6 @@ from millrace_server.channels.forecast import Forecast
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.configuration.settings import Settings
 from millrace_server.console.history import History, channel_key, sample_of_channel
-from millrace_server.network.tls import TlsFiles
 
 _MICROS = 1_000_000
 _NO_FORECAST = Forecast(None, None)
@@ -25,7 +24,8 @@ class ShownServer:
     components: Iterable[Component]
     settings: Callable[[], Settings]
     """Returns the configuration in force."""
-    tls: TlsFiles | None = None
+    has_tls: bool = False
+    """Whether its HTTP port has TLS."""
     history: History = field(init=False)
 
     def __post_init__(self) -> None:

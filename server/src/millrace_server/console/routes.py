@@ -52,8 +52,8 @@ class Console:
     def __init__(self, shown: ShownServer, calls: Calls, access: AccessControl | None) -> None:
         self._shown = shown
         self._calls = calls
-        self._gate = Gate(access, has_tls=shown.tls is not None)
-        self._login = Login(access, self._gate, has_tls=shown.tls is not None)
+        self._gate = Gate(access, has_tls=shown.has_tls)
+        self._login = Login(access, self._gate, has_tls=shown.has_tls)
         self._overview = Overview(shown)
         self._channel_page = ChannelPage(shown, calls)
         self._flow = LiveFlow(shown)

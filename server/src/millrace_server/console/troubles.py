@@ -10,7 +10,7 @@ from millrace_server.agent.components import Component, ComponentState
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_handle import ChannelState
 from millrace_server.console.readings import ChannelReading
-from millrace_server.network.tls import TlsFiles
+from millrace_server.network.tls import expiry_times
 
 _IDLE_SECONDS = 900.0
 """How long events may wait while nothing is taken."""
@@ -20,6 +20,7 @@ _SOON_SECONDS = 600.0
 _SOON_FILL_MIN = 0.5
 _CLOCK_SECONDS = 5.0
 _CERTIFICATE_DAYS = 14
+_DAY_SECONDS = 86_400
 _BACKING_OFF_SECONDS = 60.0
 
 
@@ -135,9 +136,10 @@ def trouble_of_component(component: Component) -> Trouble | None:
     return None
 
 
-def troubles_of_certificates(tls: TlsFiles) -> Iterator[Trouble]:
-    """Yields the certificates that have expired or soon will."""
-    for path, days in tls.days_left().items():
+def troubles_of_certificates() -> Iterator[Trouble]:
+    """Yields the certificates of the server and of its sources that have expired or soon will."""
+    for path, expiry_time in expiry_times().items():
+        days = (expiry_time.timestamp() - time()) / _DAY_SECONDS
         if days >= _CERTIFICATE_DAYS:
             continue
         severity, when = (

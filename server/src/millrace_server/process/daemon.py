@@ -69,7 +69,7 @@ async def serve(
         console = None
         if settings.server.console:
             calls = Calls(grpc_server.admin_handlers, grpc_server.guard)
-            shown = ShownServer(registry, agent.components, lambda: reloader.settings, tls)
+            shown = ShownServer(registry, agent.components, lambda: reloader.settings, has_tls=tls is not None)
             console = Console(shown, calls, access)
         http_service = HttpService(registry, agent.components, tls, access, settings.server, console=console)
         listening = _listening(settings.server, grpc_server, http_service, stops)
