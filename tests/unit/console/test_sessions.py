@@ -5,15 +5,21 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import structlog.testing
 
 from millrace_server import files
-from millrace_server.access.control import credentials_of
+from millrace_server.access import jwt
+from millrace_server.access.control import AccessControl, credentials_of
+from millrace_server.access.jwt import JwtSettings
+from millrace_server.access.settings import AuthSettings, IdentitySettings, RoleSettings
 from millrace_server.console import sessions
 from millrace_server.console.sessions import FAILURE_SECONDS, FAILURES_MAX, LoginLimit, Sessions
+from millrace_server.grpc_services import guard
 from tests.served_console import ConsoleSite, ServedConsole, append, served_console
+from tests.token_issuer import AUDIENCE, ISSUER, Issuer
 
 PAGES = (
     "/api/overview",
@@ -57,6 +63,23 @@ async def test_cookie_of_a_server_with_tls_is_never_sent_without(tmp_path: Path,
         assert cookie.startswith(f"__Host-millrace_session_{console.address[1]}=")
         assert {"Secure", "Path=/"} < set(cookie.split("; "))
         assert (await console.read("/api/session"))["identity"] == "viewer"
+
+
+async def test_session_of_a_json_web_token_ends_when_that_expires(
+    tmp_path: Path, prompt_http_stop: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page says that, rather than that the token is wrong."""
+    monkeypatch.setattr(guard, "_CACHE_SECONDS", -1.0)
+    issuer, keys = Issuer(), tmp_path / "keys.json"
+    keys.write_text(json.dumps({"keys": [issuer.jwk]}))
+    auth = AuthSettings(jwt=JwtSettings(issuer=ISSUER, audience=AUDIENCE, jwks_file=keys))
+    access = AccessControl(auth, {"all": RoleSettings(allow=["*:*"])}, {"boss": IdentitySettings(roles=["all"])})
+    async with served_console(tmp_path, access=access) as console:
+        answer = await console.log_in(issuer.token(lifetime=600))
+        assert (answer.json()["identity"], answer.json()["proof"]) == ("boss", "JWT")
+        assert (await console.get("/api/overview")).status == 200
+        monkeypatch.setattr(jwt, "time", SimpleNamespace(time=lambda: time.time() + 1_000, monotonic=time.monotonic))
+        assert (await console.get("/api/overview")).reason == "TOKEN_EXPIRED"
 
 
 async def test_session_opens_the_other_pages_of_the_port(site: ConsoleSite) -> None:
