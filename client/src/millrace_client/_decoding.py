@@ -48,6 +48,7 @@ CHANNEL_STATES = {
     admin_pb.CHANNEL_STATE_LOG_FAILED: ChannelState.LOG_FAILED,
     admin_pb.CHANNEL_STATE_STALLED: ChannelState.STALLED,
     admin_pb.CHANNEL_STATE_CORRUPT: ChannelState.CORRUPT,
+    admin_pb.CHANNEL_STATE_STANDING_BY: ChannelState.STANDING_BY,
     admin_pb.CHANNEL_STATE_DISK_FULL: ChannelState.DISK_FULL,
 }
 COMPONENT_KINDS = {
@@ -164,6 +165,7 @@ def channel_info(channel: admin_pb.Channel) -> ChannelInfo:
         replayed_fraction=channel.replayed_fraction,
         is_configured=channel.is_configured,
         is_overridden=channel.is_overridden,
+        owner=channel.owner,
     )
 
 

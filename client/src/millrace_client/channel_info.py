@@ -48,6 +48,8 @@ class ChannelState(StrEnum):
     """Its files are damaged."""
     STALLED = "stalled"
     """Its disk does not respond, and commits wait for it."""
+    STANDING_BY = "standing_by"
+    """Another server owns it; calls are answered there."""
     DISK_FULL = "disk_full"
     """Its disk has no room for puts, or for checkpoints; takes are served."""
 
@@ -217,6 +219,8 @@ class ChannelInfo:
     """Whether the server's configuration file names it."""
     is_overridden: bool = False
     """Whether an update has changed it from what the file says, until the next start or reload of the file."""
+    owner: str = ""
+    """The address of the server that owns it while this one stands by; empty if that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -250,6 +250,20 @@ class DrainingError(RefusedError, reason="DRAINING", advice=RetryAdvice.LATER):
 # Restarts, damage and bugs.
 
 
+class NotOwnerError(MillraceError, reason="NOT_OWNER", advice=RetryAdvice.LATER):
+    """Raised when the server stands by for the channel's owner, which the client could not follow in time.
+
+    An earlier attempt of the same call may have reached the owner.
+
+    Attributes:
+        address: Where clients reach the owner; empty while no owner is known.
+        epoch: Grows with each new owner; 0 while none is known.
+    """
+
+    address: str = ""
+    epoch: int = 0
+
+
 class ReplayingError(MillraceError, reason="REPLAYING", advice=RetryAdvice.LATER):
     """Raised when the channel is still replaying its log after a restart of the server.
 

@@ -15,6 +15,7 @@ from millrace_client.errors import (
     DeadlineError,
     MessageTooLargeError,
     MillraceError,
+    NotOwnerError,
     UnavailableError,
 )
 
@@ -127,7 +128,7 @@ def _error_with_reason(status: status_pb2.Status, code: grpc.StatusCode) -> Mill
             detail.Unpack(info)
     if info.domain != DOMAIN:
         return None
-    return ERRORS_BY_REASON.get(info.reason, MillraceError)(
+    error = ERRORS_BY_REASON.get(info.reason, MillraceError)(
         status.message,
         reason=info.reason,
         channel=info.metadata.get("channel", ""),
@@ -135,3 +136,8 @@ def _error_with_reason(status: status_pb2.Status, code: grpc.StatusCode) -> Mill
         retry_delay_seconds=retry_delay_seconds,
         code=code,
     )
+    if isinstance(error, NotOwnerError):
+        error.address = info.metadata.get("address", "")
+        epoch = info.metadata.get("epoch", "")
+        error.epoch = int(epoch) if epoch.isdecimal() else 0
+    return error

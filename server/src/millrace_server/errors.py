@@ -234,6 +234,12 @@ class ReplayingError(MillraceError):
     reason = "REPLAYING"
 
 
+class NotOwnerError(MillraceError):
+    """Raised when another server owns the channel; the metadata has its `address`, if it is known, and its `epoch`."""
+
+    reason = "NOT_OWNER"
+
+
 # Faults.
 
 

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 import structlog
 
-from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
+from millrace_server.channels.channel_handle import ChannelHandle, ChannelState, Owner
 from millrace_server.channels.committer import MemoryCommitter
 from millrace_server.channels.log_store import LogStore
 from millrace_server.errors import (
@@ -11,6 +11,7 @@ from millrace_server.errors import (
     ChannelLogFailedError,
     DiskFullError,
     MillraceError,
+    NotOwnerError,
     ReplayingError,
 )
 from millrace_server.wal.format import UnknownVersionError
@@ -77,6 +78,23 @@ async def test_channel_that_is_not_open_yet_is_replaying(host: Host) -> None:
         _ = hosted.channel
     assert refused.value.retry_delay_seconds == 0.5
     assert refused.value.metadata == {"channel": "orders"}
+
+
+async def test_channel_of_another_server_names_its_owner(host: Host) -> None:
+    """Calls are refused with the owner's address, or with a delay while there is none; then this server takes over."""
+    hosted, owners = host.channel, iter([Owner("mill-2:7070", 7), Owner("", 0)])
+    hosted.mark_standing_by(lambda: next(owners))
+    assert (hosted.state, hosted.trouble, hosted.opened.is_set()) == (ChannelState.STANDING_BY, "", True)
+    with pytest.raises(NotOwnerError, match="'orders' is owned by mill-2:7070; this server stands by") as refused:
+        _ = hosted.channel
+    assert refused.value.metadata == {"channel": "orders", "address": "mill-2:7070", "epoch": "7"}
+    assert refused.value.retry_delay_seconds is None
+    with pytest.raises(NotOwnerError, match="is owned by another server") as refused:
+        _ = hosted.channel
+    assert refused.value.retry_delay_seconds == 0.5
+    hosted.mark_replaying()
+    assert (hosted.state, hosted.owner, hosted.opened.is_set()) == (ChannelState.REPLAYING, None, False)
+    assert host.notified == ["orders", "orders"]
 
 
 async def test_channel_that_is_open_is_the_channel(host: Host) -> None:

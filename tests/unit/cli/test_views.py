@@ -106,11 +106,12 @@ def test_channel_page_of_a_file_channel_tells_how_it_keeps_its_log() -> None:
         (ChannelState.REPLAYING, "replaying 50%", "\x1b[33m"),
         (ChannelState.LOG_FAILED, "log_failed", "\x1b[31m"),
         (ChannelState.CORRUPT, "corrupt", "\x1b[31m"),
+        (ChannelState.STANDING_BY, "owned by mill-2:7070", " "),
     ],
 )
 def test_channels_table_of_each_state_shows_it(state: ChannelState, shown: str, color: str) -> None:
     """States other than open are coloured."""
-    text = drawn(channels_table([replace(ORDERS, state=state, replayed_fraction=0.5)]))
+    text = drawn(channels_table([replace(ORDERS, state=state, owner="mill-2:7070", replayed_fraction=0.5)]))
     assert f"{color}{shown}" in text
 
 

@@ -39,7 +39,8 @@ def test_error_survives_pickling(kind: type[millrace.MillraceError]) -> None:
 def test_outcome_is_unknown_where_no_answer_came() -> None:
     """The errors show callers that retry by themselves whether the call may have taken effect."""
     unknown = {reason for reason, kind in ERRORS_BY_REASON.items() if not kind.is_outcome_known}
-    assert {"UNAVAILABLE", "DEADLINE", "CANCELLED", "INTERNAL", "MESSAGE_TOO_LARGE", "REPLAYING"} <= unknown
+    assert {"UNAVAILABLE", "DEADLINE", "CANCELLED", "INTERNAL", "MESSAGE_TOO_LARGE"} <= unknown
+    assert {"REPLAYING", "NOT_OWNER"} <= unknown
     assert not unknown & {"CHANNEL_FULL", "TXN_CAPACITY", "BAD_ARGUMENT", "DRAINING", "OVERLOADED", "LEASE_EXPIRED"}
 
 

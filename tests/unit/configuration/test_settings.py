@@ -315,6 +315,12 @@ def test_load_when_a_small_channel_says_no_more_reduces_the_default(tmp_path: Pa
         ('data_dir = "a\\u0000b"', 'server.data_dir: is "a\\u0000b"; it must be the path of a directory of its own'),
         ("data_dir = 3", "server.data_dir: is 3; it must be a path in quotes"),
         ("listen = 7070", "server.listen: is 7070; it must be text"),
+        (
+            'advertise = "mill"',
+            'server.advertise: is "mill"; it must be host:port, such as 127.0.0.1:7070 or [::1]:7070',
+        ),
+        ('advertise = "m:0"', 'server.advertise: is "m:0"; it must be one that clients can connect to'),
+        ('advertise = "[::]:1"', 'server.advertise: is "[::]:1"; it must be one that clients can connect to'),
     ],
 )
 def test_load_when_fields_do_not_fit_together_says_so(tmp_path: Path, server: str, problem: str) -> None:
@@ -351,6 +357,13 @@ def test_load_when_others_could_connect_asks_for_consent(tmp_path: Path, field: 
 def test_load_with_a_loopback_address_needs_no_consent(tmp_path: Path, address: str) -> None:
     """Plaintext is allowed within the machine."""
     assert load(tmp_path, f'[server]\nlisten = "{address}"\n').server.listen == address
+
+
+def test_load_with_an_advertised_address_adds_its_host_to_those_of_http(tmp_path: Path) -> None:
+    """What reaches gRPC by a name reaches HTTP by it, too."""
+    server = load(tmp_path, '[server]\nadvertise = "Mill-1.example:7070"\nhttp_hosts = ["mill"]\n').server
+    assert server.own_http_hosts == ["mill", "mill-1.example"]
+    assert load(tmp_path, '[server]\nadvertise = "[fd00::1]:7070"\n').server.own_http_hosts == ["[fd00::1]"]
 
 
 def test_load_with_port_0_twice_takes_two_free_ports(tmp_path: Path) -> None:

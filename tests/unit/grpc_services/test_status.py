@@ -5,7 +5,7 @@ from google.protobuf.message import Message
 from millrace.googleapis import error_details_pb2
 from millrace_server import errors
 from millrace_server.errors import MillraceError
-from millrace_server.grpc_services.status import DOMAIN, code_of, status_of
+from millrace_server.grpc_services.status import DOMAIN, code_of, end_status, status_of
 
 KINDS = [
     kind
@@ -37,7 +37,7 @@ DOCUMENTED_CODES = {
         "OVERLOADED",
     },
     grpc.StatusCode.INVALID_ARGUMENT: {"TXN_CAPACITY", "EVENT_TOO_LARGE", "BAD_NAME", "OFFSET_GAP", "BAD_ARGUMENT"},
-    grpc.StatusCode.UNAVAILABLE: {"REPLAYING", "DRAINING"},
+    grpc.StatusCode.UNAVAILABLE: {"REPLAYING", "NOT_OWNER", "DRAINING"},
     grpc.StatusCode.OUT_OF_RANGE: {"SEQUENCE_GONE"},
     grpc.StatusCode.DATA_LOSS: {"LOG_FAILED", "CORRUPT"},
     grpc.StatusCode.INTERNAL: {"INTERNAL"},
@@ -85,3 +85,10 @@ def test_status_of_an_error_that_passes_tells_when_to_retry(delay_seconds: float
     retry = unpacked(packed, error_details_pb2.RetryInfo)
     assert isinstance(retry, error_details_pb2.RetryInfo)
     assert retry.retry_delay.ToTimedelta().total_seconds() == delay_seconds
+
+
+def test_call_for_an_owner_that_is_known_is_not_repeated_by_grpc() -> None:
+    """Clients go to the address at once; without one, they repeat the call at this server after a while."""
+    pushback = ("grpc-retry-pushback-ms", "-1")
+    assert pushback in end_status(errors.NotOwnerError("", address="mill-2:7070"), None).trailing_metadata
+    assert pushback not in end_status(errors.NotOwnerError("", address=""), None).trailing_metadata

@@ -39,6 +39,7 @@ class ChannelState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHANNEL_STATE_LOG_FAILED: _ClassVar[ChannelState]
     CHANNEL_STATE_CORRUPT: _ClassVar[ChannelState]
     CHANNEL_STATE_STALLED: _ClassVar[ChannelState]
+    CHANNEL_STATE_STANDING_BY: _ClassVar[ChannelState]
     CHANNEL_STATE_DISK_FULL: _ClassVar[ChannelState]
 
 class ComponentKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -73,6 +74,7 @@ CHANNEL_STATE_REPLAYING: ChannelState
 CHANNEL_STATE_LOG_FAILED: ChannelState
 CHANNEL_STATE_CORRUPT: ChannelState
 CHANNEL_STATE_STALLED: ChannelState
+CHANNEL_STATE_STANDING_BY: ChannelState
 CHANNEL_STATE_DISK_FULL: ChannelState
 COMPONENT_KIND_UNSPECIFIED: ComponentKind
 COMPONENT_KIND_SOURCE: ComponentKind
@@ -210,7 +212,7 @@ class ClaimStatus(_message.Message):
     def __init__(self, reader_id: _Optional[str] = ..., epoch: _Optional[int] = ..., remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Channel(_message.Message):
-    __slots__ = ("name", "channel_id", "config", "gauges", "counters", "claim", "start_time", "state", "fault", "replayed_fraction", "is_configured", "is_overridden")
+    __slots__ = ("name", "channel_id", "config", "gauges", "counters", "claim", "start_time", "state", "fault", "replayed_fraction", "is_configured", "is_overridden", "owner")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_ID_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +225,7 @@ class Channel(_message.Message):
     REPLAYED_FRACTION_FIELD_NUMBER: _ClassVar[int]
     IS_CONFIGURED_FIELD_NUMBER: _ClassVar[int]
     IS_OVERRIDDEN_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     name: str
     channel_id: str
     config: ChannelConfig
@@ -235,7 +238,8 @@ class Channel(_message.Message):
     replayed_fraction: float
     is_configured: bool
     is_overridden: bool
-    def __init__(self, name: _Optional[str] = ..., channel_id: _Optional[str] = ..., config: _Optional[_Union[ChannelConfig, _Mapping]] = ..., gauges: _Optional[_Union[ChannelGauges, _Mapping]] = ..., counters: _Optional[_Union[ChannelCounters, _Mapping]] = ..., claim: _Optional[_Union[ClaimStatus, _Mapping]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., state: _Optional[_Union[ChannelState, str]] = ..., fault: _Optional[str] = ..., replayed_fraction: _Optional[float] = ..., is_configured: bool = ..., is_overridden: bool = ...) -> None: ...
+    owner: str
+    def __init__(self, name: _Optional[str] = ..., channel_id: _Optional[str] = ..., config: _Optional[_Union[ChannelConfig, _Mapping]] = ..., gauges: _Optional[_Union[ChannelGauges, _Mapping]] = ..., counters: _Optional[_Union[ChannelCounters, _Mapping]] = ..., claim: _Optional[_Union[ClaimStatus, _Mapping]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., state: _Optional[_Union[ChannelState, str]] = ..., fault: _Optional[str] = ..., replayed_fraction: _Optional[float] = ..., is_configured: bool = ..., is_overridden: bool = ..., owner: _Optional[str] = ...) -> None: ...
 
 class CreateChannelRequest(_message.Message):
     __slots__ = ("name", "config")

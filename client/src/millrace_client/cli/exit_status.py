@@ -78,6 +78,7 @@ ADVICE = {
     "QUOTA_EXCEEDED": "try again later, or ask for a larger quota, in the server's configuration",
     "OVERLOADED": "try again, with a smaller --batch-size if it happens again",
     "REPLAYING": "try again when the channel has replayed its log",
+    "NOT_OWNER": "try again when a server has taken the channel over; `millrace channels` shows its state",
     "DRAINING": "try again when the server is up again",
     "LEASE_EXPIRED": "the events are back in the channel, so run the command again",
     "TXN_CAPACITY": "use a smaller --batch-size, or `millrace channel update {channel} --transaction-capacity N`",

@@ -154,6 +154,9 @@ def channel_problem(channel: ChannelInfo) -> tuple[Severity, str]:
     """Returns how urgent a channel's problem is, and a sentence about it; empty if there is none."""
     if channel.state is ChannelState.REPLAYING:
         return Severity.WARNING, f"replaying its log, {channel.replayed_fraction:.0%} so far"
+    if channel.state is ChannelState.STANDING_BY:
+        # Its owner's report tells how it is.
+        return (Severity.NONE, "") if channel.owner else (Severity.ERROR, "no server owns it")
     if channel.state not in {ChannelState.OPEN, ChannelState.UNKNOWN}:
         return Severity.ERROR, channel.fault
     fill, waiting_count = fill_of(channel), channel.gauges.waiting_commits

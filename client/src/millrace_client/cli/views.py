@@ -46,6 +46,8 @@ def _channel_state_text(channel: ChannelInfo) -> Text:
             return Text(channel.state)
         case ChannelState.REPLAYING:
             return Text(f"{channel.state} {channel.replayed_fraction:.0%}", style="yellow")
+        case ChannelState.STANDING_BY:
+            return Text(f"owned by {channel.owner}" if channel.owner else "standing_by")
         case ChannelState.LOG_FAILED | ChannelState.CORRUPT | ChannelState.STALLED | ChannelState.DISK_FULL:
             return Text(channel.state, style="red")
 

@@ -1,9 +1,10 @@
-"""A channel as the registry holds it: open, replaying, or failed."""
+"""A channel as the registry holds it: open, replaying, another server's, or failed."""
 
 import asyncio
 import enum
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 import structlog
 
@@ -11,7 +12,13 @@ from millrace_server.channels.channel import Channel
 from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.log_store import LogStore
 from millrace_server.channels.recovery import ReplayProgress
-from millrace_server.errors import ChannelCorruptError, ChannelLogFailedError, MillraceError, ReplayingError
+from millrace_server.errors import (
+    ChannelCorruptError,
+    ChannelLogFailedError,
+    MillraceError,
+    NotOwnerError,
+    ReplayingError,
+)
 from millrace_server.wal.format import UnknownVersionError
 from millrace_server.wal.payload_codec import KeyMissingError
 from millrace_server.wal.segments import LogCorruptError
@@ -25,6 +32,8 @@ _PROGRESS_SECONDS = 2.0
 class ChannelState(enum.Enum):
     """Moves; any other is illegal.
 
+    REPLAYING -> STANDING_BY  another server owns the channel, which is replicated
+    STANDING_BY -> REPLAYING  this server is taking over
     REPLAYING -> OPEN         the log was read back
     REPLAYING -> LOG_FAILED   it could not be opened: a missing key, a directory in use, a disk that does not answer
     REPLAYING -> CORRUPT      what was synced is not what was written
@@ -42,10 +51,20 @@ class ChannelState(enum.Enum):
 
     OPEN = "open"
     REPLAYING = "replaying"
+    STANDING_BY = "standing by"
     LOG_FAILED = "log failed"
     CORRUPT = "corrupt"
     STALLED = "stalled"
     DISK_FULL = "disk full"
+
+
+class Owner(NamedTuple):
+    """The server that owns a replicated channel."""
+
+    address: str
+    """Where clients reach it; empty while no owner is known."""
+    epoch: int
+    """Grows with each new owner; 0 while none is known."""
 
 
 class ChannelHandle:
@@ -60,6 +79,7 @@ class ChannelHandle:
         self._on_change = on_change
         self._channel: Channel | None = None
         self._fault: MillraceError | None = None
+        self._owner_of: Callable[[], Owner] | None = None  # Set while this server stands by.
         self.store: LogStore | None = None
         self.configured: ChannelConfig | None = None
         self.progress = ReplayProgress()
@@ -76,7 +96,7 @@ class ChannelHandle:
     @property
     def state(self) -> ChannelState:
         if self._channel is None and self._fault is None:
-            return ChannelState.REPLAYING
+            return ChannelState.REPLAYING if self._owner_of is None else ChannelState.STANDING_BY
         match self.fault:
             case None if self._channel is not None and self._channel.is_stalled:
                 return ChannelState.STALLED
@@ -113,6 +133,11 @@ class ChannelHandle:
         return str(self.fault or "")
 
     @property
+    def owner(self) -> Owner | None:
+        """Which server owns the channel; None unless this server stands by."""
+        return None if self._owner_of is None else self._owner_of()
+
+    @property
     def channel_if_open(self) -> Channel | None:
         return self._channel
 
@@ -128,11 +153,31 @@ class ChannelHandle:
             return
         if self._fault is not None:
             raise type(self._fault)(str(self._fault), channel=self.name)
+        if (owner := self.owner) is not None:
+            raise NotOwnerError(
+                f"channel {self.name!r} is owned by {owner.address or 'another server'}; this server stands by",
+                retry_delay_seconds=None if owner.address else _RETRY_DELAY_SECONDS,
+                channel=self.name,
+                address=owner.address,
+                epoch=str(owner.epoch),
+            )
         raise ReplayingError(
             f"channel {self.name!r} is being read back from its log, {self.progress.fraction:.0%} so far",
             retry_delay_seconds=_RETRY_DELAY_SECONDS,
             channel=self.name,
         )
+
+    def mark_standing_by(self, owner_of: Callable[[], Owner]) -> None:
+        """Marks the channel as another server's; `owner_of` tells whose, at each call that is refused."""
+        self._owner_of = owner_of
+        self.opened.set()
+        self._on_change(self.name)
+
+    def mark_replaying(self) -> None:
+        """Marks the channel as this server's, which reads its log now."""
+        self._owner_of = None
+        self.opened.clear()
+        self._on_change(self.name)
 
     def mark_open(self, channel: Channel) -> None:
         self._channel = channel

@@ -66,6 +66,10 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     http_listen: str = "127.0.0.1:7071"
     """`host:port` of HTTP: health, metrics, channels, the console; port 0 means any free port."""
 
+    advertise: str | None = None
+    """`host:port` of gRPC as clients and other servers reach it, if that is not `listen`: behind an address that is
+    forwarded, or where `listen` names all of the machine's addresses. HTTP requests may use its host, too."""
+
     http_hosts: list[HostName] = Field(default_factory=list)
     """Additional `Host` names, without a port, that HTTP requests may use besides the address it listens on and
     `localhost`. Against DNS rebinding, other requests get 421, except for `/healthz`."""
@@ -137,6 +141,24 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
                 "server.tls, or it must be a loopback address, or server.allow_plaintext must be true"
             )
         return text
+
+    @field_validator("advertise")
+    @classmethod
+    def _check_reachable(cls, text: str | None) -> str | None:
+        if text is not None:
+            try:
+                address = Address.parse(text)
+            except ValueError as error:
+                raise ValueError(f"is {shown_value(text)}; {error}") from None
+            if not address.port or address.is_unspecified:
+                raise ValueError(f"is {shown_value(text)}; it must be one that clients can connect to")
+        return text
+
+    @property
+    def own_http_hosts(self) -> list[str]:
+        """The hosts of `http_hosts` and of `advertise`."""
+        advertised = [] if self.advertise is None else [self.advertise.rpartition(":")[0].lower()]
+        return [*self.http_hosts, *advertised]
 
     @field_validator("http_listen")
     @classmethod

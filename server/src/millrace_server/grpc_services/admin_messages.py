@@ -50,6 +50,7 @@ def channel_message(handle: ChannelHandle) -> pb.Channel:
         replayed_fraction=handle.replayed_fraction,
         is_configured=handle.configured is not None,
         is_overridden=handle.is_overridden,
+        owner=handle.owner.address if handle.owner else "",
     )
     if channel is not None:
         message.channel_id = channel.channel_id

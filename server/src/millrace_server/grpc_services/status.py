@@ -16,6 +16,8 @@ DOMAIN = "millrace"
 _NAMES = {"channel": "channel", "name": "channel", "txn_id": "txn_id"}
 """The key in an error's metadata, by the request's field."""
 _METADATA_LENGTH_MAX = 256
+_NO_RETRY = ("grpc-retry-pushback-ms", "-1")
+"""gRPC's own word to clients: no repeat of this call at this server, although the code is one that they repeat."""
 
 _log = structlog.get_logger(__name__)
 
@@ -51,6 +53,7 @@ _CODES: dict[type[errors.MillraceError], grpc.StatusCode] = {
     errors.QuotaExceededError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.DrainingError: grpc.StatusCode.UNAVAILABLE,
     errors.ReplayingError: grpc.StatusCode.UNAVAILABLE,
+    errors.NotOwnerError: grpc.StatusCode.UNAVAILABLE,
     errors.ChannelLogFailedError: grpc.StatusCode.DATA_LOSS,
     errors.ChannelCorruptError: grpc.StatusCode.DATA_LOSS,
     errors.InternalError: grpc.StatusCode.INTERNAL,
@@ -90,14 +93,16 @@ class EndStatus(NamedTuple):
 
     code: grpc.StatusCode
     sentence: str
-    trailing_metadata: tuple[tuple[str, bytes], ...]
+    trailing_metadata: tuple[tuple[str, str | bytes], ...]
 
 
 def end_status(error: Exception, request: Message | None) -> EndStatus:
     """Returns how a call that failed with the error ends."""
     refused = refusal(error, request)
-    metadata = (("grpc-status-details-bin", status_of(refused).SerializeToString()),)
-    return EndStatus(code_of(refused), str(refused), metadata)
+    details = ("grpc-status-details-bin", status_of(refused).SerializeToString())
+    # A client that knows the address is to go there at once.
+    is_elsewhere = isinstance(refused, errors.NotOwnerError) and "address" in refused.metadata
+    return EndStatus(code_of(refused), str(refused), (details, _NO_RETRY) if is_elsewhere else (details,))
 
 
 def _packed(detail: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:

@@ -59,7 +59,7 @@ class HttpService:
         console: Console | None = None,
     ) -> None:
         settings = settings or ServerSettings()
-        self._check = RequestCheck(settings.http_listen, settings.http_hosts, "server.http_hosts")
+        self._check = RequestCheck(settings.http_listen, settings.own_http_hosts, "server.http_hosts")
         self._registry = registry
         self._components = components
         self._tls = tls

@@ -48,6 +48,14 @@ class Address:
         except ValueError:
             return False
 
+    @property
+    def is_unspecified(self) -> bool:
+        """Whether it stands for all of the machine's addresses, so that nobody can connect to it by this name."""
+        try:
+            return ipaddress.ip_address(self.host).is_unspecified
+        except ValueError:
+            return False
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
