@@ -185,10 +185,12 @@ def contents(channel: Channel) -> list[tuple[dict[str, str], bytes]]:
 
 
 async def test_replay_returns_exactly_the_selected_letters(console: ServedConsole) -> None:
-    """Each to its own channel, as it was before, in order; the others keep their places."""
+    """Each to its own channel, as it was before, in order; the others keep their places. The act is audited."""
     orders, web, dead = (console.create(name) for name in ("orders", "web", "dead"))
     await append(dead, letter("orders", b"1"), letter("web", b"2"), letter("orders", b"3"), letter("orders", b"4"))
-    answer = await do(console, "replay_dead_letters", channel="dead", sequences=[4, 1, 2, 1])
+    with structlog.testing.capture_logs() as logs:
+        answer = await do(console, "replay_dead_letters", channel="dead", sequences=[4, 1, 2, 1])
+    assert [(one["outcome"], one["channel"], one["identity"]) for one in logs] == [("done", "dead", None)]
     assert answer.json()["replayed"] == {"orders": 2, "web": 1}
     assert answer.json()["left"] == []
     assert contents(orders) == [({"own": "1"}, b"1"), ({"own": "1"}, b"4")]

@@ -10,9 +10,10 @@ from starlette.requests import HTTPConnection
 
 from millrace.googleapis import error_details_pb2, status_pb2
 from millrace.v1 import admin_service_pb2 as pb
+from millrace_server.access.audit import Audit
 from millrace_server.access.permissions import Permission
 from millrace_server.errors import MillraceError
-from millrace_server.grpc_services.call import Call
+from millrace_server.grpc_services.call import AuditedCall, Call
 from millrace_server.grpc_services.guard import Guard, Rule
 from millrace_server.grpc_services.rpc import Handler
 from millrace_server.grpc_services.rules import RULES
@@ -96,6 +97,7 @@ class Calls:
     def __init__(self, handlers: Mapping[str, Handler], guard: Guard | None) -> None:
         self._handlers = handlers
         self._guard = guard
+        self._audit = Audit()
 
     async def call(self, request: HTTPConnection, message: Message) -> Any:
         """Returns the response of AdminService to a message; raises RefusedError."""
@@ -106,11 +108,14 @@ class Calls:
     @contextmanager
     def admitted(self, request: HTTPConnection, rule: Rule | str, message: Any = None) -> Iterator[Call]:
         """Enters a call that a rule, or the rule of an RPC, allows; raises MillraceError where it does not."""
-        if self._guard is None:
-            yield Call(peer_of(request))
-            return
         name = rule if isinstance(rule, str) else f"HTTP {request.url.path}"
-        context: Any = _Context(request)
-        with self._guard.enter(RULES[rule] if isinstance(rule, str) else rule, name, context) as call:
+        with self._entered(request, RULES[rule] if isinstance(rule, str) else rule, name) as call:
             call.check(message)
             yield call
+
+    def _entered(self, request: HTTPConnection, rule: Rule, name: str) -> Call:
+        if self._guard is not None:
+            context: Any = _Context(request)
+            return self._guard.enter(rule, name, context)
+        peer = peer_of(request)
+        return AuditedCall(self._audit, name, peer) if rule.administers else Call(peer)
