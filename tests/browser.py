@@ -36,6 +36,7 @@ class Console:
 
     Attributes:
         page: The tab.
+        request_count: How often the tab asked a server for something.
         problems: Errors of scripts, violations of the Content-Security-Policy, and requests to other servers.
     """
 
@@ -44,6 +45,7 @@ class Console:
         self.context = browser.new_context(base_url=self.origin, reduced_motion="reduce")
         self.context.set_default_timeout(WAIT_SECONDS_MAX * _MILLISECONDS)
         self.page: Page = self.context.new_page()
+        self.request_count = 0
         self.problems: list[str] = []
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("console", self._note_message)
@@ -55,8 +57,15 @@ class Console:
             self.problems.append(message.text)
 
     def _note_request(self, request: Request) -> None:
+        self.request_count += 1
         if not request.url.startswith(self.origin):
             self.problems.append(f"a request to {request.url}")
+
+    def stop_clock(self) -> Page:
+        """Lets time pass in the page only as `page.clock.run_for` says; to be called before it is opened."""
+        self.page.clock.install(time=0)
+        self.page.clock.pause_at(_MILLISECONDS)
+        return self.page
 
     def open(self, view: str, title: str | None = None) -> Page:
         """Goes to an address such as `channels/orders`, and waits for its title."""

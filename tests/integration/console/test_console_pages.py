@@ -132,8 +132,8 @@ def test_theme_chosen_by_the_reader_is_kept(console: Console, server: Millraced)
 
 def test_page_whose_server_is_gone_says_so(console: Console, server: Millraced) -> None:
     """The last figures stay, with the time that they are of, until the server answers again."""
-    console.page.clock.install()
-    page = console.open("", "Overview")
+    page = console.stop_clock()
+    console.open("", "Overview")
     expect(page.get_by_role("row").filter(has_text="orders")).to_be_visible()
     page.route("**/api/**", lambda route: route.abort())
     page.clock.run_for(2_000)
