@@ -144,6 +144,7 @@ def test_advice_where_a_retry_can_help_ends_with_later() -> None:
         "REPLAYING",
         "DRAINING",
         "LEASE_EXPIRED",
+        "NOT_OWNER",
         "TXN_NOT_FOUND",
     }
 
