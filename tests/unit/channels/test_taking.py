@@ -5,7 +5,9 @@ import pytest
 from millrace_server.errors import ChannelClaimedError, DrainingError
 from tests.channel_events import append, check_accounts, open_channel, queued
 from tests.file_channels import durable_state_on, file_channel
+from tests.simulated_channels import DATA, make_simple, open_simulated_channel, small_spillable_limits
 from tests.simulated_disk import SimulatedDisk
+from tests.spillable_channels import check_share, in_log, in_memory
 
 HAS_THREADS = True
 
@@ -70,3 +72,20 @@ async def test_taking_out_of_a_log_survives_a_crash(disk: SimulatedDisk) -> None
         before = opened.durable_state()
     assert [body for _, body in before.events] == [b"0", b"2", b"3", b"5"]
     assert await durable_state_on(disk) == before
+
+
+async def test_taking_out_of_memory_and_log_removes_from_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spillable channel goes on as one queue."""
+    make_simple(monkeypatch)
+    disk, limits = SimulatedDisk([DATA]), small_spillable_limits(memory_capacity=3)
+    opened = await open_simulated_channel(disk, limits)
+    await append(opened.channel, b"a", b"b", b"c")
+    await append(opened.channel, b"d", b"e")
+    async with opened.channel.taking([2, 4, 5]) as taking:
+        taking.kept.add(5)
+    assert (in_memory(opened.channel), in_log(opened.channel)) == ([1, 3], [5])
+    check_share(opened.channel)
+    await opened.close()
+    again = await open_simulated_channel(disk, limits)
+    assert queued(again.channel) == [b"a", b"c", b"e"]
+    again.abandon()
