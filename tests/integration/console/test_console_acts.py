@@ -120,6 +120,7 @@ def test_delete_of_a_channel_with_events_shows_why_it_is_refused(operator: Conso
     dialog.get_by_label("to confirm").fill("held")
     dialog.get_by_role("button", name="Delete").click()
     expect(dialog.get_by_role("alert")).to_contain_text("CHANNEL_NOT_EMPTY")
+    assert operator.barriers() == []
     dialog.get_by_label("Even if it holds events").check()
     dialog.get_by_role("button", name="Delete").click()
     dialog.get_by_role("button", name="Close").click()

@@ -130,3 +130,18 @@ def test_page_left_open_for_an_hour_does_not_grow(console: Console, server: Mill
     nodes_after, heap_after = pass_time(HOUR_POLLS)
     assert nodes_after == nodes
     assert heap_after - heap < HEAP_GROWTH_BYTES_MAX
+
+
+def test_page_that_nobody_sees_asks_for_nothing(console: Console, server: Millraced) -> None:
+    """A hidden tab costs the server nothing; once it is shown again it asks at once."""
+    page = console.stop_clock()
+    console.open("", "Overview")
+    page.wait_for_load_state("networkidle")
+    page.evaluate("Object.defineProperty(document, 'hidden', { value: true, configurable: true })")
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    before = console.request_count
+    page.clock.run_for(STEP_MILLISECONDS)
+    assert console.request_count == before
+    page.evaluate("delete document.hidden")
+    with page.expect_response("**/api/overview*"):
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")

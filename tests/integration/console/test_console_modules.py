@@ -1,0 +1,103 @@
+"""The modules of the console's page that only calculate, in the browser that runs them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.browser import Console
+from tests.millraced import Millraced
+
+
+@pytest.fixture(scope="module")
+def config_toml() -> str:
+    return ""
+
+
+@pytest.fixture(scope="module")
+def page(chromium: Browser, server: Millraced) -> Iterator[Page]:
+    """One tab for all tests."""
+    opened = Console(chromium, server.http)
+    opened.page.goto("/")
+    yield opened.page
+    opened.close()
+
+
+def call(page: Page, module: str, function: str, *arguments: object) -> Any:
+    """What a function of a module returns."""
+    script = "async ([path, name, args]) => (await import(path))[name](...args)"
+    return page.evaluate(script, [f"/console/{module}.js", function, list(arguments)])
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "shown"),
+    [
+        ("count", 1234567, "1,234,567"),
+        ("count", None, "–"),
+        ("compact", 1234567, "1.23M"),
+        ("percent", 0, "0 %"),
+        ("percent", 0.00001, "< 0.1 %"),
+        ("percent", 0.0512, "5.1 %"),
+        ("percent", 1, "100 %"),
+        ("rate", 0, "0/s"),
+        ("rate", 0.01, "< 0.1/s"),
+        ("rate", 9.96, "10.0/s"),
+        ("rate", 1234, "1.23K/s"),
+        ("bytes", 0, "0 B"),
+        ("bytes", 1536, "1.5 KiB"),
+        ("bytes", 2**63, "8192 PiB"),
+        ("duration", -1, "0 s"),
+        ("duration", 0.42, "0.4 s"),
+        ("duration", 59.7, "1 min"),
+        ("duration", 3 * 86_400 + 7_265, "3 d 2 h"),
+        ("duration", 1e12, "over a year"),
+        ("ago", 0.5, "just now"),
+        ("ago", 90, "1 min 30 s ago"),
+    ],
+)
+def test_figure_formatted_for_people_is_short(page: Page, function: str, value: float | None, shown: str) -> None:
+    """Figures have a unit, few digits, and a dash where nothing is known."""
+    assert call(page, "format", function, value) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "indented"),
+    [
+        ('{"a":12345678901234567890,"b":[]}', '{\n  "a": 12345678901234567890,\n  "b": []\n}'),
+        ('[1.0, {"x\\"{[": "},:"}]', '[\n  1.0,\n  {\n    "x\\"{[": "},:"\n  }\n]'),
+        ("{} ", "{}"),
+        ('{"a":1', None),
+        ("17", None),
+    ],
+)
+def test_json_of_a_body_is_indented_and_not_changed(page: Page, text: str, indented: str | None) -> None:
+    """Every token stays as it was sent; what is no object and no array is no JSON worth a form of its own."""
+    assert call(page, "body", "indentedJson", text) == indented
+
+
+def test_flow_with_cycles_and_long_edges_is_laid_out_without_overlaps(page: Page) -> None:
+    """Each node has a place of its own, and a line that passes columns a free place in each of them."""
+    kinds = {
+        "in": "callers",
+        "s": "source",
+        "c": "channel",
+        "d": "channel",
+        "g": "sink_group",
+        "k": "sink",
+        "l": "sink",
+    }
+    nodes = [{"key": key, "kind": kind, "title": key, "name": key} for key, kind in kinds.items()]
+    ends = [("in", "c"), ("s", "c"), ("s", "d"), ("c", "g"), ("g", "k"), ("d", "l"), ("k", "d"), ("c", "unknown")]
+    edges = [{"from": start, "to": end, "is_dead_letter": start == "k"} for start, end in ends]
+    # Nodes know each other, which makes the answer a graph that only the browser can hold.
+    script = """async (graph) => {
+        const { nodes, edges } = (await import("/console/flow_layout.js")).layOut(graph);
+        return [nodes.map(({ x, y }) => [x, y]), edges.map(({ way }) => way.map(({ x, y }) => [x, y]))];
+    }"""
+    places, ways = page.evaluate(script, {"nodes": nodes, "edges": edges})
+    assert len({(x, y) for x, y in places}) == len(nodes)
+    assert len(ways) == len(edges) - 1
+    between = [(x, y) for way in ways for x, y in way[1:-1]]
+    assert between
+    assert not {(x, y) for x, y in places} & set(between)
