@@ -19,7 +19,7 @@ PACKAGES = {
 
 @pytest.mark.parametrize("distribution", PACKAGES)
 def test_wheel_of_a_distribution_holds_all_of_it(distribution: str, tmp_path: Path) -> None:
-    """A wheel has every module and stub, py.typed, the license, and its programs."""
+    """A wheel has every module and stub, the console's page, py.typed, the license, and its programs."""
     source = tmp_path / "source"
     shutil.copytree(ROOT / distribution, source, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__", "build"))
     # The call that pip finally makes.
@@ -32,6 +32,7 @@ def test_wheel_of_a_distribution_holds_all_of_it(distribution: str, tmp_path: Pa
     packages = [source / "src" / package for package in PACKAGES[distribution]]
     modules = {str(path.relative_to(source / "src")) for package in packages for path in package.rglob("*.py*")}
     modules = {name for name in modules if "__pycache__" not in name}
+    modules |= {str(path.relative_to(source / "src")) for path in source.glob("src/*/console/page/**/*.*")}
     assert modules <= names
     assert {f"{package}/py.typed" for package in PACKAGES[distribution]} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
