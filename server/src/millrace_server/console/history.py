@@ -4,8 +4,7 @@ import asyncio
 import math
 import time
 from array import array
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -37,7 +36,9 @@ class Sample(NamedTuple):
 
 
 _UNKNOWN = Sample()
-_WIDTH = len(_UNKNOWN)
+_NO_SAMPLES = array("d")
+_WIDTH = 1 + len(_UNKNOWN)
+"""Numbers of a sample in an array, with its time before the others."""
 
 
 class Rates(NamedTuple):
@@ -80,10 +81,9 @@ def sample_of_channel(channel: Channel | None) -> Sample:
 
 
 class History:
-    """Samples of all channels and components, taken at the same times.
+    """Samples of all channels and components, each with its time, in one array for each of them.
 
-    Each has one array, whose last sample belongs to the last of the times; one that is new has fewer. The interval
-    grows with the number of channels, so that thousands of them need no more memory than some.
+    The interval grows with the number of channels, so that thousands of them need no more memory than some.
     """
 
     def __init__(
@@ -97,7 +97,6 @@ class History:
         self._components = components
         self._clock = clock
         self._wall_clock = wall_clock
-        self._times = array("d")
         self._samples: dict[Key, array[float]] = {}
 
     @property
@@ -111,77 +110,75 @@ class History:
             await asyncio.sleep(self.interval_seconds)
 
     async def sample(self) -> None:
+        """Adds a sample of each channel and component, and forgets those that are gone."""
         slices = TimeSlices()
-        found: dict[Key, Sample] = {}
+        found = set[Key]()
         for handle in self._registry.handles():
             await slices.pause_if_over()
             if (channel := handle.channel_if_open) is not None:
                 # It compares with what it was asked before: so there is an answer once somebody looks.
                 channel.forecast()
-            found[channel_key(handle.name)] = sample_of_channel(channel)
+            found.add(key := channel_key(handle.name))
+            self._add(key, sample_of_channel(channel))
         for component in self._components:
-            found[component_key(component)] = Sample(put_count=component.event_count)
-        self._append(found)
+            found.add(key := component_key(component))
+            self._add(key, Sample(put_count=component.event_count))
+        for key in self._samples.keys() - found:
+            del self._samples[key]
 
-    def _append(self, found: Mapping[Key, Sample]) -> None:
+    def _add(self, key: Key, sample: Sample) -> None:
         now = self._clock()
-        self._times.append(now)
-        del self._times[: bisect_left(self._times, now - HISTORY_SECONDS)]
-        self._samples = {key: self._samples.get(key) or array("d") for key in found}
-        for key, sample in found.items():
-            samples = self._samples[key]
-            samples.extend(sample)
-            del samples[: max(len(samples) - _WIDTH * len(self._times), 0)]
+        samples = self._samples.setdefault(key, array("d"))
+        samples.extend((now, *sample))
+        start = 0
+        while samples[start] < now - HISTORY_SECONDS:
+            start += _WIDTH
+        del samples[:start]
 
     def rates(self, key: Key, now: Sample) -> Rates:
         """Returns the rates from the latest sample that is old enough until now."""
         clock = self._clock()
-        index = bisect_right(self._times, clock - _RATE_SECONDS_MIN) - 1
-        samples = self._samples.get(key)
-        if index < 0 or samples is None:
-            return _UNKNOWN_RATES
-        start = len(samples) - _WIDTH * (len(self._times) - index)
-        if start < 0:
-            return _UNKNOWN_RATES
-        seconds = clock - self._times[index]
-        return Rates(
-            _rate(samples[start + 1], now.put_count, seconds), _rate(samples[start + 2], now.take_count, seconds)
-        )
+        samples = self._samples.get(key, _NO_SAMPLES)
+        for start in range(len(samples) - _WIDTH, -1, -_WIDTH):
+            if (seconds := clock - samples[start]) >= _RATE_SECONDS_MIN:
+                before = Sample(*samples[start + 1 : start + _WIDTH])
+                return Rates(
+                    _rate(before.put_count, now.put_count, seconds), _rate(before.take_count, now.take_count, seconds)
+                )
+        return _UNKNOWN_RATES
 
     def depths(self, key: Key, points_max: int) -> list[float | None]:
         """Returns the depths of the last hour, the newest last, at most so many."""
-        depths = self._samples.get(key, array("d"))[::_WIDTH]
-        step = _step(len(self._times), points_max)
-        return [None if math.isnan(depth) else depth for depth in depths[(len(depths) - 1) % step :: step]]
+        _, depths, *_ = self._points(key, points_max)
+        return [None if math.isnan(depth) else depth for depth in depths]
 
     def span(self, key: Key, points_max: int) -> Span:
         """Returns the last hour in at most so many points; each rate is that of the time since the point before."""
-        samples = self._samples.get(key, array("d"))
-        step = _step(len(self._times), points_max)
-        count = len(samples) // _WIDTH
-        indexes = range((count - 1) % step if count else 0, count, step)
-        clocks = self._times[len(self._times) - count :]
+        times, _, puts, takes = self._points(key, points_max)
         set_ahead = self._wall_clock() - self._clock()
 
         def rates(counts: Sequence[float]) -> list[float | None]:
-            known = [_rate(counts[one], counts[other], clocks[other] - clocks[one]) for one, other in pairwise(indexes)]
-            return [None, *known] if count else []
+            between = zip(pairwise(counts), pairwise(times), strict=True)
+            return [None, *(_rate(*both, other - one) for both, (one, other) in between)][: len(counts)]
 
         return Span(
-            [clocks[index] + set_ahead for index in indexes],
+            [time + set_ahead for time in times],
             self.depths(key, points_max),
-            rates(samples[1::_WIDTH]),
-            rates(samples[2::_WIDTH]),
+            rates(puts),
+            rates(takes),
         )
+
+    def _points(self, key: Key, points_max: int) -> list["array[float]"]:
+        """Returns the times, depths and counts of at most so many samples, of which the newest is one."""
+        samples = self._samples.get(key, _NO_SAMPLES)
+        count = len(samples) // _WIDTH
+        step = max(math.ceil(count / points_max), 1)
+        return [samples[field::_WIDTH][(count - 1) % step :: step] for field in range(_WIDTH)]
 
 
 def rate_of_component(history: History, component: Component) -> float | None:
     """Returns the events per second that a component passes on; None where that is not known yet."""
     return history.rates(component_key(component), Sample(put_count=component.event_count)).put
-
-
-def _step(count: int, points_max: int) -> int:
-    return max(math.ceil(count / points_max), 1)
 
 
 def _rate(before: float, after: float, seconds: float) -> float | None:
