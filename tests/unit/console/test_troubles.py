@@ -1,5 +1,6 @@
 """What operators are told to look at, and why."""
 
+import shutil
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from millrace_server.channels.channel import Channel
+from millrace_server.channels.config import FileChannelConfig
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.console import troubles
 from tests.served_console import ServedConsole, append
@@ -89,3 +91,14 @@ async def test_clock_that_was_set_back_is_a_trouble(console: ServedConsole, late
     later(-100)
     [reason] = await reasons(console)
     assert reason.endswith("s ahead of the server's clock, which was set back")
+
+
+async def test_disk_that_is_nearly_full_is_a_trouble(console: ServedConsole, tmp_path: Path) -> None:
+    """It is told once, whatever the number of channels that are on it."""
+    reserves = shutil.disk_usage(tmp_path).free - 1_000_000_000
+    for name in ("one", "other"):
+        config = FileChannelConfig(type="file", data_dirs=[tmp_path / name], min_free_bytes=reserves)
+        await console.registry.create(name, config).opened.wait()
+    [reason] = await reasons(console)
+    assert reason.startswith(f"the disk of {tmp_path}")
+    assert reason.endswith("left, then channels refuse puts")

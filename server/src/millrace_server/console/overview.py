@@ -15,6 +15,7 @@ from millrace_server.console.troubles import (
     Trouble,
     trouble_of_channel,
     trouble_of_component,
+    trouble_of_disks,
     troubles_of_certificates,
 )
 
@@ -72,7 +73,8 @@ class Overview:
 
     def _other_troubles(self) -> Iterator[Trouble]:
         yield from troubles_of_certificates()
-        yield from filter(None, [self._slow_syncs.trouble(), *map(trouble_of_component, self._shown.components)])
+        of_disks = trouble_of_disks(self._shown.registry.handles()), self._slow_syncs.trouble()
+        yield from filter(None, [*of_disks, *map(trouble_of_component, self._shown.components)])
 
 
 def row_document(reading: ChannelReading, trouble: Trouble | None) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 import enum
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from time import time
 from typing import NamedTuple
 
+from millrace.units import format_byte_size
 from millrace_server.agent.components import Component, ComponentState
+from millrace_server.channels.admission import DiskSpace
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.channel_handle import ChannelState
+from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.console.readings import ChannelReading
 from millrace_server.network.tls import expiry_times
 
@@ -22,6 +24,7 @@ _CLOCK_SECONDS = 5.0
 _CERTIFICATE_DAYS = 14
 _DAY_SECONDS = 86_400
 _BACKING_OFF_SECONDS = 60.0
+_SPARE_BYTES_MIN = 2e9
 
 
 class Severity(enum.Enum):
@@ -134,6 +137,25 @@ def trouble_of_component(component: Component) -> Trouble | None:
     if state is ComponentState.STOPPED and component.reason:
         return Trouble(kind, name, Severity.WARNING, reason, "Reload the configuration to start it.", component.since)
     return None
+
+
+def trouble_of_disks(handles: Iterable[ChannelHandle]) -> Trouble | None:
+    """Returns that a disk is nearly full, of several the one with the least room; None if each has enough."""
+    spaces = [handle.store.disk_space for handle in handles if handle.store is not None]
+    if not spaces:
+        return None
+    space = min(spaces, key=_spare_bytes)
+    spare_bytes = _spare_bytes(space)
+    if spare_bytes >= _SPARE_BYTES_MIN:
+        return None
+    directory = min(space.directories, key=lambda path: space.directories[path])
+    reason = f"the disk of {directory} has {format_byte_size(max(spare_bytes, 0))} left, then channels refuse puts"
+    advice = "Free space on it, enlarge it, or take or purge events."
+    return Trouble("server", "disk", Severity.WARNING, reason, advice)
+
+
+def _spare_bytes(space: DiskSpace) -> int:
+    return space.free_bytes - space.min_free_bytes
 
 
 def troubles_of_certificates() -> Iterator[Trouble]:
