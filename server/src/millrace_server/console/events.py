@@ -31,7 +31,7 @@ _MESSAGE_SECONDS = 0.5
 _HEARTBEAT_SECONDS = 10.0
 _MICROS = 1_000_000
 
-Sequence = Annotated[int, Field(ge=0, lt=1 << 63)]
+SequenceNumber = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
 class SearchQuery(BaseModel, extra="forbid"):
@@ -50,7 +50,7 @@ class FollowQuery(SearchQuery):
 class EventsQuery(SearchQuery):
     """Where to look for events, and how many to show."""
 
-    from_sequence: Sequence | None = None
+    from_sequence: SequenceNumber | None = None
     from_time: Annotated[float, Field(gt=0, lt=1e11)] | None = None
     max_events: Annotated[int, Field(ge=1, le=500)] = 50
 
