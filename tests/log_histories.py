@@ -15,7 +15,7 @@ from typing import Self
 
 import pytest
 
-from millrace_server.wal import writer
+from millrace_server.wal import group_writer, writer
 from millrace_server.wal.disk import Disk
 from millrace_server.wal.format import Kind
 from millrace_server.wal.log import WriteAheadLog
@@ -49,7 +49,7 @@ def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes logs preallocate little, so that copies are cheap, and write a SYNC_POINT only when they close."""
     monkeypatch.setattr(writer, "PREALLOCATE_BYTES_MIN", 1024)
     monkeypatch.setattr(writer, "PREALLOCATE_BYTES_MAX", 2048)
-    monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 3600.0)
+    monkeypatch.setattr(group_writer, "SYNC_POINT_DELAY_SECONDS", 3600.0)
 
 
 @dataclass(slots=True)

@@ -72,7 +72,7 @@ async def test_submit_of_a_payload_that_is_too_long_is_refused_at_once(
     log: WriteAheadLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of it is written, and the log continues; several payloads may exceed the limit together."""
-    monkeypatch.setattr("millrace_server.wal.log.PAYLOAD_BYTES_MAX", 100)
+    monkeypatch.setattr("millrace_server.wal.submitting.PAYLOAD_BYTES_MAX", 100)
     await _submit(log, STATE, begins_segment=True)
     await _submit(log, _put(bytes(100)), (Kind.PUT, [bytes(60), bytes(40)]))
     with pytest.raises(ValueError, match="a record's payload may have 100 bytes; one has 101"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millrace_server.histograms import Histograms
-from millrace_server.wal import writer
+from millrace_server.wal import group_writer, writer
 from millrace_server.wal.format import Kind, RecordHead, SegmentHeader
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.payload_codec import PayloadCodec
@@ -89,7 +89,7 @@ def test_submit_of_a_lone_record_does_not_wait(disk: SimulatedDisk) -> None:
 
 def test_submit_behind_a_lone_record_does_not_wait(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A single caller that was answered may never submit again."""
-    monkeypatch.setattr(writer, "COMMIT_DELAY_SECONDS", _WAIT_SECONDS)
+    monkeypatch.setattr(group_writer, "COMMIT_DELAY_SECONDS", _WAIT_SECONDS)
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         gate = Gate(disk, "sync")
@@ -114,7 +114,7 @@ def test_submit_after_several_were_answered_waits_for_as_many(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two callers whose commits shared a sync submit again one after the other, and share the next."""
-    monkeypatch.setattr(writer, "COMMIT_DELAY_SECONDS", _WAIT_SECONDS)
+    monkeypatch.setattr(group_writer, "COMMIT_DELAY_SECONDS", _WAIT_SECONDS)
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         _append_two_together(log)
@@ -130,7 +130,7 @@ def test_submit_before_the_thread_goes_on_from_an_answer_is_counted_once(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A caller that submits again at once is counted only once."""
-    monkeypatch.setattr(writer, "COMMIT_DELAY_SECONDS", _WAIT_SECONDS)
+    monkeypatch.setattr(group_writer, "COMMIT_DELAY_SECONDS", _WAIT_SECONDS)
     log = WriteAheadLog(files_on(disk))
     assert list(log.replay()) == []
     done = threading.Event()
@@ -154,8 +154,8 @@ def test_submit_after_several_waits_neither_long_nor_where_they_wrote_much(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch, seconds: float, bytes_max: int
 ) -> None:
     """The delay ends for callers that do not submit again, and there is none after a large group."""
-    monkeypatch.setattr(writer, "COMMIT_DELAY_SECONDS", seconds)
-    monkeypatch.setattr(writer, "COMMIT_DELAY_BYTES_MAX", bytes_max)
+    monkeypatch.setattr(group_writer, "COMMIT_DELAY_SECONDS", seconds)
+    monkeypatch.setattr(group_writer, "COMMIT_DELAY_BYTES_MAX", bytes_max)
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         _append_two_together(log)
@@ -168,7 +168,7 @@ def test_close_while_others_are_waited_for_writes_what_is_there(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A closing log waits for no more submissions."""
-    monkeypatch.setattr(writer, "COMMIT_DELAY_SECONDS", _WAIT_SECONDS)
+    monkeypatch.setattr(group_writer, "COMMIT_DELAY_SECONDS", _WAIT_SECONDS)
     started = time.monotonic()
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
@@ -351,7 +351,7 @@ def test_close_after_a_sync_marks_the_end_once(disk: SimulatedDisk) -> None:
 
 def test_sync_that_is_followed_by_nothing_is_marked_soon(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some time after the last sync, one SYNC_POINT is written and synced, and then nothing more."""
-    monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(group_writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
     syncs = 0
     is_marked = threading.Event()
 
@@ -371,7 +371,7 @@ def test_sync_that_is_followed_by_nothing_is_marked_soon(disk: SimulatedDisk, mo
 
 def test_close_after_a_mark_syncs_what_came_behind_it(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A SYNC_POINT does not cover later records."""
-    monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(group_writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
     with RunningLog(disk) as log:
         _begin_and_await_mark(log, disk)
         log.append(b"no haste", needs_sync=False)
@@ -381,7 +381,7 @@ def test_close_after_a_mark_syncs_what_came_behind_it(disk: SimulatedDisk, monke
 
 def test_close_with_a_new_segment_marks_that_one_too(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mark of the previous segment does not cover this one."""
-    monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(group_writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
     with RunningLog(disk) as log:
         _begin_and_await_mark(log, disk)
         end = log.append(b"state", begins_segment=True).end
@@ -400,7 +400,7 @@ def test_mark_that_finds_no_room_is_harmless(disk: SimulatedDisk) -> None:
 
 def test_mark_that_fails_fails_the_log(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk error fails the log even if only a SYNC_POINT met it."""
-    monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(group_writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
     gate = Gate(disk, "sync_directory")
     with RunningLog(disk) as log:
         begun = log.submit(b"state", begins_segment=True)
@@ -506,7 +506,7 @@ def test_submit_of_two_generations_at_once_refuses_the_first_alone(disk: Simulat
 
 def test_mark_that_finds_no_room_refuses_nothing_else(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refused SYNC_POINT refuses nothing else, since nothing builds on it."""
-    monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(group_writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
     with RunningLog(disk) as log:
         begun = Gate(disk, "sync_directory")
         answer = log.submit(b"state", begins_segment=True)

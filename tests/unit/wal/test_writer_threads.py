@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace_server.wal import writer, writer_threads
+from millrace_server.wal import group_writer, writer_threads
 from millrace_server.wal.format import Kind
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.records import Submission
@@ -151,7 +151,7 @@ def test_idle_logs_without_a_thread_write_their_sync_points(
     threads: WriterThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where too many logs fall idle at once to keep their threads, each SYNC_POINT is written all the same."""
-    monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(group_writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
     logs = [_SharingLog(threads, number) for number in range(10)]
     for answer in [log.append() for log in logs]:
         answer.result(_WAIT_SECONDS)

@@ -1,24 +1,19 @@
 """The write-ahead log: all segments of one channel."""
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple
 
 from millrace_server.histograms import Histograms
-from millrace_server.wal.format import PAYLOAD_BYTES_MAX, SEGMENT_HEADER_BYTES, Flags, Kind
+from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Flags, Kind
 from millrace_server.wal.payload_codec import Payload, PayloadCodec
 from millrace_server.wal.reading import RecordReader, SegmentScanner
-from millrace_server.wal.records import Done, Location, LogPosition, Mergeable, Record, Submission
+from millrace_server.wal.records import Location, LogPosition
 from millrace_server.wal.segments import LogCorruptError, Segment, SegmentFiles
+from millrace_server.wal.submitting import CallSoon, Submitting
 from millrace_server.wal.writer import LogWriter
 from millrace_server.wal.writer_threads import WriterThreads
-
-CallSoon = Callable[[Callable[[], None]], object]
-"""Schedules a call on the thread that awaits answers."""
 
 _REWRITE_BYTES = 8 << 20
 _EMPTY = LogPosition(0, 0, 1)
@@ -46,7 +41,7 @@ class LogRecord(NamedTuple):
         return self.decode()
 
 
-class WriteAheadLog:
+class WriteAheadLog(Submitting[LogWriter]):
     """A channel's log. Replay it to its end, start it, submit to it from the event loop, and close it.
 
     Args:
@@ -58,20 +53,17 @@ class WriteAheadLog:
     def __init__(
         self, files: SegmentFiles, codec: PayloadCodec | None = None, *, follows: LogPosition = _EMPTY
     ) -> None:
+        super().__init__(codec or PayloadCodec())
         self._files = files
         self._follows = follows
-        self._codec = codec or PayloadCodec()
         # Shared with the writer's thread, which adds, and with readers on any thread. Single dict operations are
         # atomic, so no lock is needed; code that iterates copies it first.
         self._segments: dict[int, Segment] = {}
         self._reader = RecordReader(self._segments, self._codec)
-        self._writer: LogWriter | None = None
-        self._call_soon: CallSoon | None = None
         self._end = follows
         self._is_writable = False
         # Whether the last record, or else a checkpoint, says of all before it that it was synced.
         self._ends_with_sync_point = False
-        self._generation = 0
 
     @property
     def first_segment_id(self) -> int:
@@ -229,71 +221,7 @@ class WriteAheadLog:
         self._writer.count_in(histograms or Histograms())
         self._writer.start(threads or WriterThreads(), ends_with_sync_point=self._ends_with_sync_point)
 
-    def _answer(self, group: Sequence[Submission], error: Exception | None) -> None:
-        assert self._call_soon is not None, "an answered caller has submitted"
-        # A loop that was closed meanwhile has no waiting callers; the writer must still write its last SYNC_POINT.
-        with suppress(RuntimeError):
-            # One call for a group: waking the event loop costs more than all of the answers.
-            self._call_soon(partial(_answer_all, group, error))
-
     # Use.
-
-    def compress(self, *, compresses: bool) -> None:
-        """Turns compression on or off for later submissions; older records stay readable."""
-        assert self._writer is not None, "start the log first"
-        # A new codec, exchanged in one assignment: the writer's thread uses one of them for a whole group.
-        self._writer.codec = replace(self._codec, compresses=compresses)
-
-    def submit(
-        self,
-        records: Sequence[Record],
-        *,
-        needs_sync: bool,
-        begins_segment: bool = False,
-        done: Done,
-        mergeable: Mergeable | None = None,
-    ) -> int:
-        """Appends records behind those submitted before: all of them, or none if they are refused.
-
-        A crash may leave a prefix of them, so the record that gives the others effect comes last. Payloads are encoded
-        later, on the writer's thread, so they must not change.
-
-        Args:
-            records: For each its kind and the pieces of its payload. None at all is a barrier.
-            needs_sync: Whether to answer only once they, and all before them, are durable.
-            begins_segment: Whether to put them at the start of a new segment. A log's first records must, and there
-                must be at least one.
-            done: Called on the event loop, in the order of submissions, with the submission, which has its records'
-                locations and their end by then, and with None, or LogFullError if the disk had no room (see
-                `resume`), or LogFailedError if the log has failed.
-            mergeable: What may be written as one with its neighbours, instead of the records, of which only the size
-                counts then.
-
-        Returns:
-            Size of the records in a segment before their payloads are encoded.
-
-        Raises:
-            ValueError: A payload is longer than PAYLOAD_BYTES_MAX; nothing was submitted.
-        """
-        assert self._writer is not None, "replay and start the log first"
-        if self._call_soon is None:
-            self._call_soon = asyncio.get_running_loop().call_soon_threadsafe
-        # With the current generation: the caller has seen all refusals up to its last `resume`, and none after it.
-        submission = Submission(records, needs_sync, begins_segment, self._generation, done, mergeable)
-        # The sum is known anyway, so single payloads are measured only if one of them can be too long.
-        if submission.byte_count > PAYLOAD_BYTES_MAX:
-            _check_lengths(records)
-        self._writer.submit(submission)
-        return submission.byte_count
-
-    def resume(self) -> None:
-        """Accepts submissions again after one ended with LogFullError.
-
-        Until this call, all later submissions are refused as well, since they may build on the refused one. Those that
-        were submitted before it and are not answered yet still are.
-        """
-        # Never decremented or reset: the writer compares it with the last refused generation.
-        self._generation += 1
 
     def read_run(self, locations: Sequence[Location], *, cached_only: bool = False) -> list[Payload] | None:
         """Reads records' payloads, neighbours with one system call.
@@ -350,21 +278,3 @@ class WriteAheadLog:
         # After the writer has ended, which writes to them until then.
         for segment in self._segments.values():
             segment.file.close()
-
-
-def _check_lengths(records: Sequence[Record]) -> None:
-    longest = max(sum(map(len, pieces)) for _, pieces in records)
-    if longest > PAYLOAD_BYTES_MAX:
-        raise ValueError(f"a record's payload may have {PAYLOAD_BYTES_MAX} bytes; one has {longest}")
-
-
-def _answer_all(group: Sequence[Submission], error: Exception | None) -> None:
-    failures = []
-    for submission in group:
-        try:
-            # In the order of submission, on which the journal relies: it applies commits in this order.
-            submission.done(submission, error)
-        except Exception as failure:  # noqa: BLE001 - whatever it is, the other callers must get their answers
-            failures.append(failure)
-    if failures:
-        raise ExceptionGroup("answers of the log failed", failures)
