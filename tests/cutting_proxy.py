@@ -65,10 +65,24 @@ class CuttingProxy:
             await target.drain()
 
 
+class CuttingAppends(CuttingProxy):
+    """The same before a nats-server, whose answers to appends are lost."""
+
+    async def _pass_frames(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while piece := await source.read(1 << 16):
+            if self._is_armed and b'"seq":' in piece and b'"stream":' in piece:
+                self._is_armed = False
+                self.cut_count += 1
+                raise ConnectionResetError
+            target.write(piece)
+            await target.drain()
+        raise ConnectionResetError
+
+
 @asynccontextmanager
-async def cutting_proxy(target: str) -> AsyncGenerator[CuttingProxy]:
+async def cutting_proxy(target: str, kind: type[CuttingProxy] = CuttingProxy) -> AsyncGenerator[CuttingProxy]:
     """A proxy before a server's address."""
-    proxy = CuttingProxy(target)
+    proxy = kind(target)
     async with await asyncio.start_server(proxy.serve, "127.0.0.1", 0) as listening:
         host, port = listening.sockets[0].getsockname()
         proxy.address = f"{host}:{port}"

@@ -1,0 +1,1 @@
+"""The log of a channel in a stream of NATS JetStream, which outlives the machine."""

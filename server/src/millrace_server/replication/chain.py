@@ -1,0 +1,162 @@
+"""The end of a channel's stream, to which its one owner appends."""
+
+import json
+import secrets
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+
+from millrace_server.replication.engine import Engine
+from millrace_server.replication.messages import HEAD_BYTES, Message, MessageKind
+from millrace_server.replication.stream import CHECKPOINT, HEADER_BYTES_MAX, LOG, OvertakenError, Stream, StreamState
+from millrace_server.wal.segments import LogCorruptError
+
+_FENCES_MAX = 100
+
+_READS_AT_ONCE = 3
+_READ_BYTES = 4 << 20
+_READ_MESSAGES_MAX = 1000
+
+
+class Chain:
+    """Appends to a stream, one message at a time, from any thread. Its methods block.
+
+    Attributes:
+        state: The stream as it was when it was opened.
+        epoch: The sequence of this owner's FENCE; 0 until `fence`.
+    """
+
+    def __init__(self, engine: Engine, stream: Stream) -> None:
+        self._engine = engine
+        self.stream = stream
+        self.state: StreamState = engine.call(stream.open()).result()
+        self.epoch = 0
+        self._last_sequence = self.state.last_sequence
+        self._byte_count = self.state.byte_count
+        # Held while messages that belong together are appended, so that nothing comes between them.
+        self._lock = threading.RLock()
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence of the last message."""
+        return self._last_sequence
+
+    @property
+    def byte_count(self) -> int:
+        """The size of the stream, as far as it is known without asking."""
+        return self._byte_count
+
+    @property
+    def body_bytes_max(self) -> int:
+        """The largest body that one message has."""
+        return self._engine.message_bytes_max - HEADER_BYTES_MAX - HEAD_BYTES
+
+    def fence(self, *, server: str, address: str, epoch_known: int = 0) -> None:
+        """Makes this server the owner: nothing that an earlier one appends from now on is stored.
+
+        Raises:
+            EngineError: The engine does not answer.
+            LogCorruptError: The stream ends before `epoch_known`, the greatest epoch that was ever seen.
+        """
+        body = json.dumps({"server": server, "address": address, "nonce": secrets.token_hex(8)}).encode()
+        for _ in range(_FENCES_MAX):
+            if self._last_sequence < epoch_known:
+                raise LogCorruptError(
+                    f"stream {self.stream.name}: ends with message {self._last_sequence}; there was a message "
+                    f"{epoch_known}, so it was lost or set back"
+                )
+            try:
+                self.epoch = self.append(LOG, self.message(MessageKind.FENCE, body))
+            except OvertakenError:
+                # Another server appends still, or is faster.
+                self._last_sequence = self._engine.call(self.stream.state()).result().last_sequence
+            else:
+                return
+        raise OvertakenError(f"stream {self.stream.name}: other servers have appended all the time")
+
+    def message(self, kind: MessageKind, body: bytes) -> Message:
+        """Returns a message of this owner."""
+        return Message(kind=kind, channel_id=self.state.channel_id, epoch=self.epoch, body=body)
+
+    def append(self, subject: str, message: Message) -> int:
+        """Appends one message and returns its sequence; raises what `Stream.append` raises."""
+        with self._lock:
+            sequence = self._last_sequence + 1
+            encoded = message.encode(sequence)
+            self._engine.call(self.stream.append(subject, encoded, sequence)).result()
+            self._last_sequence = sequence
+            self._byte_count += len(encoded)
+            return sequence
+
+    def append_parts(self, subject: str, whole: Message) -> int:
+        """Appends a message in as many parts as the engine needs; returns the sequence of the first.
+
+        Parts without the last one have no effect: a crash, or a refusal, leaves none or all.
+        """
+        size = self.body_bytes_max
+        starts = range(0, len(whole.body), size) or [0]
+        with self._lock:
+            first = self._last_sequence + 1
+            for part, start in enumerate(starts):
+                body = whole.body[start : start + size]
+                self.append(subject, replace(whole, body=body, part=part, part_count=len(starts)))
+            return first
+
+    def hold(self) -> threading.RLock:
+        """Returns the lock that keeps others from appending; with it the next sequence is known."""
+        return self._lock
+
+    def get(self, sequence: int) -> Message | None:
+        """Returns the message at a sequence; None if there is none."""
+        [message] = self.fetch([sequence])
+        return message
+
+    def fetch(self, sequences: Sequence[int]) -> list[Message | None]:
+        """Returns the messages at some sequences; raises EngineError, LogCorruptError or UnknownVersionError."""
+        found = self._engine.call(self.stream.fetch(sequences)).result()
+        return [
+            None if encoded is None else Message.decode(encoded, sequence, self.state.channel_id)
+            for sequence, encoded in zip(sequences, found, strict=True)
+        ]
+
+    def messages_from(self, first: int) -> Iterator[tuple[int, Message]]:
+        """Yields the messages from a sequence up to the last one, with their sequences, some requests at a time."""
+        end, count = self._last_sequence + 1, self._messages_at_once()
+        starts = iter(range(first, end, count))
+        reading: deque[Future[list[tuple[int, bytes]]]] = deque()
+
+        def read_more() -> None:
+            if (start := next(starts, None)) is not None:
+                reading.append(self._engine.call(self.stream.read(start, min(start + count, end))))
+
+        for _ in range(_READS_AT_ONCE):
+            read_more()
+        while reading:
+            found = reading.popleft().result()
+            read_more()
+            for sequence, encoded in found:
+                yield sequence, Message.decode(encoded, sequence, self.state.channel_id)
+
+    def _messages_at_once(self) -> int:
+        message_count = self.state.last_sequence + 1 - self.state.first_sequence
+        average_bytes = self.state.byte_count // max(message_count, 1) + 1
+        return min(max(_READ_BYTES // average_bytes, 1), _READ_MESSAGES_MAX)
+
+    def last_checkpoint(self) -> int:
+        """Returns the sequence of the last message of a checkpoint; 0 if there is none."""
+        return self._engine.call(self.stream.last_checkpoint()).result()
+
+    def purge_before(self, sequence: int) -> None:
+        """Removes all messages before a sequence."""
+        self._byte_count = self._engine.call(self.stream.purge_before(sequence)).result().byte_count
+
+    def purge_checkpoints_before(self, sequence: int) -> None:
+        """Removes the checkpoints' messages before a sequence."""
+        purging = self.stream.purge_before(sequence, CHECKPOINT)
+        self._byte_count = self._engine.call(purging).result().byte_count
+
+    def delete(self) -> None:
+        """Deletes the stream."""
+        self._engine.call(self.stream.delete()).result()

@@ -1,0 +1,196 @@
+"""A channel's log in a stream: each group of records is a message, or some.
+
+The log's segments are only counted here: `position` grows from the record that begins a segment, and a location's
+segment id is the sequence of its group, which replaces the file.
+"""
+
+import errno
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from millrace_server.histograms import Histograms
+from millrace_server.replication.chain import Chain
+from millrace_server.replication.engine import EngineError
+from millrace_server.replication.groups import GroupAssembler, GroupBytes, GroupReader
+from millrace_server.replication.messages import NOWHERE, MessageKind
+from millrace_server.replication.stream import LOG
+from millrace_server.wal.format import SEGMENT_HEADER_BYTES, SegmentHeader
+from millrace_server.wal.group_writer import Answer, GroupWriter
+from millrace_server.wal.groups import encode_group
+from millrace_server.wal.log import LogRecord
+from millrace_server.wal.payload_codec import Payload, PayloadCodec
+from millrace_server.wal.reading import RecordReader, SegmentScanner
+from millrace_server.wal.records import Location, LogPosition, Submission
+from millrace_server.wal.segments import LogCorruptError, Segment
+from millrace_server.wal.submitting import Submitting
+from millrace_server.wal.writer_threads import WriterThreads
+
+
+class StreamWriter(GroupWriter):
+    """Writes each group as one message, or as some where it is larger."""
+
+    def __init__(self, chain: Chain, end: LogPosition, codec: PayloadCodec, answer: Answer) -> None:
+        super().__init__(end, codec, answer, chain.body_bytes_max)
+        self._chain = chain
+
+    def use(self, threads: WriterThreads) -> None:
+        """Sets the threads that it shares with other logs of the same engine."""
+        self._threads = threads
+
+    def _write(self, group: list[Submission]) -> None:
+        with self._chain.hold():
+            sequence = self._chain.last_sequence + 1
+            position = SEGMENT_HEADER_BYTES if group[0].begins_segment else self._end.position
+            start = LogPosition(sequence, position, self._end.lsn)
+            header = SegmentHeader(self._chain.state.channel_id, sequence, start.lsn, 0)
+            encoded, end = encode_group(group, self.codec, header, start, 0)
+            if not encoded:
+                # A barrier: all before it is durable, and it ends where they end.
+                for submission in group:
+                    submission.end = self._end
+                return
+            message = self._chain.message(MessageKind.GROUP, b"".join(encoded))
+            self._chain.append_parts(LOG, replace(message, position=start))
+            self._end = end
+
+
+class StreamLog(Submitting[StreamWriter]):
+    """A channel's log in a stream; see `Log`. The chain must be fenced before it is replayed and started."""
+
+    def __init__(self, chain: Chain, codec: PayloadCodec) -> None:
+        super().__init__(codec)
+        self._chain = chain
+        self._reader = GroupReader(chain, codec)
+        self._end = NOWHERE
+        self._first_segment_id = chain.state.first_sequence
+
+    @property
+    def first_segment_id(self) -> int:
+        """The oldest sequence that is needed; 0 if there is none."""
+        return self._first_segment_id
+
+    @property
+    def newest_segment_id(self) -> int:
+        """The sequence of the newest group; 0 if there is none."""
+        return self.end.segment_id if self._writer is None else self._writer.end.segment_id
+
+    @property
+    def segment_count(self) -> int:
+        """Number of messages."""
+        return self._chain.last_sequence + 1 - self._first_segment_id
+
+    @property
+    def end(self) -> LogPosition:
+        """The log's end as replay found it."""
+        return self._end
+
+    def byte_count(self) -> int:
+        """Returns the stream's size."""
+        return self._chain.byte_count
+
+    def byte_count_behind(self, start: LogPosition | None) -> int:
+        """Returns about how many bytes a replay from `start` reads, as if all messages had the same size."""
+        first = self._first_segment_id if start is None else start.segment_id + 1
+        unread = max(self._chain.last_sequence + 1 - first, 0)
+        return self.byte_count() * unread // max(self.segment_count, 1)
+
+    def replay(
+        self,
+        start: LogPosition | None = None,
+        *,
+        first_needed: int = 0,
+        read_only: bool = False,  # noqa: ARG002 - nothing is changed
+    ) -> Iterator[LogRecord]:
+        """Yields the log's records in order; see `WriteAheadLog.replay`.
+
+        Raises:
+            EngineError: The engine does not answer.
+            KeyMissingError: A record is encrypted with a key that was not given.
+            LogCorruptError: A message is missing or damaged.
+            UnknownVersionError: Another version of Millrace wrote a message.
+        """
+        assert self._writer is None, "a log that was started is not replayed"
+        first_sequence = self._chain.state.first_sequence
+        if start is None and first_sequence > 1:
+            raise LogCorruptError(f"the stream begins with message {first_sequence}, and there is no checkpoint")
+        if 0 < first_needed < first_sequence:
+            raise LogCorruptError(f"message {first_needed}, which a checkpoint needs, is missing")
+        if start is not None and self._chain.get(start.segment_id) is None:
+            raise LogCorruptError(f"message {start.segment_id}, where replay begins, is missing")
+        self._end = start or NOWHERE
+        for group in self._groups_behind(self._end.segment_id):
+            yield from self._records(group)
+
+    def _groups_behind(self, last: int) -> Iterator[Segment]:
+        assembler = GroupAssembler()
+        before, missing = last, 0
+        for sequence, message in self._chain.messages_from(last + 1):
+            if sequence > before + 1:
+                missing = before + 1
+            before = sequence
+            if message.kind is MessageKind.CHECKPOINT:
+                # Earlier checkpoints may have been removed, and nothing else behind the start.
+                missing = 0
+            elif sequence - message.part == last:
+                # The group where replay begins has more parts.
+                continue
+            elif message.kind is MessageKind.GROUP and (group := assembler.add(sequence, message)) is not None:
+                yield group
+        if missing or before < self._chain.last_sequence:
+            raise LogCorruptError(f"message {missing or before + 1} is missing; it was stored once")
+
+    def _records(self, group: Segment) -> Iterator[LogRecord]:
+        header = group.header
+        if header.first_lsn != self._end.lsn:
+            raise LogCorruptError(
+                f"message {group.segment_id}: begins with LSN {header.first_lsn}; it must be {self._end.lsn}"
+            )
+        content = GroupBytes.of(group)
+        reader = RecordReader({group.segment_id: group}, self._codec)
+        position, lsn = content.start, header.first_lsn
+        for record in SegmentScanner(group.file, header).records(position):
+            head = record.head
+            if head.lsn != lsn:
+                raise LogCorruptError(f"message {group.segment_id}: has LSN {head.lsn}; it must be {lsn}")
+            location = Location(group.segment_id, record.position, head.payload_length)
+            yield LogRecord(head.kind, head.flags, location, reader.decoder(group, record))
+            position = record.end
+            lsn += 1
+        if position < content.size():
+            raise LogCorruptError(f"message {group.segment_id}: is damaged at byte {position - content.start}")
+        self._end = LogPosition(group.segment_id, position, lsn)
+
+    def start(self, threads: WriterThreads, histograms: Histograms) -> None:
+        """Starts to accept records behind those that replay found, on threads that logs of the same engine share."""
+        self._writer = StreamWriter(self._chain, self._end, self._codec, self._answer)
+        self._writer.count_in(histograms)
+        self._writer.use(threads)
+
+    def read_run(self, locations: Sequence[Location], *, cached_only: bool = False) -> list[Payload] | None:
+        """Reads records' payloads, their messages a few at a time; see `WriteAheadLog.read_run`."""
+        return self._reader.read_run(locations, cached_only=cached_only)
+
+    def read_puts(self, location: Location, *, cached_only: bool = False) -> list[Payload] | None:
+        """Reads the payloads of all PUT records in a place; see `WriteAheadLog.read_puts`."""
+        return self._reader.read_puts(location, cached_only=cached_only)
+
+    def remove_before(self, segment_id: int) -> int:
+        """Removes the messages before a group; returns about how many.
+
+        Raises:
+            OSError: The engine does not answer; a later call removes them.
+        """
+        count = segment_id - self._first_segment_id
+        if count <= 0:
+            return 0
+        try:
+            self._chain.purge_before(segment_id)
+        except EngineError as error:
+            raise OSError(errno.EIO, str(error)) from error
+        self._first_segment_id = segment_id
+        return count
+
+    def close(self) -> None:
+        """Writes what was submitted."""
+        if self._writer is not None:
+            self._writer.close()

@@ -1,0 +1,123 @@
+"""Logs of channels in streams of a real engine."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from millrace_server.histograms import Histograms
+from millrace_server.replication.chain import Chain
+from millrace_server.replication.engine import Engine
+from millrace_server.replication.stream import Stream, StreamLimits
+from millrace_server.replication.stream_checkpoints import StreamCheckpoints
+from millrace_server.replication.stream_log import StreamLog
+from millrace_server.wal.checkpoints import Checkpoint
+from millrace_server.wal.format import Kind
+from millrace_server.wal.log import LogRecord
+from millrace_server.wal.payload_codec import PayloadCodec
+from millrace_server.wal.records import LogPosition, Submission
+from millrace_server.wal.writer_threads import WriterThreads
+
+STREAM_BYTES_MAX = 1 << 28
+_numbers = itertools.count()
+
+
+def new_name() -> str:
+    """A channel that no other test of the process uses."""
+    return f"orders.{next(_numbers)}"
+
+
+@asynccontextmanager
+async def engine_at(url: str) -> AsyncIterator[Engine]:
+    """A connection to an engine, until the end of the block."""
+    engine = await Engine.connected([url])
+    try:
+        yield engine
+    finally:
+        await asyncio.to_thread(engine.close)
+
+
+@dataclass
+class OwnedLog:
+    """A log whose owner is this process, replayed and started."""
+
+    chain: Chain
+    log: StreamLog
+    checkpoints: StreamCheckpoints
+    records: list[LogRecord]
+    """What was replayed."""
+    checkpoint: Checkpoint | None
+    """Where replay began."""
+
+    @classmethod
+    async def opened(
+        cls,
+        engine: Engine,
+        name: str,
+        *,
+        codec: PayloadCodec | None = None,
+        stream_bytes_max: int = STREAM_BYTES_MAX,
+        epoch_known: int = 0,
+    ) -> "OwnedLog":
+        """Takes the channel over."""
+
+        def take_over() -> OwnedLog:
+            limits = StreamLimits(replicas=1, stream_bytes_max=stream_bytes_max)
+            chain = Chain(engine, Stream(engine, name, limits))
+            chain.fence(server="test", address="127.0.0.1:1", epoch_known=epoch_known)
+            payload_codec = codec or PayloadCodec()
+            log, checkpoints = StreamLog(chain, payload_codec), StreamCheckpoints(chain, payload_codec)
+            checkpoint = next(checkpoints.valid_checkpoints(), None)
+            records = list(log.replay(checkpoint.position if checkpoint else None))
+            log.start(WriterThreads(), Histograms())
+            return OwnedLog(chain, log, checkpoints, records, checkpoint)
+
+        return await asyncio.to_thread(take_over)
+
+    @property
+    def payloads(self) -> list[bytes]:
+        """What was replayed."""
+        return [bytes(record.payload) for record in self.records]
+
+    def submit(self, *bodies: bytes, **options: Any) -> "asyncio.Future[Submission]":
+        """Submits records; the future has the submission, or the error."""
+        answered: asyncio.Future[Submission] = asyncio.get_running_loop().create_future()
+
+        def done(submission: Submission, error: Exception | None) -> None:
+            if error is None:
+                answered.set_result(submission)
+            else:
+                answered.set_exception(error)
+
+        begins_segment = not self.log.newest_segment_id and self.chain.last_sequence == self.chain.epoch
+        options.setdefault("begins_segment", begins_segment)
+        self.log.submit([(Kind.PUT, [body]) for body in bodies], needs_sync=True, done=done, **options)
+        return answered
+
+    async def read(self, *submissions: Submission) -> list[bytes]:
+        """Reads the first record of each submission back."""
+        locations = [submission.locations[0] for submission in submissions]
+        found = await asyncio.to_thread(self.log.read_run, locations)
+        assert found is not None
+        return [bytes(payload) for payload in found]
+
+    async def write_checkpoint(self, position: LogPosition | None, state: bytes) -> None:
+        """Writes a checkpoint."""
+        assert position is not None
+        await asyncio.to_thread(self.checkpoints.write, Checkpoint(position, state))
+
+    async def close(self) -> None:
+        """Stops the log's thread."""
+        await asyncio.to_thread(self.log.close)
+
+
+@asynccontextmanager
+async def owned_log(engine: Engine, name: str, **options: Any) -> AsyncIterator[OwnedLog]:
+    """A channel's log, owned by this process, until the end of the block."""
+    opened = await OwnedLog.opened(engine, name, **options)
+    try:
+        yield opened
+    finally:
+        await opened.close()

@@ -1,0 +1,246 @@
+"""The log in a stream of a real nats-server."""
+
+import asyncio
+
+import pytest
+
+from millrace_server.replication.chain import Chain
+from millrace_server.replication.engine import Engine, EngineError
+from millrace_server.replication.messages import MessageKind
+from millrace_server.replication.stream import LOG, Stream, StreamLimits
+from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
+from millrace_server.wal.records import LogFailedError, LogFullError
+from millrace_server.wal.segments import LogCorruptError
+from tests.cutting_proxy import CuttingAppends, cutting_proxy
+from tests.stream_logs import STREAM_BYTES_MAX, OwnedLog, engine_at, new_name, owned_log
+
+_MIB = 1 << 20
+
+
+async def test_submit_stores_what_the_next_owner_replays(nats_url: str) -> None:
+    """Records come back in order, and where each lies."""
+    name = new_name()
+    async with engine_at(nats_url) as engine:
+        async with owned_log(engine, name) as log:
+            stored = await asyncio.gather(*[log.submit(b"%d" % number) for number in range(50)])
+            assert await log.read(*stored) == [b"%d" % number for number in range(50)]
+        async with owned_log(engine, name) as later:
+            assert later.payloads == [b"%d" % number for number in range(50)]
+            assert [record.location for record in later.records] == [found.locations[0] for found in stored]
+            assert later.log.end == stored[-1].end
+            assert later.chain.epoch > stored[-1].locations[0].segment_id
+
+
+async def test_submit_of_a_group_larger_than_a_message_stores_it_in_parts(nats_url: str) -> None:
+    """No limit of the engine's messages is met, also not by replay from a checkpoint within the parts."""
+    name = new_name()
+    large = [bytes([number]) * (_MIB + number) for number in range(3)]
+    async with engine_at(nats_url) as engine:
+        async with owned_log(engine, name) as log:
+            stored = await log.submit(*large)
+            await log.write_checkpoint(stored.end, b"s" * 3 * _MIB)
+            behind = await log.submit(b"behind")
+            assert await asyncio.to_thread(log.log.read_run, stored.locations) == large
+            assert await log.read(behind) == [b"behind"]
+        async with owned_log(engine, name) as later:
+            assert later.checkpoint is not None
+            assert later.checkpoint.state == b"s" * 3 * _MIB
+            assert later.payloads == [b"behind"]
+            assert await asyncio.to_thread(later.log.read_run, stored.locations) == large
+
+
+async def test_parts_without_the_last_one_have_no_effect(nats_url: str) -> None:
+    """A group that a crash has cut off was answered to nobody."""
+    name = new_name()
+    async with engine_at(nats_url) as engine:
+        async with owned_log(engine, name) as log:
+            await log.submit(b"before")
+            message = log.chain.message(MessageKind.GROUP, b"half")
+            torn = type(message)(
+                kind=message.kind, channel_id=message.channel_id, epoch=message.epoch, body=b"half", part_count=2
+            )
+            await asyncio.to_thread(log.chain.append, LOG, torn)
+        async with owned_log(engine, name) as later:
+            assert later.payloads == [b"before"]
+            await later.submit(b"after")
+        async with owned_log(engine, name) as last:
+            assert last.payloads == [b"before", b"after"]
+
+
+async def test_submit_by_an_owner_that_was_overtaken_fails(nats_url: str) -> None:
+    """Nothing that it appends is stored, and it says who has overtaken it."""
+    name = new_name()
+    async with engine_at(nats_url) as engine, owned_log(engine, name) as first:
+        await first.submit(b"1")
+        async with owned_log(engine, name) as second:
+            with pytest.raises(LogFailedError, match="another server has appended"):
+                await first.submit(b"void")
+            with pytest.raises(LogFailedError):
+                await first.submit(b"void, too")
+            with pytest.raises(OSError, match="another server"):
+                await first.write_checkpoint(first.log.end, b"void")
+            await second.submit(b"2")
+        async with owned_log(engine, name) as third:
+            assert third.payloads == [b"1", b"2"]
+
+
+async def test_owners_that_fence_at_once_overtake_each_other(nats_url: str) -> None:
+    """Each gets an epoch of its own, and only the last one can append."""
+    name = new_name()
+    async with engine_at(nats_url) as engine, engine_at(nats_url) as other:
+        opened = await asyncio.gather(*[OwnedLog.opened(each, name) for each in (engine, other) * 4])
+        by_epoch = sorted(opened, key=lambda log: log.chain.epoch)
+        assert len({log.chain.epoch for log in opened}) == len(opened)
+        answers = await asyncio.gather(*[log.submit(b"x") for log in by_epoch], return_exceptions=True)
+        assert [isinstance(answer, LogFailedError) for answer in answers] == [True] * 7 + [False]
+        for log in opened:
+            await log.close()
+
+
+async def test_append_whose_answer_is_lost_is_stored_once(nats_url: str) -> None:
+    """After each cut connection the place is read, and the caller gets its answer."""
+    name = new_name()
+    async with (
+        cutting_proxy(nats_url.removeprefix("nats://"), CuttingAppends) as proxy,
+        engine_at(f"nats://{proxy.address}") as engine,
+        owned_log(engine, name) as log,
+    ):
+        for number in range(3):
+            proxy.lose_next_answer()
+            await log.submit(b"%d" % number)
+        assert proxy.cut_count == 3
+        async with engine_at(nats_url) as direct, owned_log(direct, name) as later:
+            assert later.payloads == [b"0", b"1", b"2"]
+
+
+async def test_append_whose_answer_is_lost_and_that_was_overtaken_fails(nats_url: str) -> None:
+    """The place has the fence of another server."""
+    name = new_name()
+    async with (
+        cutting_proxy(nats_url.removeprefix("nats://"), CuttingAppends) as proxy,
+        engine_at(f"nats://{proxy.address}") as engine,
+        owned_log(engine, name) as log,
+    ):
+        await log.submit(b"1")
+        async with engine_at(nats_url) as direct, owned_log(direct, name):
+            proxy.lose_next_answer()
+            with pytest.raises(LogFailedError, match="another server"):
+                await log.submit(b"void")
+
+
+async def test_checkpoints_keep_the_newest_two(nats_url: str) -> None:
+    """Replay begins at the newest one, and removed messages leave no doubt about the rest."""
+    name = new_name()
+    async with engine_at(nats_url) as engine:
+        async with owned_log(engine, name) as log:
+            stored = await log.submit(b"first")
+            for number in range(5):
+                stored = await log.submit(b"%d" % number)
+                await log.write_checkpoint(stored.end, b"state %d" % number)
+            await log.submit(b"behind")
+            kept = await asyncio.to_thread(lambda: list(log.checkpoints.valid_checkpoints()))
+            assert [checkpoint.state for checkpoint in kept] == [b"state 4", b"state 3"]
+            assert [checkpoint.is_previous for checkpoint in kept] == [False, True]
+        async with owned_log(engine, name) as later:
+            assert later.payloads == [b"behind"]
+            await asyncio.to_thread(later.log.remove_before, stored.locations[0].segment_id)
+            assert later.log.first_segment_id == stored.locations[0].segment_id
+        async with owned_log(engine, name) as last:
+            assert last.payloads == [b"behind"]
+
+
+async def test_replay_of_many_messages_yields_all_in_order(nats_url: str) -> None:
+    """Several requests overlap, and a removed checkpoint between them leaves a gap."""
+    name = new_name()
+    async with engine_at(nats_url) as engine:
+        async with owned_log(engine, name) as log:
+            for number in range(2_500):
+                stored = await log.submit(b"%d" % number)
+                if number in {700, 1_200, 1_300}:
+                    await log.write_checkpoint(stored.end, b"state")
+        later = await OwnedLog.opened(engine, name)
+        assert later.payloads == [b"%d" % number for number in range(1_301, 2_500)]
+        again = await asyncio.to_thread(_replayed_from_the_beginning, engine, name)
+        assert again == [b"%d" % number for number in range(2_500)]
+        await later.close()
+
+
+def _replayed_from_the_beginning(engine: Engine, name: str) -> list[bytes]:
+    from millrace_server.replication.stream_log import StreamLog
+
+    chain = Chain(engine, Stream(engine, name, StreamLimits(replicas=1, stream_bytes_max=STREAM_BYTES_MAX)))
+    return [bytes(record.payload) for record in StreamLog(chain, PayloadCodec()).replay()]
+
+
+async def test_replay_where_a_message_was_lost_is_refused(nats_url: str) -> None:
+    """No loss passes in silence: not in the middle, nor at the end, nor of all, nor of what a checkpoint needs."""
+    async with engine_at(nats_url) as engine:
+        for lost in range(3):
+            name = new_name()
+            async with owned_log(engine, name) as log:
+                stored = [await log.submit(b"%d" % number) for number in range(3)]
+            sequence = stored[lost].locations[0].segment_id
+            await asyncio.wrap_future(engine.call(engine.jetstream.delete_msg(log.chain.stream.name, sequence)))
+            with pytest.raises(LogCorruptError):
+                await OwnedLog.opened(engine, name)
+        name = new_name()
+        async with owned_log(engine, name) as log:
+            await log.submit(b"1")
+        await asyncio.wrap_future(engine.call(engine.jetstream.delete_stream(log.chain.stream.name)))
+        with pytest.raises(LogCorruptError, match="lost or set back"):
+            await OwnedLog.opened(engine, name, epoch_known=log.chain.epoch)
+
+
+async def test_stream_that_was_set_back_fails_its_owner(nats_url: str) -> None:
+    """An owner whose messages are gone appends nothing behind the hole."""
+    name = new_name()
+    async with engine_at(nats_url) as engine, owned_log(engine, name) as log:
+        await log.submit(b"1")
+        await log.submit(b"2")
+        await asyncio.wrap_future(engine.call(engine.jetstream.delete_stream(log.chain.stream.name)))
+        await asyncio.wrap_future(engine.call(log.chain.stream.open()))
+        with pytest.raises(LogFailedError, match="was set back"):
+            await log.submit(b"3")
+
+
+async def test_submit_to_a_full_stream_is_refused_until_there_is_room(nats_url: str) -> None:
+    """What is refused is not in the log, and what comes after `resume` is."""
+    name = new_name()
+    async with engine_at(nats_url) as engine:
+        async with owned_log(engine, name, stream_bytes_max=_MIB) as log:
+            first = await log.submit(b"x" * (_MIB // 2))
+            with pytest.raises(LogFullError, match="no room"):
+                await log.submit(b"y" * (_MIB // 2))
+            log.log.resume()
+            second = await log.submit(b"z")
+            await log.write_checkpoint(second.end, b"state")
+            await asyncio.to_thread(log.log.remove_before, second.locations[0].segment_id)
+            assert log.log.byte_count() < _MIB // 2
+            await log.submit(b"y" * (_MIB // 2))
+            assert first.end != second.end
+        async with owned_log(engine, name, stream_bytes_max=_MIB) as later:
+            assert later.payloads == [b"y" * (_MIB // 2)]
+
+
+async def test_records_are_encrypted_and_compressed_as_in_files(nats_url: str) -> None:
+    """Nothing of a body is in the stream, and without the key nothing is replayed."""
+    name = new_name()
+    codec = PayloadCodec(True, "first", {"first": bytes(32)})
+    async with engine_at(nats_url) as engine:
+        async with owned_log(engine, name, codec=codec) as log:
+            stored = await log.submit(b"secret " * 1_000)
+            found = await asyncio.wrap_future(engine.call(log.chain.stream.get(stored.locations[0].segment_id)))
+            assert found is not None
+            assert b"secret" not in found
+            assert len(found) < 1_000
+        async with owned_log(engine, name, codec=codec) as later:
+            assert later.payloads == [b"secret " * 1_000]
+        with pytest.raises(KeyMissingError):
+            await OwnedLog.opened(engine, name)
+
+
+async def test_connect_to_nothing_says_what_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator sees the addresses."""
+    monkeypatch.setattr("millrace_server.replication.engine._CONNECT_SECONDS", 0.2)
+    with pytest.raises(EngineError, match=r"nats://127\.0\.0\.1:1 can be reached"):
+        await Engine.connected(["nats://127.0.0.1:1"])
