@@ -54,6 +54,11 @@ class Call(Generic[T]):
     channel: str = ""
     txn_id: str = ""
 
+    @property
+    def owned_channel(self) -> str:
+        """The channel whose owner answers; empty if that is the server that the client was given."""
+        return "" if self.method in _methods.OF_ONE_SERVER else self.channel
+
 
 def begin_txn(channel: str, txn_id: str, lease_seconds: float | None) -> Call[float]:
     """Begins a transaction; the result is its lease."""

@@ -18,6 +18,7 @@ from millrace_client._call_sequences import CallSequence
 from millrace_client._calls import Call
 from millrace_client._forks import FORKS, Unpicklable, forked_error
 from millrace_client._methods import Method
+from millrace_client._owners import Owners
 from millrace_client._settings import ConnectionSettings, Numbering, stream_repeats
 from millrace_client._watchdog import Watchdog
 from millrace_client.errors import ClientClosedError, MillraceError
@@ -71,6 +72,8 @@ class Connection(Unpicklable):
         self._opening = threading.Lock()
         self._opened: _Opened | None = None
         self._is_closed = False
+        self.owners = Owners(settings.endpoint)
+        self._peers: dict[str, Connection] = {}
         self.streams: set[Finishable] = set()
         """The open streams, which add and remove themselves."""
         # One token for each call. Threads may add to a set and remove from it without a lock.
@@ -100,10 +103,33 @@ class Connection(Unpicklable):
     def is_busy(self) -> bool:
         return bool(self._calls or self.streams)
 
+    def at(self, endpoint: str) -> "Connection":
+        """Returns the connection to a server that another one has named as the owner of a channel."""
+        if endpoint == self.settings.endpoint:
+            return self
+        with self._opening:
+            if self._is_closed:
+                raise ClientClosedError("the client is closed")
+            if endpoint not in self._peers:
+                self._peers[endpoint] = Connection(self.settings.at(endpoint))
+            return self._peers[endpoint]
+
     def run(self, call: Call[T]) -> T:
+        """Executes a call at the server that owns its channel."""
+        search = self.owners.search(call.owned_channel, self.settings.timeout_seconds)
+        wait_seconds = call.wait_seconds or 0.0
+        while True:
+            try:
+                return self.at(search.endpoint).run_once(call, search.left_seconds + wait_seconds)
+            except MillraceError as error:
+                if (pause_seconds := search.pause_seconds(error)) is None:
+                    raise
+            time.sleep(pause_seconds)
+
+    def run_once(self, call: Call[T], timeout_seconds: float) -> T:
+        """Executes a call at this server."""
         opened = self.opened()
         make = opened.unary(call.method)
-        timeout_seconds = self.settings.timeout_seconds + (call.wait_seconds or 0.0)
         token = object()
         self._calls.add(token)
         try:
@@ -112,7 +138,7 @@ class Connection(Unpicklable):
             )
         except grpc.RpcError as failure:
             if self._has_newer_token(failure, opened):
-                return self.run(call)
+                return self.run_once(call, timeout_seconds)
             raise self.errors.from_rpc(failure, call.channel, call.txn_id) from None
         except ValueError as error:
             raise self.error_if_closed(error) from None
@@ -143,15 +169,21 @@ class Connection(Unpicklable):
             return outcome
 
     def stream(self, call: Call[T]) -> Iterator[T]:
-        """Executes a call with many answers, until its iterator is closed or dropped."""
+        """Executes a call with many answers, until its iterator is closed or dropped.
+
+        Before the first answer it goes to the server that owns the channel.
+        """
         seconds = math.inf if call.wait_seconds is None else self.settings.timeout_seconds + call.wait_seconds
         repeats = stream_repeats(seconds)
+        search = self.owners.search(call.owned_channel, self.settings.timeout_seconds)
         while True:
-            with closing(self._stream_once(call, repeats.left_seconds, seconds)) as answers:
+            connection = self.at(search.endpoint)
+            with closing(connection.stream_once(call, repeats.left_seconds, seconds)) as answers:
                 try:
                     first = next(answers, None)
                 except MillraceError as error:
-                    pause_seconds = repeats.pause_seconds(error)
+                    if (pause_seconds := search.pause_seconds(error)) is None:
+                        pause_seconds = repeats.pause_seconds(error)
                 else:
                     if first is not None:
                         yield first
@@ -159,7 +191,7 @@ class Connection(Unpicklable):
                     return
             time.sleep(pause_seconds)
 
-    def _stream_once(self, call: Call[T], left_seconds: float, seconds: float) -> Generator[T]:
+    def stream_once(self, call: Call[T], left_seconds: float, seconds: float) -> Generator[T]:
         """Executes it once: the first answer may take `left_seconds`, and each other one `seconds`."""
         opened = self.opened()
         try:
@@ -203,5 +235,8 @@ class Connection(Unpicklable):
                 stream.finish()
         with self._opening:
             was_closed, self._is_closed = self._is_closed, True
+            peers = tuple(self._peers.values())
+        for peer in peers:
+            peer.close()
         if self._opened is not None and not was_closed and self._opened.process_id == os.getpid():
             self._opened.channel.close()

@@ -4,7 +4,7 @@ import json
 import os
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from millrace_client._endpoints import endpoint_problem
@@ -113,6 +113,10 @@ class ConnectionSettings:
         else:
             channel = api.secure_channel(self.endpoint, self.tls.credentials(), options)
         return ChannelWithMetadata(channel, metadata) if metadata else channel
+
+    def at(self, endpoint: str) -> "ConnectionSettings":
+        """Returns the settings for a server that another one has named: it may be gone, which is to be noticed."""
+        return replace(self, endpoint=endpoint, wait_for_ready=False)
 
     def watch_files(self) -> FileWatch | None:
         """Returns what tells that a channel opened from now on would use other files; None where there are none."""

@@ -6,6 +6,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from typing import Self
 
 import grpc
@@ -75,12 +76,25 @@ class Deliveries:
     def __next__(self) -> Delivery:
         if self._is_closed:
             raise StopIteration
-        if self._stream is None:
-            self._stream = ConsumeStream(self._connection, self._channel, self._start, self._limits.idle_seconds)
-        answer = self._stream.next_answer()
+        stream, answer = self._first_answer() if self._stream is None else (self._stream, self._stream.next_answer())
         if answer is None:
             raise StopIteration
-        return Delivery(self._stream, answer)
+        return Delivery(stream, answer)
+
+    def _first_answer(self) -> "tuple[ConsumeStream, pb.ConsumeResponse | None]":
+        """Starts the stream at the server that owns the channel, and returns it with its first answer."""
+        connection = self._connection
+        search = connection.owners.search(self._channel, connection.settings.timeout_seconds)
+        while True:
+            stream = self._stream = ConsumeStream(
+                connection.at(search.endpoint), self._channel, self._start, self._limits.idle_seconds
+            )
+            try:
+                return stream, stream.next_answer()
+            except MillraceError as error:
+                if (pause_seconds := search.pause_seconds(error)) is None:
+                    raise
+            time.sleep(pause_seconds)
 
     def __enter__(self) -> Self:
         return self

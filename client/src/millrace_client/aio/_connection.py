@@ -18,6 +18,7 @@ from millrace_client._call_sequences import CallSequence
 from millrace_client._calls import Call
 from millrace_client._forks import FORKS, Unpicklable, forked_error
 from millrace_client._methods import Method
+from millrace_client._owners import Owners
 from millrace_client._settings import ConnectionSettings, Numbering, stream_repeats
 from millrace_client.errors import ClientClosedError, MillraceError
 from millrace_client.grpc_errors import ErrorTranslator
@@ -67,6 +68,8 @@ class Connection(Unpicklable):
         self.errors = ErrorTranslator(settings.endpoint)
         self._opened: _Opened | None = None
         self._is_closed = False
+        self.owners = Owners(settings.endpoint)
+        self._peers: dict[str, Connection] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self.streams: set[Finishable] = set()
         """The open streams, which add and remove themselves."""
@@ -89,10 +92,32 @@ class Connection(Unpicklable):
         """Whether it is open: a thread of grpc.aio polls for all connections, even without calls."""
         return self._opened is not None and not self._is_closed
 
+    def at(self, endpoint: str) -> "Connection":
+        """Returns the connection to a server that another one has named as the owner of a channel."""
+        if endpoint == self.settings.endpoint:
+            return self
+        if self._is_closed:
+            raise ClientClosedError("the client is closed")
+        if endpoint not in self._peers:
+            self._peers[endpoint] = Connection(self.settings.at(endpoint))
+        return self._peers[endpoint]
+
     async def run(self, call: Call[T]) -> T:
+        """Executes a call at the server that owns its channel."""
+        search = self.owners.search(call.owned_channel, self.settings.timeout_seconds)
+        wait_seconds = call.wait_seconds or 0.0
+        while True:
+            try:
+                return await self.at(search.endpoint).run_once(call, search.left_seconds + wait_seconds)
+            except MillraceError as error:
+                if (pause_seconds := search.pause_seconds(error)) is None:
+                    raise
+            await asyncio.sleep(pause_seconds)
+
+    async def run_once(self, call: Call[T], timeout_seconds: float) -> T:
+        """Executes a call at this server."""
         opened = self.opened()
         make = opened.unary(call.method)
-        timeout_seconds = self.settings.timeout_seconds + (call.wait_seconds or 0.0)
         try:
             answer = await make(
                 call.request,
@@ -102,7 +127,7 @@ class Connection(Unpicklable):
             )
         except grpc.RpcError as failure:
             if self._has_newer_token(failure, opened):
-                return await self.run(call)
+                return await self.run_once(call, timeout_seconds)
             raise self.errors.from_rpc(failure, call.channel, call.txn_id) from None
         except asyncio.CancelledError:
             raise self.cancelled_error(call.channel, call.txn_id) from None
@@ -148,15 +173,21 @@ class Connection(Unpicklable):
             task.exception()
 
     async def stream(self, call: Call[T]) -> AsyncGenerator[T]:
-        """Executes a call with many answers, until its iterator is closed or dropped."""
+        """Executes a call with many answers, until its iterator is closed or dropped.
+
+        Before the first answer it goes to the server that owns the channel.
+        """
         seconds = math.inf if call.wait_seconds is None else self.settings.timeout_seconds + call.wait_seconds
         repeats = stream_repeats(seconds)
+        search = self.owners.search(call.owned_channel, self.settings.timeout_seconds)
         while True:
-            async with aclosing(self._stream_once(call, repeats.left_seconds, seconds)) as answers:
+            connection = self.at(search.endpoint)
+            async with aclosing(connection.stream_once(call, repeats.left_seconds, seconds)) as answers:
                 try:
                     first = await anext(answers, None)
                 except MillraceError as error:
-                    pause_seconds = repeats.pause_seconds(error)
+                    if (pause_seconds := search.pause_seconds(error)) is None:
+                        pause_seconds = repeats.pause_seconds(error)
                 else:
                     if first is not None:
                         yield first
@@ -165,7 +196,7 @@ class Connection(Unpicklable):
                     return
             await asyncio.sleep(pause_seconds)
 
-    async def _stream_once(self, call: Call[T], left_seconds: float, seconds: float) -> AsyncGenerator[T]:
+    async def stream_once(self, call: Call[T], left_seconds: float, seconds: float) -> AsyncGenerator[T]:
         """Executes it once: the first answer may take `left_seconds`, and each other one `seconds`."""
         opened = self.opened()
         answers = opened.streaming(call.method)(
@@ -208,5 +239,7 @@ class Connection(Unpicklable):
             with suppress(MillraceError):
                 await stream.finish()
         was_closed, self._is_closed = self._is_closed, True
+        for peer in self._peers.values():
+            await peer.close()
         if self._opened is not None and not was_closed and self._opened.process_id == os.getpid():
             await self._opened.channel.close(None)

@@ -58,12 +58,27 @@ class Deliveries:
         if self._is_closed:
             raise StopAsyncIteration
         if self._stream is None:
-            self._stream = ConsumeStream(self._connection, self._channel, self._limits.idle_seconds)
-            await self._stream.start(self._start)
-        answer = await self._stream.next_answer()
+            stream, answer = await self._first_answer()
+        else:
+            stream, answer = self._stream, await self._stream.next_answer()
         if answer is None:
             raise StopAsyncIteration
-        return Delivery(self._stream, answer)
+        return Delivery(stream, answer)
+
+    async def _first_answer(self) -> "tuple[ConsumeStream, pb.ConsumeResponse | None]":
+        """Starts the stream at the server that owns the channel, and returns it with its first answer."""
+        connection = self._connection
+        search = connection.owners.search(self._channel, connection.settings.timeout_seconds)
+        while True:
+            at_owner = connection.at(search.endpoint)
+            stream = self._stream = ConsumeStream(at_owner, self._channel, self._limits.idle_seconds)
+            await stream.start(self._start)
+            try:
+                return stream, await stream.next_answer()
+            except MillraceError as error:
+                if (pause_seconds := search.pause_seconds(error)) is None:
+                    raise
+            await asyncio.sleep(pause_seconds)
 
     async def __aenter__(self) -> Self:
         return self

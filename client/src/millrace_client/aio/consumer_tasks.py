@@ -289,8 +289,11 @@ class TaskEngine(ConsumerEngine[ConsumerDelivery]):
             raise forked_error(self._process_id)
 
     async def _opened_stream(self, subscription: Subscription[ConsumerDelivery]) -> Stream:
-        stream = ConsumeStream(self._connections[subscription.endpoint], subscription.channel, None)
-        await stream.start(self._core.starts[subscription.channel])
+        connection, channel = self._connections[subscription.endpoint], subscription.channel
+        # A stream that ended because its server lost the channel is started again at the new owner.
+        endpoint = connection.owners.next_endpoint(channel, subscription.error)
+        stream = ConsumeStream(connection.at(endpoint), channel, None)
+        await stream.start(self._core.starts[channel])
         return stream
 
     # In a subscription's task.

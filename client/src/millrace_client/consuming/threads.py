@@ -344,12 +344,10 @@ class ThreadedEngine(ConsumerEngine[ConsumerDelivery]):
             raise forked_error(self._process_id)
 
     def _opened_stream(self, subscription: Subscription[ConsumerDelivery]) -> Stream:
-        return ConsumeStream(
-            self._connections[subscription.endpoint],
-            subscription.channel,
-            self._core.starts[subscription.channel],
-            None,
-        )
+        connection, channel = self._connections[subscription.endpoint], subscription.channel
+        # A stream that ended because its server lost the channel is started again at the new owner.
+        endpoint = connection.owners.next_endpoint(channel, subscription.error)
+        return ConsumeStream(connection.at(endpoint), channel, self._core.starts[channel], None)
 
     # In a subscription's thread.
 

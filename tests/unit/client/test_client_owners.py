@@ -1,0 +1,151 @@
+"""Clients of a channel that one of several servers owns."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millrace_client as millrace
+import millrace_client.aio
+from tests.client_variants import Connect
+from tests.owned_servers import CHANNEL, OwnedServers, owned_servers
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[OwnedServers]:
+    """Two servers, the second of which owns the channel."""
+    with owned_servers(tmp_path) as both:
+        both.own(1)
+        yield both
+
+
+@pytest.fixture
+def client(connect: Connect, servers: OwnedServers) -> Any:
+    """A client of the first server, in each variant."""
+    return connect(servers.addresses[0], timeout_seconds=10.0)
+
+
+def dead_address() -> str:
+    """An address where nothing listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+def bodies(batches: Any) -> list[bytes]:
+    """The bodies of all events of some batches."""
+    return [event.body for batch in batches for event in batch]
+
+
+def test_call_at_a_server_that_stands_by_is_answered_by_the_owner(client: Any, servers: OwnedServers) -> None:
+    """The client goes there at once, and remembers it for the channel."""
+    orders = client.channel(CHANNEL)
+    assert [orders.append([b"a"]).first_sequence for _ in range(3)] == [1, 2, 3]
+    with orders.transaction() as txn:
+        assert bodies(txn.take(2)) == [b"a", b"a"]
+    assert servers.refusal_count(0) == 1
+    assert client.admin.get_channel(CHANNEL).state is millrace.ChannelState.STANDING_BY
+
+
+def test_streams_at_a_server_that_stands_by_are_the_owners(client: Any, servers: OwnedServers) -> None:
+    """Peeks, claims and deliveries follow, each from its beginning."""
+    orders = client.channel(CHANNEL)
+    assert bodies(orders.peek(max_events=1)) == []
+    assert servers.refusal_count(0) == 1
+    orders.append([b"a", b"b"])
+    with orders.claim("reader") as claim:
+        assert bodies(claim.read()) == [b"a", b"b"]
+    with orders.consume(max_events=1) as deliveries:
+        for expected, delivery in zip((b"a", b"b"), deliveries, strict=False):
+            assert delivery.bodies() == [expected]
+            delivery.ack()
+
+
+def test_first_deliveries_at_a_server_that_stands_by_are_the_owners(client: Any, servers: OwnedServers) -> None:
+    """A client whose first call consumes follows, too."""
+    with millrace.connect(servers.addresses[1]) as owner:
+        owner.channel(CHANNEL).append([b"a"])
+    with client.channel(CHANNEL).consume() as deliveries:
+        delivery = next(iter(deliveries))
+        assert delivery.bodies() == [b"a"]
+        delivery.ack()
+    assert servers.refusal_count(0) == 1
+
+
+def test_call_after_another_change_of_owner_follows_it_again(client: Any, servers: OwnedServers) -> None:
+    """The remembered server names its successor, which may be the client's own."""
+    orders = client.channel(CHANNEL)
+    orders.append([b"a"])
+    servers.own(0)
+    assert orders.append([b"b"]).first_sequence == 2
+    servers.own(1)
+    assert orders.append([b"c"]).first_sequence == 3
+
+
+def test_call_when_the_owner_is_gone_waits_for_its_successor(client: Any, servers: OwnedServers) -> None:
+    """The client's own server knows who it is; until it has taken over, it names the owner that is gone."""
+    orders = client.channel(CHANNEL)
+    orders.append([b"a"])
+    servers.stop(1)
+    servers.own(0)
+    assert orders.append([b"b"]).first_sequence == 2
+
+
+def test_call_when_no_owner_can_be_found_fails_in_time(connect: Connect, servers: OwnedServers) -> None:
+    """Servers that name themselves, each other, a dead server, or nobody are asked until the call's time is over."""
+    first, second = servers.addresses
+    servers.own(2)
+    answers = {
+        "itself": ({0: first}, millrace.NotOwnerError),
+        "in a circle": ({0: second, 1: first}, millrace.NotOwnerError),
+        "nobody": ({0: ""}, millrace.NotOwnerError),
+        "no address": ({0: "mill"}, millrace.NotOwnerError),
+        "a dead server": ({0: dead_address()}, millrace.MillraceError),
+    }
+    for named, error in answers.values():
+        servers.named = named
+        client = connect(first, timeout_seconds=0.5)
+        with pytest.raises(error) as caught:
+            client.channel(CHANNEL).append([b"a"])
+        assert caught.value.advice in (millrace.RetryAdvice.LATER, millrace.RetryAdvice.UNREACHABLE)
+        assert not caught.value.is_outcome_known
+
+
+def test_owner_of_one_channel_gets_no_calls_on_others(client: Any, servers: OwnedServers) -> None:
+    """Each channel has an owner of its own; channels that are not replicated are where the client was sent to."""
+    client.channel(CHANNEL).append([b"a"])
+    client.admin.create_channel("mine")
+    assert client.channel("mine").append([b"a"]).first_sequence == 1
+    servers.stop(0)
+    with pytest.raises(millrace.UnavailableError):
+        client.channel("mine").append([b"b"])
+    assert client.channel(CHANNEL).append([b"b"]).first_sequence == 2
+
+
+def test_consumer_goes_on_at_the_next_owner(servers: OwnedServers) -> None:
+    """Its streams follow like calls, and each delivery arrives once where nothing broke."""
+    with millrace.connect(servers.addresses[0]) as client:
+        client.channel(CHANNEL).append([b"a", b"b"])
+    config = millrace.ConsumerConfig(delivery_events_max=1, prefetch=1, reconnect_seconds=0.01)
+    with millrace.Consumer([servers.addresses[0]], CHANNEL, config) as consumer:
+        for delivery, expected in zip(consumer, (b"a", b"b"), strict=False):
+            assert delivery.bodies() == [expected]
+            delivery.ack()
+            if expected == b"b":
+                break
+            servers.own(0)
+            servers.stop(1)
+
+
+async def test_asyncio_consumer_goes_on_at_the_owner(servers: OwnedServers) -> None:
+    """The asyncio consumer follows, too."""
+    with millrace.connect(servers.addresses[0]) as client:
+        client.channel(CHANNEL).append([b"a"])
+    config = millrace.ConsumerConfig(reconnect_seconds=0.01)
+    async with millrace_client.aio.AsyncConsumer([servers.addresses[0]], CHANNEL, config) as consumer:
+        async for delivery in consumer:
+            assert delivery.bodies() == [b"a"]
+            await delivery.ack()
+            break
