@@ -94,3 +94,20 @@ def test_flow_with_cycles_and_long_edges_is_laid_out_without_overlaps(page: Page
     between = [(x, y) for way in ways for x, y in way[1:-1]]
     assert between
     assert not {(x, y) for x, y in places} & set(between)
+
+
+def _channel(key: str, severity: str | None = None, rate: float | None = None) -> dict[str, object]:
+    return {"key": key, "kind": "channel", "severity": severity, "rate": rate, "take_rate": None}
+
+
+def test_flow_of_many_channels_keeps_those_that_matter(page: Page) -> None:
+    """Of the channels that only clients use it shows those in trouble, then the busy ones; and all with components."""
+    quiet = [_channel(f"q{number}") for number in range(100)]
+    channels = [*quiet, _channel("busy", rate=5.0), _channel("troubled", severity="error"), _channel("fed")]
+    others = [{"key": "clients", "kind": "callers"}, {"key": "source", "kind": "source"}]
+    edges = [{"from": "clients", "to": one["key"]} for one in channels] + [{"from": "source", "to": "fed"}]
+    kept = call(page, "flow_layout", "withoutQuiet", {"nodes": [*others, *channels], "edges": edges})
+    assert {"troubled", "busy", "fed", "source", "clients"} < {node["key"] for node in kept["nodes"]}
+    assert len(kept["nodes"]) + kept["quietCount"] == len(channels) + len(others)
+    assert kept["quietCount"] == len(quiet) + 2 - 20
+    assert {edge["to"] for edge in kept["edges"]} <= {node["key"] for node in kept["nodes"]}

@@ -5,6 +5,7 @@ const BEGINNING = 0;
 const KINDS = [[], ["callers", "source"], ["step"], ["channel"], ["sink_group"], ["sink"], ["place"]];
 const [SINKS, END] = [5, 6];
 const SWEEPS = 4;
+const CLIENTS_CHANNELS_MAX = 20;
 
 // Returns {nodes: [node with x and y], edges: [edge with its `way` from node to node], width, height}.
 export function layOut({ nodes, edges }) {
@@ -57,18 +58,21 @@ function stageOf({ kind, before, after, isDeadEnd }) {
 
 // Channels in which only dead letters wait, until a client replays them.
 function deadEnds(nodes, edges) {
-    const callers = new Set(nodes.filter(({ kind }) => kind === "callers").map(({ key }) => key));
+    const callers = new Set(nodes.filter(isCaller).map(({ key }) => key));
     const keys = new Set(edges.filter((edge) => edge.is_dead_letter).map(({ to }) => to));
     for (const { from, to } of edges) if (!callers.has(to)) keys.delete(from);
     return keys;
 }
 
+const isCaller = ({ kind }) => kind === "callers";
+
+// In a column what clients use comes last.
 function columnsOf(nodes) {
     const columns = KINDS.map((_kinds, index) => nodes.filter((node) => stageOf(node) === index)).filter(
         (column) => column.length > 0,
     );
     columns.forEach((column, index) => {
-        column.sort((one, other) => one.title.localeCompare(other.title));
+        column.sort((one, other) => isCaller(one) - isCaller(other) || one.title.localeCompare(other.title));
         for (const node of column) node.column = index;
     });
     return columns;
@@ -112,4 +116,32 @@ function reached(keys, edges, near, far) {
         }
     }
     return seen;
+}
+
+// Without the channels that only clients use, except the first ones in the order of trouble and of traffic.
+export function withoutQuiet({ nodes, edges }) {
+    const callers = new Set(nodes.filter(isCaller).map(({ key }) => key));
+    const connected = new Set(
+        edges.filter(({ from, to }) => !callers.has(from) && !callers.has(to)).flatMap(({ from, to }) => [from, to]),
+    );
+    const others = nodes.filter(({ key, kind }) => kind === "channel" && !connected.has(key));
+    const quiet = new Set(
+        others
+            .sort(byImportance)
+            .slice(CLIENTS_CHANNELS_MAX)
+            .map(({ key }) => key),
+    );
+    return {
+        nodes: nodes.filter(({ key }) => !quiet.has(key)),
+        edges: edges.filter(({ from, to }) => !quiet.has(from) && !quiet.has(to)),
+        quietCount: quiet.size,
+    };
+}
+
+const SEVERITIES = ["error", "warning"];
+const importanceOf = ({ severity }) => (severity === null ? SEVERITIES.length : SEVERITIES.indexOf(severity));
+const trafficOf = ({ rate, take_rate }) => (rate ?? 0) + (take_rate ?? 0);
+
+function byImportance(one, other) {
+    return importanceOf(one) - importanceOf(other) || trafficOf(other) - trafficOf(one);
 }

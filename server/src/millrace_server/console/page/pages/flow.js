@@ -1,5 +1,5 @@
 // The flow graph: from sources through channels to sinks, with live rates, and where it stalls.
-import { aroundMatches, layOut, NODE } from "../flow_layout.js";
+import { aroundMatches, layOut, NODE, withoutQuiet } from "../flow_layout.js";
 import { compact, percent, rate } from "../format.js";
 import { classes, Component, html } from "../html.js";
 import { Live } from "../live.js";
@@ -30,7 +30,9 @@ export class Flow extends Component {
 }
 
 function Graph({ data, search }) {
-    const graph = layOut(aroundMatches(data, search));
+    const { quietCount, ...shown } = withoutQuiet(aroundMatches(data, search));
+    const graph = layOut(shown);
+    const leftOutCount = data.left_out_count + quietCount;
     if (graph.nodes.length === 0) return html`<p class="empty">${search ? "Nothing matches." : "No channels yet."}</p>`;
     const size = { width: `${graph.width}px`, height: `${graph.height}px` };
     return html` <div class="scroll" tabindex="0" role="region" aria-label="Flow graph">
@@ -48,8 +50,8 @@ function Graph({ data, search }) {
             </div>
         </div>
         ${
-            data.left_out_count > 0 &&
-            html`<p class="muted">${data.left_out_count} channels without components are left out.</p>`
+            leftOutCount > 0 &&
+            html`<p class="muted">${leftOutCount} more channels that only clients use are left out.</p>`
         }`;
 }
 
