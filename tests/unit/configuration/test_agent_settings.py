@@ -5,7 +5,8 @@ import pytest
 from millrace.setting_file import SettingsError
 from millrace_server.agent.interceptors.headers import StaticConfig
 from millrace_server.agent.selectors import MultiplexingConfig, ReplicatingConfig
-from millrace_server.configuration.settings import Settings, load_settings
+from millrace_server.configuration.settings import Settings
+from tests import settings_file
 
 CHANNELS = """
 [channels.orders]
@@ -36,15 +37,11 @@ INTERCEPTOR_TYPES = (
 
 
 def load(directory: Path, toml: str) -> Settings:
-    path = directory / "millrace.toml"
-    path.write_text(CHANNELS + toml, encoding="utf-8")
-    return load_settings(path)
+    return settings_file.load(directory, CHANNELS + toml)
 
 
 def problems_of(directory: Path, toml: str) -> list[str]:
-    with pytest.raises(SettingsError) as caught:
-        load(directory, toml)
-    return list(map(str, caught.value.problems))
+    return settings_file.problems_of(directory, CHANNELS + toml)
 
 
 def source(settings: str) -> str:
@@ -133,15 +130,11 @@ channels = ["nowhere"]
 
 def test_load_when_there_is_no_channel_says_so(tmp_path: Path) -> None:
     """If `channels` is not a table, only that is reported."""
-    path = tmp_path / "millrace.toml"
     for channels, expected in (
         ("", [f'sources.web.channels[0]: is "x"; {NO_SUCH}, of which there are: none']),
         ("channels = 3\n", ["channels: is 3; it must be a table"]),
     ):
-        path.write_text(channels + source('channels = ["x"]'), encoding="utf-8")
-        with pytest.raises(SettingsError) as caught:
-            load_settings(path)
-        assert list(map(str, caught.value.problems)) == expected
+        assert settings_file.problems_of(tmp_path, channels + source('channels = ["x"]')) == expected
 
 
 def test_load_of_many_channels_names_some_of_them(tmp_path: Path) -> None:
