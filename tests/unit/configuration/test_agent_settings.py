@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 
-from millrace.setting_file import SettingsError
 from millrace_server.agent.interceptors.headers import StaticConfig
 from millrace_server.agent.selectors import MultiplexingConfig, ReplicatingConfig
 from millrace_server.configuration.settings import Settings

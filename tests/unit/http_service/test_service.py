@@ -17,7 +17,7 @@ from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
-from millrace_server.http_service.metrics import COUNTERS, GAUGES
+from millrace_server.http_service.channel_metrics import COUNTERS, GAUGES
 from millrace_server.http_service.service import HttpService
 from millrace_server.network import Address, open_socket
 from millrace_server.network.http_server import SECURITY_HEADERS

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -11,7 +12,8 @@ from millrace_server.agent.components import Component, ComponentKind, Component
 
 _MILLISECONDS = 1000
 _COMPONENT_PREFIX = "millrace_component_"
-_COMPONENT_LABELS = ("kind", "component")
+
+FamilyT = TypeVar("FamilyT", GaugeMetricFamily, CounterMetricFamily, InfoMetricFamily)
 
 _FLUMES_KEYS = {
     ComponentKind.SOURCE: ("EventAcceptedCount", "AppendBatchAcceptedCount"),
@@ -85,51 +87,36 @@ class ComponentCollector(Collector):
         self._components = components
 
     def collect(self) -> Iterator[Metric]:
-        components = list(self._components)
-        state = GaugeMetricFamily(
-            _COMPONENT_PREFIX + "state",
-            "1 for the component's state, 0 else.",
-            labels=[*_COMPONENT_LABELS, "type", "state"],
-        )
-        progress = GaugeMetricFamily(
-            _COMPONENT_PREFIX + "last_progress_timestamp_seconds",
+        state = _family(GaugeMetricFamily, "state", "1 for the component's state, 0 else.", "type", "state")
+        progress = _family(
+            GaugeMetricFamily,
+            "last_progress_timestamp_seconds",
             "When it last did a batch, since 1970; absent before the first.",
-            labels=_COMPONENT_LABELS,
         )
-        channels = InfoMetricFamily(
-            _COMPONENT_PREFIX + "channel", "A channel that it writes or reads.", labels=(*_COMPONENT_LABELS, "channel")
+        channels = _family(InfoMetricFamily, "channel", "A channel that it writes or reads.", "channel")
+        dead_letters = _family(
+            InfoMetricFamily, "dead_letter_channel", "The channel for events that it sets aside.", "channel"
         )
-        dead_letters = InfoMetricFamily(
-            _COMPONENT_PREFIX + "dead_letter_channel",
-            "The channel for events that it sets aside.",
-            labels=(*_COMPONENT_LABELS, "channel"),
+        counts = [(_family(CounterMetricFamily, count.name, count.help), count.read) for count in _COUNTS]
+        fates = _family(
+            CounterMetricFamily, "event_fates", "Events that were not stored where they were meant to be.", "fate"
         )
-        for component in components:
+        for component in self._components:
+            labels = [component.kind.key, component.name]
             for possible in ComponentState:
-                is_state = float(component.state is possible)
-                state.add_metric([*_labels_of(component), component.type_name, possible.key], is_state)
+                state.add_metric([*labels, component.type_name, possible.key], float(component.state is possible))
             if component.progress_time is not None:
-                progress.add_metric(_labels_of(component), component.progress_time)
+                progress.add_metric(labels, component.progress_time)
             for channel in component.channels:
-                channels.add_metric([*_labels_of(component), channel], {})
+                channels.add_metric([*labels, channel], {})
             if component.dead_letter_channel is not None:
-                dead_letters.add_metric([*_labels_of(component), component.dead_letter_channel], {})
-        yield from (state, progress, channels, dead_letters)
-        for count in _COUNTS:
-            counter = CounterMetricFamily(_COMPONENT_PREFIX + count.name, count.help, labels=_COMPONENT_LABELS)
-            for component in components:
-                counter.add_metric(_labels_of(component), count.read(component))
-            yield counter
-        fates = CounterMetricFamily(
-            _COMPONENT_PREFIX + "event_fates",
-            "Events that were not stored where they were meant to be.",
-            labels=[*_COMPONENT_LABELS, "fate"],
-        )
-        for component in components:
+                dead_letters.add_metric([*labels, component.dead_letter_channel], {})
+            for counter, read in counts:
+                counter.add_metric(labels, read(component))
             for fate, event_count in component.outcome_counts.items():
-                fates.add_metric([*_labels_of(component), fate.value], event_count)
-        yield fates
+                fates.add_metric([*labels, fate.value], event_count)
+        return iter([state, progress, channels, dead_letters, *(counter for counter, _ in counts), fates])
 
 
-def _labels_of(component: Component) -> list[str]:
-    return [component.kind.key, component.name]
+def _family(kind: type[FamilyT], name: str, description: str, *labels: str) -> FamilyT:
+    return kind(_COMPONENT_PREFIX + name, description, labels=("kind", "component", *labels))

@@ -28,9 +28,9 @@ from millrace_server.configuration.settings import ServerSettings
 from millrace_server.console.routes import CHANGING_PATHS, Console
 from millrace_server.errors import ForbiddenError, UnauthenticatedError
 from millrace_server.grpc_services.guard import Authorizations
+from millrace_server.http_service.channel_metrics import ChannelSamples, describe_channel
 from millrace_server.http_service.component_metrics import ComponentCollector, describe_components
 from millrace_server.http_service.loop_lag import LoopLag
-from millrace_server.http_service.metrics import ChannelSamples, describe_channel
 from millrace_server.http_service.server_metrics import HistogramCollector, ServerCollector
 from millrace_server.network.accepting import ConnectionLimits
 from millrace_server.network.http_requests import Refusal, RequestCheck
