@@ -1,6 +1,6 @@
 // The server's HTTP API: JSON there and back, and errors with the server's own reason and sentence.
 
-export class ApiError extends Error {
+class ApiError extends Error {
     constructor(status, reason, message) {
         super(message);
         this.status = status;

@@ -57,6 +57,11 @@ const LETTER_COLUMNS = [
     { title: "Set aside", look: "wide fixed", cell: ({ time: at }) => time(at) },
 ];
 
+const FILTERS = [
+    ["reason", "Reason contains"],
+    ["origin", "From channel"],
+];
+
 class Letters extends Component {
     state = {
         letters: [],
@@ -145,24 +150,19 @@ class Letters extends Component {
         />`;
 
     renderFilter() {
-        const set = (name) => (event) => this.setState({ [name]: event.target.value });
         return html`<form class="row" onSubmit=${this.read}>
-            <input
-                class="grow"
-                type="search"
-                aria-label="Reason contains"
-                placeholder="Reason contains"
-                value=${this.state.reason}
-                onInput=${set("reason")}
-            />
-            <input
-                class="grow"
-                type="search"
-                aria-label="From channel"
-                placeholder="From channel"
-                value=${this.state.origin}
-                onInput=${set("origin")}
-            />
+            ${FILTERS.map(
+                ([name, label]) =>
+                    html`<input
+                        key=${name}
+                        class="grow"
+                        type="search"
+                        aria-label=${label}
+                        placeholder=${label}
+                        value=${this.state[name]}
+                        onInput=${(event) => this.setState({ [name]: event.target.value })}
+                    />`,
+            )}
             <button>Filter</button>
         </form>`;
     }

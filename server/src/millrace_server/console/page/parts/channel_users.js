@@ -14,6 +14,11 @@ const ActButton = ({ act, label, about }) =>
 const counted = (title, total, shown) =>
     `${title}${total > 0 ? ` (${count(total)}${total > shown ? `, ${shown} shown` : ""})` : ""}`;
 
+const Users = ({ title, total, rows, ...table }) =>
+    html`<${Card} title=${counted(title, total, rows.length)}>
+        <${Table} label=${title} rows=${rows} ...${table} />
+    <//>`;
+
 export const Claim = ({ channel, claim, may }) =>
     html`<${Card}
         title="Claim"
@@ -62,15 +67,14 @@ export function Transactions({ channel, data }) {
                 html`<${ActButton} act=${endTransaction(channel, txn_id)} label="End" about=${txn_id} />`,
         },
     ];
-    return html`<${Card} title=${counted("Open transactions", data.transaction_count, data.transactions.length)}>
-        <${Table}
-            label="Open transactions"
-            columns=${columns}
-            rows=${data.transactions}
-            keyOf=${({ txn_id }) => txn_id}
-            empty="No transaction is open."
-        />
-    <//>`;
+    return html`<${Users}
+        title="Open transactions"
+        total=${data.transaction_count}
+        rows=${data.transactions}
+        columns=${columns}
+        keyOf=${({ txn_id }) => txn_id}
+        empty="No transaction is open."
+    />`;
 }
 
 const CONSUMERS = [
@@ -82,15 +86,14 @@ const CONSUMERS = [
 ];
 
 export const Consumers = ({ data }) =>
-    html`<${Card} title=${counted("Consumers", data.consumer_count, data.consumers.length)}>
-        <${Table}
-            label="Consumers"
-            columns=${CONSUMERS}
-            rows=${data.consumers}
-            keyOf=${({ peer, start_time }) => `${peer} ${start_time}`}
-            empty="No consumer is connected."
-        />
-    <//>`;
+    html`<${Users}
+        title="Consumers"
+        total=${data.consumer_count}
+        rows=${data.consumers}
+        columns=${CONSUMERS}
+        keyOf=${({ peer, start_time }) => `${peer} ${start_time}`}
+        empty="No consumer is connected."
+    />`;
 
 export function Producers({ channel, data }) {
     const columns = [
@@ -106,13 +109,12 @@ export function Producers({ channel, data }) {
                 html`<${ActButton} act=${forgetProducer(channel, producer_id)} label="Forget" about=${producer_id} />`,
         },
     ];
-    return html`<${Card} title=${counted("Producers", data.producer_count, data.producers.length)}>
-        <${Table}
-            label="Producers"
-            columns=${columns}
-            rows=${data.producers}
-            keyOf=${({ producer_id }) => producer_id}
-            empty="No producer has numbered its events."
-        />
-    <//>`;
+    return html`<${Users}
+        title="Producers"
+        total=${data.producer_count}
+        rows=${data.producers}
+        columns=${columns}
+        keyOf=${({ producer_id }) => producer_id}
+        empty="No producer has numbered its events."
+    />`;
 }

@@ -131,7 +131,7 @@ function formsOf(body, isCut) {
 }
 
 // Text in which what was searched for is marked.
-export function Found({ text, search }) {
+function Found({ text, search }) {
     if (!search) return text;
     const [lower, wanted] = [text.toLowerCase(), search.toLowerCase()];
     const pieces = [];
