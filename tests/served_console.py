@@ -4,9 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from email.message import Message
-from email.parser import BytesHeaderParser
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +27,7 @@ from millrace_server.hosting.channel_changes import ChannelChanges
 from millrace_server.hosting.data_dir import Catalog
 from millrace_server.http_service.service import HttpService
 from millrace_server.network import Address, open_socket
+from tests.http_answer import Answer
 
 _BYTES_MAX = 1 << 20
 
@@ -52,25 +50,6 @@ class ConsoleSite:
         identities = {name: IdentitySettings(roles=[name]) for name in ROLES}
         self.access = AccessControl(AuthSettings(tokens_file=self.tokens_file), roles, identities)
         self.console: ServedConsole
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer over HTTP."""
-
-    status: int
-    headers: Message
-    body: bytes
-
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-    @property
-    def reason(self) -> str:
-        """Why it was refused."""
-        assert self.status >= 400, self.body
-        reason: str = self.json()["reason"]
-        return reason
 
 
 class ServedConsole:
@@ -109,9 +88,7 @@ class ServedConsole:
         writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
         answer = await reader.read()
         writer.close()
-        head, _, content = answer.partition(b"\r\n\r\n")
-        status, _, received = head.partition(b"\r\n")
-        return Answer(int(status.split()[1]), BytesHeaderParser().parsebytes(received), content)
+        return Answer.parsed(answer)
 
     @asynccontextmanager
     async def stream(self, path: str) -> AsyncIterator[AsyncIterator[Any]]:

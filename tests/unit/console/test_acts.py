@@ -10,7 +10,8 @@ from millrace_server.agent.components import ComponentKind
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.errors import ChannelLogFailedError
-from tests.served_console import Answer, ConsoleSite, ServedConsole, append
+from tests.http_answer import Answer
+from tests.served_console import ConsoleSite, ServedConsole, append
 
 ACTS: dict[str, tuple[dict[str, Any], str]] = {
     "create_channel": ({"channel": "new", "settings": {"type": "memory"}}, "admin on channel 'new'"),

@@ -1,12 +1,7 @@
 import asyncio
-import json
 import socket
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from email.message import Message
-from email.parser import BytesHeaderParser
-from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,6 +16,7 @@ from millrace_server.http_service.channel_metrics import COUNTERS, GAUGES
 from millrace_server.http_service.service import HttpService
 from millrace_server.network import Address, open_socket
 from millrace_server.network.http_server import SECURITY_HEADERS
+from tests.http_answer import Answer
 
 pytestmark = pytest.mark.usefixtures("prompt_http_stop")
 
@@ -36,16 +32,6 @@ FLUMES_KEYS = {
     "StartTime",
     "StopTime",
 }
-
-
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    headers: Message
-    body: bytes
-
-    def json(self) -> Any:
-        return json.loads(self.body)
 
 
 class Served:
@@ -67,9 +53,7 @@ class Served:
         answer = await reader.read()
         writer.close()
         await writer.wait_closed()
-        head, _, body = answer.partition(b"\r\n\r\n")
-        status, _, headers = head.partition(b"\r\n")
-        return Answer(int(status.split()[1]), BytesHeaderParser().parsebytes(headers), body)
+        return Answer.parsed(answer)
 
     async def samples(self) -> dict[tuple[str, str], float]:
         """The samples of /metrics by name and channel."""

@@ -4,10 +4,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from email.message import Message
-from email.parser import BytesHeaderParser
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import structlog
@@ -30,22 +27,13 @@ from millrace_server.errors import (
     ReplayingError,
     TxnCapacityError,
 )
+from tests.http_answer import Answer
 from tests.unit.agent.sources.recording_writer import WAIT_SECONDS_MAX, RecordingWriter, running
 
 pytestmark = pytest.mark.usefixtures("prompt_http_stop")
 
 TABLE = {"type": "http", "channels": ["orders"], "listen": "127.0.0.1:0"}
 JSON = {"Content-Type": "application/json"}
-
-
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    headers: Message
-    body: bytes
-
-    def json(self) -> Any:
-        return json.loads(self.body)
 
 
 def make_source(**settings: object) -> HttpSource:
@@ -73,9 +61,9 @@ def head(length: int | None, headers: Mapping[str, str], method: str = "POST", p
 
 async def read_answer(reader: asyncio.StreamReader) -> Answer:
     async with asyncio.timeout(WAIT_SECONDS_MAX):
-        status, _, headers = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")
-        parsed = BytesHeaderParser().parsebytes(headers)
-        return Answer(int(status.split()[1]), parsed, await reader.readexactly(int(parsed.get("content-length", 0))))
+        answer = Answer.parsed(await reader.readuntil(b"\r\n\r\n"))
+        body = await reader.readexactly(int(answer.headers.get("content-length", 0)))
+        return replace(answer, body=body)
 
 
 async def post(made: HttpSource, body: bytes, headers: Mapping[str, str] | None = None, path: str = "/") -> Answer:
