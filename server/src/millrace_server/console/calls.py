@@ -14,16 +14,14 @@ from millrace_server.access.audit import Audit
 from millrace_server.access.permissions import Permission
 from millrace_server.errors import MillraceError
 from millrace_server.grpc_services.call import AuditedCall, Call
-from millrace_server.grpc_services.guard import Guard, Rule
+from millrace_server.grpc_services.guard import PEER_CERTIFICATE, Guard, Rule
 from millrace_server.grpc_services.rpc import Handler
 from millrace_server.grpc_services.rules import RULES
 from millrace_server.grpc_services.status import code_of
-from millrace_server.network.http_server import CERTIFICATE
+from millrace_server.network.http_server import certificate_of
 
 READ = Rule(lambda call, _request: call.require_everywhere(Permission.DESCRIBE))
 """The rule of pages that show all channels."""
-
-_CERTIFICATE = "x509_pem_cert"
 
 _STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
@@ -67,8 +65,8 @@ class _Context:
     def __init__(self, request: HTTPConnection) -> None:
         self._peer = peer_of(request)
         self._code: grpc.StatusCode | None = None
-        certificate = request.scope["state"].get(CERTIFICATE)
-        self._certificates = {} if certificate is None else {_CERTIFICATE: [certificate]}
+        certificate = certificate_of(request.scope)
+        self._certificates = {} if certificate is None else {PEER_CERTIFICATE: [certificate]}
 
     def peer(self) -> str:
         return self._peer

@@ -14,7 +14,7 @@ from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_handle import ChannelHandle
 from millrace_server.console.calls import Calls
 from millrace_server.console.configuration import settings_of
-from millrace_server.console.documents import document_of
+from millrace_server.console.documents import document_of, time_of
 from millrace_server.console.overview import row_document
 from millrace_server.console.readings import ShownServer
 from millrace_server.console.troubles import trouble_of_channel
@@ -22,7 +22,6 @@ from millrace_server.console.troubles import trouble_of_channel
 LISTED_MAX = 200
 """Transactions, producers and consumers that are shown, of each."""
 
-_MICROS = 1_000_000
 _PERMISSIONS = (Permission.PEEK, Permission.APPEND, Permission.TAKE, Permission.OPERATE, Permission.ADMIN)
 
 
@@ -71,7 +70,7 @@ def _activity(channel: Channel | None) -> dict[str, Any]:
         "transaction_count": len(transactions),
         "consumers": [one._asdict() for one in consumers[:LISTED_MAX]],
         "consumer_count": len(consumers),
-        "producers": [one._asdict() | {"last_seen_time": one.last_seen / _MICROS or None} for one in producers],
+        "producers": [one._asdict() | {"last_seen_time": time_of(one.last_seen)} for one in producers],
         "producer_count": channel.gauges().producers if channel else 0,
     }
 

@@ -8,6 +8,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 _NANOS = 1_000_000_000
+_MICROS = 1_000_000
 
 
 def document_of(message: Message) -> dict[str, Any]:
@@ -16,6 +17,11 @@ def document_of(message: Message) -> dict[str, Any]:
     Durations are seconds in fields with the suffix `_seconds`, times are seconds since 1970 in those with `_time`.
     """
     return dict(_entry(message, field) for field in message.DESCRIPTOR.fields)
+
+
+def time_of(micros: int) -> float | None:
+    """Returns a time in seconds since 1970; None for 0, which stands for one that is not known."""
+    return micros / _MICROS if micros else None
 
 
 def _entry(message: Message, field: Any) -> tuple[str, object]:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import TimeSlices
+from millrace_server.console.documents import time_of
 from millrace_server.errors import BadArgumentError
 
 SCANNED_EVENTS_MAX = 20_000
@@ -73,7 +74,7 @@ class ShownEvent(NamedTuple):
     def document(self, body_bytes_max: int) -> dict[str, Any]:
         return {
             "sequence": self.sequence,
-            "commit_time": self.commit_time / _MICROS if self.commit_time else None,
+            "commit_time": time_of(self.commit_time),
             "headers": list(self.headers.items()),
             "body_base64": base64.b64encode(self.body[:body_bytes_max]).decode(),
             "body_bytes": len(self.body),

@@ -18,7 +18,7 @@ from millrace_server.console.queries import body_of
 from millrace_server.console.sessions import AGE_SECONDS_MAX, LoginLimit
 from millrace_server.errors import MillraceError
 from millrace_server.grpc_services.guard import AUTHORIZATIONS
-from millrace_server.network.http_server import CERTIFICATE
+from millrace_server.network.http_server import certificate_of
 
 
 class LoginRequest(BaseModel, extra="forbid"):
@@ -42,7 +42,7 @@ class Login:
         identity = None
         if self._access is not None:
             with suppress(MillraceError):
-                identity = self._access.identify(credentials_of(AUTHORIZATIONS.get(), _certificate_of(request)))
+                identity = self._access.identify(credentials_of(AUTHORIZATIONS.get(), certificate_of(request.scope)))
         return JSONResponse(self._document(identity))
 
     def _document(self, identity: Identity | None) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Login:
         identity = None
         try:
             authorization = f"Bearer {login.token.get_secret_value().strip()}"
-            credentials = credentials_of([authorization], _certificate_of(request))
+            credentials = credentials_of([authorization], certificate_of(request.scope))
             identity = self._access.identify(credentials)
             session_id = self._gate.sessions.open(credentials, identity)
         except MillraceError as error:
@@ -91,8 +91,3 @@ class Login:
         response = Response(status_code=204)
         response.delete_cookie(name, secure=self._has_tls, httponly=True, samesite="strict")
         return response
-
-
-def _certificate_of(request: Request) -> bytes | None:
-    certificate: bytes | None = request.scope["state"].get(CERTIFICATE)
-    return certificate

@@ -10,9 +10,9 @@ from millrace_server.channels.channel_handle import ChannelHandle
 from millrace_server.channels.forecast import Forecast
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.configuration.settings import Settings
+from millrace_server.console.documents import time_of
 from millrace_server.console.history import History, channel_key, sample_of_channel
 
-_MICROS = 1_000_000
 _NO_FORECAST = Forecast(None, None)
 
 
@@ -65,16 +65,12 @@ class ChannelReading:
 
     @property
     def oldest_time(self) -> float | None:
-        return _time(self.gauges.oldest_commit_time if self.gauges else 0)
+        return time_of(self.gauges.oldest_commit_time if self.gauges else 0)
 
     @property
     def last_put_time(self) -> float | None:
-        return _time(self.channel.last_put_time if self.channel else 0)
+        return time_of(self.channel.last_put_time if self.channel else 0)
 
     @property
     def last_take_time(self) -> float | None:
-        return _time(self.channel.last_take_time if self.channel else 0)
-
-
-def _time(micros: int) -> float | None:
-    return micros / _MICROS if micros else None
+        return time_of(self.channel.last_take_time if self.channel else 0)

@@ -20,7 +20,8 @@ from millrace_server.errors import ForbiddenError, MillraceError, Unauthenticate
 from millrace_server.grpc_services.call import Call, about_of
 from millrace_server.grpc_services.txn_owners import TxnOwners
 
-_CERTIFICATE = "x509_pem_cert"
+PEER_CERTIFICATE = "x509_pem_cert"
+"""The key of a client's certificate in the authentication context of a call."""
 
 _EXPIRY_CHECK_SECONDS = 60.0
 """How late it is noticed that the clock was set past the expiry of credentials."""
@@ -84,7 +85,7 @@ class Guard:
     def enter(self, rule: Rule, name: str, context: Context) -> "GuardedCall":
         """Returns the call as a context; raises UnauthenticatedError unless the caller is authenticated."""
         # By its bytes: the next connection of an address may be another's, and names alone may be read in two ways.
-        certificates = tuple(context.auth_context().get(_CERTIFICATE, ())) if self._has_certificates else ()
+        certificates = tuple(context.auth_context().get(PEER_CERTIFICATE, ())) if self._has_certificates else ()
         peer = context.peer()
         try:
             caller = self._caller(AUTHORIZATIONS.get(), certificates)

@@ -34,7 +34,7 @@ from millrace_server.http_service.loop_lag import LoopLag
 from millrace_server.http_service.server_metrics import HistogramCollector, ServerCollector
 from millrace_server.network.accepting import ConnectionLimits
 from millrace_server.network.http_requests import Refusal, RequestCheck
-from millrace_server.network.http_server import CERTIFICATE, EmbeddedHttp, HttpLimits
+from millrace_server.network.http_server import EmbeddedHttp, HttpLimits, certificate_of
 from millrace_server.network.tls import TlsFiles
 
 _EOF = b"# EOF\n"  # The end of all metrics in the format of OpenMetrics.
@@ -189,7 +189,7 @@ class _CertifiedClients:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app if scope["state"][CERTIFICATE] else _CERTIFICATE_REFUSAL.response()
+        app = self._app if certificate_of(scope) else _CERTIFICATE_REFUSAL.response()
         await app(scope, receive, send)
 
 
@@ -210,8 +210,7 @@ class _PermittedClients:
         peer, path = ":".join(map(str, scope.get("client") or ())), f"HTTP {scope['path']}"
         identity = None
         try:
-            certificate = scope["state"].get(CERTIFICATE)
-            identity = self._access.identify(credentials_of(self._shown_by(scope), certificate))
+            identity = self._access.identify(credentials_of(self._shown_by(scope), certificate_of(scope)))
             self._require_rights(identity)
         except (UnauthenticatedError, ForbiddenError) as error:
             self._audit.note(identity, peer, path, error, administers=False)

@@ -17,9 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from millrace_server.network.accepting import Acceptor, Place, Places
 from millrace_server.network.http_requests import HEAD_BYTES_MAX
 
-CERTIFICATE = "certificate"
-"""Key of a request's state: the certificate of the connection's client, in DER; None without a valid one."""
-
+_CERTIFICATE = "certificate"
 _FIXED_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
@@ -163,6 +161,12 @@ class _UvicornServer(uvicorn.Server):
                     await self._stop_requested.wait()
 
 
+def certificate_of(scope: Scope) -> bytes | None:
+    """Returns the certificate of a request's client, in DER; None without a valid one."""
+    certificate: bytes | None = scope["state"].get(_CERTIFICATE)
+    return certificate
+
+
 class _UvicornProtocol(H11Protocol):
     """A connection that is closed if no request arrives in time, or if others need its place meanwhile."""
 
@@ -178,7 +182,7 @@ class _UvicornProtocol(H11Protocol):
         super().connection_made(transport)
         self.logger = _log
         tls = transport.get_extra_info("ssl_object")
-        self.app_state = {CERTIFICATE: None if tls is None else tls.getpeercert(binary_form=True)}
+        self.app_state = {_CERTIFICATE: None if tls is None else tls.getpeercert(binary_form=True)}
         self._place.abort = self._abort
         self._await_request()
 
