@@ -109,6 +109,7 @@ class Account:
         self.claim: ExpectedClaim | None = None
         self.last_claim: ExpectedClaim | None = None
         self.epoch = epoch
+        self.revoked_epoch, self.last_forgotten = -1, ""
         self.counters = ChannelCounters()
 
     @property
@@ -289,8 +290,9 @@ class Account:
         return len(purged)
 
     def forget(self, producer_id: str) -> None:
-        if self.stamps.pop(producer_id, None) is None:
+        if self.stamps.pop(producer_id, None) is None and producer_id != self.last_forgotten:
             raise RefusedError(ProducerNotFoundError)
+        self.last_forgotten = producer_id
 
     def expired(self, limit: int) -> list[Event]:
         """The queued events before the first that was committed at the limit or later."""
@@ -335,11 +337,14 @@ class Account:
         self.claim = None
 
     def revoke(self, epoch: int | None) -> None:
+        if epoch == self.revoked_epoch:
+            return
         if epoch not in {None, self.epoch}:
             raise RefusedError(StaleEpochError)
         if self.claim is None:
             raise RefusedError(NotClaimedError)
         self.claim = None
+        self.revoked_epoch = self.epoch
         self.epoch += 1
 
     def _require(self, reader_id: str, epoch: int | None) -> None:
@@ -354,7 +359,8 @@ class Account:
     # Restarts.
 
     def restart(self) -> None:
-        """Open transactions are dropped; the lease of an active claim starts again."""
+        """Open transactions are dropped; the lease of an active claim starts again; repeats are not known any more."""
+        self.revoked_epoch, self.last_forgotten = -1, ""
         self.queue = sorted(self.held)
         self.open.clear()
         self.deliveries.clear()

@@ -15,6 +15,7 @@ from millrace_client import _calls
 from millrace_client._calls import Call, TakeLimits
 from millrace_client._decoding import ClaimGrant
 from millrace_client._settings import REQUEST_BYTES_MAX, Numbering
+from millrace_client.channel_info import ChannelInfo, ClaimStatus
 from millrace_client.errors import (
     BadArgumentError,
     ChannelClaimedError,
@@ -249,6 +250,20 @@ class ClaimCalls:
             if error is None:
                 raise
             error.add_note(f"releasing the claim of reader {self.reader_id} failed too: {release_error}")
+
+
+def release_claim(channel: str, epoch: int | None) -> CallSequence[ClaimStatus]:
+    """Ends anybody's claim; the result is the claim as it was.
+
+    The request names an epoch, since its repeat could otherwise end a claim that was granted in between.
+    """
+    if epoch is None:
+        info: ChannelInfo = yield _calls.get_channel(channel)
+        if info.claim is None:
+            raise NotClaimedError("no reader has claimed the channel", channel=channel)
+        epoch = info.claim.epoch
+    released: ClaimStatus = yield _calls.release_claim(channel, epoch)
+    return released
 
 
 def _warn_of_shorter_lease(what: str, asked_seconds: float | None, granted_seconds: float) -> None:

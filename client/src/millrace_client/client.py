@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Self
 
-from millrace_client import _calls
+from millrace_client import _call_sequences, _calls
 from millrace_client._connection import Connection
 from millrace_client._settings import ConnectionSettings, checked_endpoint
 from millrace_client._watchdog import TIMEOUT_SECONDS
@@ -163,16 +163,19 @@ class Admin:
 
         Args:
             channel: The channel.
-            epoch: The claim's epoch. None: whichever claim is active.
+            epoch: The claim's epoch. None: whichever claim is active now.
 
         Raises:
             NotClaimedError: The channel is not claimed.
             StaleEpochError: The newest claim has another epoch.
         """
-        return self._connection.run(_calls.release_claim(channel, epoch))
+        return self._connection.drive(_call_sequences.release_claim(channel, epoch))
 
     def list_producers(self, channel: str) -> list[ProducerInfo]:
-        """Returns the producers that a channel remembers, the least recently active first."""
+        """Returns up to 1,000 producers that a channel remembers, the least recently active first.
+
+        `ChannelGauges.producers` is the number of all.
+        """
         return self._connection.run(_calls.list_producers(channel))
 
     def forget_producer(self, channel: str, producer_id: str) -> None:

@@ -130,6 +130,22 @@ async def test_forget_without_room_on_the_disk_changes_nothing(disk: SimulatedDi
         assert set(channel.list_producers()) == before
         assert (await append(channel, b"b", stamp=Stamp("q", 1, 1))).is_deduplicated
         await channel.forget_producer("q")
+
+
+async def test_repeat_of_a_forget_ends_with_the_first(disk: SimulatedDisk) -> None:
+    """A client that lost the answer repeats the call, and learns the outcome; other unknown producers are refused."""
+    async with file_channel(disk) as opened:
+        channel, gate = opened.channel, Gate(disk)
+        for producer_id in ("p", "q"):
+            await append(channel, b"a", stamp=Stamp(producer_id, 1, 1))
+        held = await held_append(gate, channel, b"x")
+        calls = await called(channel.forget_producer("q"), channel.forget_producer("q"))
+        assert not any(call.done() for call in calls)
+        gate.open()
+        for call in (held, *calls):
+            await call
+        await channel.forget_producer("p")
+        await channel.forget_producer("p")
         with pytest.raises(ProducerNotFoundError, match="'q'"):
             await channel.forget_producer("q")
 

@@ -373,6 +373,17 @@ async def test_acknowledge_of_future_sequences_is_refused(
     assert contents.queue.event_count == 6
 
 
+async def test_repeat_of_a_revocation_leaves_the_next_claim_alone(desk: ClaimRegistry) -> None:
+    """A client that lost the answer repeats the call, which answers with the same claim; earlier epochs are refused."""
+    revoked = await desk.revoke(1)
+    successor = await desk.grant("s", LEASE, takeover=False)
+    assert await desk.revoke(1) is revoked
+    assert desk.claim is successor
+    await desk.revoke(None)
+    with pytest.raises(StaleEpochError):
+        await desk.revoke(1)
+
+
 async def test_claim_calls_on_a_deleted_channel_find_none(desk: ClaimRegistry, contents: Contents) -> None:
     """A read in progress ends with the same error."""
     batches = desk.read("r", None, 0, 0)

@@ -191,6 +191,7 @@ class FakeChannel:
     followed: list[Batch | BaseException] = field(default_factory=list)
     body_bytes_max: int = 1_000_000
     taken_events: int = 0
+    producer_count: int = 0
     raise_sometimes: Callable[[], None] = field(default=lambda: None)
     """Called by takes, and by appends before and after they have stored."""
 
@@ -262,6 +263,7 @@ class FakeChannel:
             taken_events=self.taken_events,
             body_bytes=sum(len(event.body) for event in self.events),
             next_sequence=self.next_sequence,
+            producers=self.producer_count,
         )
         counters = replace(COUNTERS, event_put_success_count=self.next_sequence - 1)
         return replace(

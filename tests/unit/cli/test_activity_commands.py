@@ -95,6 +95,15 @@ def test_consumers_and_producers_are_tables(client: FakeClient, millrace: RunMil
     }
 
 
+def test_producers_that_are_not_listed_are_noted(client: FakeClient, millrace: RunMillrace) -> None:
+    """Otherwise a script would take the part for the whole."""
+    client.admin.producers = [ProducerInfo(producer_id="p", last_sequence=1, gap_count=0, last_seen=None)]
+    client.orders.producer_count = 2_000
+    listed = millrace("producers", "orders", "--json")
+    assert len(json.loads(listed.stdout)) == 1
+    assert "these are 1 of 2,000 producers, the least recently active ones" in listed.stderr
+
+
 def test_forget_on_a_terminal_wants_a_yes(
     client: FakeClient, millrace: RunMillrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

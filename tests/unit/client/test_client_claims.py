@@ -344,11 +344,12 @@ def test_consumers_and_producers_come_as_lists(client: Any, server: FakeServer) 
 
 
 def test_operations_name_what_they_end(client: Any, server: FakeServer) -> None:
-    """An epoch and a kind are sent only if they are given."""
+    """Without an epoch, that of the active claim, which a repeat cannot mistake; a kind only if it is given."""
     server.script("EndTransaction", admin_pb.EndTransactionResponse())
     server.script("ForgetProducer", admin_pb.ForgetProducerResponse())
     claim = admin_pb.ClaimStatus(reader_id="r", epoch=7)
     server.script("ReleaseClaim", admin_pb.ReleaseClaimResponse(claim=claim))
+    server.script("GetChannel", admin_pb.GetChannelResponse(channel=described("orders")))
     component = admin_pb.Component(kind=admin_pb.COMPONENT_KIND_SINK, name="out", channels=["orders"])
     server.script("RetryComponent", admin_pb.RetryComponentResponse(component=component))
     client.admin.end_transaction("t")
@@ -358,5 +359,8 @@ def test_operations_name_what_they_end(client: Any, server: FakeServer) -> None:
     client.admin.retry_component("out", millrace.ComponentKind.SINK)
     assert server.requests["EndTransaction"][0].txn_id == "t"
     assert server.requests["ForgetProducer"][0].producer_id == "p"
-    assert [request.HasField("epoch") for request in server.requests["ReleaseClaim"]] == [False, True]
+    assert [(request.HasField("epoch"), request.epoch) for request in server.requests["ReleaseClaim"]] == [
+        (True, 6),
+        (True, 0),
+    ]
     assert [request.kind for request in server.requests["RetryComponent"]] == [0, admin_pb.COMPONENT_KIND_SINK]

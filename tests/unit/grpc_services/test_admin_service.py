@@ -14,8 +14,9 @@ from millrace_server.agent.components import ComponentKind, Components
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.config import AnyChannelConfig, MemoryChannelConfig
 from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import BadArgumentError, ComponentNotFoundError, DiskFullError, ForbiddenError
-from millrace_server.grpc_services.admin_service import AdminService
+from millrace_server.grpc_services.admin_service import PRODUCERS_LISTED_MAX, AdminService
 from millrace_server.grpc_services.call import Call
 from millrace_server.hosting.channel_changes import ChannelChanges
 from millrace_server.hosting.data_dir import Catalog
@@ -173,3 +174,15 @@ async def test_retry_of_a_component_that_waits_ends_its_wait(tmp_path: Path) -> 
         answer = await service._retry_component(request)
     assert list(answer.component.channels) == ["orders"]
     await waiting
+
+
+async def test_list_of_very_many_producers_has_the_least_recently_active(tmp_path: Path) -> None:
+    """An answer with all that a channel may remember would be too long for gRPC's clients."""
+    _, registry, service = opened(tmp_path)
+    channel = registry.create("orders", MemoryChannelConfig(type="memory")).channel
+    for number in range(PRODUCERS_LISTED_MAX + 1):
+        await channel.appends.append(stored_columns(1), Stamp(f"p{number}", 1, 1))
+        await channel.purge()
+    with LimitedCall(Permission.DESCRIBE):
+        answer = await service._list_producers(pb.ListProducersRequest(channel="orders"))
+    assert [one.producer_id for one in answer.producers] == [f"p{number}" for number in range(PRODUCERS_LISTED_MAX)]

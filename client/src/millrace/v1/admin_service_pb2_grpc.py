@@ -223,14 +223,14 @@ class AdminServiceServicer(object):
 
     def ReleaseClaim(self, request, context):
         """Ends the active claim of a channel. Its reader's calls fail with STALE_EPOCH from now on. Without an active claim:
-        NOT_CLAIMED.
+        NOT_CLAIMED. A repeat with the epoch of the claim that was ended last succeeds, also if there is a newer claim.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListProducers(self, request, context):
-        """The producers whose stamps a channel remembers, by ID.
+        """The producers whose stamps a channel remembers, at most 1,000 of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -238,7 +238,7 @@ class AdminServiceServicer(object):
 
     def ForgetProducer(self, request, context):
         """Forgets the numbers of a producer, durably. What it sends again afterwards is stored again. A producer that the channel
-        does not know is PRODUCER_NOT_FOUND.
+        does not know is PRODUCER_NOT_FOUND, except for a repeat with the one that it has forgotten last.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Self
 
-from millrace_client import _calls
+from millrace_client import _call_sequences, _calls
 from millrace_client._settings import ConnectionSettings, checked_endpoint
 from millrace_client._watchdog import TIMEOUT_SECONDS
 from millrace_client.activity_info import ConsumerInfo, OpenTransaction, ProducerInfo
@@ -82,7 +82,7 @@ class Admin:
         await self._connection.run(_calls.end_transaction(txn_id))
 
     async def release_claim(self, channel: str, epoch: int | None = None) -> ClaimStatus:
-        return await self._connection.run(_calls.release_claim(channel, epoch))
+        return await self._connection.drive(_call_sequences.release_claim(channel, epoch))
 
     async def list_producers(self, channel: str) -> list[ProducerInfo]:
         return await self._connection.run(_calls.list_producers(channel))

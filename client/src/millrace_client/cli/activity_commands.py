@@ -30,7 +30,7 @@ from millrace_client.cli.session import (
     completed,
     with_client,
 )
-from millrace_client.cli.terminal import YesOption, note_to_terminal, require_confirmation
+from millrace_client.cli.terminal import YesOption, note, note_to_terminal, require_confirmation
 from millrace_client.cli.views import age_seconds, component_path, document_of
 
 transaction_app = typer.Typer(no_args_is_help=True, help="End transactions of any client.")
@@ -168,7 +168,7 @@ def producers(client: Client, channel: ChannelArgument, *, as_json: JsonOption =
     """List the producers that a channel remembers.
 
     It stores none of their events twice. LAST is the last of a producer's own numbers, SEEN how long ago it last sent
-    an event. The least recently active is first.
+    an event. The least recently active is first. Only the first 1,000 are listed.
     """
     columns: dict[str, Callable[[ProducerInfo], str | Text]] = {
         "PRODUCER": lambda producer: Text(producer.producer_id),
@@ -177,7 +177,10 @@ def producers(client: Client, channel: ChannelArgument, *, as_json: JsonOption =
         "GAPS>": lambda producer: f"{producer.gap_count:,}",
         "IDENTITY": lambda producer: Text(producer.identity or "-"),
     }
-    _write(client.admin.list_producers(channel), columns, as_json=as_json, none="the channel remembers no producer")
+    listed = client.admin.list_producers(channel)
+    _write(listed, columns, as_json=as_json, none="the channel remembers no producer")
+    if (count := client.admin.get_channel(channel).gauges.producers) > len(listed):
+        note(f"these are {len(listed):,} of {counted(count, 'producer')}, the least recently active ones")
 
 
 @producer_app.command()

@@ -101,6 +101,7 @@ class Channel:
         self.appends = Appends(self._core)
         self.append_queue = AppendQueue(self.appends)
         self.deliveries = Deliveries(self._core, self.transactions)
+        self._last_forgetting: Commit | None = None
 
     # Its state.
 
@@ -299,7 +300,7 @@ class Channel:
         return self._contents.ledger.describe()
 
     async def forget_producer(self, producer_id: str) -> None:
-        """Forgets what a producer has stored, durably once this returns.
+        """Forgets what a producer has stored, durably once this returns; a repeat for the last one changes nothing.
 
         Raises:
             ProducerNotFoundError: The channel does not know it.
@@ -307,11 +308,13 @@ class Channel:
         """
         self._contents.refuse_if_closed()
         check_identifier("producer_id", producer_id)
-        if producer_id not in self._contents.ledger:
+        forgetting = self._last_forgetting
+        if producer_id in self._contents.ledger:
+            forgetting = self._last_forgetting = Commit([], [])
+            forgetting.forgotten_producer = producer_id
+            self._core.committer.submit(forgetting)
+        elif forgetting is None or forgetting.forgotten_producer != producer_id:
             raise ProducerNotFoundError(f"the channel knows no producer {producer_id!r}", channel=self.name)
-        forgetting = Commit([], [])
-        forgetting.forgotten_producer = producer_id
-        self._core.committer.submit(forgetting)
         await forgetting
 
     async def purge(self) -> int:

@@ -22,7 +22,7 @@ from millrace_server.errors import (
 
 
 class Claim:
-    """An active claim; `durable` ends once it survives a crash, and is None where nothing is to be awaited.
+    """A claim; `durable` ends once it, or its end, survives a crash, and is None where nothing is to be awaited.
 
     `start_time` is when it began, or the server restored it, in seconds since 1970.
     """
@@ -50,6 +50,7 @@ class ClaimRegistry:
         self._committer = committer
         self._epoch = epochs_from
         self.claim: Claim | None = None
+        self._revoked: Claim | None = None
 
     def restore(self, last: ClaimRecord) -> None:
         """Restores the newest claim before a restart; a live one gets its whole lease again."""
@@ -135,10 +136,12 @@ class ClaimRegistry:
             DiskFullError, ChannelLogFailedError: The claim has ended, but its end could not be written.
         """
         self._require(reader_id, epoch)
-        await self._end_durably()
+        await self._until_ended(self.end())
 
     async def revoke(self, epoch: int | None) -> Claim:
         """Ends the live claim without its reader, whose epoch is an earlier one from now on; as durable as `release`.
+
+        A repeat with the epoch of the claim that was revoked last changes nothing, also if there is a newer claim.
 
         Returns:
             The claim that has ended.
@@ -148,16 +151,23 @@ class ClaimRegistry:
             NotClaimedError: No claim lives.
         """
         self._contents.refuse_if_closed()
-        if epoch is not None and epoch != self._epoch:
-            raise StaleEpochError(f"epoch: is {epoch}; the newest claim of the channel has epoch {self._epoch}")
-        if (claim := self.claim) is None:
-            raise NotClaimedError("no reader has claimed the channel")
-        self._epoch += 1
-        await self._end_durably()
-        return claim
+        revoked = self._revoked
+        if revoked is None or revoked.epoch != epoch:
+            revoked = self._revoked = self._revocable(epoch)
+            self._epoch += 1
+            revoked.durable = self.end()
+        await self._until_ended(revoked.durable)
+        return revoked
 
-    async def _end_durably(self) -> None:
-        if (durable := self.end()) is not None:
+    def _revocable(self, epoch: int | None) -> Claim:
+        if epoch not in {None, self._epoch}:
+            raise StaleEpochError(f"epoch: is {epoch}; the newest claim of the channel has epoch {self._epoch}")
+        if self.claim is None:
+            raise NotClaimedError("no reader has claimed the channel")
+        return self.claim
+
+    async def _until_ended(self, durable: "asyncio.Future[None] | None") -> None:
+        if durable is not None:
             try:
                 await asyncio.shield(durable)
             except MillraceError as error:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from functools import partial
+from itertools import islice
 
 from millrace.v1 import admin_service_pb2 as pb
 from millrace_server.access.permissions import Permission
@@ -37,6 +38,8 @@ WATCH_SECONDS_DEFAULT = 1.0
 WATCH_SECONDS_MIN = 0.1
 WATCHED_NAMES_MAX = 1_000
 PEEK_EVENTS_DEFAULT = 10
+PRODUCERS_LISTED_MAX = 1_000
+"""Even with the longest ids and identities they fit into the 4 MB that gRPC's clients receive by default."""
 
 _UNLIMITED = 1 << 64
 
@@ -204,7 +207,7 @@ class AdminService:
         answer = pb.ListProducersResponse()
         slices = TimeSlices()
         async for channel in self._listed(request.channel):
-            for producer in channel.list_producers():
+            for producer in islice(channel.list_producers(), PRODUCERS_LISTED_MAX):
                 answer.producers.append(producer_message(producer))
                 await slices.pause_if_over()
         return answer
