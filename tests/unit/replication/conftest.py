@@ -1,15 +1,28 @@
 """The engine that the tests of a module share."""
 
+import asyncio
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.virtual_clock import VirtualClockLoop
+
 _WAIT_SECONDS = 30
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Gives tests real time, as the engine has, except in a module with `HAS_VIRTUAL_CLOCK = True`."""
+    module = item.getparent(pytest.Module)
+    if module is not None and getattr(module.obj, "HAS_VIRTUAL_CLOCK", False):
+        return {"virtual_clock": VirtualClockLoop}
+    return {"real_clock": asyncio.new_event_loop}
 
 
 @pytest.fixture(scope="module")
