@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from functools import partial
 from typing import Annotated, Any
 
@@ -15,10 +14,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from millrace.command_line.tables import plain_table, show
-from millrace_client import ChannelInfo, ChannelState, ComponentInfo, ComponentState, MillraceError
+from millrace_client import ChannelInfo, ComponentInfo, MillraceError
 from millrace_client.cli.contexts import context_names, load_contexts
 from millrace_client.cli.exit_status import CommandError, ExitCode, sentence_of
 from millrace_client.cli.formatting import counted
+from millrace_client.cli.problems import Severity, channel_problem, component_problem, component_severity
 from millrace_client.cli.session import (
     CONTEXT_VARIABLE,
     SERVER_VARIABLE,
@@ -31,25 +31,14 @@ from millrace_client.cli.session import (
 from millrace_client.cli.terminal import note
 from millrace_client.cli.top_command import ChannelWatch
 from millrace_client.cli.views import (
-    BUSY_FILL,
     CHANNEL_CELLS,
-    FULL_FILL,
     component_path,
     document_of,
-    fill_of,
     rate_text,
 )
 
 _SERVERS_AT_ONCE = 16
 _CHANNELS_SHOWN = 50
-
-
-class Severity(IntEnum):
-    """How urgent a problem is."""
-
-    ERROR = 0
-    WARNING = 1
-    NONE = 2
 
 
 @dataclass(frozen=True)
@@ -147,37 +136,6 @@ def _reported(name: str, session: Session, interval_seconds: float) -> ServerRep
     return ServerReport(name, watch)
 
 
-# What is wrong.
-
-
-def channel_problem(channel: ChannelInfo) -> tuple[Severity, str]:
-    """Returns how urgent a channel's problem is, and a sentence about it; empty if there is none."""
-    if channel.state is ChannelState.REPLAYING:
-        return Severity.WARNING, f"replaying its log, {channel.replayed_fraction:.0%} so far"
-    if channel.state is ChannelState.STANDING_BY:
-        # Its owner's report tells how it is.
-        return (Severity.NONE, "") if channel.owner else (Severity.ERROR, "no server owns it")
-    if channel.state not in {ChannelState.OPEN, ChannelState.UNKNOWN}:
-        return Severity.ERROR, channel.fault
-    fill, waiting_count = fill_of(channel), channel.gauges.waiting_commits
-    if fill < BUSY_FILL and not waiting_count:
-        return Severity.NONE, ""
-    waiting = f", and {counted(waiting_count, 'commit')} waiting for room" if waiting_count else ""
-    return Severity.ERROR if fill >= FULL_FILL else Severity.WARNING, f"{fill:.0%} full{waiting}"
-
-
-def component_severity(component: ComponentInfo) -> Severity:
-    """Returns how urgent a component's problem is."""
-    if component.state is ComponentState.FAILED or component.counters.lost_count:
-        return Severity.ERROR
-    return Severity.WARNING if component.state is ComponentState.BACKING_OFF else Severity.NONE
-
-
-def _component_problem(component: ComponentInfo) -> str:
-    lost = component.counters.lost_count
-    return component.reason or (f"lost {counted(lost, 'event')}" if lost else "")
-
-
 def channel_rows(reports: Sequence[ServerReport]) -> list[ChannelRow]:
     """Returns the channels of all servers: the most urgent first, then the deepest."""
     rows = [
@@ -187,9 +145,6 @@ def channel_rows(reports: Sequence[ServerReport]) -> list[ChannelRow]:
         for channel in one.watch.channels
     ]
     return sorted(rows, key=lambda row: (row.severity, -row.depth, row.info.name, row.server))
-
-
-# What is shown.
 
 
 def _page(reports: Sequence[ServerReport], limit: int) -> RenderableType:
@@ -261,7 +216,7 @@ def _component_table(named: Sequence[tuple[str, ComponentInfo]]) -> RenderableTy
         "SERVER": lambda one: Text(one[0]),
         "FAILURES>": lambda one: f"{one[1].counters.failure_count:,}",
     }
-    return plain_table(named, columns, {"PROBLEM": lambda one: _component_problem(one[1])})
+    return plain_table(named, columns, {"PROBLEM": lambda one: component_problem(one[1])})
 
 
 def _document(one: ServerReport) -> dict[str, Any]:
