@@ -54,6 +54,11 @@ def _parsed(text: str, units: _Units) -> Fraction | None:
     return Fraction(match[1] + (match[2] or "")) * units[match[3]]
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Returns a count with its noun, such as `1 event` or `2,000 events`; `plural` is for one that takes no `s`."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def format_byte_size(count: float) -> str:
     """Returns a size with the largest unit that fits, such as `1.5 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):

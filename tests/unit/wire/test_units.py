@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.units import format_age, format_byte_size, parse_byte_size, parse_count, parse_duration
+from millrace.units import counted, format_age, format_byte_size, parse_byte_size, parse_count, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -84,3 +84,9 @@ def test_format_byte_size_of_counts_picks_the_largest_unit(count: int, text: str
 def test_parse_byte_size_of_what_was_formatted_is_near(count: int) -> None:
     """Formatting loses at most the digits that it does not show."""
     assert parse_byte_size(format_byte_size(count)) == pytest.approx(count, rel=0.06, abs=1)
+
+
+def test_counted_things_agree_with_their_number() -> None:
+    """Only one thing is singular, and thousands are separated."""
+    assert [counted(count, "event") for count in (0, 1, 2_000)] == ["0 events", "1 event", "2,000 events"]
+    assert [counted(count, "batch", "batches") for count in (1, 2)] == ["1 batch", "2 batches"]

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from millrace.command_line.tables import plain_table, show
-from millrace.units import format_age, format_byte_size
+from millrace.units import counted, format_age, format_byte_size
 from millrace_client import (
     Client,
     ComponentInfo,
@@ -21,7 +21,6 @@ from millrace_client import (
     TxnNotFoundError,
 )
 from millrace_client.cli.exit_status import CommandError, ExitCode
-from millrace_client.cli.formatting import counted
 from millrace_client.cli.session import (
     ChannelArgument,
     JsonOption,

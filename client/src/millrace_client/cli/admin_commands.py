@@ -8,10 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from millrace.command_line.tables import show
-from millrace.units import parse_byte_size, parse_count, parse_duration
+from millrace.units import counted, parse_byte_size, parse_count, parse_duration
 from millrace_client import ChannelConfig, ChannelInfo, ChannelType, Client, Compression, FsyncPolicy
 from millrace_client.cli.exit_status import CommandError, ExitCode
-from millrace_client.cli.formatting import counted
 from millrace_client.cli.session import (
     ChannelArgument,
     JsonOption,

@@ -1,4 +1,4 @@
-"""Text for people: bodies, beginnings, times and counts."""
+"""Text for people: bodies, beginnings and times."""
 
 import re
 from codecs import getincrementaldecoder
@@ -45,8 +45,3 @@ def parse_past(text: str) -> datetime:
             f"{text!r} is not a time; write how long ago, such as 10m, 2h or 7d, or a time such as 2026-01-31T08:00, "
             "which is local without a zone such as Z or +02:00"
         ) from None
-
-
-def counted(count: int, noun: str) -> str:
-    """Returns `1 event` or `2,000 events`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

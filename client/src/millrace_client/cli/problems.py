@@ -2,8 +2,8 @@
 
 from enum import IntEnum
 
+from millrace.units import counted
 from millrace_client import ChannelInfo, ChannelState, ComponentInfo, ComponentState
-from millrace_client.cli.formatting import counted
 from millrace_client.cli.views import BUSY_FILL, FULL_FILL, fill_of
 
 

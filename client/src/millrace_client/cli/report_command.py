@@ -14,10 +14,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from millrace.command_line.tables import plain_table, show
+from millrace.units import counted
 from millrace_client import ChannelInfo, ComponentInfo, MillraceError
 from millrace_client.cli.contexts import context_names, load_contexts
 from millrace_client.cli.exit_status import CommandError, ExitCode, sentence_of
-from millrace_client.cli.formatting import counted
 from millrace_client.cli.problems import Severity, channel_problem, component_problem, component_severity
 from millrace_client.cli.session import (
     CONTEXT_VARIABLE,

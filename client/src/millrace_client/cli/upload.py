@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from millrace.units import counted
 from millrace_client import (
     MillraceError,
     Producer,
@@ -18,7 +19,6 @@ from millrace_client import (
     UnavailableError,
 )
 from millrace_client.cli.exit_status import CommandError, exit_code_of, sentence_of
-from millrace_client.cli.formatting import counted
 from millrace_client.cli.line_events import LineFormat, LineRouting
 from millrace_client.cli.progress import PutProgress
 from millrace_client.producer import ProducerHooks

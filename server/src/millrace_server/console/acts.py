@@ -7,6 +7,7 @@ from google.protobuf.message import Message
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 
+from millrace.units import counted
 from millrace.v1 import admin_service_pb2 as pb
 from millrace_server.access.permissions import Permission
 from millrace_server.channels.registry import ChannelRegistry
@@ -82,7 +83,7 @@ class PurgeChannel(Act):
 
     async def carry_out(self, operator: Operator) -> dict[str, Any]:
         count = (await operator.call(pb.PurgeChannelRequest(name=self.channel))).purged_count
-        return {"message": f"{self.channel}: {count:,} events removed", "purged_count": count}
+        return {"message": f"{self.channel}: {counted(count, 'event')} removed", "purged_count": count}
 
 
 class DeleteChannel(Act):

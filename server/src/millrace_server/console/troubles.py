@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from time import time
 from typing import NamedTuple
 
-from millrace.units import format_byte_size
+from millrace.units import counted, format_byte_size
 from millrace_server.agent.components import Component, ComponentState
 from millrace_server.channels.admission import DiskSpace
 from millrace_server.channels.channel import Channel
@@ -75,7 +75,7 @@ def _troubles_of_channel(reading: ChannelReading, dead_letter_channels: Collecti
         return
     yield from _capacity_troubles(reading, channel)
     if name in dead_letter_channels:
-        reason = f"{reading.depth:,} dead letters wait"
+        reason = counted(reading.depth, "dead letter waits", "dead letters wait")
         advice = "Read why they were set aside, mend the cause, and replay or purge them."
         yield Trouble("channel", name, Severity.WARNING, reason, advice, reading.oldest_time)
     else:
@@ -91,12 +91,12 @@ def _capacity_troubles(reading: ChannelReading, channel: Channel) -> Iterator[Tr
     advice = "See whether its consumers keep up; add consumers, enlarge the channel, or purge it."
     if reading.fill >= 1.0 or channel.has_waiting_commits:
         waiting = channel.gauges().waiting_commits
-        commits = f"; {waiting:,} commits wait for room" if waiting else ""
+        commits = f"; {counted(waiting, 'commit waits', 'commits wait')} for room" if waiting else ""
         yield Trouble("channel", reading.name, Severity.ERROR, f"it is full{commits}", advice)
     elif reading.fill >= _NEARLY_FULL:
         yield Trouble("channel", reading.name, Severity.WARNING, f"it is {reading.fill:.0%} full", advice)
     elif reading.fill >= _SOON_FILL_MIN and (seconds := reading.forecast.seconds_to_full or math.inf) < _SOON_SECONDS:
-        reason = f"it will be full in {seconds / 60:.0f} minutes"
+        reason = f"it will be full in {counted(math.ceil(seconds / 60), 'minute')}"
         yield Trouble("channel", reading.name, Severity.WARNING, reason, advice)
 
 
@@ -110,7 +110,8 @@ def _consumer_troubles(reading: ChannelReading, channel: Channel) -> Iterator[Tr
     since_time = max(reading.last_take_time or channel.start_time, reading.oldest_time or 0.0)
     if now - since_time < _IDLE_SECONDS:
         return
-    reason = f"nothing was taken for {(now - since_time) / 60:,.0f} minutes while {reading.depth:,} events wait"
+    waiting = counted(reading.depth, "event waits", "events wait")
+    reason = f"nothing was taken for {(now - since_time) / 60:,.0f} minutes while {waiting}"
     advice = "See whether its consumers run and can reach the server."
     if claim is not None:
         reason += f"; reader {claim.reader_id} holds a claim"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from millrace.units import counted
 from millrace_server.channels.recovery import Recovered
 from millrace_server.log_tools.dump import Document, time_text
 from millrace_server.log_tools.layout import ChannelLayout
@@ -117,11 +118,11 @@ def report_lines(view: LogView, report: Report) -> Iterator[str]:
     yield f"Channel {layout.name}: log {layout.log_id.hex()} in {' and '.join(map(str, layout.directories))}."
     for one in scan.segments:
         yield (
-            f"  {one.name}: {_counted(one.record_count, 'record')}, {_counted(one.commit_count, 'commit')}, "
-            f"{_counted(one.event_count, 'event')} put, {one.byte_count} bytes"
+            f"  {one.name}: {counted(one.record_count, 'record')}, {counted(one.commit_count, 'commit')}, "
+            f"{counted(one.event_count, 'event')} put, {one.byte_count:,} bytes"
         )
     if view.torn_bytes:
-        yield f"  {_counted(view.torn_bytes, 'byte')} behind the end, left by a crash or being written"
+        yield f"  {counted(view.torn_bytes, 'byte')} behind the end, left by a crash or being written"
     for checkpoint in report.checkpoints:
         where = ""
         if checkpoint.position is not None and checkpoint.state is CheckpointState.GOOD:
@@ -141,13 +142,13 @@ def summary(report: Report) -> str:
         return f"Good as far as checksums show; no payload was decoded{needed}."
     if report.is_good and report.recovered is not None:
         recovered = report.recovered
-        return f"Good: {_counted(recovered.queue.event_count, 'event')}, next sequence {recovered.next_sequence}."
-    parts = [f"Damaged: {_counted(len(report.sentences), 'problem')}"]
+        return f"Good: {counted(recovered.queue.event_count, 'event')}, next sequence {recovered.next_sequence}."
+    parts = [f"Damaged: {counted(len(report.sentences), 'problem')}"]
     if scan.contents.lost:
         ranges = [str(first) if first == last else f"{first} to {last}" for first, last in scan.contents.lost]
         parts.append(f"it concerns sequences {', '.join(ranges)}")
     if report.is_openable and report.recovered is not None:
-        parts.append(f"a server opens the channel with {_counted(report.recovered.queue.event_count, 'event')}")
+        parts.append(f"a server opens the channel with {counted(report.recovered.queue.event_count, 'event')}")
     elif scan.is_decoded:
         parts.append("a server does not open the channel")
     return "; ".join(parts) + "."
@@ -155,7 +156,3 @@ def summary(report: Report) -> str:
 
 def _keys(key_ids: set[str]) -> str:
     return f"{'key' if len(key_ids) == 1 else 'keys'} {', '.join(sorted(key_ids))}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

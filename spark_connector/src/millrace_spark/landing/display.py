@@ -13,7 +13,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from millrace.units import format_byte_size
+from millrace.units import counted, format_byte_size
 from millrace_spark.landing.config import LandingConfig
 from millrace_spark.landing.landing_run import LandingState
 
@@ -65,11 +65,6 @@ def rate(count: int, seconds: float) -> str:
     return f"{count / max(seconds, 0.001):,.0f} events/s"
 
 
-def counted(count: int, one: str, more: str) -> str:
-    """Returns a count with its noun."""
-    return f"{count:,} {one if count == 1 else more}"
-
-
 def _bad_lines(state: LandingState, config: LandingConfig) -> str:
     count = state.totals.bad_lines
     place = f"channel {config.bad_lines.channel}" if config.bad_lines.channel else config.bad_lines_path
@@ -78,7 +73,7 @@ def _bad_lines(state: LandingState, config: LandingConfig) -> str:
 
 def _files(state: LandingState) -> str:
     totals = state.totals
-    folders = counted(totals.partitions, "folder", "folders")
+    folders = counted(totals.partitions, "folder")
     return f"{totals.files:,} in {folders}, {format_byte_size(totals.files_bytes)}" if totals.files else "0"
 
 
@@ -87,7 +82,7 @@ def _finished(state: LandingState) -> str:
     if state.totals.decided_before:
         finished.append(counted(state.totals.decided_before, "batch", "batches"))
     if state.swaps_finished:
-        finished.append(counted(state.swaps_finished, "compaction", "compactions"))
+        finished.append(counted(state.swaps_finished, "compaction"))
     return f"{' and '.join(finished)} that an earlier run had left unfinished" if finished else ""
 
 
@@ -135,10 +130,10 @@ class ProgressDisplay:
                 counted(totals.batches, "batch", "batches"),
                 f"{totals.events:,} events",
                 f"{self._rate():,.0f}/s",
-                counted(totals.files, "file", "files"),
+                counted(totals.files, "file"),
             ]
         if totals.bad_lines:
-            parts.append(counted(totals.bad_lines, "bad line", "bad lines"))
+            parts.append(counted(totals.bad_lines, "bad line"))
         if state.lag is not None:
             parts.append(f"lag {state.lag:,}")
         return " · ".join(parts)
