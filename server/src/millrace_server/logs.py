@@ -30,6 +30,9 @@ ITEMS_MAX = 50
 TRACEBACK_LENGTH_MAX = 20_000
 """The maximum length of a traceback; only the end is logged, since it names the error."""
 
+REPEAT_SECONDS = 600.0
+"""How long a message of OpenTelemetry is not repeated. Without a collector, its exporter logs several a minute."""
+
 _FIRST_KEYS = ("timestamp", "level", "event")
 _NOISY_LOGGERS = ("uvicorn", "asyncio")
 
@@ -43,6 +46,7 @@ _BEFORE: list[Processor] = [
 
 _FILE_MODE = 0o600
 _WAITING_MAX = 10_000
+_MESSAGES_MAX = 100
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -71,6 +75,7 @@ def configure_logging(stream: TextIO, level: int = logging.INFO) -> None:
     handler = logging.StreamHandler(stream)
     handler.setLevel(level)
     handler.setFormatter(_formatter(renderer))
+    handler.addFilter(_Repeats())
     structlog.configure(
         processors=[*_BEFORE, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.stdlib.BoundLogger,
@@ -153,6 +158,26 @@ def _configure_standard_logging(handler: logging.Handler, level: int) -> None:
     logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
     logging.captureWarnings(capture=True)
     logging.raiseExceptions = False
+
+
+class _Repeats(logging.Filter):
+    """Drops messages of OpenTelemetry that were logged in the last `REPEAT_SECONDS`, whatever their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__("opentelemetry")
+        self._logged_at: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not super().filter(record):
+            return True
+        last = self._logged_at.get(message := str(record.msg))
+        # The clock may have been set back since.
+        if last is not None and abs(record.created - last) < REPEAT_SECONDS:
+            return False
+        if len(self._logged_at) >= _MESSAGES_MAX:
+            self._logged_at.clear()
+        self._logged_at[message] = record.created
+        return True
 
 
 def _is_no_header(record: logging.LogRecord) -> bool:

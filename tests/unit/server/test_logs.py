@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from millrace_server.logs import (
     ITEMS_MAX,
+    REPEAT_SECONDS,
     TEXT_LENGTH_MAX,
     TRACEBACK_LENGTH_MAX,
     also_to_file,
@@ -216,3 +217,27 @@ def test_log_of_a_higher_level_leaves_out_entries_but_not_those_of_a_file(tmp_pa
     assert [entry["event"] for entry in logged(stream)] == ["denied"]
     written = [json.loads(line)["event"] for line in (tmp_path / "audit.log").read_text().splitlines()]
     assert written == ["created", "denied"]
+
+
+def test_log_repeats_messages_of_opentelemetry_after_minutes() -> None:
+    """While no collector answers, its exporter's messages do not fill the log, whatever their arguments."""
+    configure_logging(stream := io.StringIO())
+
+    def log(logger: str, message: str, argument: float, created: float) -> None:
+        record = logging.makeLogRecord(
+            {"name": logger, "msg": message, "args": (argument,), "created": created, "levelno": logging.WARNING}
+        )
+        logging.getLogger(logger).handle(record)
+
+    for attempt, created in enumerate((0.0, 1.0, REPEAT_SECONDS - 1, REPEAT_SECONDS)):
+        log("opentelemetry.exporter.otlp", "retrying in %ss", attempt, created)
+    log("opentelemetry.exporter.otlp", "dropped %s spans", 5, REPEAT_SECONDS)
+    log("mill", "hot: %s", 1, 0.0)
+    log("mill", "hot: %s", 2, 0.0)
+    assert [entry["event"] for entry in logged(stream)] == [
+        "retrying in 0s",
+        "retrying in 3s",
+        "dropped 5 spans",
+        "hot: 1",
+        "hot: 2",
+    ]
