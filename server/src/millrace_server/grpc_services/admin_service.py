@@ -163,7 +163,7 @@ class AdminService:
             for component in self._components
             if component.name == name
             and (not kind or component.kind is KINDS.get(kind))
-            and _may(Permission.DESCRIBE, component)
+            and (_may(Permission.DESCRIBE, component) or _may(Permission.OPERATE, component))
         ]
         if not found:
             raise ComponentNotFoundError(f"name: there is no component called {shown(name)}")
