@@ -55,10 +55,8 @@ function Channel({ name, data }) {
             <${Neighbours} writers=${data.writers} readers=${data.readers} />
         </div>
         <${Transactions} channel=${name} data=${data} />
-        <div class="grid">
-            <${Consumers} data=${data} />
-            <${Producers} channel=${name} data=${data} />
-        </div>
+        <${Consumers} data=${data} />
+        <${Producers} channel=${name} data=${data} />
         <div class="grid">
             ${data.log && html`<${Log} log=${data.log} now=${data.time} />`}
             ${data.counters && html`<${Counters} counters=${data.counters} />`}
