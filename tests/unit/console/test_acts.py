@@ -100,6 +100,14 @@ async def test_act_by_get_or_of_no_known_name_is_refused(console: ServedConsole)
         assert (await console.post("/api/acts/purge_channel", document)).reason == "BAD_ARGUMENT"
 
 
+@pytest.mark.parametrize("body", [b"", b"{", b'{"channel": "\xff"}', b"[" * 10_000])
+async def test_act_whose_body_is_not_json_is_refused(console: ServedConsole, body: bytes) -> None:
+    """The message names the cause."""
+    headers = {"X-Millrace-Console": "1", "Content-Type": "application/json"}
+    answer = await console.ask("POST", "/api/acts/purge_channel", body, headers)
+    assert (answer.status, answer.json()["message"]) == (400, "the body of the request is not JSON")
+
+
 async def test_create_update_and_delete_change_a_channel(site: ConsoleSite) -> None:
     """They are the RPCs: the audit log has who, what and which."""
     console = site.console

@@ -35,6 +35,8 @@ async def body_of(request: Request, kind: type[QueryT]) -> QueryT:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
+        if error.errors()[0]["type"] == "json_invalid":
+            raise RefusedError(400, "BAD_ARGUMENT", "the body of the request is not JSON") from None
         raise _bad_request(error, kind) from None
 
 

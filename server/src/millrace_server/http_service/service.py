@@ -89,7 +89,8 @@ class HttpService:
         routes = [Route(_HEALTHZ, self._healthz), Mount("/", routes=guarded, middleware=certified)]
         hides_detail = bool(certified or permitted)
         changing = () if self._console is None else CHANGING_PATHS
-        return _CheckedRequests(Starlette(routes=routes), self._check, changing, hides_detail=hides_detail)
+        starlette = Starlette(routes=routes, exception_handlers={404: _refuse_path})
+        return _CheckedRequests(starlette, self._check, changing, hides_detail=hides_detail)
 
     async def start(self, bound: socket.socket) -> None:
         """Serves on a bound socket and takes ownership of it."""
@@ -193,7 +194,11 @@ class _CertifiedClients:
         await app(scope, receive, send)
 
 
-_METHOD_REFUSAL = Refusal(405, "METHOD_NOT_ALLOWED", "this server only answers GET and HEAD")
+async def _refuse_path(request: Request, _error: Exception) -> Response:
+    return Refusal(404, "NOT_FOUND", f"there is nothing to {request.method} at {request.url.path[:128]!a}").response()
+
+
+_METHOD_REFUSAL = Refusal(405, "METHOD_NOT_ALLOWED", "only GET and HEAD are allowed here")
 _CERTIFICATE_REFUSAL = Refusal(401, UnauthenticatedError.reason, "this server asks for a client certificate")
 
 
