@@ -22,7 +22,7 @@ class ProgramGroup(TyperGroup):
     """The commands of a program. If their output cannot be written, a sentence says so instead of a traceback."""
 
     def make_context(self, *args: Any, **options: Any) -> Any:
-        # Writes the program's help and its version.
+        # Help and the version are printed here, before any command runs.
         with exit_on_unwritten_output(str(self.name)):
             return super().make_context(*args, **options)
 

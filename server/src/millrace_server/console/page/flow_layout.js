@@ -90,7 +90,7 @@ function sortColumns(columns, side) {
     }
 }
 
-// The nodes from which, and to which, events come from those that match; all edges between them.
+// What matches, with all nodes upstream and downstream of it, and the edges between them.
 export function aroundMatches({ nodes, edges }, search) {
     const wanted = search.trim().toLowerCase();
     if (!wanted) return { nodes, edges };
