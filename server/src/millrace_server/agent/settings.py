@@ -50,6 +50,9 @@ class AgentConfig(NamedTuple):
     def channels(self) -> set[str]:
         """Returns all channels that these parts fill, empty, or use for dead letters."""
         filled = {channel for source in self.sources.values() for channel in source.channels}
+        return filled | {sink.channel for sink in self.sinks.values()} | self.dead_letter_channels()
+
+    def dead_letter_channels(self) -> set[str]:
+        """Returns the channels in which some part sets events aside."""
         parts = [*self.sources.values(), *self.sinks.values()]
-        dead_letter = {part.dead_letter_channel for part in parts if part.dead_letter_channel is not None}
-        return filled | {sink.channel for sink in self.sinks.values()} | dead_letter
+        return {part.dead_letter_channel for part in parts if part.dead_letter_channel is not None}

@@ -12,6 +12,7 @@ from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.configuration.settings import Settings
 from millrace_server.console.documents import time_of
 from millrace_server.console.history import History, channel_key, sample_of_channel
+from millrace_server.hosting.lifecycle import flows_of
 
 _NO_FORECAST = Forecast(None, None)
 
@@ -36,9 +37,7 @@ class ShownServer:
 
     def dead_letter_channels(self) -> set[str]:
         """Returns the channels in which some component sets events aside."""
-        settings = self.settings()
-        parts = (*settings.sources.values(), *settings.sinks.values())
-        return {name for part in parts if (name := getattr(part, "dead_letter_channel", None)) is not None}
+        return flows_of(self.settings()).dead_letter_channels()
 
 
 class ChannelReading:
