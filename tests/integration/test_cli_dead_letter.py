@@ -132,15 +132,15 @@ def test_append_pipelined_stops_at_the_first_refusal(shared_server: Millraced) -
     ]
     answers = []
     with connect(shared_server.grpc) as client:
-        client.admin.create_channel("small", ChannelConfig(byte_capacity=1_000))
-        channel = client.channel("small")
+        client.admin.create_channel("pipelined", ChannelConfig(byte_capacity=1_000))
+        channel = client.channel("pipelined")
         assert append_pipelined(channel, appends, lambda: answers.append(1)) == len(answers) == 5
-        assert _held(client, "small") == 5
+        assert _held(client, "pipelined") == 5
         assert append_pipelined(channel, appends[6:], lambda: None) == 3
         assert append_pipelined(channel, appends[:5], lambda: None) == 5
-        assert _held(client, "small") == 8
+        assert _held(client, "pipelined") == 8
         assert append_pipelined(client.channel("nosuch"), appends, lambda: None) == 0
-        client.admin.delete_channel("small", force=True)
+        client.admin.delete_channel("pipelined", force=True)
 
 
 def test_replay_that_is_killed_again_and_again_brings_each_event_once(

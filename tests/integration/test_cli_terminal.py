@@ -13,8 +13,16 @@ MAIN_SCREEN = "\x1b[?1049l"
 
 
 @pytest.fixture(scope="module")
-def server(shared_server: Millraced) -> str:
-    return shared_server.grpc
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of this module's own: `top` shows no more channels than fit on the terminal."""
+    started = _started(tmp_path_factory.mktemp("terminal"))
+    yield started.grpc
+    started.kill()
+
+
+def _started(scratch: Path) -> Millraced:
+    free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+    return Millraced(("--data-dir", str(scratch / "data"), *free_ports), scratch / "data")
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +33,7 @@ def client(server: str) -> Iterator[Client]:
 
 @pytest.fixture
 def orders(client: Client) -> Iterator[str]:
-    name = "terminal-orders"
+    name = "orders"
     client.admin.create_channel(name, ChannelConfig(keep_alive_seconds=0.05))
     yield name
     client.admin.delete_channel(name, force=True)
@@ -70,8 +78,7 @@ def test_top_on_a_terminal_ends_well_by_interrupt(server: str, orders: str) -> N
 
 def test_top_on_a_terminal_outlives_its_server(tmp_path: Path) -> None:
     """The display says that no server answers, and continues to try."""
-    free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
-    doomed = Millraced(("--data-dir", str(tmp_path / "data"), *free_ports), tmp_path / "data")
+    doomed = _started(tmp_path)
     with millrace_on_terminal(doomed.grpc, "top", "--interval", "0.1") as terminal:
         terminal.wait_for("CHANNEL")
         doomed.kill()
