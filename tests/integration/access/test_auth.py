@@ -67,16 +67,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Millraced
     server.kill()
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site.of_permissions(tmp_path)
-
-
-@pytest.fixture
-def server(site: Site, start_millraced: StartMillraced) -> Millraced:
-    return start_millraced(site.toml())
-
-
 def get(server: Millraced, path: str, *tokens: str) -> int:
     """Returns the status of an answer over HTTP."""
     asked = urllib.request.Request(f"http://{server.http}{path}")

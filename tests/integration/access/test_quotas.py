@@ -11,7 +11,6 @@ import millrace_client as millrace
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_server.access.permissions import ANYTHING
 from tests.access_site import WAIT_SECONDS_MAX, Site, bearer, reason_of
-from tests.conftest import StartMillraced
 from tests.millraced import Millraced
 
 RATE = 1_000_000
@@ -31,11 +30,6 @@ def site(tmp_path: Path) -> Site:
     site.quotas = dict(QUOTAS)
     site.further_toml = f'server.channels_max = 3\nauth.audit_file = "{tmp_path / "audit"}"\n'
     return site
-
-
-@pytest.fixture
-def server(site: Site, start_millraced: StartMillraced) -> Millraced:
-    return start_millraced(site.toml())
 
 
 def test_requests_over_the_quota_are_refused(server: Millraced, site: Site) -> None:

@@ -1,7 +1,5 @@
 """Transactions, claims and producers, which belong to identities."""
 
-from pathlib import Path
-
 import pytest
 
 import millrace_client as millrace
@@ -11,16 +9,6 @@ from millrace.v1.event_pb2 import Event, ProducerStamp
 from tests.access_site import OF_A_TXN, Site, bearer, call, request_of
 from tests.conftest import StartMillraced
 from tests.millraced import Millraced
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site.of_permissions(tmp_path)
-
-
-@pytest.fixture
-def server(site: Site, start_millraced: StartMillraced) -> Millraced:
-    return start_millraced(site.toml())
 
 
 def test_transactions_belong_to_who_began_them(server: Millraced, site: Site) -> None:

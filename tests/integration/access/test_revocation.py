@@ -123,16 +123,6 @@ def test_broken_tokens_file_changes_nothing(shared: tuple[Millraced, Site]) -> N
 # Those below count what the server logs, or need a server of their own.
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site.of_permissions(tmp_path)
-
-
-@pytest.fixture
-def server(site: Site, start_millraced: StartMillraced) -> Millraced:
-    return start_millraced(site.toml())
-
-
 def test_token_file_that_changes_is_read_again(server: Millraced, site: Site, tmp_path: Path) -> None:
     """A client and a producer go on with a new token when the former one is removed, without a failed call."""
     token_file = tmp_path / "token"
