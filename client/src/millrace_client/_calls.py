@@ -22,7 +22,7 @@ from millrace_client._methods import Method
 from millrace_client.activity_info import ConsumerInfo, OpenTransaction, ProducerInfo
 from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelType, ChannelUpdate, ClaimStatus
 from millrace_client.component_info import ComponentInfo, ComponentKind
-from millrace_client.errors import BadArgumentError
+from millrace_client.errors import BadArgumentError, NotOwnerError
 from millrace_client.events import Batch, FoundSequence, Receipt, Stamp
 
 KEEP_ALIVE_SECONDS = 60.0
@@ -239,8 +239,8 @@ def list_channels() -> Call[list[ChannelInfo]]:
 
 
 def get_channel(name: str) -> Call[ChannelInfo]:
-    """Gets one channel."""
-    return Call(_methods.GET_CHANNEL, _message(admin_pb.GetChannelRequest, name=name), _channel, channel=name)
+    """Gets one channel as its owner sees it."""
+    return Call(_methods.GET_CHANNEL, _message(admin_pb.GetChannelRequest, name=name), _found_channel, channel=name)
 
 
 def watch_channels(names: Sequence[str], interval_seconds: float) -> Call[list[ChannelInfo]]:
@@ -344,6 +344,14 @@ def _purged_count(answer: admin_pb.PurgeChannelResponse) -> int:
 
 def _channel(answer: admin_pb.CreateChannelResponse | admin_pb.GetChannelResponse) -> ChannelInfo:
     return _decoding.channel_info(answer.channel)
+
+
+def _found_channel(answer: admin_pb.GetChannelResponse) -> ChannelInfo:
+    if answer.channel.owner:
+        error = NotOwnerError(f"channel {answer.channel.name} is owned by {answer.channel.owner}")
+        error.address = answer.channel.owner
+        raise error
+    return _channel(answer)
 
 
 def _with_columns(head: pb.PutRequest | pb.AppendRequest, field_number: int, columns: bytes) -> bytes:

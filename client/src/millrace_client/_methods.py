@@ -89,7 +89,7 @@ LIST_PRODUCERS = _method(admin_pb.ListProducersRequest, admin_pb.ListProducersRe
 FORGET_PRODUCER = _method(admin_pb.ForgetProducerRequest, admin_pb.ForgetProducerResponse)
 LIST_CONSUMERS = _method(admin_pb.ListConsumersRequest, admin_pb.ListConsumersResponse)
 
-OF_ONE_SERVER = frozenset({CREATE_CHANNEL, GET_CHANNEL})
+OF_ONE_SERVER = frozenset({CREATE_CHANNEL})
 """Methods that name a channel but concern the server that is called, not the channel's owner."""
 
 METHODS: tuple[Method[Any, Any], ...] = tuple(value for value in list(globals().values()) if isinstance(value, Method))

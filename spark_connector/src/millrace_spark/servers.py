@@ -3,7 +3,7 @@
 import contextlib
 import platform
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
@@ -121,13 +121,18 @@ def connected(endpoints: Sequence[str], security: Security) -> Iterator[dict[str
         }
 
 
+def owned(channels: Iterable[millrace.ChannelInfo]) -> list[millrace.ChannelInfo]:
+    """Returns the channels that are not another server's, which has them in its own list."""
+    return [info for info in channels if info.state is not millrace.ChannelState.STANDING_BY]
+
+
 def check_aliases(homes: dict[str, str], endpoint: str, channels: Sequence[millrace.ChannelInfo]) -> None:
     """Checks that no server is named twice, such as by `localhost` and `127.0.0.1`.
 
     Raises:
         OptionError: Two endpoints have a channel with the same id.
     """
-    for info in channels:
+    for info in owned(channels):
         if (home := homes.setdefault(info.channel_id, endpoint)) != endpoint:
             raise OptionError(
                 f"option endpoints: {home} and {endpoint} are the same server, since channel {info.name} has the same "
@@ -150,7 +155,7 @@ def find_shards(clients: Mapping[str, millrace.Client], wanted: Sequence[str]) -
         with translated_errors(endpoint, ", ".join(wanted)):
             infos = client.admin.list_channels()
         check_aliases(homes, endpoint, infos)
-        there.extend(Shard(info.name, endpoint) for info in infos)
+        there.extend(Shard(info.name, endpoint) for info in owned(infos))
     for name in wanted:
         if not any(is_meant(shard.channel, (name,)) for shard in there):
             channels = ", ".join(sorted({shard.channel for shard in there})) or "no channels"

@@ -46,6 +46,15 @@ def test_call_at_a_server_that_stands_by_is_answered_by_the_owner(client: Any, s
     with orders.transaction() as txn:
         assert bodies(txn.take(2)) == [b"a", b"a"]
     assert servers.refusal_count(0) == 1
+
+
+def test_channel_is_described_by_its_owner_and_listed_by_each_server(client: Any, servers: OwnedServers) -> None:
+    """A list shows how the channels of one server are; while no owner is known, a description does, too."""
+    [listed] = client.admin.list_channels()
+    assert (listed.state, listed.owner) == (millrace.ChannelState.STANDING_BY, servers.addresses[1])
+    assert client.admin.get_channel(CHANNEL).state is millrace.ChannelState.OPEN
+    servers.own(2)
+    servers.named = {0: "", 1: ""}
     assert client.admin.get_channel(CHANNEL).state is millrace.ChannelState.STANDING_BY
 
 

@@ -118,6 +118,12 @@ def test_find_shards_of_a_server_under_two_names_is_refused(fakes: FakeServers) 
         find_shards(clients(fakes, "a:1", "b:1", "localhost:1"), ["orders"])
 
 
+def test_find_shards_takes_a_channel_at_its_owner_only(fakes: FakeServers) -> None:
+    """Servers that stand by for the owner list the channel, too, but have none of its events."""
+    fakes.channels["b:1", "audit-1"].channel_state = millrace.ChannelState.STANDING_BY
+    assert [str(shard) for shard in find_shards(clients(fakes, "a:1", "b:1"), ["audit-1"])] == ["audit-1@a:1"]
+
+
 def test_find_shards_by_name_on_one_server_makes_no_call(fakes: FakeServers) -> None:
     """The claims check whether the channels exist."""
     fakes.away.add("a:1")

@@ -19,6 +19,7 @@ from millrace_client.errors import (
     BadArgumentError,
     InternalError,
     MillraceError,
+    NotOwnerError,
     ProducerClosedError,
     RetryAdvice,
     SendAttempt,
@@ -30,6 +31,7 @@ from millrace_client.producing.callbacks import CallbackRunner
 from millrace_client.producing.channel_buffer import BUCKETS, ChannelBuffer, OrderingBucket
 from millrace_client.producing.config import ProducerConfig, Routing
 from millrace_client.producing.metrics import Latencies, ProducerCounters, ProducerHooks, ProducerMetrics, ServerMetrics
+from millrace_client.producing.owners import Owners
 from millrace_client.producing.routing import Router, ranked
 from millrace_client.producing.servers import Batch, Server, ServerChannel
 from millrace_client.producing.settling import LOG, BatchSettler
@@ -80,6 +82,7 @@ class Engine:
         )
         self._router = Router(self._routing)
         self._servers: list[Server] = []
+        self._owners = Owners(settings.connection, self._config, self.run_once)
         self._ranks: list[list[str]] = []
         self._resolve_error: OSError | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -108,12 +111,12 @@ class Engine:
         if self._timer is not None:
             self._timer.cancel()
         self._resolving.cancel()
-        for server in self._servers:
+        for server in [*self._servers, *self._owners.servers]:
             server.close()
 
     def join(self, seconds: float) -> None:
         """Waits for the reading threads after `end`, at most so long for each. For another thread."""
-        for server in self._servers:
+        for server in [*self._servers, *self._owners.servers]:
             for thread in tuple(server.threads):
                 thread.join(seconds)
 
@@ -130,7 +133,7 @@ class Engine:
     def server_metrics(self) -> list[ServerMetrics]:
         """Returns the metrics of the servers. For any thread."""
         now = self._loop.time()
-        return [server.metrics(now) for server in tuple(self._servers)]
+        return [server.metrics(now) for server in (*self._servers, *self._owners.servers)]
 
     async def _keep_resolving(self) -> None:
         while True:
@@ -189,6 +192,7 @@ class Engine:
             if self._servers:
                 is_any = not all(server.is_down for server in self._servers)
                 self._settler.log.reachable(is_any=is_any, names=", ".join(self._settings.endpoints))
+            self._owners.leave_unreachable(self._channels(), self._servers)
             self._end_overdue(now)
             self._send_again(now)
             self._send_new(now)
@@ -350,6 +354,10 @@ class Engine:
 
     def _note_refusal(self, channel: ServerChannel, batch: Batch, error: MillraceError) -> None:
         now = self._loop.time()
+        if isinstance(error, NotOwnerError) and (owner := self._owners.find(channel, error, self._servers)):
+            # No attempt: the channel has not seen it.
+            self._retries.add(batch, now + channel.follow(owner, batch, error, now))
+            return
         attempt = batch.note_attempt(channel.address, error)
         if error.advice is RetryAdvice.SMALLER and batch.count > 1:
             self._split(batch, error)

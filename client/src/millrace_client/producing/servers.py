@@ -19,6 +19,7 @@ from millrace_client.errors import (
     BadArgumentError,
     DiskFullError,
     MillraceError,
+    NotOwnerError,
     RetryAdvice,
     SendAttempt,
     UnavailableError,
@@ -212,7 +213,7 @@ class AnswerListener(Protocol):
 
 
 class ServerChannel:
-    """One channel of one server.
+    """One channel of one server, or of the server that owns it, as that one has said.
 
     After a failure it gets no batches for a pause that grows with each further failure, and then one batch at a time
     until one has succeeded.
@@ -222,6 +223,7 @@ class ServerChannel:
         self, server: Server, name: str, policy: RetryPolicy, numbering: Numbering, listener: AnswerListener
     ) -> None:
         self.server = server
+        """The server that gets the batches. Another one continues with the same numbers: the channel is the same."""
         self.name = name
         self.sends_singly = False
         """Whether batches go one by one, because one of them is too large for the server and it is unknown which."""
@@ -234,6 +236,7 @@ class ServerChannel:
         self._failure_count = 0
         self._failed_at = -1.0
         self._session: ThreadedAppendSession[Batch] | None = None
+        self._next_server: Server | None = None
 
     @property
     def address(self) -> str:
@@ -259,6 +262,7 @@ class ServerChannel:
         server = self.server
         if (
             not server.is_ready
+            or self._next_server is not None
             or now < self.paused_until
             or server.inflight_count >= server.config.inflight_batches_max
         ):
@@ -286,6 +290,30 @@ class ServerChannel:
             session = self._session = ThreadedAppendSession(self.server.channel, self.server.errors, self.name)
             _Reader(self, session)
         session.send(batch, batch.request, now)
+
+    def move(self, server: Server) -> None:
+        """Sends to another server, from the moment when nothing is in progress at this one."""
+        self._next_server = None if server is self.server else server
+        self._move_if_idle()
+
+    def _move_if_idle(self) -> None:
+        if self._next_server is not None and not self._is_waiting:
+            if self._session is not None:
+                self._session.half_close()
+            self._session = None
+            self.server, self._next_server = self._next_server, None
+
+    def follow(self, owner: Server, batch: Batch, error: NotOwnerError, now: float) -> float:
+        """Goes on at the owner of the channel; returns the pause of the batch that was refused here.
+
+        The first hop is immediate, further ones wait, so that servers that name each other are asked now and then.
+        """
+        self.move(owner)
+        if self.last_error is None:
+            self.last_error, self._failed_at = error, now
+            return 0.0
+        self.note_failure(batch, error, now)
+        return self._policy.batch_pause_seconds(max(self._failure_count, 1), error)
 
     def note_success(self) -> None:
         """Ends the pauses."""
@@ -328,6 +356,7 @@ class ServerChannel:
             return
         batch, error = session.match(answer, self.server.loop.time())
         self.server.inflight_count -= 1
+        self._move_if_idle()
         self._listener.on_answer(self, batch, answer, error)
 
     def take_end(self, session: ThreadedAppendSession[Batch], error: MillraceError) -> None:
@@ -338,6 +367,7 @@ class ServerChannel:
         batches = session.take_unanswered()
         self.server.inflight_count -= len(batches)
         self.server.check_health()
+        self._move_if_idle()
         self._listener.on_stream_end(self, batches, error)
 
 

@@ -425,6 +425,22 @@ async def test_run_to_an_unavailable_channel_takes_nothing(
     assert scene.channel._contents.counters.take_attempts == 0
 
 
+async def test_run_to_a_server_that_stands_by_goes_on_at_the_owner(scene: Scene) -> None:
+    """The server names the owner of the channel; one that names nobody, or itself, is not waited for."""
+    bodies = await fill(scene.channel, 10)
+    async with fake_target() as standby:
+        assert standby.found is not None
+        standby.found.state = admin_pb.CHANNEL_STATE_STANDING_BY
+        for owner in ("", standby.address):
+            standby.found.owner = owner
+            sink = ForwardingSink(config_of(standby.address), scene.scratch)
+            await scene.give_up(f"no server is known to own channel orders; {standby.address} stands by", sink)
+        standby.found.owner = scene.target.address
+        async with running(ForwardingSink(config_of(standby.address), scene.scratch), scene.reader):
+            await until(lambda: bodies_in(scene.target.requests) == bodies)
+        assert standby.requests == []
+
+
 async def test_run_whose_answers_do_not_come_ends_after_a_while(scene: Scene) -> None:
     """A server may accept requests and never answer; their events return to their places."""
     bodies = await fill(scene.channel, 100)

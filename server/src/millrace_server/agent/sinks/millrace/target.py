@@ -38,6 +38,9 @@ _OUT_OF_ORDER = {
 }
 """States in which a channel accepts no events."""
 
+_HOPS_MAX = 4
+"""Servers that name others as the channel's owner are followed so often; then the sink waits and begins again."""
+
 _SECOND = 1_000
 _OPTIONS = [
     # Deliveries bound the requests; the server reports its own limit.
@@ -139,12 +142,19 @@ async def connected(endpoint: str, config: MillraceSinkConfig) -> AsyncGenerator
     """Connects to a server and finds the target channel there; raises ComponentError if that fails.
 
     So nothing is taken for a server that cannot be reached. Resolves the name each time, since a server may have moved.
+    Where the server stands by for the channel's owner, it connects to the owner.
     """
-    timeout_seconds = config.connect_timeout_seconds
-    async with await _opened(endpoint, config) as opened:
-        connection = await _authenticated(opened, endpoint, config)
-        found = await _find(connection, endpoint, config.target_channel, timeout_seconds)
-        yield TargetChannel(connection, endpoint, found)
+    for _ in range(_HOPS_MAX):
+        async with await _opened(endpoint, config) as opened:
+            connection = await _authenticated(opened, endpoint, config)
+            found = await _find(connection, endpoint, config.target_channel, config.connect_timeout_seconds)
+            if found.state != admin_service_pb2.CHANNEL_STATE_STANDING_BY:
+                yield TargetChannel(connection, endpoint, found)
+                return
+        if not found.owner:
+            break
+        endpoint = found.owner
+    raise ComponentError(f"no server is known to own channel {config.target_channel}; {endpoint} stands by")
 
 
 async def _opened(endpoint: str, config: MillraceSinkConfig) -> aio.Channel:
