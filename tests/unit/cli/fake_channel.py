@@ -2,10 +2,10 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from millrace.columns import CommitTimes, columns_from_events
 from millrace_client import (
@@ -45,31 +45,15 @@ LIMITS = ChannelLimits(
     lease_seconds=30.0,
     open_transactions_max=5000,
 )
-GAUGES = ChannelGauges(
-    queued_events=0,
-    taken_events=0,
-    body_bytes=0,
-    body_bytes_max=800_000,
-    open_transactions=0,
-    first_sequence=1,
-    next_sequence=1,
-    producers=0,
-    waiting_takes=0,
-    waiting_commits=0,
-    log_bytes=0,
-    segments=0,
-    memory_events=0,
-)
-COUNTERS = ChannelCounters(
-    event_put_attempt_count=0,
-    event_put_success_count=0,
-    event_take_attempt_count=0,
-    event_take_success_count=0,
-    commit_count=0,
-    rollback_count=0,
-    lease_expired_count=0,
-    deduplicated_count=0,
-)
+
+
+def zeros_of(kind: type[ChannelGauges | ChannelCounters]) -> dict[str, Any]:
+    """A 0 for each field without a default."""
+    return {one.name: 0 for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING}
+
+
+GAUGES = replace(ChannelGauges(**zeros_of(ChannelGauges)), body_bytes_max=800_000, first_sequence=1, next_sequence=1)
+COUNTERS = ChannelCounters(**zeros_of(ChannelCounters))
 ORDERS = ChannelInfo(
     name="orders",
     channel_id="c-1",
