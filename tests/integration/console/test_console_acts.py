@@ -134,6 +134,7 @@ def test_acts_on_who_uses_a_channel_take_effect(operator: Console, client: Clien
     used = client.channel("used")
     used.append([b"one"], Stamp("producer-1", 1, 1))
     used.transaction(3600.0, "txn-1").begin()
+    used.claim("reader-1", lease_seconds=3600.0)
     page = operator.open("channels/used", "used")
     page.get_by_role("button", name="End txn-1").click()
     _confirm(page, "txn-1", "Roll back")
@@ -141,7 +142,6 @@ def test_acts_on_who_uses_a_channel_take_effect(operator: Console, client: Clien
     page.get_by_role("button", name="Forget producer-1").click()
     _confirm(page, "producer-1", "Forget")
     assert client.admin.list_producers("used") == []
-    used.claim("reader-1", lease_seconds=3600.0)
     page.get_by_role("button", name="Release the claim").click()
     _confirm(page, "used", "Release")
     assert client.admin.get_channel("used").claim is None
