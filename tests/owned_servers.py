@@ -74,6 +74,11 @@ class OwnedServers:
     def _owner_as_told(self, index: int, owner: int) -> Owner:
         return Owner(self.named[index] if index in self.named else self.addresses[owner], self._epoch)
 
+    @property
+    def event_count(self) -> int:
+        """The events that the channel holds."""
+        return self._channel.event_count
+
     def stop(self, index: int) -> None:
         """Ends a server and all its connections."""
         self._run(self._stacks[index].aclose())
