@@ -164,6 +164,7 @@ class FakeChannel:
     replayed_fraction: float = 1.0
     is_configured: bool = False
     is_overridden: bool = False
+    owner: str = ""
     exists: bool = True
     events: deque[Event] = field(default_factory=deque)
     next_sequence: int = 1
@@ -262,6 +263,7 @@ class FakeChannel:
             replayed_fraction=self.replayed_fraction,
             is_configured=self.is_configured,
             is_overridden=self.is_overridden,
+            owner=self.owner,
         )
 
 

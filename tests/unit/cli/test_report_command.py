@@ -58,6 +58,20 @@ def test_report_has_what_is_wrong_first(servers: dict[str, FakeClient]) -> None:
     assert len(report(servers, "--limit", "1").stdout.split("\n\n")[1].splitlines()) == 2
 
 
+def test_report_shows_who_owns_a_channel(servers: dict[str, FakeClient]) -> None:
+    """A server that stands by is in order; a channel that nobody owns is not."""
+    one, two = servers.values()
+    one.admin.channels = {
+        "eu": FakeChannel("eu", state=ChannelState.STANDING_BY, owner="two:7070"),
+        "us": FakeChannel("us", state=ChannelState.STANDING_BY),
+    }
+    two.admin.channels = {"eu": FakeChannel("eu")}
+    _, channels, *_ = ([line.split() for line in table.splitlines()] for table in report(servers).stdout.split("\n\n"))
+    assert [row[:2] for row in channels[1:]] == [["us", "standing_by"], ["eu", "owned"], ["eu", "open"]]
+    assert channels[1][-4:] == ["no", "server", "owns", "it"]
+    assert channels[2][1:5] == ["owned", "by", "two:7070", "one"]
+
+
 def test_report_with_a_server_that_does_not_answer_has_the_others(servers: dict[str, FakeClient]) -> None:
     """The exit code says that something is missing."""
     servers["one:7070"].admin.errors.append(UnavailableError("gone"))

@@ -1,10 +1,11 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import millrace_client.aio
 from millrace_client import BadArgumentError, Consumer, ConsumerConfig, Producer, Tls, security
-from millrace_client._settings import check_endpoints
+from millrace_client._settings import ConnectionSettings, check_endpoints
 
 SECRET = "token-of-a-test"  # noqa: S105 - the name says it
 
@@ -66,6 +67,24 @@ def test_token_travels_in_plain_text_on_this_machine_only(local: str, monkeypatc
         Consumer("far:1", "orders", config=config)
     monkeypatch.setenv("MILLRACE_ALLOW_PLAINTEXT", "true")
     assert config.connection("far:1").token is not None
+
+
+def test_server_that_another_one_named_gets_the_same_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TLS, token and options are the client's own; a token is not sent in plain text because a server says so."""
+    monkeypatch.delenv("MILLRACE_ALLOW_PLAINTEXT", raising=False)
+    given = ConnectionSettings(
+        endpoint="mill-1:7070",
+        timeout_seconds=5.0,
+        wait_for_ready=True,
+        tls=Tls(ca="ca.pem"),
+        token=security.Token.given(SECRET, None),
+        options=(("grpc.primary_user_agent", "test"),),
+    )
+    there = given.at("mill-2:7070")
+    assert (there.endpoint, there.wait_for_ready) == ("mill-2:7070", False)
+    assert (there.tls, there.token, there.options) == (given.tls, given.token, given.options)
+    with pytest.raises(BadArgumentError, match="mill-2"):
+        replace(given, tls=None, endpoint="127.0.0.1:7070").at("mill-2:7070")
 
 
 @pytest.mark.parametrize("where", ["SSL_CERT_FILE", "its place"])

@@ -204,8 +204,9 @@ def append_pipelined(channel: Channel, appends: Sequence[StampedEvents], after_e
     """
     connection = channel._connection  # noqa: SLF001 - of this package; the public API has no call for many appends
     timeout_seconds = connection.settings.timeout_seconds + KEEP_ALIVE_SECONDS
+    at_owner = connection.at(connection.owners.endpoint_of(channel.name))
     session: ThreadedAppendSession[StampedEvents]
-    session = ThreadedAppendSession(connection.opened().channel, connection.errors, channel.name, timeout_seconds)
+    session = ThreadedAppendSession(at_owner.opened().channel, at_owner.errors, channel.name, timeout_seconds)
     stored_count = 0
     try:
         for append, encoded in _requests(channel.name, appends):
