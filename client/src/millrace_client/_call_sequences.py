@@ -20,6 +20,7 @@ from millrace_client.errors import (
     BadArgumentError,
     ChannelClaimedError,
     EventTooLargeError,
+    ForbiddenError,
     LeaseExpiredError,
     MillraceError,
     NotClaimedError,
@@ -258,12 +259,20 @@ def release_claim(channel: str, epoch: int | None) -> CallSequence[ClaimStatus]:
     The request names an epoch, since its repeat could otherwise end a claim that was granted in between.
     """
     if epoch is None:
-        info: ChannelInfo = yield _calls.get_channel(channel)
-        if info.claim is None:
-            raise NotClaimedError("no reader has claimed the channel", channel=channel)
-        epoch = info.claim.epoch
+        epoch = yield from _epoch_of_claim(channel)
     released: ClaimStatus = yield _calls.release_claim(channel, epoch)
     return released
+
+
+def _epoch_of_claim(channel: str) -> CallSequence[int | None]:
+    """Returns the epoch of the active claim; None for a caller who may release claims, but not see them."""
+    try:
+        info: ChannelInfo = yield _calls.get_channel(channel)
+    except ForbiddenError:
+        return None
+    if info.claim is None:
+        raise NotClaimedError("no reader has claimed the channel", channel=channel)
+    return info.claim.epoch
 
 
 def _warn_of_shorter_lease(what: str, asked_seconds: float | None, granted_seconds: float) -> None:

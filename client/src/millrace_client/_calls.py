@@ -302,7 +302,7 @@ def end_transaction(txn_id: str) -> Call[None]:
     return Call(_methods.END_TRANSACTION, request, _decoding.nothing, txn_id=txn_id)
 
 
-def release_claim(channel: str, epoch: int) -> Call[ClaimStatus]:
+def release_claim(channel: str, epoch: int | None) -> Call[ClaimStatus]:
     """Ends anybody's claim; the result is the claim as it was."""
     request = _message(admin_pb.ReleaseClaimRequest, channel=channel, epoch=_epoch(epoch))
     return Call(_methods.RELEASE_CLAIM, request, _decoding.released_claim, channel=channel)

@@ -343,6 +343,16 @@ def test_consumers_and_producers_come_as_lists(client: Any, server: FakeServer) 
     assert known == millrace.ProducerInfo(producer_id="p", last_sequence=9, gap_count=1, last_seen=None)
 
 
+def test_release_by_who_may_not_describe_the_channel_names_no_epoch(client: Any, server: FakeServer) -> None:
+    """`operate` is enough; the server then ends whichever claim is active."""
+    server.script("GetChannel", RefusalError(grpc.StatusCode.PERMISSION_DENIED, "FORBIDDEN"))
+    claim = admin_pb.ClaimStatus(reader_id="r", epoch=7)
+    server.script("ReleaseClaim", admin_pb.ReleaseClaimResponse(claim=claim))
+    assert client.admin.release_claim("orders").epoch == 7
+    [request] = server.requests["ReleaseClaim"]
+    assert not request.HasField("epoch")
+
+
 def test_operations_name_what_they_end(client: Any, server: FakeServer) -> None:
     """Without an epoch, that of the active claim, which a repeat cannot mistake; a kind only if it is given."""
     server.script("EndTransaction", admin_pb.EndTransactionResponse())
