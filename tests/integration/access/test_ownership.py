@@ -40,7 +40,10 @@ def test_transactions_belong_to_who_began_them(server: Millraced, site: Site) ->
 
 
 def test_claims_belong_to_who_holds_them(server: Millraced, site: Site, start_millraced: StartMillraced) -> None:
-    """Another's claim stands in the way, also with the same reader and after a restart; an operator takes it over."""
+    """Another's claim stands in the way, also with the same reader and after a restart; an operator takes it over.
+
+    The audit log has the owner of what an operator takes over, releases or ends.
+    """
     with millrace.connect(server.grpc, token=site.tokens["boss"]) as boss:
         boss.channel("orders").append([b"one"])
         boss.channel("orders").claim("reader", lease_seconds=3_000)
@@ -58,11 +61,17 @@ def test_claims_belong_to_who_holds_them(server: Millraced, site: Site, start_mi
     takeover = pb.ClaimRequest(channel="orders", reader_id="reader", takeover=True)
     assert call(server.grpc, "Claim", takeover, reader)[1] == "FORBIDDEN"
     assert call(server.grpc, "Claim", takeover, other)[0] == "OK"
-    server.wait_for("audit", count=2)
+    operator = bearer(site.tokens["boss"])
+    assert call(server.grpc, "BeginTxn", pb.BeginTxnRequest(channel="orders", txn_id="theirs"), other)[0] == "OK"
+    assert call(server.grpc, "EndTransaction", admin_pb.EndTransactionRequest(txn_id="theirs"), operator)[0] == "OK"
+    assert call(server.grpc, "ReleaseClaim", admin_pb.ReleaseClaimRequest(channel="orders"), operator)[0] == "OK"
+    server.wait_for("audit", count=4)
     audit = [entry for entry in server.log if entry["event"] == "audit"]
-    assert [(entry["outcome"], entry["identity"], entry["owner"]) for entry in audit] == [
+    assert [(entry["outcome"], entry["identity"], entry.get("owner")) for entry in audit] == [
         ("denied", "read", "boss"),
         ("done", "other", "boss"),
+        ("done", "boss", "other"),
+        ("done", "boss", "other"),
     ]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from millrace_server.access.permissions import Permission
+from millrace_server.channels.claims import Claim
 from millrace_server.grpc_services.guard import GuardedCall, Rule
 from millrace_server.grpc_services.txn_owners import permissions_to_keep
 
@@ -86,6 +87,9 @@ def _end_txn(call: GuardedCall, request: Any) -> None:
     channel = directory.find(request.txn_id).name
     if not (call.may(Permission.DESCRIBE, channel) or call.may(Permission.OPERATE, channel)):
         directory.refuse_unknown(request.txn_id)
+    owner = directory.find(request.txn_id).owner_of(request.txn_id)
+    if owner != call.identity:
+        call.note_foreign_owner(owner)
     call.require((Permission.OPERATE,), channel)
 
 
@@ -96,19 +100,29 @@ def _with_claim(call: GuardedCall, request: Any) -> None:
 
 def _refuse_others_claim(call: GuardedCall, request: Any) -> None:
     """Raises ChannelClaimedError where another identity has claimed the channel."""
-    channel = call.registry.find(request.channel).channel_if_open if request.channel in call.registry else None
-    claim = None if channel is None else channel.claims.claim
-    if claim is None or claim.owner in ("", call.identity):
-        return
-    if request.HasField("epoch") and request.epoch != claim.epoch:
-        # The call names another claim, which is over.
+    claim = _others_claim(call, request)
+    if claim is None:
         return
     if getattr(request, "takeover", False):
         call.note_foreign_owner(claim.owner)
         call.require((Permission.OPERATE,), request.channel)
     else:
-        assert channel is not None, "a claim has a channel"
-        channel.claims.refuse_if_claimed()
+        call.registry.get(request.channel).claims.refuse_if_claimed()
+
+
+def _release_claim(call: GuardedCall, request: Any) -> None:
+    call.require_throughout((Permission.OPERATE,), request.channel)
+    if (claim := _others_claim(call, request)) is not None:
+        call.note_foreign_owner(claim.owner)
+
+
+def _others_claim(call: GuardedCall, request: Any) -> Claim | None:
+    """Returns another identity's claim on the channel, unless the call names the epoch of a claim that is over."""
+    channel = call.registry.find(request.channel).channel_if_open if request.channel in call.registry else None
+    claim = None if channel is None else channel.claims.claim
+    if claim is None or claim.owner in ("", call.identity):
+        return None
+    return None if request.HasField("epoch") and request.epoch != claim.epoch else claim
 
 
 RULES = {
@@ -139,7 +153,7 @@ RULES = {
     "RetryComponent": Rule(_nothing, administers=True),
     "ListTransactions": Rule(_nothing, reads=True),
     "EndTransaction": Rule(_end_txn, administers=True),
-    "ReleaseClaim": Rule(_on_channel(Permission.OPERATE), administers=True),
+    "ReleaseClaim": Rule(_release_claim, administers=True),
     "ListProducers": Rule(_nothing, reads=True),
     "ForgetProducer": Rule(_on_channel(Permission.OPERATE), administers=True),
     "ListConsumers": Rule(_nothing, reads=True),
