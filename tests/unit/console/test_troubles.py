@@ -34,6 +34,15 @@ async def take_one(channel: Channel) -> None:
     await channel.transactions.take("one", TakeLimits(events_max=1), 0.0, None)
 
 
+@pytest.mark.parametrize(("count", "reason"), [(90, "it is 90% full"), (100, "it is full")])
+async def test_channel_without_much_room_is_a_trouble(console: ServedConsole, count: int, reason: str) -> None:
+    """The advice costs no event, unlike a purge, of which the runbook warns."""
+    await append(console.create("orders", transaction_capacity=100), *[({}, b"x")] * count)
+    [trouble] = (await console.read("/api/overview"))["troubles"]
+    assert trouble["reason"] == reason
+    assert "purge" not in trouble["advice"]
+
+
 async def test_events_that_wait_for_a_consumer_are_a_trouble_after_a_while(
     console: ServedConsole, later: Callable[[float], None]
 ) -> None:

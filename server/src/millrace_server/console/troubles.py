@@ -88,7 +88,7 @@ def _troubles_of_channel(reading: ChannelReading, dead_letter_channels: Collecti
 
 
 def _capacity_troubles(reading: ChannelReading, channel: Channel) -> Iterator[Trouble]:
-    advice = "See whether its consumers keep up; add consumers, enlarge the channel, or purge it."
+    advice = "See whether its consumers keep up; add consumers, or enlarge the channel."
     if reading.fill >= 1.0 or channel.has_waiting_commits:
         waiting = channel.gauges().waiting_commits
         commits = f"; {counted(waiting, 'commit waits', 'commits wait')} for room" if waiting else ""
