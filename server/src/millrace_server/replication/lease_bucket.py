@@ -13,7 +13,7 @@ from nats.js.kv import KeyValue
 
 from millrace_server.replication.engine import Engine
 from millrace_server.replication.lease import (
-    LEASE_SECONDS,
+    RENEW_SECONDS,
     ChannelLease,
     Holder,
     LeaseConflictError,
@@ -24,6 +24,9 @@ from millrace_server.replication.lease import (
 _log = structlog.stdlib.get_logger(__name__)
 
 BUCKET = "MILLRACE_OWNERS"
+
+_SILENCE_SECONDS = 2 * RENEW_SECONDS
+"""After so long without a renewal the watch begins again."""
 
 ResultT = TypeVar("ResultT")
 
@@ -112,8 +115,8 @@ class JetStreamLeases:
         watcher: Any = await self._bucket.watchall()  # Its methods have no types.
         try:
             while True:
-                # Owners renew more often than that; a watch that is silent may have ended with a server of the engine.
-                found = await watcher.updates(LEASE_SECONDS)
+                # Owners renew more often; a silent watch may have ended with a server of the engine, without a word.
+                found = await watcher.updates(_SILENCE_SECONDS)
                 if found is not None:
                     self._loop.call_soon_threadsafe(self._note, found)
         finally:
