@@ -1,10 +1,14 @@
 """What is wrong with channels and components, and how urgent it is."""
 
+from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 
 from millrace.units import counted
 from millrace_client import ChannelInfo, ChannelState, ComponentInfo, ComponentState
 from millrace_client.cli.views import BUSY_FILL, FULL_FILL, fill_of
+
+_IDLE_TIME = timedelta(minutes=15)
+"""How long events may wait while nothing is taken."""
 
 
 class Severity(IntEnum):
@@ -26,9 +30,22 @@ def channel_problem(channel: ChannelInfo) -> tuple[Severity, str]:
         return Severity.ERROR, channel.fault
     fill, waiting_count = fill_of(channel), channel.gauges.waiting_commits
     if fill < BUSY_FILL and not waiting_count:
-        return Severity.NONE, ""
+        idle = _idle_problem(channel)
+        return Severity.WARNING if idle else Severity.NONE, idle
     waiting = f", and {counted(waiting_count, 'commit')} waiting for room" if waiting_count else ""
     return Severity.ERROR if fill >= FULL_FILL else Severity.WARNING, f"{fill:.0%} full{waiting}"
+
+
+def _idle_problem(channel: ChannelInfo) -> str:
+    """Returns that events wait although the channel has had a consumer; without any, it may be a store."""
+    gauges, claim = channel.gauges, channel.claim
+    has_consumer = claim or gauges.open_transactions or channel.counters.event_take_success_count
+    last_take_time = gauges.last_take_time or channel.start_time
+    idle_time = datetime.now(UTC) - max(last_take_time, gauges.oldest_commit_time or last_take_time)
+    if not has_consumer or gauges.oldest_commit_time is None or idle_time < _IDLE_TIME:
+        return ""
+    holder = f"; reader {claim.reader_id} holds a claim" if claim else ""
+    return f"nothing was taken for {counted(idle_time // timedelta(minutes=1), 'minute')} while events wait{holder}"
 
 
 def component_severity(component: ComponentInfo) -> Severity:
