@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.jetstream_server import JetStreamServer
 from tests.millraced import Millraced
 from tests.scheduling import SparkOnOneWorker, uses_shared_spark
 
@@ -45,6 +46,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """With several workers, the longest tests come first: those of the shared Spark, then those that start one."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: (not uses_shared_spark(item.nodeid), item.get_closest_marker("spark") is None))
+
+
+@pytest.fixture(scope="module")
+def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where the nats-server with JetStream listens that the tests of a module share."""
+    with JetStreamServer(tmp_path_factory.mktemp("nats")) as server:
+        yield server.url
 
 
 StartMillraced = Callable[..., Millraced]

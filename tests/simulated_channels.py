@@ -25,6 +25,7 @@ from millrace_server.channels.log_store import LogStore
 from millrace_server.channels.recovery import ReplayProgress
 from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.wal import log
+from millrace_server.wal.group_writer import GroupWriter
 from millrace_server.wal.records import Submission
 from millrace_server.wal.writer import LogWriter
 from millrace_server.wal.writer_threads import WriterThreads
@@ -73,13 +74,10 @@ def _small(kind: type[_ConfigT], **limits: Any) -> _ConfigT:
     return kind(**chosen).model_copy(update={"segment_bytes_max": segment_bytes_max})
 
 
-class TurnWriter(LogWriter):
+class InTurns(GroupWriter):
     """Writes a group in each turn of the event loop, without a thread."""
 
     _is_scheduled = False
-
-    def start(self, _threads: WriterThreads, *, ends_with_sync_point: bool) -> None:
-        """Does nothing, since there is no thread."""
 
     def submit(self, submission: Submission) -> None:
         if self._is_closing:
@@ -106,6 +104,13 @@ class TurnWriter(LogWriter):
         self._run()
 
 
+class TurnWriter(InTurns, LogWriter):
+    """Writes to segments in turns."""
+
+    def start(self, _threads: WriterThreads, *, ends_with_sync_point: bool) -> None:
+        """Does nothing, since there is no thread."""
+
+
 async def _at_once(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     return function(*arguments, **options)
 
@@ -125,7 +130,7 @@ def make_simple(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_log", quiet)
 
 
-class _Here(ThreadPoolExecutor):
+class Here(ThreadPoolExecutor):
     """Runs every call at once, on the caller's thread."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> "Future[Any]":
@@ -154,7 +159,7 @@ class _SimulatedStores(FileStores):
 
     def __init__(self, disk: SimulatedDisk) -> None:
         super().__init__(Path(), disk)
-        self._openers = _Here()
+        self._openers = Here()
 
     def _open_directories(self, _name: str, config: LogChannelConfig) -> ChannelDirectories:
         data_dirs = config.data_dirs or [DATA]

@@ -66,7 +66,7 @@ class OwnedLog:
         def take_over() -> OwnedLog:
             limits = StreamLimits(replicas=1, stream_bytes_max=stream_bytes_max)
             chain = Chain(engine, Stream(engine, name, limits))
-            chain.fence(server="test", address="127.0.0.1:1", epoch_known=epoch_known)
+            chain.fence("127.0.0.1:1", epoch_known)
             payload_codec = codec or PayloadCodec()
             log, checkpoints = StreamLog(chain, payload_codec), StreamCheckpoints(chain, payload_codec)
             checkpoint = next(checkpoints.valid_checkpoints(), None)

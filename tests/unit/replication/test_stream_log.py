@@ -1,6 +1,7 @@
 """The log in a stream of a real nats-server."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
 from millrace_server.wal.records import LogFailedError, LogFullError
 from millrace_server.wal.segments import LogCorruptError
 from tests.cutting_proxy import CuttingAppends, cutting_proxy
+from tests.jetstream_server import JetStreamServer
 from tests.stream_logs import STREAM_BYTES_MAX, OwnedLog, engine_at, new_name, owned_log
 
 _MIB = 1 << 20
@@ -126,6 +128,25 @@ async def test_append_whose_answer_is_lost_and_that_was_overtaken_fails(nats_url
             proxy.lose_next_answer()
             with pytest.raises(LogFailedError, match="another server"):
                 await log.submit(b"void")
+
+
+async def test_append_goes_on_when_a_killed_engine_is_back(tmp_path: Path) -> None:
+    """The caller waits meanwhile, and nothing that was answered is lost."""
+    name = new_name()
+    with JetStreamServer(tmp_path) as server:
+        async with engine_at(server.url) as engine:
+            async with owned_log(engine, name) as log:
+                before = await asyncio.gather(*[log.submit(b"%d" % number) for number in range(20)])
+                in_flight = log.submit(b"in flight")
+                await asyncio.to_thread(server.kill)
+                meanwhile = log.submit(b"meanwhile")
+                reading = asyncio.ensure_future(log.read(before[0]))
+                await asyncio.to_thread(server.start)
+                await in_flight
+                await meanwhile
+                assert await reading == [b"0"]
+            async with owned_log(engine, name) as later:
+                assert later.payloads == [*(b"%d" % number for number in range(20)), b"in flight", b"meanwhile"]
 
 
 async def test_checkpoints_keep_the_newest_two(nats_url: str) -> None:

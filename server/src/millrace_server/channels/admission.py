@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from millrace_server.channels.batches import Form, StoredColumns
 from millrace_server.channels.config import ChannelConfig
@@ -18,7 +19,6 @@ from millrace_server.errors import (
     MillraceError,
     TxnCapacityError,
 )
-from millrace_server.wal.disk import Disk
 
 FREE_BYTES_SECONDS = 0.1
 """How long a measurement of the free space counts; written bytes are subtracted meanwhile."""
@@ -151,6 +151,13 @@ class _Measurement:
     reserved_bytes: int = 0  # Bytes that puts were given since.
 
 
+class FreeSpace(Protocol):
+    """What tells how much a disk, or a stream, still takes."""
+
+    def free_bytes(self, directory: Path) -> int:
+        """Returns the free bytes; may block."""
+
+
 class DiskSpace:
     """Keeps puts from filling the disk, so that takes and checkpoints, which free far more, find some space.
 
@@ -165,7 +172,7 @@ class DiskSpace:
     """
 
     def __init__(
-        self, disk: Disk, data_dirs: Sequence[Path], clock: Callable[[], float], checkpoint_dir: Path | None = None
+        self, disk: FreeSpace, data_dirs: Sequence[Path], clock: Callable[[], float], checkpoint_dir: Path | None = None
     ) -> None:
         self._disk = disk
         self._data_dirs = data_dirs

@@ -53,14 +53,18 @@ class Chain:
         """The largest body that one message has."""
         return self._engine.message_bytes_max - HEADER_BYTES_MAX - HEAD_BYTES
 
-    def fence(self, *, server: str, address: str, epoch_known: int = 0) -> None:
+    def fence(self, address: str, epoch_known: int = 0) -> None:
         """Makes this server the owner: nothing that an earlier one appends from now on is stored.
+
+        Args:
+            address: Where clients reach this server; operators find it in the stream.
+            epoch_known: The greatest epoch that was ever seen; 0 without any.
 
         Raises:
             EngineError: The engine does not answer.
-            LogCorruptError: The stream ends before `epoch_known`, the greatest epoch that was ever seen.
+            LogCorruptError: The stream ends before that epoch.
         """
-        body = json.dumps({"server": server, "address": address, "nonce": secrets.token_hex(8)}).encode()
+        body = json.dumps({"address": address, "nonce": secrets.token_hex(8)}).encode()
         for _ in range(_FENCES_MAX):
             if self._last_sequence < epoch_known:
                 raise LogCorruptError(

@@ -28,7 +28,7 @@ _FOREVER = -1
 ResultT = TypeVar("ResultT")
 
 
-class EngineError(Exception):
+class EngineError(OSError):
     """Raised when the engine cannot be reached or used; the message is for the operator."""
 
 

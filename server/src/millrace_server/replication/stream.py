@@ -5,9 +5,11 @@ import json
 import random
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
+from typing import Any, TypeVar
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -36,6 +38,9 @@ _WRONG_LAST_SEQUENCE = 10071
 # The stream's own limit, and those of the server and of the account.
 _NO_ROOM = {10077, 10023, 10028, 10047, 10002}
 _NAME_IN_USE = 10058
+
+
+ResultT = TypeVar("ResultT")
 
 
 class OvertakenError(LogFailedError):
@@ -200,6 +205,17 @@ class Stream:
         except (nats.errors.Error, TimeoutError, OSError) as error:
             raise EngineError(f"stream {self.name}: {_reason(error)}") from error
 
+    async def patiently(self, attempt: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
+        """Returns the result of a call, which is repeated while the engine does not answer, for some minutes."""
+        give_up_at = time.monotonic() + UNKNOWN_SECONDS_MAX
+        while True:
+            try:
+                return await attempt()
+            except EngineError:
+                if time.monotonic() >= give_up_at:
+                    raise
+                await asyncio.sleep(_RETRY_SECONDS)
+
     async def fetch(self, sequences: Sequence[int]) -> list[bytes | None]:
         """Returns the messages at some sequences, from whichever replica is near, a few at a time."""
         allowed = asyncio.Semaphore(_FETCHES_MAX)
@@ -210,7 +226,7 @@ class Stream:
                     return (await self._jetstream.get_msg(self.name, sequence, direct=True)).data or b""
                 except (nats.errors.Error, TimeoutError, OSError):
                     # A replica may lag behind: the leader knows.
-                    return await self.get(sequence)
+                    return await self.patiently(partial(self.get, sequence))
 
         return list(await asyncio.gather(*map(fetch_one, sequences)))
 
@@ -218,7 +234,7 @@ class Stream:
         """Returns the messages from a sequence up to another (excluded), with their sequences; some may be missing."""
         found: list[tuple[int, bytes]] = []
         while first < end:
-            batch = await self._read_batch(first, end - first) or await self._next(first)
+            batch = await self._read_batch(first, end - first) or await self.patiently(partial(self._next, first))
             if not batch:
                 break
             found += [message for message in batch if message[0] < end]

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from millrace_server.replication.chain import Chain
-from millrace_server.replication.engine import EngineError
 from millrace_server.replication.messages import Message, MessageKind
 from millrace_server.replication.stream import CHECKPOINT
 from millrace_server.wal.checkpoints import Checkpoint
@@ -38,7 +37,8 @@ class StreamCheckpoints:
         """Appends a checkpoint, and removes those before the previous one.
 
         Raises:
-            OSError: The stream has no room for it, or the engine does not answer.
+            OSError: The stream has no room for it.
+            EngineError: The engine does not answer.
         """
         try:
             try:
@@ -51,7 +51,7 @@ class StreamCheckpoints:
                 self._chain.purge_checkpoints_before(self._kept[1][0])
         except LogFullError as error:
             raise OSError(errno.ENOSPC, str(error)) from error
-        except (LogFailedError, EngineError) as error:
+        except LogFailedError as error:
             raise OSError(errno.EIO, str(error)) from error
 
     def _append(self, checkpoint: Checkpoint) -> None:

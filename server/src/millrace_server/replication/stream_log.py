@@ -4,13 +4,11 @@ The log's segments are only counted here: `position` grows from the record that 
 segment id is the sequence of its group, which replaces the file.
 """
 
-import errno
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from millrace_server.histograms import Histograms
 from millrace_server.replication.chain import Chain
-from millrace_server.replication.engine import EngineError
 from millrace_server.replication.groups import GroupAssembler, GroupBytes, GroupReader
 from millrace_server.replication.messages import NOWHERE, MessageKind
 from millrace_server.replication.stream import LOG
@@ -178,15 +176,12 @@ class StreamLog(Submitting[StreamWriter]):
         """Removes the messages before a group; returns about how many.
 
         Raises:
-            OSError: The engine does not answer; a later call removes them.
+            EngineError: The engine does not answer; a later call removes them.
         """
         count = segment_id - self._first_segment_id
         if count <= 0:
             return 0
-        try:
-            self._chain.purge_before(segment_id)
-        except EngineError as error:
-            raise OSError(errno.EIO, str(error)) from error
+        self._chain.purge_before(segment_id)
         self._first_segment_id = segment_id
         return count
 

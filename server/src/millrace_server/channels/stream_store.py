@@ -1,0 +1,129 @@
+"""The stream of a replicated channel, from its opening to its end."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from millrace_server.channels.admission import DiskSpace
+from millrace_server.channels.channel_file import ChannelIdentity
+from millrace_server.channels.config import LogChannelConfig
+from millrace_server.channels.log_columns import LogColumns, RecentMemory
+from millrace_server.channels.log_store import LogStore, OpenLog, make_codec, start_store
+from millrace_server.channels.recovery import ReplayProgress, recover
+from millrace_server.histograms import Histograms
+from millrace_server.replication.chain import Chain
+from millrace_server.replication.engine import Engine
+from millrace_server.replication.stream import Stream, StreamLimits
+from millrace_server.replication.stream_checkpoints import StreamCheckpoints
+from millrace_server.replication.stream_log import StreamLog
+from millrace_server.wal.writer_threads import WriterThreads
+
+_log = structlog.stdlib.get_logger(__name__)
+
+_OPENERS_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """A channel's stream as what stores its log, and as the room that it has."""
+
+    identity: ChannelIdentity
+    chain: Chain
+    limits: StreamLimits
+
+    def close(self) -> None:
+        """Does nothing: the connection serves other channels too."""
+
+    def mark_deleted(self) -> None:
+        """Deletes the stream, which leaves nothing behind."""
+        self.chain.delete()
+
+    def remove(self) -> None:
+        """Deletes the stream where that has not happened yet."""
+        self.chain.delete()
+
+    def free_bytes(self, _directory: Path) -> int:
+        """Returns how much the stream still takes."""
+        return self.limits.stream_bytes_max - self.chain.byte_count
+
+
+class TakeOver(NamedTuple):
+    """One server's attempt to own a channel."""
+
+    address: str
+    """Where clients reach this server."""
+    epoch_known: int = 0
+    """The greatest epoch of the channel that was ever seen: a stream that ends before it was lost or set back."""
+
+
+class StreamStores:
+    """Opens the streams of channels in one engine."""
+
+    def __init__(self, engine: Engine, limits: StreamLimits, histograms: Histograms | None = None) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._histograms = histograms or Histograms()
+        self._recent = RecentMemory()
+        self._writers = WriterThreads()
+        # Their own threads: reading logs back takes long, and reads of other channels must not wait behind it.
+        self._openers = ThreadPoolExecutor(_OPENERS_MAX, thread_name_prefix="channel-opener")
+
+    async def open(
+        self,
+        name: str,
+        config: LogChannelConfig,
+        attempt: TakeOver,
+        progress: ReplayProgress,
+        on_change: Callable[[str], None],
+    ) -> tuple[LogStore, int]:
+        """Takes a channel over, or creates its stream, and starts its log; returns it with its epoch.
+
+        Args:
+            name: The channel's name.
+            config: Its configuration.
+            attempt: What this server tells of itself, and knows of former owners.
+            progress: Updated during recovery.
+            on_change: Called with a sentence for the server's log if the log later fails, stalls or is found damaged.
+
+        Raises:
+            KeyFileError, KeyMissingError, LogCorruptError, UnknownVersionError, OSError: It cannot be opened.
+            DiskFullError, ChannelLogFailedError: A new log could not be written, or another server was faster.
+        """
+        started = time.monotonic()
+        loop = asyncio.get_running_loop()
+        take_over = loop.run_in_executor(self._openers, self._take_over, name, config, attempt, progress)
+        opened, chain = await take_over
+        store = await start_store(name, config, opened, self._histograms, on_change)
+        _log.info(
+            "channel taken over",
+            channel=name,
+            epoch=chain.epoch,
+            events=opened.recovered.queue.event_count,
+            replayed_records=opened.recovered.replayed_records,
+            seconds=round(time.monotonic() - started, 3),
+        )
+        return store, chain.epoch
+
+    def _take_over(
+        self, name: str, config: LogChannelConfig, attempt: TakeOver, progress: ReplayProgress
+    ) -> tuple[OpenLog, Chain]:
+        """Runs on a thread, since it blocks on the engine."""
+        codec = make_codec(config)
+        chain = Chain(self._engine, Stream(self._engine, name, self._limits))
+        chain.fence(attempt.address, attempt.epoch_known)
+        log, checkpoints = StreamLog(chain, codec), StreamCheckpoints(chain, codec)
+        columns = LogColumns(log, self._recent)
+        recovered = recover(log, checkpoints, columns, progress)
+        columns.first_segment_id = log.first_segment_id
+        log.start(self._writers, self._histograms)
+        channel_id = chain.state.channel_id
+        identity = ChannelIdentity(name, channel_id, channel_id, chain.state.made_at_microseconds)
+        stream = _Stream(identity, chain, self._limits)
+        disk_space = DiskSpace(stream, [Path(chain.stream.name)], time.monotonic)
+        return OpenLog(stream, log, checkpoints, columns, disk_space, recovered), chain

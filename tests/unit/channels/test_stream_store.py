@@ -1,0 +1,131 @@
+"""Channels in streams of a real nats-server, and what happens when another server takes them over."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.log_store import LogStore
+from millrace_server.channels.recovery import ReplayProgress
+from millrace_server.channels.stamps import Stamp
+from millrace_server.channels.stream_store import StreamStores, TakeOver
+from millrace_server.channels.transactions import TxnDirectory
+from millrace_server.errors import ChannelLogFailedError, DiskFullError
+from millrace_server.replication.engine import Engine
+from millrace_server.replication.stream import StreamLimits
+from millrace_server.wal.segments import LogCorruptError
+from tests.channel_events import ANSWER_BYTES_MAX, append, begin_with_takes, numbered
+from tests.simulated_channels import small_limits
+from tests.stream_logs import engine_at, new_name
+
+HAS_THREADS = True
+
+_STREAM_BYTES_MAX = 1 << 22
+
+
+class _Server:
+    """A server that owns one channel."""
+
+    def __init__(self, store: LogStore, channel: Channel, epoch: int, changes: list[str]) -> None:
+        self.store = store
+        self.channel = channel
+        self.epoch = epoch
+        self.changes = changes
+
+    def held(self) -> list[tuple[int, bytes]]:
+        """The sequences and bodies of the channel's events."""
+        return numbered(sorted(self.channel._contents.held_batches(), key=lambda batch: batch.first_sequence))
+
+
+@asynccontextmanager
+async def _server(engine: Engine, name: str, epoch_known: int = 0, **limits: Any) -> AsyncIterator[_Server]:
+    config = small_limits(**limits)
+    changes: list[str] = []
+    stores = StreamStores(engine, StreamLimits(replicas=1, stream_bytes_max=_STREAM_BYTES_MAX))
+    attempt = TakeOver("127.0.0.1:1", epoch_known)
+    store, epoch = await stores.open(name, config, attempt, ReplayProgress(), changes.append)
+    channel = Channel(name, config, store.storage, TxnDirectory(100), ANSWER_BYTES_MAX)
+    try:
+        yield _Server(store, channel, epoch, changes)
+    finally:
+        await store.close()
+
+
+async def test_open_by_another_server_has_all_that_was_answered(nats_url: str) -> None:
+    """The former owner, which was not stopped, stores nothing more; stamps and sequences go on."""
+    name = new_name()
+    async with engine_at(nats_url) as engine, _server(engine, name) as former:
+        first = await append(former.channel, b"1", b"2", stamp=Stamp("p", 1, 2))
+        async with _server(engine, name, former.epoch) as owner:
+            assert owner.epoch > former.epoch
+            assert owner.held() == [(1, b"1"), (2, b"2")]
+            with pytest.raises(ChannelLogFailedError):
+                await append(former.channel, b"void")
+            assert "another server has appended" in former.changes[-1]
+            assert former.channel.fault is not None
+            again = await append(owner.channel, b"1", b"2", stamp=Stamp("p", 1, 2))
+            assert again.is_deduplicated
+            assert (await append(owner.channel, b"3")).first_sequence == first.first_sequence + 2
+        async with _server(engine, name, owner.epoch) as last:
+            assert last.held() == [(1, b"1"), (2, b"2"), (3, b"3")]
+
+
+async def test_close_leaves_a_checkpoint_from_which_the_next_server_goes_on(nats_url: str) -> None:
+    """Hardly anything is replayed."""
+    name = new_name()
+    async with engine_at(nats_url) as engine:
+        async with _server(engine, name) as server:
+            for number in range(50):
+                await append(server.channel, b"%d" % number * 1_000)
+            bytes_before = server.store.log_bytes
+        async with _server(engine, name) as following:
+            assert len(following.held()) == 50
+            assert following.store._opened.recovered.replayed_records <= 1
+            assert following.store.replay_bytes < bytes_before
+
+
+async def test_append_to_a_full_stream_is_refused_until_takes_have_freed_it(nats_url: str) -> None:
+    """Puts leave `min_free_bytes` of the stream for what frees it."""
+    body = b"x" * (_STREAM_BYTES_MAX // 8)
+    limits = {"min_free_bytes": _STREAM_BYTES_MAX // 2}
+    async with engine_at(nats_url) as engine, _server(engine, new_name(), **limits) as server:
+        for _ in range(3):
+            await append(server.channel, body)
+        with pytest.raises(DiskFullError, match="min_free_bytes"):
+            await append(server.channel, body)
+        for _ in range(3):
+            await server.channel.transactions.commit([await begin_with_takes(server.channel, 1)], None)
+        # The events were needed by the previous checkpoint until the second one.
+        for _ in range(2):
+            await server.store._checkpointing.make()
+        await server.store._journal.measure()
+        await append(server.channel, body)
+        assert [sequence for sequence, _ in server.held()] == [4]
+
+
+async def test_open_of_a_stream_that_was_lost_is_refused(nats_url: str) -> None:
+    """A new, empty stream in its place is no silent loss."""
+    name = new_name()
+    async with engine_at(nats_url) as engine:
+        async with _server(engine, name) as server:
+            await append(server.channel, b"1")
+        await asyncio.to_thread(server.store._opened.holder.remove)
+        with pytest.raises(LogCorruptError, match="lost or set back"):
+            async with _server(engine, name, server.epoch):
+                pass
+
+
+async def test_remove_deletes_the_stream(nats_url: str) -> None:
+    """A channel of the same name begins empty, with another id."""
+    name = new_name()
+    async with engine_at(nats_url) as engine:
+        async with _server(engine, name) as server:
+            await append(server.channel, b"1")
+            await server.store.mark_deleted()
+            await server.store.remove()
+        async with _server(engine, name) as following:
+            assert following.held() == []
+            assert following.channel.channel_id != server.channel.channel_id
