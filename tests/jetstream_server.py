@@ -31,7 +31,7 @@ class JetStreamServer:
         config = self._directory / "server.conf"
         config.write_text(
             f"listen: 127.0.0.1:{self._port}\nports_file_dir: '{self._directory}'\n"
-            f"jetstream: {{store_dir: '{self._directory}'}}\n"
+            f"jetstream: {{store_dir: '{self._directory}', sync_interval: always}}\n"
         )
         program = Path(sys.executable).with_name("nats-server")
         self._process = subprocess.Popen([program, "-c", config], stderr=subprocess.DEVNULL)

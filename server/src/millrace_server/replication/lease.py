@@ -157,6 +157,9 @@ class ChannelLease:
     def _epoch(self) -> int:
         return 0 if self._entry is None else self._entry.holder.epoch
 
+    def _is_ours(self) -> bool:
+        return self._entry is not None and self._entry.holder.server == self._server
+
     def _seconds_to_expiry(self) -> float:
         if self._entry is None or self._entry.holder.server in ("", self._server):
             return 0.0
@@ -175,11 +178,11 @@ class ChannelLease:
         return not self._seconds_to_expiry() and await self._renew(self._epoch)
 
     async def _keep_renewing(self) -> None:
-        is_anothers, has_renewed = False, True
-        while self.is_current and not is_anothers:
+        has_renewed = True
+        while self.is_current and self._is_ours():
             await asyncio.sleep(RENEW_SECONDS if has_renewed else _RETRY_SECONDS)
-            has_renewed = await self._renew(self._epoch)
-            is_anothers = not has_renewed and self.holder is not None and self.holder.server != self._server
+            # Not where another server's entry was observed meanwhile: its revision would let this one take it back.
+            has_renewed = self._is_ours() and await self._renew(self._epoch)
         _log.warning("the lease on a channel is lost", channel=self._channel, holder=self.holder)
         self._renewed_at = self._renewing = None
         if self._on_lost is not None:
