@@ -51,6 +51,28 @@ async def test_submit_of_a_group_larger_than_a_message_stores_it_in_parts(nats_u
             assert await asyncio.to_thread(later.log.read_run, stored.locations) == large
 
 
+async def test_replay_from_a_position_within_a_group_yields_the_rest(nats_url: str) -> None:
+    """A checkpoint is often taken between records that are written together, or before them."""
+    name = new_name()
+    async with engine_at(nats_url) as engine:
+        async with owned_log(engine, name) as log:
+            await log.submit(b"first")
+            assert log.log._writer is not None
+            with log.log._writer._lock:
+                together = [log.submit(b"1"), log.submit(), log.submit(b"2")]
+            stored = await asyncio.gather(*together)
+            assert stored[0].end == stored[1].end
+            await log.write_checkpoint(stored[1].end, b"state")
+        async with owned_log(engine, name) as later:
+            assert later.payloads == [b"2"]
+            with later.log._writer._lock:  # type: ignore[union-attr] # it was started
+                together = [later.submit(), later.submit(b"3")]
+            front, _ = await asyncio.gather(*together)
+            await later.write_checkpoint(front.end, b"state")
+        async with owned_log(engine, name) as last:
+            assert last.payloads == [b"3"]
+
+
 async def test_parts_without_the_last_one_have_no_effect(nats_url: str) -> None:
     """A group that a crash has cut off was answered to nobody."""
     name = new_name()

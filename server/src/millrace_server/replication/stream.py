@@ -187,14 +187,17 @@ class Stream:
     async def _has(self, encoded: bytes, sequence: int) -> bool:
         """Whether a message is stored at a sequence; False if nothing is, so that it can be tried again."""
         found = await self.get(sequence)
-        if found == encoded:
-            return True
-        last = (await self.state()).last_sequence
-        if found is not None or last >= sequence:
+        if found is None:
+            last = (await self.state()).last_sequence
+            if last < sequence - 1:
+                raise LogFailedError(f"stream {self.name}: was set back to message {last}; it had {sequence - 1}")
+            if last < sequence:
+                return False
+            # An attempt that was given up may have arrived meanwhile.
+            found = await self.get(sequence)
+        if found != encoded:
             raise OvertakenError(f"stream {self.name}: another server has appended message {sequence}")
-        if last < sequence - 1:
-            raise LogFailedError(f"stream {self.name}: was set back to message {last}; it had {sequence - 1}")
-        return False
+        return True
 
     async def get(self, sequence: int) -> bytes | None:
         """Returns what the stream's leader has at a sequence; None if nothing is there."""

@@ -116,36 +116,35 @@ class StreamLog(Submitting[StreamWriter]):
         if start is not None and self._chain.get(start.segment_id) is None:
             raise LogCorruptError(f"message {start.segment_id}, where replay begins, is missing")
         self._end = start or NOWHERE
-        for group in self._groups_behind(self._end.segment_id):
-            yield from self._records(group)
+        # Behind other records of its group, or before all of them, where the group was written while it was taken.
+        for group in self._groups_from(self._end.segment_id or first_sequence):
+            is_first = start is not None and group.segment_id == start.segment_id
+            yield from self._records(group, self._end if is_first else None)
 
-    def _groups_behind(self, last: int) -> Iterator[Segment]:
+    def _groups_from(self, first: int) -> Iterator[Segment]:
         assembler = GroupAssembler()
-        before, missing = last, 0
-        for sequence, message in self._chain.messages_from(last + 1):
+        before, missing = first - 1, 0
+        for sequence, message in self._chain.messages_from(first):
             if sequence > before + 1:
                 missing = before + 1
             before = sequence
             if message.kind is MessageKind.CHECKPOINT:
                 # Earlier checkpoints may have been removed, and nothing else behind the start.
                 missing = 0
-            elif sequence - message.part == last:
-                # The group where replay begins has more parts.
-                continue
             elif message.kind is MessageKind.GROUP and (group := assembler.add(sequence, message)) is not None:
                 yield group
         if missing or before < self._chain.last_sequence:
             raise LogCorruptError(f"message {missing or before + 1} is missing; it was stored once")
 
-    def _records(self, group: Segment) -> Iterator[LogRecord]:
+    def _records(self, group: Segment, start: LogPosition | None) -> Iterator[LogRecord]:
         header = group.header
-        if header.first_lsn != self._end.lsn:
+        if start is None and header.first_lsn != self._end.lsn:
             raise LogCorruptError(
                 f"message {group.segment_id}: begins with LSN {header.first_lsn}; it must be {self._end.lsn}"
             )
         content = GroupBytes.of(group)
         reader = RecordReader({group.segment_id: group}, self._codec)
-        position, lsn = content.start, header.first_lsn
+        position, lsn = (content.start, header.first_lsn) if start is None else start[1:]
         for record in SegmentScanner(group.file, header).records(position):
             head = record.head
             if head.lsn != lsn:
