@@ -52,6 +52,7 @@ docs: setup ## regenerates docs/settings.md and docs/errors.md; with Chromium al
 	@$(BIN)/python -m tools.generate_settings_page
 	@$(BIN)/python -m tools.generate_errors_page
 	@$(if $(PICTURES),$(BIN)/python -m tools.photograph_console)
+	@$(if $(PICTURES),$(BIN)/python -m tests.simulation.pictures)
 
 fmt: setup ## formats the code and applies the linter's fixes
 	@$(BIN)/ruff check --fix-only --quiet .

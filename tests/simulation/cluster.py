@@ -1,0 +1,218 @@
+"""Simulated servers, each with one channel, and the producers that send to them."""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from millrace_client._retries import Backoff
+from millrace_client.producer import ProducerConfig
+from tests.simulation.costs import Costs
+from tests.simulation.resources import Clock, Process, Resource, Then
+
+OnAnswer = Callable[[bool], None]
+DELIVERIES_MAX = 8
+"""The most deliveries of a server's consumer that are not acknowledged."""
+
+
+@dataclass
+class Account:
+    """What became of every batch."""
+
+    created: int = 0
+    acknowledged: int = 0
+    withheld: int = 0
+    """Batches that a producer could not accept, since its buffer was full."""
+    late: int = 0
+    """Acknowledged more than a second after they were created."""
+    longest_seconds: float = 0.0
+    """The longest time between creation and acknowledgement."""
+    repeats: int = 0
+    """Attempts that a server recognised as already stored."""
+    copies: dict[int, int] = field(default_factory=dict)
+    """How often each batch was stored, by its number."""
+    lost: int = 0
+    """Acknowledged, and stored nowhere."""
+
+    def store(self, number: int) -> None:
+        self.copies[number] = self.copies.get(number, 0) + 1
+
+    def acknowledge(self, number: int, waited_seconds: float) -> None:
+        self.acknowledged += 1
+        self.late += waited_seconds > 1.0
+        self.longest_seconds = max(self.longest_seconds, waited_seconds)
+        self.lost += number not in self.copies
+
+
+class Server:
+    """A server with one channel: an event loop, and a log whose waiting commits share one write and sync."""
+
+    def __init__(  # noqa: PLR0913 - what it shares with others, and one choice
+        self,
+        clock: Clock,
+        costs: Costs,
+        account: Account,
+        *,
+        cores: Resource,
+        disk: Resource,
+        deliveries_max: int = DELIVERIES_MAX,
+    ) -> None:
+        self._clock, self._costs, self._account, self._disk = clock, costs, account, disk
+        self._deliveries_max = deliveries_max
+        self._process = Process(cores)
+        self._life = 0
+        self._is_up = True
+        self._is_writing = False
+        self._unwritten: list[tuple[int, OnAnswer]] = []
+        self._open: dict[OnAnswer, None] = {}
+        self._deliveries = 0
+        self._stamps: set[int] = set()
+        self.queued = 0
+        """Batches in the channel that no consumer has removed."""
+        self.consumed = 0
+
+    def append(self, number: int, on_answer: OnAnswer) -> None:
+        """Stores a batch and answers True; False as soon as the client notices that it was not answered."""
+        if not self._is_up:
+            self._clock.after(self._costs.trip_seconds, lambda: on_answer(False))
+            return
+        self._open[on_answer] = None
+        self._process.run(self._costs.append_seconds, self._unless_ended(lambda: self._log(number, on_answer)))
+
+    def stop(self, down_seconds: float, notice_seconds: float) -> None:
+        """Ends the process and starts it again later; clients notice the end of their calls after so long."""
+        self._life += 1
+        self._is_up = self._is_writing = False
+        self._process.end()
+        self._unwritten, self._deliveries = [], 0
+        for on_answer in self._open:
+            self._clock.after(notice_seconds, _failed(on_answer))
+        self._open = {}
+        self._clock.after(down_seconds, self._start)
+
+    def _start(self) -> None:
+        self._is_up = True
+        self._deliver()
+
+    def _unless_ended(self, then: Then) -> Then:
+        life = self._life
+
+        def run() -> None:
+            if self._life == life:
+                then()
+
+        return run
+
+    def _log(self, number: int, on_answer: OnAnswer) -> None:
+        self._unwritten.append((number, on_answer))
+        if not self._is_writing:
+            self._write()
+
+    def _write(self) -> None:
+        self._is_writing = True
+        written, self._unwritten = self._unwritten, []
+
+        def done() -> None:
+            for number, _ in written:
+                self._store(number)
+            # Whoever ends the server here leaves batches that are stored and not answered.
+            self._clock.after(self._costs.trip_seconds, self._unless_ended(lambda: self._answer(written)))
+            self._is_writing = False
+            if self._unwritten:
+                self._write()
+
+        self._disk.use(self._costs.write_seconds(len(written)), self._unless_ended(done))
+
+    def _store(self, number: int) -> None:
+        if number in self._stamps:
+            self._account.repeats += 1
+            return
+        self._stamps.add(number)
+        self._account.store(number)
+        self.queued += 1
+        self._deliver()
+
+    def _answer(self, written: list[tuple[int, OnAnswer]]) -> None:
+        for _, on_answer in written:
+            del self._open[on_answer]
+            on_answer(True)
+
+    def _deliver(self) -> None:
+        while self._deliveries < min(self.queued, self._deliveries_max):
+            self._deliveries += 1
+            self._process.run(self._costs.consume_seconds, self._unless_ended(self._remove))
+
+    def _remove(self) -> None:
+        self._deliveries -= 1
+        self.queued -= 1
+        self.consumed += 1
+        self._deliver()
+
+
+def _failed(on_answer: OnAnswer) -> Then:
+    return lambda: on_answer(False)
+
+
+class Producer:
+    """Sends batches to one server, with the limits, the pauses and the repeats of the client's Producer."""
+
+    def __init__(self, clock: Clock, costs: Costs, account: Account, server: Server, draw: random.Random) -> None:
+        self._clock, self._costs, self._account, self._server = clock, costs, account, server
+        self._config = ProducerConfig()
+        self._backoff = Backoff(self._config.backoff_seconds, self._config.backoff_seconds_max, draw)
+        self._batches_max = self._config.buffer_bytes_max // costs.batch_bytes
+        self._waiting: deque[tuple[int, float]] = deque()
+        self._in_flight = 0
+        self._is_pausing = False
+
+    @property
+    def unsettled(self) -> int:
+        """Batches that are not acknowledged."""
+        return len(self._waiting) + self._in_flight
+
+    def create_every(self, seconds: float, first_seconds: float) -> None:
+        """Creates a batch at once every so often."""
+
+        def create() -> None:
+            self.create()
+            self._clock.after(seconds, create)
+
+        self._clock.after(first_seconds, create)
+
+    def create(self) -> None:
+        """Creates a batch, and sends it when it may."""
+        if self.unsettled >= self._batches_max:
+            self._account.withheld += 1
+            return
+        self._account.created += 1
+        self._waiting.append((self._account.created, self._clock.now))
+        self._send()
+
+    def _send(self) -> None:
+        while self._waiting and self._in_flight < self._config.inflight_batches_max and not self._is_pausing:
+            self._in_flight += 1
+            self._attempt(*self._waiting.popleft())
+
+    def _attempt(self, number: int, created: float) -> None:
+        def answered(is_stored: bool) -> None:  # noqa: FBT001 - the answer of a call
+            self._in_flight -= 1
+            if is_stored:
+                self._backoff.reset()
+                self._account.acknowledge(number, self._clock.now - created)
+            else:
+                self._waiting.appendleft((number, created))
+                self._pause()
+            self._send()
+
+        self._server.append(number, answered)
+
+    def _pause(self) -> None:
+        if self._is_pausing:
+            return
+        self._is_pausing = True
+
+        def resume() -> None:
+            self._is_pausing = False
+            self._send()
+
+        self._clock.after(self._backoff.next_seconds(), resume)
