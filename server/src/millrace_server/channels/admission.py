@@ -147,6 +147,8 @@ class Capacity:
 @dataclass(slots=True)
 class _Measurement:
     free_bytes: Mapping[Path, int]
+    fewest_bytes: int
+    """Free bytes of the data directory that has the fewest."""
     measured_at: float
     reserved_bytes: int = 0  # Bytes that puts were given since.
 
@@ -194,7 +196,7 @@ class DiskSpace:
     def free_bytes(self) -> int:
         """Free bytes of the data directory that has the fewest, less what puts were given since the measurement."""
         measured = self._measured
-        return min([measured.free_bytes[path] for path in self._data_dirs]) - measured.reserved_bytes
+        return measured.fewest_bytes - measured.reserved_bytes
 
     @property
     def is_outdated(self) -> bool:
@@ -226,8 +228,9 @@ class DiskSpace:
         """Measures the free space; blocks on the disk. Any thread may call it."""
         measured_at = self._clock()
         free_bytes = {path: self._disk.free_bytes(path) for path in self._directories}
+        fewest_bytes = min(free_bytes[path] for path in self._data_dirs)
         # In one assignment: the event loop finds the one or the other.
-        self._measured = _Measurement(free_bytes, measured_at)
+        self._measured = _Measurement(free_bytes, fewest_bytes, measured_at)
         self._refusing_bytes = min(self._refusing_bytes, self.free_bytes)
 
     def reserve(self, byte_count: int) -> None:
