@@ -284,7 +284,7 @@ def watch_components(interval_seconds: float) -> Call[list[ComponentInfo]]:
 
 
 def retry_component(name: str, kind: ComponentKind | None) -> Call[ComponentInfo]:
-    """Makes a component try again at once; the result is its state before."""
+    """Makes a component try again at once; the result is its state before the retry."""
     number = _number_of("kind", kind, _decoding.COMPONENT_KINDS)
     request = _message(admin_pb.RetryComponentRequest, name=name, kind=number)
     return Call(_methods.RETRY_COMPONENT, request, _decoding.retried_component)

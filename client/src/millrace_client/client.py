@@ -132,7 +132,7 @@ class Admin:
         return self._connection.stream(_calls.watch_components(interval_seconds))
 
     def retry_component(self, name: str, kind: ComponentKind | None = None) -> ComponentInfo:
-        """Makes a component that waits for its next attempt try again at once; returns its state before that.
+        """Makes a component that waits for its next attempt try again at once; returns its state before the retry.
 
         Args:
             name: Its name. A sink group stands for all of its sinks.

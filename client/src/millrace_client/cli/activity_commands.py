@@ -215,7 +215,7 @@ def retry(
 ) -> None:
     """Have a component that backs off, or has failed, try again at once; a sink group with all of its sinks.
 
-    The answer has its state before; see the result with `millrace components`.
+    The answer shows the state before the retry; see the result with `millrace components`.
     """
     before = client.admin.retry_component(*_named(name, kind))
     _answer(f"{component_path(before)}: {_retried(before)}", document_of(before), as_json=as_json)

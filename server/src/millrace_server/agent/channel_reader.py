@@ -111,7 +111,7 @@ class Delivery:
         self.count += following.count
         self.body_bytes += following.body_bytes
         if following.span is not None:
-            # The rest is told by the span of this one.
+            # The span of this delivery covers both.
             following.span.end()
             following.span = None
         self._on_end(following, False)

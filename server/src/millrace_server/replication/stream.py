@@ -264,7 +264,7 @@ class Stream:
             await client.publish(f"$JS.API.DIRECT.GET.{self.name}", request, inbox)
             await asyncio.wait_for(ended, CALL_SECONDS)
         except (nats.errors.Error, TimeoutError, OSError):
-            # What came until then is used.
+            # Use what has arrived so far.
             pass
         finally:
             await subscription.unsubscribe()
