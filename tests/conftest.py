@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.jetstream_server import JetStreamServer
+from examples.jetstream_cluster import JetStreamCluster
 from tests.millraced import Millraced
 from tests.scheduling import SparkOnOneWorker, uses_shared_spark
 
@@ -51,8 +51,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="module")
 def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where the nats-server with JetStream listens that the tests of a module share."""
-    with JetStreamServer(tmp_path_factory.mktemp("nats")) as server:
-        yield server.url
+    with JetStreamCluster(tmp_path_factory.mktemp("nats"), 1) as engine:
+        yield engine.urls[0]
+
+
+@pytest.fixture(scope="module")
+def jetstream_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JetStreamCluster]:
+    """Three nodes of the engine that the tests of a module share; a test leaves all of them running."""
+    with JetStreamCluster(tmp_path_factory.mktemp("nats")) as cluster:
+        yield cluster
 
 
 StartMillraced = Callable[..., Millraced]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.jetstream_cluster import JetStreamCluster
 from millrace_server.replication.chain import Chain
 from millrace_server.replication.engine import Engine, EngineError
 from millrace_server.replication.messages import MessageKind
@@ -13,7 +14,6 @@ from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
 from millrace_server.wal.records import LogFailedError, LogFullError
 from millrace_server.wal.segments import LogCorruptError
 from tests.cutting_proxy import CuttingAppends, cutting_proxy
-from tests.jetstream_server import JetStreamServer
 from tests.stream_logs import STREAM_BYTES_MAX, OwnedLog, engine_at, new_name, owned_log
 
 _MIB = 1 << 20
@@ -155,15 +155,15 @@ async def test_append_whose_answer_is_lost_and_that_was_overtaken_fails(nats_url
 async def test_append_goes_on_when_a_killed_engine_is_back(tmp_path: Path) -> None:
     """The caller waits meanwhile, and nothing that was answered is lost."""
     name = new_name()
-    with JetStreamServer(tmp_path) as server:
-        async with engine_at(server.url) as engine:
+    with JetStreamCluster(tmp_path, 1) as cluster:
+        async with engine_at(cluster.urls[0]) as engine:
             async with owned_log(engine, name) as log:
                 before = await asyncio.gather(*[log.submit(b"%d" % number) for number in range(20)])
                 in_flight = log.submit(b"in flight")
-                await asyncio.to_thread(server.kill)
+                await asyncio.to_thread(cluster.stop)
                 meanwhile = log.submit(b"meanwhile")
                 reading = asyncio.ensure_future(log.read(before[0]))
-                await asyncio.to_thread(server.start)
+                await asyncio.to_thread(cluster.start)
                 await in_flight
                 await meanwhile
                 assert await reading == [b"0"]
