@@ -32,12 +32,17 @@ class Bucket:
     def count(self, byte_count: int) -> float:
         """Counts bytes; returns after how many seconds they may pass, in the order in which they were counted."""
         self.counted_bytes += byte_count
+        rate = self.bytes_per_second
+        missing = min(byte_count, rate) - self.fill()
+        self._level -= byte_count
+        return max(missing / rate, 0.0)
+
+    def fill(self) -> float:
+        """Returns what the bucket holds now; less than 0 if it owes something."""
         now, rate = self._clock(), self.bytes_per_second
         self._level = min(self._level + (now - self._filled_at) * rate, rate)
         self._filled_at = now
-        missing = min(byte_count, rate) - self._level
-        self._level -= byte_count
-        return max(missing / rate, 0.0)
+        return self._level
 
     def give_back(self, byte_count: int) -> None:
         """Forgets bytes that were counted and did not pass."""

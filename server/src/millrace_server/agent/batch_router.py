@@ -12,7 +12,7 @@ from millrace_server.agent.dead_letters import DeadLetterWriter
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.fan_out import ChannelBatch, FanOut, channel_batches_of, unrouted_count
 from millrace_server.agent.interceptor_run import InterceptorRun, StepError
-from millrace_server.agent.interceptors.interceptor import Interceptor, QuickInterceptor
+from millrace_server.agent.interceptors.interceptor import Interceptor, MustWaitError, QuickInterceptor
 from millrace_server.agent.rate_limited_log import RateLimitedLog
 from millrace_server.agent.selectors import CustomSelector, LoadBalancer, Replicating, Selector
 from millrace_server.agent.worker_thread import WorkerThread
@@ -114,6 +114,8 @@ class BatchRouter:
                 # The commits go on, and a repeat only finds them.
                 self._note_stored(attempt)
             raise
+        # Not above: a commit that goes on may still fail, and then the batch comes again.
+        attempt.run.note_stored()
         self._note_stored(attempt)
 
     def has_space(self, table: EventTable) -> bool:
@@ -131,10 +133,7 @@ class BatchRouter:
     async def _run_steps(self, attempt: BatchAttempt) -> None:
         run = attempt.run
         try:
-            if self._needs_thread:
-                await self._thread.submit(run.resume)
-            else:
-                run.resume()
+            await self._resume(run)
         except asyncio.CancelledError:
             run.abandon()
             raise
@@ -153,6 +152,18 @@ class BatchRouter:
             fields = {"reason": refusal.reason, "step": refusal.step}
             await self._set_aside(attempt, refusal.table, fields)
             run.refusals.pop(0)
+
+    async def _resume(self, run: InterceptorRun) -> None:
+        while True:
+            try:
+                if self._needs_thread:
+                    await self._thread.submit(run.resume)
+                else:
+                    run.resume()
+            except MustWaitError as error:
+                await asyncio.sleep(error.seconds)
+            else:
+                return
 
     def _batches(self, run: InterceptorRun) -> dict[str, ChannelBatch]:
         """Returns each channel's events; with a load balancer all of them, whose channel is not picked yet."""

@@ -1,10 +1,15 @@
 """Interceptor runs: one batch passes a source's interceptors and its selector, resumable after a failure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.interceptors.interceptor import EventsRefusedError, Interceptor
+from millrace_server.agent.interceptors.interceptor import (
+    EventsRefusedError,
+    Interceptor,
+    MustWaitError,
+    RememberingInterceptor,
+)
 from millrace_server.agent.selectors import EventMask, Selector
 from millrace_server.agent.supervision import ComponentError
 
@@ -42,6 +47,7 @@ class InterceptorRun:
         self._step_count = len(interceptors) + (selector is not None)
         self._position = 0
         self._is_abandoned = False
+        self._notes: list[Callable[[], None]] = []
         self.table = EventTable(table.bodies, table.headers)
         self.table.batch_indexes = range(table.count)
         self.refusals: list[Refusal] = []
@@ -49,13 +55,16 @@ class InterceptorRun:
         self.masks: Mapping[str, EventMask] = {}
 
     def resume(self) -> None:
-        """Runs the remaining steps; raises StepError or ComponentError at a step that does not work now."""
+        """Runs the remaining steps.
+
+        Raises StepError or ComponentError at a step that does not work now, MustWaitError at one that wants to wait.
+        """
         while self.table.count and self._position < self._step_count and not self._is_abandoned:
             try:
                 passed = self._run_step(self.table)
             except EventsRefusedError as error:
                 self._refuse(error)
-            except ComponentError:
+            except (ComponentError, MustWaitError):
                 raise
             except Exception as error:
                 raise StepError(self._step_name, error) from error
@@ -66,10 +75,20 @@ class InterceptorRun:
 
     def _run_step(self, table: EventTable) -> EventTable:
         if self._position < len(self._interceptors):
-            return self._interceptors[self._position].intercept(table)
+            interceptor = self._interceptors[self._position]
+            if not isinstance(interceptor, RememberingInterceptor):
+                return interceptor.intercept(table)
+            passed, note_stored = interceptor.screen(table)
+            self._notes.append(note_stored)
+            return passed
         assert self._selector is not None, "it is the last step"
         self.masks = self._selector.select(table)
         return table
+
+    def note_stored(self) -> None:
+        """Lets interceptors remember the events; called once all channels have stored them durably."""
+        for note in self._notes:
+            note()
 
     def abandon(self) -> None:
         """Lets a thread that is still at work on it stop after the current step."""
@@ -88,7 +107,7 @@ class InterceptorRun:
         except EventsRefusedError:
             # The next attempt of the step refuses these in any case.
             return
-        except ComponentError:
+        except (ComponentError, MustWaitError):
             raise
         except Exception as error:  # noqa: BLE001 - a user's own may raise anything
             if stop - start == 1:

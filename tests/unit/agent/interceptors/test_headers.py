@@ -1,5 +1,6 @@
 """The interceptors that add and remove headers."""
 
+import os
 import re
 import socket
 import uuid
@@ -9,8 +10,9 @@ import pytest
 
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors import regexes
-from millrace_server.agent.interceptors.headers import Timestamp, TimestampConfig, outbound_address, random_uuids
+from millrace_server.agent.interceptors.headers import Timestamp, TimestampConfig, random_uuids
 from millrace_server.agent.interceptors.interceptor import EventsRefusedError
+from millrace_server.agent.interceptors.surroundings import outbound_address
 from tests.configured_interceptors import intercepted, interceptor, problem_with
 from tests.source_writers import table_of
 
@@ -97,7 +99,7 @@ def test_uuid_sets_a_different_one_on_each_event() -> None:
 
 def test_random_uuids_use_every_variant_and_digit() -> None:
     """All bits but those of version and variant are random."""
-    ids = random_uuids("", 2_000)
+    ids = random_uuids("", 2_000, os.urandom)
     assert {each[19] for each in ids} == set("89ab")
     for at in {*range(36)} - {8, 13, 14, 18, 19, 23}:
         assert len({each[at] for each in ids}) == 16

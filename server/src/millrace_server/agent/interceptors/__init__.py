@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from millrace_server.agent.interceptors.dedupe import DedupeConfig
 from millrace_server.agent.interceptors.headers import (
     HostConfig,
     RemoveHeaderConfig,
@@ -14,6 +15,8 @@ from millrace_server.agent.interceptors.headers import (
 from millrace_server.agent.interceptors.interceptor import CustomInterceptorConfig
 from millrace_server.agent.interceptors.regex_extractor import RegexExtractorConfig
 from millrace_server.agent.interceptors.regexes import RegexFilterConfig, SearchReplaceConfig
+from millrace_server.agent.interceptors.sample import SampleConfig
+from millrace_server.agent.interceptors.throttle import ThrottleConfig
 
 AnyInterceptorConfig = Annotated[
     TimestampConfig
@@ -24,6 +27,9 @@ AnyInterceptorConfig = Annotated[
     | SearchReplaceConfig
     | RegexFilterConfig
     | RegexExtractorConfig
+    | SampleConfig
+    | ThrottleConfig
+    | DedupeConfig
     | CustomInterceptorConfig,
     Field(discriminator="type"),
 ]

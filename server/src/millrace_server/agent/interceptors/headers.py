@@ -1,8 +1,5 @@
 """Interceptors that set or remove headers: `timestamp`, `host`, `static`, `uuid` and `remove_header`."""
 
-import os
-import socket
-import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Literal
@@ -18,6 +15,7 @@ from millrace_server.agent.interceptors.interceptor import (
     QuickInterceptor,
 )
 from millrace_server.agent.interceptors.regexes import MATCH_TIMED_OUT, Regex, RegexPattern
+from millrace_server.agent.interceptors.surroundings import THIS_MACHINE, Surroundings
 
 
 class TimestampConfig(InterceptorConfig):
@@ -35,8 +33,8 @@ class TimestampConfig(InterceptorConfig):
     preserve_existing: bool = False
     """Whether an event that already has the header keeps its value."""
 
-    def make(self) -> Interceptor:
-        return Timestamp(self, time.time)
+    def make(self, surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
+        return Timestamp(self, surroundings.clock)
 
 
 class Timestamp(QuickInterceptor):
@@ -56,12 +54,6 @@ class Timestamp(QuickInterceptor):
         return table
 
 
-_DOCUMENTATION_ADDRESSES = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
-"""Addresses that no host has (RFC 5737, RFC 3849), one of each family."""
-
-_ANY_PORT = 9
-
-
 class HostConfig(InterceptorConfig):
     """Sets a header to the machine on which an event arrived."""
 
@@ -77,25 +69,9 @@ class HostConfig(InterceptorConfig):
     preserve_existing: bool = False
     """Whether an event that already has the header keeps its value."""
 
-    def make(self) -> Interceptor:
-        host = socket.gethostname() if self.use == "name" else outbound_address()
+    def make(self, surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
+        host = surroundings.host_name() if self.use == "name" else surroundings.address()
         return _Static({self.header: host}, preserve_existing=self.preserve_existing)
-
-
-def outbound_address() -> str:
-    """Returns the address from which this machine connects to others, or the loopback address if it has no network.
-
-    Only the routing table is consulted: nothing is sent, and no name is resolved.
-    """
-    for family, address in _DOCUMENTATION_ADDRESSES:
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((address, _ANY_PORT))
-                return str(probe.getsockname()[0])
-        except OSError:
-            # No route for this address family.
-            continue
-    return "127.0.0.1"
 
 
 class StaticConfig(InterceptorConfig):
@@ -132,7 +108,7 @@ class StaticConfig(InterceptorConfig):
             raise ValueError("has no entry, and there is no key; the interceptor needs a header to set")
         return headers
 
-    def make(self) -> Interceptor:
+    def make(self, _surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
         own = {self.key: self.value} if self.key is not None and self.value is not None else {}
         return _Static({**self.headers, **own}, preserve_existing=self.preserve_existing)
 
@@ -171,23 +147,25 @@ class UuidConfig(InterceptorConfig):
     preserve_existing: bool = True
     """Whether an event that already has the header keeps its value."""
 
-    def make(self) -> Interceptor:
-        return _Uuid(self)
+    def make(self, surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
+        return _Uuid(self, surroundings.random_bytes)
 
 
 class _Uuid:
-    def __init__(self, config: UuidConfig) -> None:
+    def __init__(self, config: UuidConfig, random_bytes: Callable[[int], bytes]) -> None:
         self._config = config
+        self._random_bytes = random_bytes
 
     def intercept(self, table: EventTable) -> EventTable:
         config = self._config
-        table.give(config.header, random_uuids(config.prefix, table.count), preserve_existing=config.preserve_existing)
+        uuids = random_uuids(config.prefix, table.count, self._random_bytes)
+        table.give(config.header, uuids, preserve_existing=config.preserve_existing)
         return table
 
 
-def random_uuids(prefix: str, count: int) -> list[str]:
+def random_uuids(prefix: str, count: int, random_bytes: Callable[[int], bytes]) -> list[str]:
     """Returns random UUIDs; several times faster than `uuid.uuid4` for each."""
-    digits = os.urandom(_UUID_BYTES * count).hex()
+    digits = random_bytes(_UUID_BYTES * count).hex()
     step = 2 * _UUID_BYTES
     return [
         f"{prefix}{digits[at : at + 8]}-{digits[at + 8 : at + 12]}-4{digits[at + 13 : at + 16]}-"
@@ -215,7 +193,7 @@ class RemoveHeaderConfig(InterceptorConfig):
             raise ValueError("is missing, and names is empty; the interceptor needs a header to remove")
         return pattern
 
-    def make(self) -> Interceptor:
+    def make(self, _surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
         return _RemoveHeader(self)
 
 

@@ -1,12 +1,13 @@
 """The interceptor interface, and the interceptor `custom`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, Field, Secret
 
 from millrace_server.agent.events import EventTable
+from millrace_server.agent.interceptors.surroundings import THIS_MACHINE, Surroundings
 from millrace_server.agent.setting_types import FactoryPath, load_factory, revealed
 
 
@@ -25,6 +26,14 @@ class EventsRefusedError(Exception):
         self.reasons = reasons
 
 
+class MustWaitError(Exception):
+    """Raised when an interceptor lets the events pass only after some seconds. They are passed to it again then."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the events may pass in {seconds:.3f} s")
+        self.seconds = seconds
+
+
 class Interceptor(Protocol):
     """Changes or drops events, in the order in which they arrive.
 
@@ -41,6 +50,7 @@ class Interceptor(Protocol):
         Raises:
             EventsRefusedError: Some events can never pass.
             ComponentError: The interceptor cannot work at the moment.
+            MustWaitError: The events may pass later.
         """
 
 
@@ -51,11 +61,35 @@ class QuickInterceptor(ABC):
     def intercept(self, table: EventTable) -> EventTable: ...
 
 
+class Screened(NamedTuple):
+    """What a remembering interceptor made of some events."""
+
+    table: EventTable
+    """The events to pass on."""
+    note_stored: Callable[[], None]
+    """Called once they are stored durably in all their channels, on any thread; never if they were not."""
+
+
+class RememberingInterceptor(ABC):
+    """An interceptor whose choices depend on events of earlier batches.
+
+    A batch that could not be stored may come again. An interceptor that remembered its events as soon as it saw them
+    would take the repeat for something that is stored already.
+    """
+
+    @abstractmethod
+    def screen(self, table: EventTable) -> Screened:
+        """Does what `Interceptor.intercept` does; the events are to be remembered when `note_stored` is called."""
+
+    def intercept(self, table: EventTable) -> EventTable:
+        return self.screen(table).table
+
+
 class InterceptorConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True):
     """Base of all interceptors' settings."""
 
     @abstractmethod
-    def make(self) -> Interceptor: ...
+    def make(self, surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor: ...
 
 
 class CustomInterceptorConfig(InterceptorConfig):
@@ -70,7 +104,7 @@ class CustomInterceptorConfig(InterceptorConfig):
     options: dict[str, Secret[Any]] = Field(default_factory=dict)
     """Keyword arguments of the factory."""
 
-    def make(self) -> Interceptor:
+    def make(self, _surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
         return _Custom(load_factory(self.factory)(**revealed(self.options)))
 
 

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from millrace.setting_problems import shown_value
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors.interceptor import EventsRefusedError, Interceptor, InterceptorConfig
+from millrace_server.agent.interceptors.surroundings import THIS_MACHINE, Surroundings
 
 if TYPE_CHECKING:
     import regex
@@ -122,7 +123,7 @@ class RegexFilterConfig(RegexConfig):
     action: Literal["keep", "drop"] = "keep"
     """What happens to a matching event. An event that lacks the header does not match."""
 
-    def make(self) -> Interceptor:
+    def make(self, _surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
         return _RegexFilter(self)
 
 
@@ -168,7 +169,7 @@ class SearchReplaceConfig(RegexConfig):
                 raise ValueError(f"is {shown_value(replacement)}, which does not fit the pattern: {error}") from None
         return replacement
 
-    def make(self) -> Interceptor:
+    def make(self, _surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
         return _SearchReplace(self)
 
 

@@ -1,0 +1,91 @@
+"""The interceptor `throttle`, which limits the rate of events."""
+
+from bisect import bisect_right
+from itertools import accumulate
+from typing import Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from millrace.setting_units import ByteSize
+from millrace_server.access.quotas import Bucket
+from millrace_server.agent.events import EventTable
+from millrace_server.agent.interceptors.interceptor import (
+    Interceptor,
+    InterceptorConfig,
+    MustWaitError,
+    QuickInterceptor,
+)
+from millrace_server.agent.interceptors.surroundings import THIS_MACHINE, Surroundings
+
+_ROUNDING_SECONDS = 0.001
+"""Added to a wait, so that the bucket has what was missing once it has passed."""
+
+
+class ThrottleConfig(InterceptorConfig):
+    """Limits the events, or the bytes of their bodies, that pass in a second.
+
+    The limit holds on average: up to one second's worth passes at once after a pause. What passes is counted when it
+    passes, and counted again if its sender repeats it because it could not be stored.
+    """
+
+    type: Literal["throttle"]
+    """A limited rate."""
+
+    events_per_second: int | None = Field(None, ge=1, le=1_000_000_000)
+    """The maximum number of events."""
+
+    bytes_per_second: ByteSize | None = Field(None, ge=1, le=1024**4)
+    """The maximum number of bytes of bodies."""
+
+    when_exceeded: Literal["wait", "drop"] = Field("wait", validate_default=True)
+    """`wait`: the batch waits, and with it the source, as for a full channel. Nothing is lost, unless the source's
+    input cannot wait, such as UDP. A batch of more than one second's worth passes whole, and the next one waits longer.
+    `drop`: the first events of the batch pass, and the others are dropped and counted."""
+
+    @field_validator("when_exceeded")
+    @classmethod
+    def _check_any_limit(cls, when_exceeded: str, info: ValidationInfo) -> str:
+        limits = (info.data.get(name, "invalid") for name in ("events_per_second", "bytes_per_second"))
+        if all(limit is None for limit in limits):
+            raise ValueError("has no limit to apply to; there must be events_per_second, bytes_per_second or both")
+        return when_exceeded
+
+    def make(self, surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
+        return _Throttle(self, surroundings)
+
+
+class _Throttle(QuickInterceptor):
+    def __init__(self, config: ThrottleConfig, surroundings: Surroundings) -> None:
+        self._drops = config.when_exceeded == "drop"
+        limits = {"events_per_second": config.events_per_second, "bytes_per_second": config.bytes_per_second}
+        self._buckets = {
+            name: Bucket(name, limit, surroundings.monotonic) for name, limit in limits.items() if limit is not None
+        }
+
+    def intercept(self, table: EventTable) -> EventTable:
+        if self._drops:
+            table = table.part(0, min(self._passing_count(bucket, table) for bucket in self._buckets.values()))
+            self._count(table)
+            return table
+        if (seconds := self._count(table)) > 0:
+            for bucket in self._buckets.values():
+                bucket.give_back(_size(bucket, table))
+            raise MustWaitError(seconds + _ROUNDING_SECONDS)
+        return table
+
+    def _count(self, table: EventTable) -> float:
+        """Counts the events; returns after how many seconds they may pass."""
+        return max(bucket.count(_size(bucket, table)) for bucket in self._buckets.values())
+
+    @staticmethod
+    def _passing_count(bucket: Bucket, table: EventTable) -> int:
+        level = bucket.fill()
+        if bucket.setting == "events_per_second":
+            return min(int(max(level, 0)), table.count)
+        count = bisect_right(list(accumulate(map(len, table.bodies))), level)
+        # An event that is larger than the limit passes when the bucket is full.
+        return count or int(level >= bucket.bytes_per_second)
+
+
+def _size(bucket: Bucket, table: EventTable) -> int:
+    return table.count if bucket.setting == "events_per_second" else sum(map(len, table.bodies))
