@@ -30,10 +30,12 @@ from millrace_server.channels.config import (
     EncryptionConfig,
     FileChannelConfig,
     MemoryChannelConfig,
+    ReplicatedChannelConfig,
     SpillableChannelConfig,
 )
 from millrace_server.configuration.settings import ServerSettings, TracingSettings
 from millrace_server.network.tls import TlsSettings
+from millrace_server.replication.engine_settings import EngineSettings
 from tools.generated_page import docstrings_of, write_or_check
 
 _INTRODUCTION = """\
@@ -47,6 +49,10 @@ Numbers of bytes may have a unit, as text: `"64MiB"`, `"8GB"`. So may capacities
 
 _SHARE_OF_MEMORY = frozenset({"byte_capacity", "memory_byte_capacity"})
 """Settings whose default differs from machine to machine."""
+
+
+_OF_REPLICATED = {"engine": "`server.engine`", "min_free_bytes": "a tenth of the stream"}
+"""Defaults of replicated channels that depend on other settings."""
 
 
 class _Shared(NamedTuple):
@@ -80,6 +86,8 @@ def _sections() -> Iterator[str]:
     yield from _section("Channel of type memory", MemoryChannelConfig, level=3)
     yield from _section(_FILE_CHANNEL.title, FileChannelConfig, level=3)
     yield from _section("Channel of type spillable", SpillableChannelConfig, [_FILE_CHANNEL], level=3)
+    yield from _section("Channel of type replicated", ReplicatedChannelConfig, level=3)
+    yield from _section("`engine` of a channel", EngineSettings, level=3)
     yield from _section("`encryption` of a channel", EncryptionConfig, level=3)
     yield "## `[sources.NAME]`\n"
     yield from _section(_ALL_SOURCES.title, SourceConfig, level=3)
@@ -147,6 +155,8 @@ def _is_same(field: FieldInfo, shared: FieldInfo | None) -> bool:
 def default_of(model: type[BaseModel], name: str) -> str:
     """A setting's default as the page shows it."""
     field = model.model_fields[name]
+    if model is ReplicatedChannelConfig and name in _OF_REPLICATED:
+        return _OF_REPLICATED[name]
     if field.is_required():
         return "required"
     if name in _SHARE_OF_MEMORY and field.default_factory is not None:

@@ -117,6 +117,19 @@ def test_check_of_a_spillable_channel_says_what_a_crash_loses(file: Path) -> Non
     assert log.startswith("  Its log is in somewhere/channels/orders; it is synced before each commit is answered")
 
 
+def test_check_of_a_replicated_channel_says_which_engine_has_its_log(file: Path) -> None:
+    """Its size at each of the engine's servers is said, since they reserve it."""
+    file.write_text(
+        '[channels.orders]\ntype = "replicated"\n'
+        'engine = { type = "jetstream", servers = ["nats://n1", "nats://n2"], stream_bytes_max = "50MB" }\n'
+    )
+    *_, log = CliRunner().invoke(app, ["check", str(file)]).output.splitlines()
+    assert log == (
+        "  Its log is in jetstream at nats://n1 and nats://n2, 50000000 bytes at each of 3 servers; another server "
+        "takes over after 15 s; records are not compressed and not encrypted."
+    )
+
+
 def test_check_of_an_empty_file_says_that_there_are_no_channels(file: Path) -> None:
     """The defaults are valid, too."""
     file.touch()
@@ -135,7 +148,10 @@ def test_command_with_a_bad_file_shows_all_problems_on_standard_error(file: Path
     assert result.stderr.splitlines() == [
         f'millraced: {file}:2: server.listen: is "x"; it must be host:port, such as 127.0.0.1:7070 or [::1]:7070',
         f"millraced: {file}:3: server.reflection: is 1; it must be true or false",
-        f'millraced: {file}:5: channels.a.type: is "fiel"; it must be "memory" or "file" or "spillable"',
+        (
+            f'millraced: {file}:5: channels.a.type: is "fiel"; it must be "memory" or "file" or "spillable" '
+            'or "replicated"'
+        ),
     ]
 
 

@@ -151,10 +151,10 @@ def test_load_when_much_is_wrong_names_every_problem(tmp_path: Path) -> None:
         ),
         "server.reflection: is 1; it must be true or false",
         "server.shutdown_grace_seconds: is nan; it must be a number from 0 to 3_600",
-        'channels.orders.type: is "fiel"; it must be "memory" or "file" or "spillable"',
+        'channels.orders.type: is "fiel"; it must be "memory" or "file" or "spillable" or "replicated"',
         "channels.orders.capacity: is 0; it must be a whole number from 1 to 1_000_000_000",
         "channels.orders.keep_alive_seconds: is -1; it must be a number from 0 to 3_600",
-        'channels.pay.type: is missing; it must be "memory" or "file" or "spillable"',
+        'channels.pay.type: is missing; it must be "memory" or "file" or "spillable" or "replicated"',
         (
             "channels.pay.ments: is a table where none is allowed; "
             'if the channel\'s name has dots, write [channels."pay.ments"]'
@@ -175,7 +175,7 @@ def test_load_when_much_is_wrong_names_every_problem(tmp_path: Path) -> None:
 def test_load_when_a_channel_type_is_not_there_says_which_are(tmp_path: Path, channel_type: str) -> None:
     """Unknown types are refused with the list of known ones."""
     toml = f"[channels.orders]\ntype = {channel_type}\n"
-    said = f'is {channel_type}; it must be "memory" or "file" or "spillable"'
+    said = f'is {channel_type}; it must be "memory" or "file" or "spillable" or "replicated"'
     assert problems_of(tmp_path, toml) == [f"channels.orders.type: {said}"]
 
 
@@ -183,7 +183,7 @@ def test_load_when_a_channel_type_is_missing_tells_what_is_wrong_with_any_type(t
     """Settings that are valid for one of the types are not reported."""
     toml = '[channels.orders]\nfsync = "commit"\ncapacity = 5000\ntransaction_capacity = 5001\nkeep_alive = 1\n'
     kind, capacity, keep_alive = problems_of(tmp_path, toml)
-    assert kind == 'channels.orders.type: is missing; it must be "memory" or "file" or "spillable"'
+    assert kind == 'channels.orders.type: is missing; it must be "memory" or "file" or "spillable" or "replicated"'
     assert capacity == "channels.orders.transaction_capacity: is 5001; it must not be above capacity, 5000"
     assert keep_alive == "channels.orders.keep_alive: is not known; did you mean keep_alive_seconds?"
 
@@ -200,7 +200,7 @@ def test_load_when_a_channel_is_no_table_says_so(tmp_path: Path, channel: str) -
     ("toml", "problem"),
     [
         ('type = "memory"\nfsync = "commit"', 'fsync: is only for type "file" or "spillable"'),
-        ('type = "memory"\nencryption = {}', 'encryption: is only for type "file" or "spillable"'),
+        ('type = "memory"\nencryption = {}', 'encryption: is only for type "file" or "spillable" or "replicated"'),
         ('type = "file"\nfsnc = "commit"', "fsnc: is not known; did you mean fsync?"),
         ('type = "file"\nencyption = {}', "encyption: is not known; did you mean encryption?"),
         (

@@ -16,6 +16,7 @@ from millrace_server.channels.config import (
 )
 from millrace_server.configuration.settings import ServerSettings, load_settings
 from millrace_server.network.tls import TlsSettings
+from millrace_server.replication.engine_settings import EngineSettings
 from tests.certificates import Authority
 from tests.unit.repository.checkout import ROOT
 
@@ -53,6 +54,7 @@ def test_example_with_everything_in_force_shows_every_setting(tmp_path: Path) ->
     assert tables["channels"]["orders"].keys() == FileChannelConfig.model_fields.keys()
     its_own = SpillableChannelConfig.model_fields.keys() - FileChannelConfig.model_fields.keys()
     assert tables["channels"]["bursts"].keys() == {"type", *its_own}, "file channels describe the rest"
+    assert tables["channels"]["payments"]["engine"].keys() == EngineSettings.model_fields.keys()
     assert tables["channels"]["orders"]["encryption"].keys() == EncryptionConfig.model_fields.keys()
     assert SourceConfig.model_fields.keys() < tables["sources"]["access_log"].keys()
     assert SinkConfig.model_fields.keys() < tables["sinks"]["collector"].keys()

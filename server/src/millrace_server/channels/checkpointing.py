@@ -231,7 +231,7 @@ class Checkpointing:
         self._files.write(Checkpoint(snapshot.position, state))
         self._position = snapshot.position
         # The previous checkpoint is of use only with its segments, in case the newest is damaged.
-        needed_by_both = min(needed, self._needed_before) if self._journal.config.backup_checkpoint else needed
+        needed_by_both = min(needed, self._needed_before) if self._journal.config.keeps_previous_checkpoint else needed
         self._needed_before = needed
         self._log.remove_before(needed_by_both)
         self._holds_back = self._log.first_segment_id < needed

@@ -4,7 +4,7 @@ import os
 import re
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
@@ -12,6 +12,7 @@ from millrace.setting_problems import shown_value
 from millrace.setting_units import COUNT_UNIT, ByteSize, Count
 from millrace_server.errors import BadArgumentError, BadNameError
 from millrace_server.files import NamedPath
+from millrace_server.replication.engine_settings import EngineSettings
 
 CHANNEL_NAME_PATTERN = r"[a-z0-9][a-z0-9._-]{0,63}"
 IDENTIFIER_LENGTH_MAX = 128
@@ -37,6 +38,7 @@ _PARTS_OF_CAPACITY = ("transaction_capacity", "memory_capacity")
 """Settings that are never above `capacity`, and whose defaults are lowered to a smaller one."""
 
 _MEMORY_SHARE = 0.2
+_PARTS_OF_STREAM = 10
 _CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -61,7 +63,7 @@ KeyId = Annotated[str, Field(pattern=rf"^(?:{KEY_ID_PATTERN})$")]
 class ChannelConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """The settings of all channel types; each type has its own defaults."""
 
-    type: Literal["memory", "file", "spillable"]
+    type: Literal["memory", "file", "spillable", "replicated"]
     """Where the events are stored."""
 
     capacity: EventCount
@@ -101,7 +103,17 @@ class ChannelConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
 
     @property
     def log(self) -> "LogChannelConfig | None":
-        """This configuration where the channel has a write-ahead log."""
+        """This configuration where the channel has a log."""
+        return None
+
+    @property
+    def on_disk(self) -> "DiskChannelConfig | None":
+        """This configuration where the channel's log is in files of this server."""
+        return None
+
+    @property
+    def replicated(self) -> "ReplicatedChannelConfig | None":
+        """This configuration where the channel's log is in an engine that several servers share."""
         return None
 
     @property
@@ -165,9 +177,9 @@ class EncryptionConfig(BaseModel, frozen=True, extra="forbid", defer_build=True)
 
 
 class LogChannelConfig(ChannelConfig):
-    """The settings of channels with a write-ahead log."""
+    """The settings of channels with a log."""
 
-    type: Literal["file", "spillable"]
+    type: Literal["file", "spillable", "replicated"]
     """Where the events are stored."""
 
     capacity: EventCount = 1_000_000
@@ -179,31 +191,12 @@ class LogChannelConfig(ChannelConfig):
     byte_capacity: ByteCount = 8 * _GIB
     """Bytes for bodies and headers together."""
 
-    data_dirs: list[NamedPath] = Field(default_factory=list)
-    """Directories for segments, used in turn, each in a subdirectory of the channel's name. None: `server.data_dir`."""
-
-    checkpoint_dir: NamedPath | None = None
-    """Directory for checkpoints, in a subdirectory of the channel's name. None: the first of `data_dirs`."""
-
-    backup_checkpoint: bool = True
-    """Whether the second newest checkpoint is kept too."""
-
     checkpoint_interval_seconds: float = Field(30.0, ge=0.1, le=SECONDS_MAX, allow_inf_nan=False)
     """Seconds from one checkpoint to the next, if anything has changed."""
 
     segment_bytes_max: ByteSize = Field(256 * _MIB, ge=64 * _KIB, le=SEGMENT_BYTES_MAX)
     """Size at which a segment ends and the next one begins. Segments are larger where the state of stamps and
     transactions, with which each begins, would fill more than half of this size."""
-
-    min_free_bytes: ByteSize = Field(500 * _MIB, ge=0, le=BYTES_MAX)
-    """Bytes that puts leave free on each disk, for takes, checkpoints and other programs."""
-
-    fsync: Literal["commit", "interval"] = "commit"
-    """When the log is synced. `commit`: before each commit is answered. `interval`: every `fsync_interval_seconds`; a
-    power failure loses commits since the last sync."""
-
-    fsync_interval_seconds: float = Field(1.0, ge=0.01, le=SECONDS_MAX, allow_inf_nan=False)
-    """Seconds from one sync to the next where `fsync` is `interval`."""
 
     compression: Literal["none", "zstd"] = "none"
     """Compression of new records; existing records stay as they are."""
@@ -216,8 +209,65 @@ class LogChannelConfig(ChannelConfig):
         return self
 
     @property
+    def reserved_bytes(self) -> int:
+        """Bytes that puts leave free, for takes and checkpoints."""
+        raise NotImplementedError
+
+    @property
+    def sync_interval_seconds(self) -> float | None:
+        """Seconds from one sync of the log to the next; None: before each commit is answered."""
+        return None
+
+    @property
+    def keeps_previous_checkpoint(self) -> bool:
+        """Whether the second newest checkpoint is kept too."""
+        return True
+
+    @property
     def open_body_bytes_max(self) -> int:
         return min(self.body_bytes_max, _share_of_memory())
+
+
+class DiskChannelConfig(LogChannelConfig):
+    """The settings of channels with a write-ahead log in files."""
+
+    type: Literal["file", "spillable"]
+    """Where the events are stored."""
+
+    data_dirs: list[NamedPath] = Field(default_factory=list)
+    """Directories for segments, used in turn, each in a subdirectory of the channel's name. None: `server.data_dir`."""
+
+    checkpoint_dir: NamedPath | None = None
+    """Directory for checkpoints, in a subdirectory of the channel's name. None: the first of `data_dirs`."""
+
+    backup_checkpoint: bool = True
+    """Whether the second newest checkpoint is kept too."""
+
+    min_free_bytes: ByteSize = Field(500 * _MIB, ge=0, le=BYTES_MAX)
+    """Bytes that puts leave free on each disk, for takes, checkpoints and other programs."""
+
+    fsync: Literal["commit", "interval"] = "commit"
+    """When the log is synced. `commit`: before each commit is answered. `interval`: every `fsync_interval_seconds`; a
+    power failure loses commits since the last sync."""
+
+    fsync_interval_seconds: float = Field(1.0, ge=0.01, le=SECONDS_MAX, allow_inf_nan=False)
+    """Seconds from one sync to the next where `fsync` is `interval`."""
+
+    @property
+    def on_disk(self) -> "DiskChannelConfig":
+        return self
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.min_free_bytes
+
+    @property
+    def sync_interval_seconds(self) -> float | None:
+        return None if self.fsync == "commit" else self.fsync_interval_seconds
+
+    @property
+    def keeps_previous_checkpoint(self) -> bool:
+        return self.backup_checkpoint
 
     @field_validator("data_dirs")
     @classmethod
@@ -234,14 +284,14 @@ class LogChannelConfig(ChannelConfig):
         return data_dirs
 
 
-class FileChannelConfig(LogChannelConfig):
+class FileChannelConfig(DiskChannelConfig):
     """Settings of a channel in a write-ahead log."""
 
     type: Literal["file"]
     """In a write-ahead log: a commit survives crashes."""
 
 
-class SpillableChannelConfig(LogChannelConfig):
+class SpillableChannelConfig(DiskChannelConfig):
     """Settings of a channel in memory that spills to a write-ahead log: memory first, then disk."""
 
     type: Literal["spillable"]
@@ -262,8 +312,48 @@ class SpillableChannelConfig(LogChannelConfig):
         return self.memory_byte_capacity * (100 - self.byte_capacity_buffer_percentage) // 100
 
 
+def _share_of_stream(fields: dict[str, Any]) -> int:
+    engine: EngineSettings | None = fields.get("engine")
+    return _MIB if engine is None else engine.stream_bytes_max // _PARTS_OF_STREAM
+
+
+class ReplicatedChannelConfig(LogChannelConfig):
+    """Settings of a channel in a log that an engine replicates: it outlives its machine.
+
+    One of the servers that have it in their files owns it at a time; the others stand by, and take over when it ends.
+    """
+
+    type: Literal["replicated"]
+    """In a stream of an engine: a commit survives the loss of a machine."""
+
+    engine: EngineSettings
+    """The engine that keeps the log."""
+
+    min_free_bytes: ByteSize = Field(default_factory=_share_of_stream, ge=0, le=BYTES_MAX)
+    """Bytes that puts leave free in the stream, for takes and checkpoints."""
+
+    @field_validator("min_free_bytes")
+    @classmethod
+    def _check_leaves_room(cls, min_free_bytes: int, info: ValidationInfo) -> int:
+        engine: EngineSettings | None = info.data.get("engine")
+        if engine is not None and min_free_bytes >= engine.stream_bytes_max:
+            raise ValueError(
+                f"is {min_free_bytes}; it must be below engine.stream_bytes_max, {engine.stream_bytes_max}"
+            )
+        return min_free_bytes
+
+    @property
+    def replicated(self) -> "ReplicatedChannelConfig":
+        return self
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.min_free_bytes
+
+
 AnyChannelConfig = Annotated[
-    MemoryChannelConfig | FileChannelConfig | SpillableChannelConfig, Field(discriminator="type")
+    MemoryChannelConfig | FileChannelConfig | SpillableChannelConfig | ReplicatedChannelConfig,
+    Field(discriminator="type"),
 ]
 """The configuration of a channel of any type."""
 

@@ -12,7 +12,7 @@ import structlog
 
 from millrace_server.channels.admission import DiskSpace
 from millrace_server.channels.channel_file import ChannelFile, DirectoryError
-from millrace_server.channels.config import LogChannelConfig
+from millrace_server.channels.config import DiskChannelConfig
 from millrace_server.channels.directories import ChannelDirectories, open_directories
 from millrace_server.channels.log_columns import LogColumns, RecentMemory
 from millrace_server.channels.log_store import LogStore, OpenLog, make_codec, start_store
@@ -92,16 +92,16 @@ class FileStores:
             except (OSError, DirectoryError) as error:
                 _log.warning("a directory below the channels cannot be used", path=str(path), error=str(error))
 
-    def closed(self, name: str, config: LogChannelConfig) -> ClosedStore:
+    def closed(self, name: str, config: DiskChannelConfig) -> ClosedStore:
         return ClosedStore(lambda: self._open_directories(name, config))
 
-    def _open_directories(self, name: str, config: LogChannelConfig) -> ChannelDirectories:
+    def _open_directories(self, name: str, config: DiskChannelConfig) -> ChannelDirectories:
         data_dirs = [directory / name for directory in config.data_dirs or [self._base]]
         checkpoint_dir = config.checkpoint_dir / name if config.checkpoint_dir else data_dirs[0]
         return open_directories(name, data_dirs, checkpoint_dir, self._syncs)
 
     async def open(
-        self, name: str, config: LogChannelConfig, progress: ReplayProgress, on_change: Callable[[str], None]
+        self, name: str, config: DiskChannelConfig, progress: ReplayProgress, on_change: Callable[[str], None]
     ) -> LogStore:
         """Recovers a channel, or creates its files, and starts its log.
 
@@ -132,7 +132,7 @@ class FileStores:
         )
         return store
 
-    def _recover(self, name: str, config: LogChannelConfig, progress: ReplayProgress) -> OpenLog:
+    def _recover(self, name: str, config: DiskChannelConfig, progress: ReplayProgress) -> OpenLog:
         """Runs on a thread, since it blocks on the disk."""
         with ExitStack() as undoing:
             directories = self._open_directories(name, config)

@@ -73,7 +73,7 @@ class Journal:
         self.is_stalled = False
         self._fault = ""
         self.config = config
-        disk_space.min_free_bytes = config.min_free_bytes
+        disk_space.min_free_bytes = config.reserved_bytes
         self.change_count = 0  # Grows with each change since the last checkpoint.
         self.disk_full_at = -math.inf  # When the disk last had no room, on the event loop's clock.
         self.before_snapshot: Callable[[], None] = _ignore
@@ -101,7 +101,7 @@ class Journal:
         if log_config.compression != self.config.compression:
             self._log.compress(compresses=log_config.compression == "zstd")
         self.config = log_config
-        self.disk_space.min_free_bytes = log_config.min_free_bytes
+        self.disk_space.min_free_bytes = log_config.reserved_bytes
 
     # Entries.
 
@@ -260,10 +260,10 @@ class Journal:
         return self._segment_bytes >= self._full_bytes and self._loop.time() >= self._rotates_again_at
 
     def _needs_sync(self, entry: JournalEntry) -> bool:
-        if entry.is_urgent or not entry.needs_sync or self.config.fsync == "commit":
+        if entry.is_urgent or not entry.needs_sync or (interval_seconds := self.config.sync_interval_seconds) is None:
             return entry.needs_sync
         if self._sync_timer is None:
-            self._sync_timer = self._loop.call_later(self.config.fsync_interval_seconds, self._sync)
+            self._sync_timer = self._loop.call_later(interval_seconds, self._sync)
         return False
 
     def _sync(self) -> None:

@@ -14,7 +14,7 @@ from millrace_server.channels.channel import Channel, memory_storage
 from millrace_server.channels.channel_core import ChannelStorage
 from millrace_server.channels.channel_file import DirectoryError
 from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
-from millrace_server.channels.config import ChannelConfig, LogChannelConfig, check_channel_name, shown
+from millrace_server.channels.config import ChannelConfig, DiskChannelConfig, check_channel_name, shown
 from millrace_server.channels.file_store import OPENERS_MAX, ClosedStore, FileStores
 from millrace_server.channels.log_store import LogStore
 from millrace_server.channels.transactions import TxnDirectory
@@ -113,18 +113,20 @@ class ChannelRegistry:
         if name in self._handles:
             raise ChannelExistsError(f"channel: {name!r} exists already", channel=name)
         handle = self._handles[name] = ChannelHandle(name, config, self._notify_watchers)
-        if (log_config := config.log) is not None:
-            self._openings[name] = asyncio.create_task(self._open(handle, log_config))
+        if (disk_config := config.on_disk) is not None:
+            self._openings[name] = asyncio.create_task(self._open(handle, disk_config))
             self._notify_watchers(name)
+        elif config.replicated is not None:
+            handle.mark_failed(OSError("replicated channels are not served yet"))
         else:
             self._open_with(handle, config, memory_storage(name, config, self.histograms))
         return handle
 
-    async def _open(self, handle: ChannelHandle, config: LogChannelConfig) -> None:
+    async def _open(self, handle: ChannelHandle, config: DiskChannelConfig) -> None:
         async with self._opening:
             await self._open_in_turn(handle, config)
 
-    async def _open_in_turn(self, handle: ChannelHandle, config: LogChannelConfig) -> None:
+    async def _open_in_turn(self, handle: ChannelHandle, config: DiskChannelConfig) -> None:
         handle.log_progress_later()
         try:
             handle.store = await self._stores.open(handle.name, config, handle.progress, handle.report_change)
@@ -253,8 +255,8 @@ class ChannelRegistry:
 
     def _files_of(self, name: str) -> "LogStore | ClosedStore | None":
         handle = self.find(name)
-        log_config = handle.config.log
-        return handle.store or (None if log_config is None else self._stores.closed(name, log_config))
+        disk_config = handle.config.on_disk
+        return handle.store or (None if disk_config is None else self._stores.closed(name, disk_config))
 
     async def close(self, timeout_seconds: float | None = None) -> None:
         """Closes the files of all channels, which must be unused.

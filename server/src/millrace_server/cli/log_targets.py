@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from millrace.setting_file import SettingsError
 from millrace_server.channels.channel_file import DirectoryError
-from millrace_server.channels.config import KEY_ID_PATTERN, LogChannelConfig
+from millrace_server.channels.config import KEY_ID_PATTERN, DiskChannelConfig
 from millrace_server.channels.directories import DirectoryInUseError
 from millrace_server.channels.keys import KeyFileError, load_keys
 from millrace_server.channels.log_store import make_codec
@@ -83,7 +83,7 @@ def choose_log(
     return LogTarget(data_dirs, checkpoint_dir, True, replace(codec, keys={**codec.keys, **keys}))
 
 
-def _configured(config: Path, channel: str) -> tuple[Path, LogChannelConfig]:
+def _configured(config: Path, channel: str) -> tuple[Path, DiskChannelConfig]:
     """Returns the data directory, and the channel's configuration from the server's file or the catalog."""
     settings = load_settings(config)
     data_dir = settings.server.data_dir
@@ -92,9 +92,9 @@ def _configured(config: Path, channel: str) -> tuple[Path, LogChannelConfig]:
         raise UsageError(
             f"{config}: neither this file nor the catalog in {data_dir} has a channel {safe_text(channel)}"
         )
-    if (log_limits := limits.log) is None:
+    if (disk_limits := limits.on_disk) is None:
         raise UsageError(f"{config}: channel {channel} is of type {limits.type}, which has no files")
-    return data_dir, log_limits
+    return data_dir, disk_limits
 
 
 def _keys(key: list[str] | None) -> dict[str, bytes]:

@@ -7,7 +7,7 @@ import typer
 
 from millrace.setting_problems import without_passwords
 from millrace_server.agent.sinks.sink import NonRejectingSinkConfig
-from millrace_server.channels.config import LogChannelConfig
+from millrace_server.channels.config import DiskChannelConfig, LogChannelConfig, ReplicatedChannelConfig
 from millrace_server.channels.keys import KeyFileError, load_keys
 from millrace_server.cli.reporting import complain
 from millrace_server.configuration.settings import Settings
@@ -31,8 +31,8 @@ def show_settings(file: Path, settings: Settings) -> None:
                 f"  Of these, up to {channel.memory_capacity} events and {channel.memory_body_bytes_max} bytes of "
                 "bodies are in memory only, and a crash loses them."
             )
-        if channel.type != "memory":
-            _show_log(name, channel, server.data_dir)
+        if channel.log is not None:
+            _show_log(name, channel.log, server.data_dir)
     _show_flows(settings)
 
 
@@ -63,19 +63,36 @@ def _show_flows(settings: Settings) -> None:
 
 
 def _show_log(name: str, channel: LogChannelConfig, data_dir: Path) -> None:
+    where = ""
+    if channel.on_disk is not None:
+        where = _files(name, channel.on_disk, data_dir)
+    elif channel.replicated is not None:
+        where = _stream(channel.replicated)
+    compressed = "compressed with zstd" if channel.compression == "zstd" else "not compressed"
+    encrypted = f"encrypted with the key {channel.encryption.active_key}" if channel.encryption else "not encrypted"
+    typer.echo(f"  Its log is {where}; records are {compressed} and {encrypted}.")
+    if channel.encryption:
+        _check_keys(name, channel.encryption.keys)
+
+
+def _files(name: str, channel: DiskChannelConfig, data_dir: Path) -> str:
     home = data_dir / "channels" / name
     data_dirs = [path / name for path in channel.data_dirs] or [home]
-    where = f"Its log is in {' and '.join(map(str, data_dirs))}"
+    where = f"in {' and '.join(map(str, data_dirs))}"
     if channel.checkpoint_dir:
         where += f", its checkpoints in {channel.checkpoint_dir / name}"
     synced = "before each commit is answered"
     if channel.fsync == "interval":
         synced = f"every {channel.fsync_interval_seconds:g} s, so a power failure loses the commits since the last sync"
-    compressed = "compressed with zstd" if channel.compression == "zstd" else "not compressed"
-    encrypted = f"encrypted with the key {channel.encryption.active_key}" if channel.encryption else "not encrypted"
-    typer.echo(f"  {where}; it is synced {synced}; records are {compressed} and {encrypted}.")
-    if channel.encryption:
-        _check_keys(name, channel.encryption.keys)
+    return f"{where}; it is synced {synced}"
+
+
+def _stream(channel: ReplicatedChannelConfig) -> str:
+    engine = channel.engine
+    return (
+        f"in {engine.type} at {' and '.join(engine.servers)}, {engine.stream_bytes_max} bytes at each of "
+        f"{engine.replicas} servers; another server takes over after {engine.lease_seconds:g} s"
+    )
 
 
 def _check_keys(name: str, paths: Mapping[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""Checks across the tables of a configuration: names of channels, and addresses."""
+"""Checks across the tables of a configuration: names of channels, and addresses; and a default across them."""
 
 import difflib
 from collections.abc import Iterator, Mapping
@@ -199,3 +199,41 @@ def _is_same(one: Address, other: Address) -> bool:
 def _host(address: Address) -> str:
     host = address.host.lower()
     return _LOOPBACK_HOST if host == "localhost" else host
+
+
+def unreachable_owner(tables: Mapping[str, Any], default_listen: str) -> list[Problem]:
+    """Returns a problem where servers share channels and clients could not be told where this server is."""
+    server, channels = tables.get("server", {}), tables.get("channels", {})
+    if not isinstance(server, dict) or not isinstance(channels, dict) or "advertise" in server:
+        return []
+    types = [table.get("type") for table in channels.values() if isinstance(table, dict)]
+    listen = server.get("listen", default_listen)
+    try:
+        is_reachable = not Address.parse(listen).is_unspecified
+    except (TypeError, ValueError, AttributeError):
+        is_reachable = True  # Told elsewhere.
+    if is_reachable or not ("engine" in server or "replicated" in types):
+        return []
+    return [
+        Problem(
+            ("server", "advertise"),
+            f"is missing; it must be the address of this server, since other servers tell it to clients of replicated "
+            f"channels, and server.listen is {shown_value(listen)}",
+        )
+    ]
+
+
+def with_engine(tables: Mapping[str, Any]) -> tuple[Mapping[str, Any], set[SettingPath]]:
+    """Gives the server's `engine` to replicated channels without one; returns both the tables and the paths given.
+
+    What is wrong with it is told of the server's table alone.
+    """
+    server, channels = tables.get("server"), tables.get("channels")
+    if not isinstance(server, dict) or "engine" not in server or not isinstance(channels, dict):
+        return tables, set()
+    lacking = {
+        name: {**table, "engine": server["engine"]}
+        for name, table in channels.items()
+        if isinstance(table, dict) and table.get("type") == "replicated" and "engine" not in table
+    }
+    return {**tables, "channels": {**channels, **lacking}}, {("channels", name, "engine") for name in lacking}

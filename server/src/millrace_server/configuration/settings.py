@@ -23,10 +23,17 @@ from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
 from millrace_server.agent.sink_group_config import SinkGroupConfig, group_problems
 from millrace_server.agent.sources.stdin import stdin_problems
 from millrace_server.channels.config import AnyChannelConfig
-from millrace_server.configuration.consistency import address_conflicts, anonymous_addresses, unknown_channels
+from millrace_server.configuration.consistency import (
+    address_conflicts,
+    anonymous_addresses,
+    unknown_channels,
+    unreachable_owner,
+    with_engine,
+)
 from millrace_server.network import Address
 from millrace_server.network.http_requests import HostName
 from millrace_server.network.tls import TlsSettings
+from millrace_server.replication.engine_settings import EngineSettings
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -92,6 +99,9 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
 
     message_bytes_max: ByteSize = Field(64 * MIB, ge=4 * KIB, le=1 * GIB)
     """Maximum size of a request or response message."""
+
+    engine: EngineSettings | None = None
+    """The `engine` of replicated channels that have none of their own, and of those that clients create."""
 
     channels_max: int = Field(1_000, ge=1, le=1_000_000)
     """Clients can create channels until the server has this many; configured channels count too."""
@@ -252,6 +262,7 @@ def check_settings(tables: Mapping[str, Any], source: str, overrides: Mapping[st
     server = tables.get("server", {})
     if overrides and isinstance(server, dict):
         tables = {**tables, "server": {**server, **overrides}}
+    tables, given = with_engine(tables)
     listening = {name: ServerSettings.model_fields[name].default for name in ("listen", "http_listen")}
     inconsistent = [
         *unknown_channels(tables, Settings),
@@ -260,12 +271,14 @@ def check_settings(tables: Mapping[str, Any], source: str, overrides: Mapping[st
         *address_conflicts(tables, listening),
         *access_problems(tables),
         *anonymous_addresses(tables),
+        *unreachable_owner(tables, listening["listen"]),
     ]
     try:
         # Strict: TOML has types, so neither "100" nor true is a capacity.
         settings = Settings.model_validate(dict(tables), strict=True)
     except ValidationError as error:
-        raise SettingsError(source, [*describe_problems(error, Settings), *inconsistent]) from None
+        problems = [one for one in describe_problems(error, Settings) if one.path[:3] not in given]
+        raise SettingsError(source, [*problems, *inconsistent]) from None
     if inconsistent:
         raise SettingsError(source, inconsistent)
     return settings

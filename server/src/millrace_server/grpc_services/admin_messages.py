@@ -178,7 +178,7 @@ def changed_config(request: pb.ChannelConfig, former: ChannelConfig) -> AnyChann
 
 
 def _check_changeable(former: ChannelConfig, config: ChannelConfig) -> None:
-    before, after = former.log, config.log
+    before, after = former.on_disk, config.on_disk
     if before is not None and after is not None and before.backup_checkpoint != after.backup_checkpoint:
         raise BadArgumentError(
             f"config.backup_checkpoint: is {shown_value(after.backup_checkpoint)}; it cannot be "

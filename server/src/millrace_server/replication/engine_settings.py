@@ -1,0 +1,100 @@
+"""The settings of the engine that replicates channels; they do not import its library, which may not be installed."""
+
+from importlib.util import find_spec
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, Field, field_validator
+
+from millrace.setting_problems import shown_value
+from millrace.setting_units import ByteSize
+
+_SERVER_SCHEMES = ("nats", "tls")
+_MONITORING_SCHEMES = ("http", "https")
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+_BYTES_MAX = 1 << 50
+
+RENEWALS_PER_LEASE = 5
+"""So many renewals fit into a lease: an owner may miss some of them, and the engine may elect a leader meanwhile."""
+
+
+def _check_server(url: str) -> str:
+    return _checked_url(url, _SERVER_SCHEMES, "nats://n1.example:4222")
+
+
+def _check_monitoring(url: str) -> str:
+    return _checked_url(url, _MONITORING_SCHEMES, "http://n1.example:8222")
+
+
+def _checked_url(url: str, schemes: tuple[str, ...], example: str) -> str:
+    wrong = ValueError(f"is {shown_value(url)}; it must be a URL such as {example}")
+    try:
+        parts = urlsplit(url)
+        is_complete = parts.scheme in schemes and parts.hostname and parts.port != 0
+    except ValueError:
+        raise wrong from None
+    if not is_complete:
+        raise wrong
+    if "@" in parts.netloc:
+        # Not shown: it is secret.
+        raise ValueError("has a user name or a password, which a URL must not have")
+    if parts.path.strip("/") or parts.query or parts.fragment:
+        raise ValueError(f"is {shown_value(url)}; it must end behind the host and the port")
+    return url
+
+
+ServerUrl = Annotated[str, AfterValidator(_check_server)]
+MonitoringUrl = Annotated[str, AfterValidator(_check_monitoring)]
+
+
+class EngineSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
+    """The engine that keeps the logs of replicated channels: NATS JetStream, of nats-server 2.12 or newer.
+
+    All servers that share a channel have the same settings.
+    """
+
+    type: Literal["jetstream"]
+    """NATS JetStream."""
+
+    servers: list[ServerUrl] = Field(min_length=1)
+    """URLs of the engine's servers, such as `nats://n1.example:4222`. Any that can be reached is used."""
+
+    monitoring_urls: list[MonitoringUrl] = Field(default_factory=list)
+    """URLs at which the engine's servers show their state, such as `http://n1.example:8222`. The server then warns of
+    those that do not sync what they store, since a power failure of most of them would lose acknowledged events."""
+
+    replicas: Literal[1, 3, 5] = 3
+    """Number of the engine's servers that keep each event. A commit is acknowledged once more than half of these have
+    it."""
+
+    stream_bytes_max: ByteSize = Field(10 * _GIB, ge=4 * _MIB, le=_BYTES_MAX)
+    """Bytes that one channel's log and checkpoints take at each of the engine's servers, which reserve them. They hold
+    about `byte_capacity`, the headers of the events, and what is kept until the next checkpoint but one."""
+
+    lease_seconds: float = Field(15.0, ge=1.0, le=600.0, allow_inf_nan=False)
+    """Seconds without a sign of life after which another server takes over. Below 10 s, the election of a leader in the
+    engine can cost a server its channels, but loses no events."""
+
+    @field_validator("type")
+    @classmethod
+    def _check_is_installed(cls, type_name: Literal["jetstream"]) -> Literal["jetstream"]:
+        if find_spec("nats") is None:
+            raise ValueError(
+                "is \"jetstream\", which needs nats-py; install it with: pip install 'millrace-server[jetstream]'"
+            )
+        return type_name
+
+    @field_validator("servers", "monitoring_urls")
+    @classmethod
+    def _check_apart(cls, urls: list[str]) -> list[str]:
+        for url in urls:
+            if urls.count(url) > 1:
+                raise ValueError(f"has {shown_value(url)} more than once")
+        return urls
+
+    @property
+    def renew_seconds(self) -> float:
+        """How often a server gives a sign of life."""
+        return self.lease_seconds / RENEWALS_PER_LEASE
