@@ -79,9 +79,9 @@ async def test_parts_without_the_last_one_have_no_effect(nats_url: str) -> None:
     async with engine_at(nats_url) as engine:
         async with owned_log(engine, name) as log:
             await log.submit(b"before")
-            message = log.chain.message(MessageKind.GROUP, b"half")
+            message = log.chain.message(MessageKind.GROUP, [b"half"])
             torn = type(message)(
-                kind=message.kind, channel_id=message.channel_id, epoch=message.epoch, body=b"half", part_count=2
+                kind=message.kind, channel_id=message.channel_id, epoch=message.epoch, pieces=[b"half"], part_count=2
             )
             await asyncio.to_thread(log.chain.append, LOG, torn)
         async with owned_log(engine, name) as later:

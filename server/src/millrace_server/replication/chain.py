@@ -11,6 +11,7 @@ from dataclasses import replace
 from millrace_server.replication.engine import Engine
 from millrace_server.replication.messages import HEAD_BYTES, Message, MessageKind
 from millrace_server.replication.stream import CHECKPOINT, HEADER_BYTES_MAX, LOG, OvertakenError, Stream, StreamState
+from millrace_server.wal.disk import Piece
 from millrace_server.wal.segments import LogCorruptError
 
 _FENCES_MAX = 100
@@ -72,7 +73,7 @@ class Chain:
                     f"{epoch_known}, so it was lost or set back"
                 )
             try:
-                self.epoch = self.append(LOG, self.message(MessageKind.FENCE, body))
+                self.epoch = self.append(LOG, self.message(MessageKind.FENCE, [body]))
             except OvertakenError:
                 # Another server appends still, or is faster.
                 self._last_sequence = self._engine.call(self.stream.state()).result().last_sequence
@@ -80,9 +81,9 @@ class Chain:
                 return
         raise OvertakenError(f"stream {self.stream.name}: other servers have appended all the time")
 
-    def message(self, kind: MessageKind, body: bytes) -> Message:
-        """Returns a message of this owner."""
-        return Message(kind=kind, channel_id=self.state.channel_id, epoch=self.epoch, body=body)
+    def message(self, kind: MessageKind, pieces: Sequence[Piece]) -> Message:
+        """Returns a message of this owner, whose body has these pieces."""
+        return Message(kind=kind, channel_id=self.state.channel_id, epoch=self.epoch, pieces=pieces)
 
     def append(self, subject: str, message: Message) -> int:
         """Appends one message and returns its sequence; raises what `Stream.append` raises."""
@@ -91,7 +92,7 @@ class Chain:
             encoded = message.encode(sequence)
             self._engine.call(self.stream.append(subject, encoded, sequence)).result()
             self._last_sequence = sequence
-            self._byte_count += len(encoded)
+            self._byte_count += sum(map(len, encoded))
             return sequence
 
     def append_parts(self, subject: str, whole: Message) -> int:
@@ -99,13 +100,11 @@ class Chain:
 
         Parts without the last one have no effect: a crash, or a refusal, leaves none or all.
         """
-        size = self.body_bytes_max
-        starts = range(0, len(whole.body), size) or [0]
+        parts = _parts(whole.pieces, self.body_bytes_max)
         with self._lock:
             first = self._last_sequence + 1
-            for part, start in enumerate(starts):
-                body = whole.body[start : start + size]
-                self.append(subject, replace(whole, body=body, part=part, part_count=len(starts)))
+            for part, pieces in enumerate(parts):
+                self.append(subject, replace(whole, pieces=pieces, part=part, part_count=len(parts)))
             return first
 
     def hold(self) -> threading.RLock:
@@ -164,3 +163,11 @@ class Chain:
     def delete(self) -> None:
         """Deletes the stream."""
         self._engine.call(self.stream.delete()).result()
+
+
+def _parts(pieces: Sequence[Piece], bytes_max: int) -> Sequence[Sequence[Piece]]:
+    """Returns a body's pieces in parts of limited size; most bodies are one part, which is not copied."""
+    if sum(map(len, pieces)) <= bytes_max:
+        return [pieces]
+    whole = memoryview(b"".join(pieces))
+    return [[whole[start : start + bytes_max]] for start in range(0, len(whole), bytes_max)]

@@ -9,8 +9,9 @@ from typing import Any, Self, TypeVar
 import nats
 import nats.errors
 import structlog
-from nats.aio.client import Client
 from nats.js.client import JetStreamContext
+
+from millrace_server.replication.connection import Connection
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -38,7 +39,7 @@ class Engine:
     def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
         self._loop = loop
         self._thread = thread
-        self.nats = Client()
+        self.nats = Connection()
         self.jetstream: JetStreamContext
         self._connection_lost: asyncio.Event
 
@@ -86,10 +87,12 @@ class Engine:
         version = self.nats.connected_server_version
         if (version.major, version.minor) < VERSION_MIN:
             raise EngineError(f"{servers[0]}: is nats-server {version}; at least 2.12 is needed")
+        await self.nats.expect_answers()
         self.jetstream = self.nats.jetstream(timeout=CALL_SECONDS)
 
     async def _note_loss(self) -> None:
         # Those that wait for an answer on this connection get none.
+        self.nats.fail_waiting()
         self._connection_lost.set()
         self._connection_lost = asyncio.Event()
 

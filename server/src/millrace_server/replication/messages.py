@@ -22,10 +22,12 @@ is refused. All integers are little-endian.
 
 import enum
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zlib_ng.zlib_ng import crc32
 
+from millrace_server.wal.disk import Piece
 from millrace_server.wal.format import UnknownVersionError
 from millrace_server.wal.records import LogPosition
 from millrace_server.wal.segments import LogCorruptError
@@ -61,7 +63,8 @@ class Message:
     channel_id: bytes
     """16 bytes."""
     epoch: int
-    body: bytes
+    pieces: Sequence[Piece] = ()
+    """The body."""
     position: LogPosition = NOWHERE
     """Where a group begins, or the position of a checkpoint."""
     flags: int = 0
@@ -70,8 +73,13 @@ class Message:
     part: int = 0
     part_count: int = 1
 
-    def encode(self, sequence: int) -> bytes:
-        """Returns the message as it is stored at a sequence, and only there."""
+    @property
+    def body(self) -> Piece:
+        """The body as one piece."""
+        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+
+    def encode(self, sequence: int) -> list[Piece]:
+        """Returns the message as it is stored at a sequence, and only there, in pieces."""
         head = _HEAD.pack(
             _MAGIC,
             _VERSION,
@@ -84,7 +92,7 @@ class Message:
             self.part,
             self.part_count,
         )
-        return b"".join([head, _CHECKSUM.pack(_checksum(sequence, head, self.body)), self.body])
+        return [head + _CHECKSUM.pack(_checksum(sequence, head, self.pieces)), *self.pieces]
 
     @classmethod
     def decode(cls, encoded: bytes, sequence: int, channel_id: bytes) -> "Message":
@@ -94,11 +102,11 @@ class Message:
             LogCorruptError: It is damaged, or of another channel.
             UnknownVersionError: Another version of Millrace wrote it.
         """
-        head, body = encoded[: _HEAD.size], encoded[HEAD_BYTES:]
+        head, body = encoded[: _HEAD.size], memoryview(encoded)[HEAD_BYTES:]
         if len(encoded) < HEAD_BYTES or not head.startswith(_MAGIC):
             raise LogCorruptError(f"message {sequence}: was not written by Millrace")
         (checksum,) = _CHECKSUM.unpack_from(encoded, _HEAD.size)
-        if checksum != _checksum(sequence, head, body):
+        if checksum != _checksum(sequence, head, [body]):
             raise LogCorruptError(f"message {sequence}: its checksum does not match")
         _, version, kind, flags, found_id, epoch, *position, previous, part, part_count = _HEAD.unpack(head)
         if version != _VERSION or kind not in set(MessageKind):
@@ -109,7 +117,7 @@ class Message:
             kind=MessageKind(kind),
             channel_id=found_id,
             epoch=epoch,
-            body=body,
+            pieces=[body],
             position=LogPosition(*position),
             flags=flags,
             previous=previous,
@@ -118,6 +126,9 @@ class Message:
         )
 
 
-def _checksum(sequence: int, head: bytes, body: bytes) -> int:
+def _checksum(sequence: int, head: bytes, pieces: Sequence[Piece]) -> int:
     # With the sequence, so that a message that was copied to another place is not taken for one that belongs there.
-    return crc32(body, crc32(head, crc32(_SEQUENCE.pack(sequence))))
+    checksum = crc32(head, crc32(_SEQUENCE.pack(sequence)))
+    for piece in pieces:
+        checksum = crc32(piece, checksum)
+    return checksum

@@ -18,6 +18,7 @@ from nats.js.client import JetStreamContext
 from nats.js.errors import APIError, NotFoundError
 
 from millrace_server.replication.engine import CALL_SECONDS, Engine, EngineError
+from millrace_server.wal.disk import Piece
 from millrace_server.wal.records import LogFailedError, LogFullError
 from millrace_server.wal.segments import LogCorruptError
 
@@ -146,8 +147,8 @@ class Stream:
         state = info.state
         return StreamState(channel_id, made_at, state.first_seq, state.last_seq, state.bytes)
 
-    async def append(self, subject: str, encoded: bytes, sequence: int) -> None:
-        """Appends a message at a sequence. Once this returns, a quorum of the replicas has it.
+    async def append(self, subject: str, pieces: Sequence[Piece], sequence: int) -> None:
+        """Appends a message, given in pieces, at a sequence. Once this returns, a quorum of the replicas has it.
 
         While the engine does not answer, the outcome is unknown: the place is read until it is known.
 
@@ -156,17 +157,12 @@ class Stream:
             LogFullError: The stream has no room, and does not have it.
             LogFailedError: The stream was set back, or the outcome is unknown for too long.
         """
-        headers = {"Nats-Expected-Last-Sequence": str(sequence - 1)}
         give_up_at = time.monotonic() + UNKNOWN_SECONDS_MAX
         may_arrive_later = False
         while time.monotonic() < give_up_at:
             refusal = None
             try:
-                await self._engine.request(
-                    self._jetstream.publish(
-                        f"{self._subject}.{subject}", encoded, CALL_SECONDS, self.name, headers=dict(headers)
-                    )
-                )
+                await self._publish(subject, pieces, sequence)
             except APIError as error:
                 refusal = error
             except (nats.errors.Error, TimeoutError, OSError):
@@ -175,7 +171,7 @@ class Stream:
             else:
                 return
             try:
-                if await self._has(encoded, sequence):
+                if await self._has(pieces, sequence):
                     return
             except EngineError:
                 await asyncio.sleep(_RETRY_SECONDS * (0.5 + random.random()))  # noqa: S311 - spreads load
@@ -184,7 +180,13 @@ class Stream:
                 raise LogFullError(f"the stream has no room: {refusal.description}")
         raise LogFailedError(f"stream {self.name}: the engine has not answered for {UNKNOWN_SECONDS_MAX:g} s")
 
-    async def _has(self, encoded: bytes, sequence: int) -> bool:
+    async def _publish(self, subject: str, pieces: Sequence[Piece], sequence: int) -> None:
+        expected = {"Nats-Expected-Stream": self.name, "Nats-Expected-Last-Sequence": str(sequence - 1)}
+        answer = json.loads(await self._engine.nats.ask(f"{self._subject}.{subject}", expected, pieces, CALL_SECONDS))
+        if "error" in answer:
+            raise APIError.from_error(answer["error"])
+
+    async def _has(self, pieces: Sequence[Piece], sequence: int) -> bool:
         """Whether a message is stored at a sequence; False if nothing is, so that it can be tried again."""
         found = await self.get(sequence)
         if found is None:
@@ -195,7 +197,7 @@ class Stream:
                 return False
             # An attempt that was given up may have arrived meanwhile.
             found = await self.get(sequence)
-        if found != encoded:
+        if found != b"".join(pieces):
             raise OvertakenError(f"stream {self.name}: another server has appended message {sequence}")
         return True
 

@@ -57,7 +57,7 @@ class StreamCheckpoints:
     def _append(self, checkpoint: Checkpoint) -> None:
         flags, pieces = self._codec.encode(_STATE_KIND, [checkpoint.state], self._context(checkpoint.position))
         message = replace(
-            self._chain.message(MessageKind.CHECKPOINT, b"".join(pieces)),
+            self._chain.message(MessageKind.CHECKPOINT, pieces),
             position=checkpoint.position,
             flags=int(flags),
             previous=self._kept[0][1] if self._kept else 0,
@@ -106,7 +106,7 @@ class StreamCheckpoints:
         except LogCorruptError:
             return None
         bodies = [message.body for message in [*before, last] if message is not None]
-        return last, replace(last, body=b"".join(bodies)) if len(bodies) == last.part_count else None
+        return last, replace(last, pieces=bodies) if len(bodies) == last.part_count else None
 
     def _decode(self, message: Message) -> Checkpoint | None:
         context = self._context(message.position)

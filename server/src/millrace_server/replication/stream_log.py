@@ -47,7 +47,7 @@ class StreamWriter(GroupWriter):
                 for submission in group:
                     submission.end = self._end
                 return
-            message = self._chain.message(MessageKind.GROUP, b"".join(encoded))
+            message = self._chain.message(MessageKind.GROUP, encoded)
             self._chain.append_parts(LOG, replace(message, position=start))
             self._end = end
 
