@@ -23,7 +23,7 @@ FUZZ_SECONDS ?= 60
 # would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup run test cover check proto docs fmt lint type bench torture fuzz lock clean
+.PHONY: help setup run test cover check proto docs fmt lint type bench torture fuzz lock dist release clean
 
 help: ## lists the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -86,6 +86,12 @@ lock: ## locks the requirements and the console's libraries; needs .venv and npm
 	@$(BIN)/python tools/lock_requirements.py $(if $(UPGRADE),--upgrade)
 	@$(BIN)/python tools/vendor_scripts.py $(if $(UPGRADE),--upgrade)
 
+dist: setup ## builds the packages, with checksums and a bill of materials, in dist/
+	@$(BIN)/python tools/build_distributions.py
+
+release: setup ## dates the changelog, builds the packages and tags: make release [NEXT=0.2.0 for the version after it]
+	@$(BIN)/python -m tools.release $(if $(NEXT),--next "$(NEXT)")
+
 clean: ## removes everything that the other targets created, including .venv
-	@rm -rf "$(VENV)" build .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf "$(VENV)" build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find . -name .git -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} +

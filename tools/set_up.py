@@ -1,20 +1,16 @@
 """Builds the virtual environment that the other targets of the Makefile use: the three distributions and all tools.
 
 It installs exactly the locked requirements, checked by their hashes, and the distributions themselves as editable, so
-that what is edited is what runs. When nothing changed since the last time it does nothing. It needs an interpreter
+that what is edited is what runs. If nothing has changed since the last time, it does nothing. It needs an interpreter
 with `venv` and nothing else; run it with the one that the environment shall have.
 """
 
 import argparse
 import hashlib
-import json
-import re
 import subprocess
 import sys
-import tempfile
 import time
 import venv
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,41 +18,16 @@ DISTRIBUTIONS = ("client", "server", "spark_connector")
 BUILD_LOCK = ROOT / "requirements" / "build.txt"
 LOCK = ROOT / "requirements" / "dev.txt"
 
-_LOCKED_NAME = re.compile(r"^([a-z0-9-]+)==", re.MULTILINE)
-_NAME_SEPARATORS = re.compile(r"[-_.]+")
-_OWN_NAME = re.compile(r'^name = "([a-z0-9-]+)"', re.MULTILINE)
-
 
 class SetupFailedError(Exception):
     """Raised where a step fails; its message is for the user."""
 
 
-class Progress:
-    """Shows how far a build is: one line that changes on a terminal, one line for each phase elsewhere."""
-
-    def __init__(self) -> None:
-        self._is_terminal = sys.stdout.isatty()
-
-    def phase(self, text: str) -> None:
-        print(f"\r\033[K  {text}" if self._is_terminal else f"  {text}", end=self._end(), flush=True)
-
-    def detail(self, text: str) -> None:
-        if self._is_terminal:
-            self.phase(text)
-
-    def done(self, text: str) -> None:
-        print(f"\r\033[K{text}" if self._is_terminal else text, flush=True)
-
-    def _end(self) -> str:
-        return "" if self._is_terminal else "\n"
-
-
 class Environment:
-    """A virtual environment, with a log of the pip runs that built it and a stamp that tells what it was built from."""
+    """A virtual environment, with a log of the commands that built it and a stamp of what it was built from."""
 
-    def __init__(self, folder: Path, progress: Progress) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._progress = progress
         self._python = folder / "bin" / "python"
         self._stamp = folder / "setup.stamp"
         self.log = folder / "setup.log"
@@ -69,20 +40,24 @@ class Environment:
         """Makes the environment what the locked requirements say.
 
         Raises:
-            SetupFailedError: A step failed; the next run takes up from there.
+            SetupFailedError: A step failed; the next run continues from there.
         """
         self._stamp.unlink(missing_ok=True)
         if not self._is_usable():
             self._create()
-        # Hashes are checked of what builds a distribution too, so nothing is built in an environment of its own.
-        self._install("pip and setuptools", "--require-hashes", "--requirement", str(BUILD_LOCK))
-        # No compiler is needed: everything is a wheel but PySpark, which has no compiled parts.
+        self.log.write_text("")
+        print("  uv, which installs the rest", flush=True)
+        pip = (str(self._python), "-m", "pip", "--disable-pip-version-check", "--quiet")
+        self._run(*pip, "install", "--require-hashes", "--requirement", str(BUILD_LOCK))
+        print("  packages; building PySpark's takes longest", flush=True)
+        # Hashes are checked of what builds a distribution, too, so nothing is built in an environment of its own. No
+        # compiler is needed: everything is a wheel but PySpark, which has no compiled parts.
         wheels = ("--no-build-isolation", "--only-binary=:all:", "--no-binary=pyspark")
-        self._install("packages", *wheels, "--require-hashes", "--requirement", str(LOCK))
+        self._uv("sync", *wheels, "--require-hashes", str(BUILD_LOCK), str(LOCK))
+        print("  Millrace's distributions", flush=True)
         editable = [argument for name in DISTRIBUTIONS for argument in ("--editable", str(ROOT / name))]
-        self._install("Millrace's distributions", "--no-build-isolation", "--no-deps", *editable)
-        self._remove_what_is_not_locked()
-        self._run_pip("check")
+        self._uv("install", "--no-build-isolation", "--no-deps", *editable)
+        self._uv("check")
         self._stamp.write_text(fingerprint())
 
     def _is_usable(self) -> bool:
@@ -94,7 +69,7 @@ class Environment:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout == sys.version
 
     def _create(self) -> None:
-        self._progress.phase("an empty environment")
+        print("  an empty environment", flush=True)
         try:
             venv.create(self._folder, clear=True, with_pip=True, symlinks=True)
         except (ImportError, subprocess.CalledProcessError) as error:
@@ -103,36 +78,27 @@ class Environment:
                 "on Debian and Ubuntu, the package python3-venv is missing"
             ) from error
 
-    def _install(self, what: str, *arguments: str) -> None:
-        self._progress.phase(what)
-        for line in self._pip("install", *arguments):
-            first_word, _, rest = line.strip().partition(" ")
-            if first_word in {"Collecting", "Downloading", "Building", "Installing"}:
-                self._progress.detail(f"{what}: {first_word.lower()} {rest[:48]}")
+    def _uv(self, command: str, *arguments: str) -> None:
+        uv = str(self._folder / "bin" / "uv")
+        self._run(uv, "pip", command, "--no-config", "--python", str(self._python), *arguments)
 
-    def _remove_what_is_not_locked(self) -> None:
-        listed = json.loads(self._run_pip("list", "--format=json"))
-        extra = {_NAME_SEPARATORS.sub("-", entry["name"]).lower() for entry in listed} - locked_names()
-        if extra:
-            self._progress.phase("removing what is not locked: " + ", ".join(sorted(extra)))
-            self._run_pip("uninstall", "--yes", *sorted(extra))
-
-    def _run_pip(self, *arguments: str) -> str:
-        return "\n".join(self._pip(*arguments))
-
-    def _pip(self, *arguments: str) -> Iterator[str]:
-        """Runs pip and yields the lines that it prints."""
-        command = [str(self._python), "-m", "pip", "--log", str(self.log), "--disable-pip-version-check", *arguments]
+    def _run(self, *command: str) -> None:
+        """Runs a command, shows each step that it reports, and logs all of its output."""
         with (
-            tempfile.TemporaryFile("w+") as complaints,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True, cwd=ROOT) as pip,
+            self.log.open("a") as log,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as process,
         ):
-            assert pip.stdout is not None
-            for line in pip.stdout:
-                yield line.rstrip()
-            if pip.wait() != 0:
-                complaints.seek(0)
-                raise SetupFailedError(f"`pip {arguments[0]}` failed; {self.log} tells more\n{complaints.read()}")
+            print("$", *command, file=log)
+            assert process.stdout is not None
+            output = []
+            for line in process.stdout:
+                output.append(line)
+                log.write(line)
+                if line.split(maxsplit=1)[:1] in (["Downloading"], ["Building"], ["Prepared"], ["Installed"]):
+                    print(f"    {line.strip()}", flush=True)
+            if process.wait() != 0:
+                name = " ".join([Path(command[0]).name, *command[1:3]])
+                raise SetupFailedError(f"`{name}` failed; {self.log} has its whole output\n{''.join(output[-20:])}")
 
 
 def fingerprint() -> str:
@@ -144,29 +110,20 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-def locked_names() -> set[str]:
-    """Names of all distributions that belong into the environment."""
-    locked = BUILD_LOCK.read_text() + LOCK.read_text()
-    own = [_OWN_NAME.search((ROOT / name / "pyproject.toml").read_text()) for name in DISTRIBUTIONS]
-    return {*_LOCKED_NAME.findall(locked), *(match[1] for match in own if match)}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="the virtual environment")
     folder = parser.parse_args().folder.absolute()
-    progress = Progress()
-    environment = Environment(folder, progress)
+    environment = Environment(folder)
     if environment.is_up_to_date():
         return
     started = time.monotonic()
-    print(f"Setting up {folder} with Python {sys.version.split()[0]}; this takes a minute, the first time some more.")
+    print(f"Setting up {folder} with Python {sys.version.split()[0]}; this takes about a minute.", flush=True)
     try:
         environment.build()
     except SetupFailedError as error:
-        progress.done("")
         sys.exit(f"Set-up failed: {error}")
-    progress.done(f"Set up in {time.monotonic() - started:.0f} s. The log is {environment.log}")
+    print(f"Set up in {time.monotonic() - started:.0f} s. The log is {environment.log}")
 
 
 if __name__ == "__main__":

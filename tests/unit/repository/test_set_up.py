@@ -16,7 +16,7 @@ def environment(tmp_path: Path) -> set_up.Environment:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
     (tmp_path / "setup.stamp").write_text(set_up.fingerprint())
-    return set_up.Environment(tmp_path, set_up.Progress())
+    return set_up.Environment(tmp_path)
 
 
 def test_is_up_to_date_after_building_holds(environment: set_up.Environment) -> None:
@@ -47,18 +47,3 @@ def test_fingerprint_of_changed_inputs_differs(changed: str, tmp_path: Path, mon
     with (tmp_path / changed).open("a") as file:
         file.write("# changed\n")
     assert set_up.fingerprint() != before
-
-
-def test_locked_names_of_the_project_hold_tools_and_distributions() -> None:
-    """The environment contains the locked tools, the build backend, and the three distributions."""
-    names = set_up.locked_names()
-    assert {
-        "pip",
-        "setuptools",
-        "grpcio",
-        "pyspark",
-        "ruff",
-        "millrace-client",
-        "millrace-server",
-        "millrace-spark",
-    } <= names
