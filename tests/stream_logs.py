@@ -20,7 +20,7 @@ from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.records import LogPosition, Submission
 from millrace_server.wal.writer_threads import WriterThreads
 
-STREAM_BYTES_MAX = 1 << 28
+LIMITS = StreamLimits(replicas=1, stream_bytes_max=1 << 28)
 _numbers = itertools.count()
 
 
@@ -30,9 +30,9 @@ def new_name() -> str:
 
 
 @asynccontextmanager
-async def engine_at(url: str) -> AsyncIterator[Engine]:
+async def engine_at(*urls: str) -> AsyncIterator[Engine]:
     """A connection to an engine, until the end of the block."""
-    engine = await Engine.connected([url])
+    engine = await Engine.connected(urls)
     try:
         yield engine
     finally:
@@ -58,14 +58,13 @@ class OwnedLog:
         name: str,
         *,
         codec: PayloadCodec | None = None,
-        stream_bytes_max: int = STREAM_BYTES_MAX,
+        limits: StreamLimits = LIMITS,
         epoch_known: int = 0,
     ) -> "OwnedLog":
         """Takes the channel over."""
 
         def take_over() -> OwnedLog:
-            limits = StreamLimits(replicas=1, stream_bytes_max=stream_bytes_max)
-            chain = Chain(engine, Stream(engine, name, limits))
+            chain = Chain.opened(engine, Stream(engine, name, limits), may_create=not epoch_known)
             chain.fence("127.0.0.1:1", epoch_known)
             payload_codec = codec or PayloadCodec()
             log, checkpoints = StreamLog(chain, payload_codec), StreamCheckpoints(chain, payload_codec)

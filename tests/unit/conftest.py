@@ -30,3 +30,9 @@ def prompt_http_stop(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.sleep(0.001)
 
     monkeypatch.setattr(uvicorn.server, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": check_soon}))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What seems to be missing is soon believed to be."""
+    monkeypatch.setattr("millrace_server.replication.stream_reading.MISSING_SECONDS_MAX", 0.2)

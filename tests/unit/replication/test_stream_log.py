@@ -9,12 +9,13 @@ from examples.jetstream_cluster import JetStreamCluster
 from millrace_server.replication.chain import Chain
 from millrace_server.replication.engine import Engine, EngineError
 from millrace_server.replication.messages import MessageKind
-from millrace_server.replication.stream import LOG, Stream, StreamLimits
+from millrace_server.replication.stream import Stream, StreamLimits
+from millrace_server.replication.stream_reading import LOG
 from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
 from millrace_server.wal.records import LogFailedError, LogFullError
 from millrace_server.wal.segments import LogCorruptError
 from tests.cutting_proxy import CuttingAppends, cutting_proxy
-from tests.stream_logs import STREAM_BYTES_MAX, OwnedLog, engine_at, new_name, owned_log
+from tests.stream_logs import LIMITS, OwnedLog, engine_at, new_name, owned_log
 
 _MIB = 1 << 20
 
@@ -211,10 +212,11 @@ async def test_replay_of_many_messages_yields_all_in_order(nats_url: str) -> Non
 def _replayed_from_the_beginning(engine: Engine, name: str) -> list[bytes]:
     from millrace_server.replication.stream_log import StreamLog
 
-    chain = Chain(engine, Stream(engine, name, StreamLimits(replicas=1, stream_bytes_max=STREAM_BYTES_MAX)))
+    chain = Chain.opened(engine, Stream(engine, name, LIMITS))
     return [bytes(record.payload) for record in StreamLog(chain, PayloadCodec()).replay()]
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_replay_where_a_message_was_lost_is_refused(nats_url: str) -> None:
     """No loss passes in silence: not in the middle, nor at the end, nor of all, nor of what a checkpoint needs."""
     async with engine_at(nats_url) as engine:
@@ -230,10 +232,32 @@ async def test_replay_where_a_message_was_lost_is_refused(nats_url: str) -> None
         async with owned_log(engine, name) as log:
             await log.submit(b"1")
         await asyncio.wrap_future(engine.call(engine.jetstream.delete_stream(log.chain.stream.name)))
-        with pytest.raises(LogCorruptError, match="lost or set back"):
+        with pytest.raises(LogCorruptError, match="is missing, and the channel had one"):
             await OwnedLog.opened(engine, name, epoch_known=log.chain.epoch)
 
 
+@pytest.mark.usefixtures("impatient")
+async def test_open_of_a_stream_that_was_set_back_is_refused(nats_url: str) -> None:
+    """Also where the stream exists, but ends before what was there."""
+    name = new_name()
+    async with engine_at(nats_url) as engine:
+        async with owned_log(engine, name) as log:
+            await log.submit(b"1")
+        with pytest.raises(LogCorruptError, match=r"ends with message 2; there was a message 3, so it was lost or set"):
+            await OwnedLog.opened(engine, name, epoch_known=3)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_submit_to_a_stream_that_was_deleted_fails(nats_url: str) -> None:
+    """The owner does not wait for it to come back for minutes."""
+    async with engine_at(nats_url) as engine, owned_log(engine, new_name()) as log:
+        await log.submit(b"1")
+        await asyncio.wrap_future(engine.call(engine.jetstream.delete_stream(log.chain.stream.name)))
+        with pytest.raises(LogFailedError, match="stream not found"):
+            await log.submit(b"2")
+
+
+@pytest.mark.usefixtures("impatient")
 async def test_stream_that_was_set_back_fails_its_owner(nats_url: str) -> None:
     """An owner whose messages are gone appends nothing behind the hole."""
     name = new_name()
@@ -248,9 +272,10 @@ async def test_stream_that_was_set_back_fails_its_owner(nats_url: str) -> None:
 
 async def test_submit_to_a_full_stream_is_refused_until_there_is_room(nats_url: str) -> None:
     """What is refused is not in the log, and what comes after `resume` is."""
+    limits = StreamLimits(replicas=1, stream_bytes_max=_MIB)
     name = new_name()
     async with engine_at(nats_url) as engine:
-        async with owned_log(engine, name, stream_bytes_max=_MIB) as log:
+        async with owned_log(engine, name, limits=limits) as log:
             first = await log.submit(b"x" * (_MIB // 2))
             with pytest.raises(LogFullError, match="no room"):
                 await log.submit(b"y" * (_MIB // 2))
@@ -261,7 +286,7 @@ async def test_submit_to_a_full_stream_is_refused_until_there_is_room(nats_url: 
             assert log.log.byte_count() < _MIB // 2
             await log.submit(b"y" * (_MIB // 2))
             assert first.end != second.end
-        async with owned_log(engine, name, stream_bytes_max=_MIB) as later:
+        async with owned_log(engine, name, limits=limits) as later:
             assert later.payloads == [b"y" * (_MIB // 2)]
 
 

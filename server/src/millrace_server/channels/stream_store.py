@@ -115,7 +115,8 @@ class StreamStores:
     ) -> tuple[OpenLog, Chain]:
         """Runs on a thread, since it blocks on the engine."""
         codec = make_codec(config)
-        chain = Chain(self._engine, Stream(self._engine, name, self._limits))
+        stream = Stream(self._engine, name, self._limits)
+        chain = Chain.opened(self._engine, stream, may_create=not attempt.epoch_known)
         chain.fence(attempt.address, attempt.epoch_known)
         log, checkpoints = StreamLog(chain, codec), StreamCheckpoints(chain, codec)
         columns = LogColumns(log, self._recent)
@@ -124,6 +125,6 @@ class StreamStores:
         log.start(self._writers, self._histograms)
         channel_id = chain.state.channel_id
         identity = ChannelIdentity(name, channel_id, channel_id, chain.state.made_at_microseconds)
-        stream = _Stream(identity, chain, self._limits)
-        disk_space = DiskSpace(stream, [Path(chain.stream.name)], time.monotonic)
-        return OpenLog(stream, log, checkpoints, columns, disk_space, recovered), chain
+        holder = _Stream(identity, chain, self._limits)
+        disk_space = DiskSpace(holder, [Path(stream.name)], time.monotonic)
+        return OpenLog(holder, log, checkpoints, columns, disk_space, recovered), chain

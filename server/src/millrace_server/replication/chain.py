@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Self
 
 from millrace_server.replication.engine import Engine
 from millrace_server.replication.messages import HEAD_BYTES, Message, MessageKind
-from millrace_server.replication.stream import CHECKPOINT, HEADER_BYTES_MAX, LOG, OvertakenError, Stream, StreamState
+from millrace_server.replication.stream import HEADER_BYTES_MAX, OvertakenError, Stream
+from millrace_server.replication.stream_reading import CHECKPOINT, LOG, StreamState
 from millrace_server.wal.disk import Piece
-from millrace_server.wal.segments import LogCorruptError
 
 _FENCES_MAX = 100
 
@@ -29,15 +30,20 @@ class Chain:
         epoch: The sequence of this owner's FENCE; 0 until `fence`.
     """
 
-    def __init__(self, engine: Engine, stream: Stream) -> None:
+    def __init__(self, engine: Engine, stream: Stream, state: StreamState) -> None:
         self._engine = engine
         self.stream = stream
-        self.state: StreamState = engine.call(stream.open()).result()
+        self.state = state
         self.epoch = 0
         self._last_sequence = self.state.last_sequence
         self._byte_count = self.state.byte_count
         # Held while messages that belong together are appended, so that nothing comes between them.
         self._lock = threading.RLock()
+
+    @classmethod
+    def opened(cls, engine: Engine, stream: Stream, *, may_create: bool = True) -> Self:
+        """Opens a stream; see `Stream.open`."""
+        return cls(engine, stream, engine.call(stream.open(may_create=may_create)).result())
 
     @property
     def last_sequence(self) -> int:
@@ -59,7 +65,7 @@ class Chain:
 
         Args:
             address: Where clients reach this server; operators find it in the stream.
-            epoch_known: The greatest epoch that was ever seen; 0 without any.
+            epoch_known: The greatest epoch, or later sequence, that was ever seen; 0 without any.
 
         Raises:
             EngineError: The engine does not answer.
@@ -68,10 +74,7 @@ class Chain:
         body = json.dumps({"address": address, "nonce": secrets.token_hex(8)}).encode()
         for _ in range(_FENCES_MAX):
             if self._last_sequence < epoch_known:
-                raise LogCorruptError(
-                    f"stream {self.stream.name}: ends with message {self._last_sequence}; there was a message "
-                    f"{epoch_known}, so it was lost or set back"
-                )
+                self._last_sequence = self._engine.call(self.stream.ending_behind(epoch_known)).result()
             try:
                 self.epoch = self.append(LOG, self.message(MessageKind.FENCE, [body]))
             except OvertakenError:

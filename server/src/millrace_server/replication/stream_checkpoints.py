@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from millrace_server.replication.chain import Chain
 from millrace_server.replication.messages import Message, MessageKind
-from millrace_server.replication.stream import CHECKPOINT
+from millrace_server.replication.stream_reading import CHECKPOINT
 from millrace_server.wal.checkpoints import Checkpoint
 from millrace_server.wal.format import Flags
 from millrace_server.wal.payload_codec import KeyMismatchError, PayloadCodec

@@ -11,7 +11,7 @@ from millrace_server.histograms import Histograms
 from millrace_server.replication.chain import Chain
 from millrace_server.replication.groups import GroupAssembler, GroupBytes, GroupReader
 from millrace_server.replication.messages import NOWHERE, MessageKind
-from millrace_server.replication.stream import LOG
+from millrace_server.replication.stream_reading import LOG
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, SegmentHeader
 from millrace_server.wal.group_writer import Answer, GroupWriter
 from millrace_server.wal.groups import encode_group
