@@ -13,6 +13,7 @@ from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
 from millrace_server.agent.sinks.sink import CustomSinkConfig, NullSinkConfig
 from millrace_server.agent.sources.exec.source import ExecSourceConfig
 from millrace_server.agent.sources.http.config import HttpSourceConfig
+from millrace_server.agent.sources.netcat.config import NetcatSourceConfig
 from millrace_server.agent.sources.source import CustomSourceConfig, EmbeddedSourceConfig
 from millrace_server.agent.sources.spooldir.config import SpooldirSourceConfig
 from millrace_server.agent.sources.stdin import StdinSourceConfig
@@ -24,6 +25,7 @@ AnySourceConfig = Annotated[
     | EmbeddedSourceConfig
     | ExecSourceConfig
     | HttpSourceConfig
+    | NetcatSourceConfig
     | SpooldirSourceConfig
     | StdinSourceConfig
     | SyslogSourceConfig

@@ -143,7 +143,7 @@ def address_conflicts(tables: Mapping[str, Any], listening: Mapping[str, str]) -
     of_sources = [
         place
         for name, source in named_tables(tables, "sources").items()
-        if source.get("type") in {"http", "syslog"}
+        if source.get("type") in {"http", "netcat", "syslog"}
         for place in _places(("sources", name, "listen"), source.get("listen"))
     ]
     conflicts = [

@@ -18,6 +18,25 @@ _FILES_FOR_OTHERS = 64
 _GRPC_SHARE = 0.75
 
 
+_MAPPED_IPV4_PREFIX = "::ffff:"
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 20, socket.TCP_KEEPCNT: 3}
+
+
+def client_ip(host: str) -> str:
+    """Returns an address as people write it: without the IPv6 prefix of an IPv4 address."""
+    return host.removeprefix(_MAPPED_IPV4_PREFIX)
+
+
+def detect_dead_peers(bound: socket.socket) -> None:
+    """Lets the system close connections whose peers have gone without a word; accepted ones inherit the options.
+
+    For senders that may rightly be silent for hours or days.
+    """
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        bound.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 class ConnectionLimits(NamedTuple):
     """Maximum numbers of connections, in total and from one address."""
 

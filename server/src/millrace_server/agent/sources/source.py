@@ -69,6 +69,7 @@ class Source(Protocol):
 
 _CLASSES = {
     "http": "millrace_server.agent.sources.http.source:HttpSource",
+    "netcat": "millrace_server.agent.sources.netcat.source:NetcatSource",
     "spooldir": "millrace_server.agent.sources.spooldir.source:SpooldirSource",
     "syslog": "millrace_server.agent.sources.syslog.source:SyslogSource",
     "taildir": "millrace_server.agent.sources.taildir.source:TaildirSource",
@@ -158,6 +159,16 @@ def check_plaintext_allowed(
             f"is {shown_value(shown)}, which other machines can reach, and nothing is encrypted; {advice} a loopback "
             "address, or allow_plaintext must be true"
         )
+
+
+def check_listen_address(text: str, settings: Mapping[str, Any]) -> str:
+    """Returns the text of a TCP address to listen on; raises ValueError if it is none, or is not allowed."""
+    try:
+        address = Address.parse(text)
+    except ValueError as error:
+        raise ValueError(f"is {shown_value(text)}; {error}") from None
+    check_plaintext_allowed(text, address, settings)
+    return text
 
 
 @asynccontextmanager

@@ -4,16 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from millrace.setting_problems import shown_value
 from millrace.setting_units import ByteSize
 from millrace_server.agent.sources.source import (
     ListeningSourceConfig,
     Source,
     SourceContext,
-    check_plaintext_allowed,
+    check_listen_address,
     source_class,
 )
-from millrace_server.network import Address
 from millrace_server.network.http_requests import HostName
 
 _MIB = 1024 * 1024
@@ -83,12 +81,7 @@ class HttpSourceConfig(ListeningSourceConfig):
     @field_validator("listen")
     @classmethod
     def _check_listen(cls, text: str, info: ValidationInfo) -> str:
-        try:
-            address = Address.parse(text)
-        except ValueError as error:
-            raise ValueError(f"is {shown_value(text)}; {error}") from None
-        check_plaintext_allowed(text, address, info.data)
-        return text
+        return check_listen_address(text, info.data)
 
     @field_validator("inflight_bytes_max")
     @classmethod

@@ -17,7 +17,7 @@ from millrace_server.agent.sources.source import bound_address
 from millrace_server.agent.sources.syslog.config import SyslogSourceConfig
 from millrace_server.agent.sources.syslog.framing import Frame, StreamFramer, frame_datagram
 from millrace_server.agent.sources.syslog.message_queue import MessageQueue, Origin
-from millrace_server.network.accepting import Acceptor, Place, Places
+from millrace_server.network.accepting import Acceptor, Place, Places, client_ip, detect_dead_peers
 
 LOG_SECONDS = 60.0
 """Each kind of loss is logged at once, and then at most this often with the number in between."""
@@ -75,9 +75,6 @@ class LossCounter:
         _log.warning("syslog was lost", source=self._source, count=count, total=self.counts[loss], reason=loss.value)
 
 
-_MAPPED_IPV4_PREFIX = "::ffff:"
-
-
 class ListenerContext(NamedTuple):
     """What the listeners of a source share."""
 
@@ -88,15 +85,8 @@ class ListenerContext(NamedTuple):
     """For TCP; None for plain text."""
 
 
-def client_ip(host: str) -> str:
-    """Returns an address as people write it: without the IPv6 prefix of an IPv4 address."""
-    return host.removeprefix(_MAPPED_IPV4_PREFIX)
-
-
 MESSAGE_SECONDS_MAX = 60.0
 """A connection whose message is incomplete for this long is closed; the message is kept as it is."""
-
-_KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 20, socket.TCP_KEEPCNT: 3}
 
 
 class TcpListener:
@@ -111,11 +101,7 @@ class TcpListener:
 
     async def start(self) -> None:
         config, losses = self._context.config, self._context.losses
-        # The system must detect dead peers, since syslog senders may be silent for days. Accepted connections inherit
-        # these options.
-        self._bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEPALIVE.items():
-            self._bound.setsockopt(socket.IPPROTO_TCP, option, value)
+        detect_dead_peers(self._bound)
         places = Places(config.connections_max, config.connections_per_address_max)
         on_refused = partial(losses.count, Loss.CONNECTIONS)
         self._acceptor = Acceptor(self._bound, places, self._make_connection, self._context.tls, on_refused)

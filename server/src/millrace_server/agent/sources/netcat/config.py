@@ -1,0 +1,72 @@
+"""Settings of the source `netcat`."""
+
+from typing import Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from millrace.setting_units import ByteSize
+from millrace_server.agent.lines.config import KIB, MIB, CharsetConfig, LinesConfig
+from millrace_server.agent.sources.source import (
+    ListeningSourceConfig,
+    Source,
+    SourceContext,
+    check_listen_address,
+    source_class,
+)
+
+CONNECTIONS_HIGHEST = 5_000
+"""Each connection may leave a gap in the numbers of what is stored; channels remember 10,000 of them."""
+
+
+class NetcatSourceConfig(CharsetConfig, ListeningSourceConfig):
+    """A source of lines over TCP, as `nc` sends them.
+
+    Each line is an event, without its line end, LF or CR LF. It is answered with `OK` once it is stored in all required
+    channels, or with `FAILED: ` and a sentence if it is not; answers are lines of ASCII, in the order of the lines. A
+    line that was not answered may be stored or not: a sender that repeats it may store it twice.
+    """
+
+    type: Literal["netcat"]
+    """Lines over TCP or TLS, each answered with OK once it is stored."""
+
+    listen: str
+    """`host:port`; port 0 selects any free port."""
+
+    ack_every_event: bool = True
+    """Whether each line that is stored is answered with `OK`. Set it to false for senders that do not read answers;
+    `FAILED` is sent in any case."""
+
+    line_bytes_max: ByteSize = Field(64 * KIB, ge=16, le=16 * MIB)
+    """A line with more bytes, its line end included, is refused: it is answered with `FAILED`, and the lines after it
+    are stored."""
+
+    line_seconds_max: float = Field(60.0, gt=0, le=3_600, allow_inf_nan=False)
+    """A connection is closed if a line is not complete this long after its first byte, or if answers are not read for
+    this long."""
+
+    idle_seconds_max: float = Field(3_600.0, gt=0, le=604_800, allow_inf_nan=False)
+    """A connection is closed if no line has come for this long."""
+
+    connections_max: int = Field(256, ge=1, le=CONNECTIONS_HIGHEST)
+    """The maximum number of connections; further ones are closed at once."""
+
+    client_ip_header: str | None = Field(None, min_length=1)
+    """The header for the address of the sender; none by default."""
+
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, text: str, info: ValidationInfo) -> str:
+        return check_listen_address(text, info.data)
+
+    @property
+    def lines(self) -> LinesConfig:
+        """How lines are split. One that is too long comes out truncated, and its size tells."""
+        return LinesConfig(
+            charset=self.charset,
+            decode_errors=self.decode_errors,
+            line_bytes_max=self.line_bytes_max,
+            long_lines="truncate",
+        )
+
+    def make(self, context: SourceContext) -> Source:
+        return source_class(self.type)(context.name, self)
