@@ -23,6 +23,7 @@ from millrace_server.wal.checkpoints import CheckpointFiles
 from millrace_server.wal.disk import Disk
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.segments import SegmentFiles
+from millrace_server.wal.versions import read_versions
 from millrace_server.wal.writer_threads import WriterThreads
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -149,6 +150,11 @@ class FileStores:
                 codec=codec,
             )
             columns = LogColumns(log, self._recent)
+            if read_versions(directories.data_dirs, directories.checkpoint_dir).is_earlier:
+                # Before anything is written: until then an earlier version can open the channel.
+                _log.warning(
+                    "the files of a channel will be converted, and earlier versions cannot open them then", channel=name
+                )
             recovered = recover(log, checkpoints, columns, progress)
             columns.first_segment_id = log.first_segment_id
             devices = frozenset(map(self._disk.device, directories.data_dirs))

@@ -27,6 +27,7 @@ from millrace_server.cli.reporting import (
     print_check,
 )
 from millrace_server.cli.token_commands import token_app
+from millrace_server.cli.upgrade_command import upgrade
 
 app = new_program("millraced", MEANINGS.items())
 
@@ -235,6 +236,7 @@ def _write_new(path: Path, text: str) -> None:
 
 app.command()(backup)
 app.command()(restore)
+app.command()(upgrade)
 app.command("dev-certificates")(dev_certificates)
 app.add_typer(log_app, name="log")
 app.add_typer(token_app, name="token")

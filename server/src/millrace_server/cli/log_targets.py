@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from millrace.setting_file import SettingsError
 from millrace_server.channels.channel_file import DirectoryError
-from millrace_server.channels.config import KEY_ID_PATTERN, DiskChannelConfig
+from millrace_server.channels.config import KEY_ID_PATTERN, AnyChannelConfig, DiskChannelConfig
 from millrace_server.channels.directories import DirectoryInUseError
 from millrace_server.channels.keys import KeyFileError, load_keys
 from millrace_server.channels.log_store import make_codec
@@ -76,25 +76,36 @@ def choose_log(
     if config is None or channel is None or directories:
         raise UsageError("--config FILE and --channel NAME must be given together, and without directories")
 
-    data_dir, limits = _configured(config, channel)
-    codec = make_codec(limits)
-    data_dirs = [path / channel for path in limits.data_dirs] or [data_dir / "channels" / channel]
-    checkpoint_dir = limits.checkpoint_dir / channel if limits.checkpoint_dir else data_dirs[0]
-    return LogTarget(data_dirs, checkpoint_dir, True, replace(codec, keys={**codec.keys, **keys}))
-
-
-def _configured(config: Path, channel: str) -> tuple[Path, DiskChannelConfig]:
-    """Returns the data directory, and the channel's configuration from the server's file or the catalog."""
-    settings = load_settings(config)
-    data_dir = settings.server.data_dir
-    limits = settings.channels.get(channel) or Catalog(data_dir / CATALOG_FILE).load().get(channel)
+    data_dir, channels = _channels(config, None)
+    limits = channels.get(channel)
     if limits is None:
         raise UsageError(
             f"{config}: neither this file nor the catalog in {data_dir} has a channel {safe_text(channel)}"
         )
     if (disk_limits := limits.on_disk) is None:
         raise UsageError(f"{config}: channel {channel} is of type {limits.type}, which has no files")
-    return data_dir, disk_limits
+    target = _target(data_dir, channel, disk_limits)
+    return replace(target, codec=replace(target.codec, keys={**target.codec.keys, **keys}))
+
+
+def configured_logs(config: Path | None, data_dir: str | None) -> list[LogTarget]:
+    """Returns the logs of all channels that a server's file and its catalog name, by name; they need not exist yet."""
+    directory, channels = _channels(config, data_dir)
+    named = {name: limits.on_disk for name, limits in sorted(channels.items())}
+    return [_target(directory, name, limits) for name, limits in named.items() if limits is not None]
+
+
+def _channels(config: Path | None, data_dir: str | None) -> tuple[Path, dict[str, AnyChannelConfig]]:
+    """Returns the data directory, and the channels of the server's file and of the catalog."""
+    settings = load_settings(config, {} if data_dir is None else {"data_dir": data_dir})
+    directory = settings.server.data_dir
+    return directory, {**Catalog(directory / CATALOG_FILE).load(), **settings.channels}
+
+
+def _target(data_dir: Path, channel: str, limits: DiskChannelConfig) -> LogTarget:
+    data_dirs = [path / channel for path in limits.data_dirs] or [data_dir / "channels" / channel]
+    checkpoint_dir = limits.checkpoint_dir / channel if limits.checkpoint_dir else data_dirs[0]
+    return LogTarget(data_dirs, checkpoint_dir, True, make_codec(limits))
 
 
 def _keys(key: list[str] | None) -> dict[str, bytes]:

@@ -32,8 +32,8 @@ from millrace_server.wal.segments import LogCorruptError
 NEWEST = "checkpoint"
 PREVIOUS = "checkpoint.previous"
 
-_MAGIC = b"MILLCHKP"
-_VERSION = 3
+MAGIC = b"MILLCHKP"
+VERSION = 3
 # Version 1 has no runs, versions 1 and 2 have no times; what they have means the same.
 _VERSIONS_READ = (1, 2, 3)
 _HEAD = struct.Struct("<8sHB5x16sQQQI")
@@ -149,7 +149,7 @@ class CheckpointFiles:
     def _encode(self, checkpoint: Checkpoint) -> Sequence[Piece]:
         flags, pieces = self._codec.encode(_STATE_KIND, [checkpoint.state], self._context(checkpoint.position))
         length = sum(map(len, pieces))
-        head = _HEAD.pack(_MAGIC, _VERSION, flags, self._channel_id, *checkpoint.position, length)
+        head = _HEAD.pack(MAGIC, VERSION, flags, self._channel_id, *checkpoint.position, length)
         # The checksum covers the head and the state, but stands between them, so that the head has a fixed length.
         return [head, _CHECKSUM.pack(payload_checksum([head, *pieces])), *pieces]
 
@@ -174,7 +174,7 @@ class CheckpointFiles:
         if version not in _VERSIONS_READ:
             raise UnknownVersionError(f"{path.name}: its format version is {version}; this program knows 1 to 3")
         # A copied file is no checkpoint of this channel, whatever its checksum says.
-        if (magic, channel_id) != (_MAGIC, self._channel_id):
+        if (magic, channel_id) != (MAGIC, self._channel_id):
             return None
         return self._decode(path, LogPosition(*position), flags, state)
 

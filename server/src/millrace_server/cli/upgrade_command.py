@@ -1,0 +1,68 @@
+"""The command `millraced upgrade`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from millrace_server.cli.reporting import EXIT_CONVERTS, EXIT_UNAVAILABLE, EXIT_USAGE, complain, load_or_exit
+
+if TYPE_CHECKING:
+    from millrace_server.log_tools.upgrade import ChannelUpgrade
+
+
+def upgrade(
+    *,
+    check: Annotated[bool, typer.Option("--check", help="Show what the upgrade would change.")] = False,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", metavar="FILE", help="The server's file. Default: none.")
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(metavar="DIRECTORY", help="Directory of the data; overrides server.data_dir.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+) -> None:
+    """Show what starting this version would change on the disk, and whether it accepts the configuration.
+
+    Run it with the new version, before the new server starts; it changes nothing. Files are converted as they are
+    written, so there is no other step. Exits with 4 if an earlier version cannot open a channel afterwards.
+    """
+    if not check:
+        complain("files are converted as the server writes them; see what would change: millraced upgrade --check")
+        raise typer.Exit(EXIT_USAGE)
+    load_or_exit(config, {} if data_dir is None else {"data_dir": data_dir})
+
+    from millrace_server.cli.log_targets import exit_on_error
+
+    with exit_on_error():
+        upgrades = list(_upgrades(config, data_dir))
+    if json:
+        from json import dumps
+
+        typer.echo(dumps({"channels": [upgrade.document() for upgrade in upgrades]}, indent=2))
+    else:
+        for found in upgrades:
+            typer.echo(f"{found.channel}: {found.sentence}")
+    _end(upgrades)
+
+
+def _upgrades(config: Path | None, data_dir: str | None) -> Iterator["ChannelUpgrade"]:
+    from millrace_server.cli.log_targets import configured_logs
+    from millrace_server.log_tools.layout import find_layout
+    from millrace_server.log_tools.upgrade import inspect_channel
+
+    for target in configured_logs(config, data_dir):
+        directories = [path for path in dict.fromkeys([*target.data_dirs, target.checkpoint_dir]) if path.is_dir()]
+        # A channel that has never been opened has no directory yet.
+        if directories:
+            yield inspect_channel(find_layout(directories, target.checkpoint_dir))
+
+
+def _end(upgrades: list["ChannelUpgrade"]) -> None:
+    if not all(upgrade.versions.is_known for upgrade in upgrades):
+        complain("some channels are of a later version; start that version, or restore a backup from before it")
+        raise typer.Exit(EXIT_UNAVAILABLE)
+    if any(upgrade.versions.is_earlier for upgrade in upgrades):
+        complain("to be able to go back, stop the server and copy these channels first: millraced backup PATH TARGET")
+        raise typer.Exit(EXIT_CONVERTS)
