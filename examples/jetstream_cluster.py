@@ -85,10 +85,10 @@ class Node:
         ]
         if len(routes) > 1:
             urls = ", ".join(f'"nats://{_HOST}:{port}"' for port in routes)
-            # One connection to each other node: the pool of several takes long to come back after a kill.
-            lines.append(
-                f'cluster: {{name: millrace, listen: "{_HOST}:{self.route_port}", routes: [{urls}], pool_size: -1}}'
-            )
+            # One connection to each other node: a pool of several takes long to come back after a kill. Clients know
+            # the addresses that they were given only, so that a proxy before a node is not bypassed.
+            options = f'listen: "{_HOST}:{self.route_port}", routes: [{urls}], pool_size: -1, no_advertise: true'
+            lines.append(f"cluster: {{name: millrace, {options}}}")
         return "\n".join(lines) + "\n"
 
     def kill(self) -> None:
