@@ -14,6 +14,7 @@ from millrace_server.agent.sinks.sink import CustomSinkConfig, NullSinkConfig
 from millrace_server.agent.sources.exec.source import ExecSourceConfig
 from millrace_server.agent.sources.http.config import HttpSourceConfig
 from millrace_server.agent.sources.netcat.config import NetcatSourceConfig
+from millrace_server.agent.sources.sequence import SequenceSourceConfig
 from millrace_server.agent.sources.source import CustomSourceConfig, EmbeddedSourceConfig
 from millrace_server.agent.sources.spooldir.config import SpooldirSourceConfig
 from millrace_server.agent.sources.stdin import StdinSourceConfig
@@ -26,6 +27,7 @@ AnySourceConfig = Annotated[
     | ExecSourceConfig
     | HttpSourceConfig
     | NetcatSourceConfig
+    | SequenceSourceConfig
     | SpooldirSourceConfig
     | StdinSourceConfig
     | SyslogSourceConfig

@@ -1,0 +1,90 @@
+"""The source `sequence`, which counts, for trying flows."""
+
+import asyncio
+from typing import Literal
+
+from pydantic import Field
+
+from millrace_server.agent.channel_writer import ChannelWriter
+from millrace_server.agent.events import EventTable, HeaderValues
+from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext
+from millrace_server.agent.sources.spooldir.chunks import StoredRanges
+from millrace_server.channels.stamps import Stamp
+
+_NUMBER = "{number}"
+_NUMBER_MAX = 10**15
+_BATCHES_PER_SECOND = 10
+"""With a rate, batches are small enough to come about this often."""
+
+
+class SequenceSourceConfig(SourceConfig):
+    """A source of numbered events, from 0, for trying flows.
+
+    The numbers are stamps: after a restart it goes on with the number after the last one that its channels have stored,
+    if they are of type `file`. Channels in memory begin at 0 again.
+    """
+
+    type: Literal["sequence"]
+    """Numbered events, for trying flows."""
+
+    count: int | None = Field(None, ge=1, le=_NUMBER_MAX)
+    """The source stops after this many events, those before a restart included. None: it never stops."""
+
+    events_per_second: float | None = Field(None, gt=0, le=10_000_000, allow_inf_nan=False)
+    """The rate, which it does not exceed to make up for the time that a channel was full. None: as fast as channels
+    store them."""
+
+    body: str = Field(_NUMBER, max_length=1_000_000)
+    """The body of an event; `{number}` stands for its number."""
+
+    headers: dict[str, str] = Field(default_factory=dict)
+    """The headers of an event; in values, `{number}` stands for its number."""
+
+    def make(self, context: SourceContext) -> Source:
+        return SequenceSource(context.name, self)
+
+
+class SequenceSource:
+    """Counts from what is stored."""
+
+    def __init__(self, name: str, config: SequenceSourceConfig) -> None:
+        self._config = config
+        self._producer_id = f"sequence/{name}"
+
+    async def run(self, writer: ChannelWriter) -> None:
+        stored = StoredRanges(writer.stored_ranges(self._producer_id))
+        count = self._config.count or _NUMBER_MAX
+        rate = self._config.events_per_second
+        clock = asyncio.get_running_loop().time
+        writer.report_running()
+        number, due_at = stored.position, clock()
+        while number < count:
+            # If a channel has stored numbers after these, a batch must not overlap them in part.
+            end = min(number + self._batch_size(writer), count, stored.next_boundary(number) or count)
+            await writer.deliver(self._table(range(number, end)), Stamp(self._producer_id, number, end - 1))
+            if rate is not None:
+                due_at = max(due_at + (end - number) / rate, clock())
+                await asyncio.sleep(due_at - clock())
+            else:
+                # A channel in memory answers without giving other tasks their turn.
+                await asyncio.sleep(0)
+            number = end
+        writer.report_stopped(f"all {count} events are stored")
+
+    def _batch_size(self, writer: ChannelWriter) -> int:
+        rate = self._config.events_per_second
+        if rate is None:
+            return writer.events_max
+        return max(min(writer.events_max, int(rate / _BATCHES_PER_SECOND)), 1)
+
+    def _table(self, numbers: range) -> EventTable:
+        bodies = [text.encode(errors="replace") for text in _filled(self._config.body, numbers)]
+        headers: dict[str, HeaderValues] = {
+            key: _filled(value, numbers) if _NUMBER in value else value for key, value in self._config.headers.items()
+        }
+        return EventTable(bodies, headers)
+
+
+def _filled(template: str, numbers: range) -> list[str]:
+    parts = template.split(_NUMBER)
+    return [str(number).join(parts) for number in numbers]
