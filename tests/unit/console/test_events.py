@@ -2,12 +2,16 @@
 
 import asyncio
 import base64
+import json
+from datetime import datetime
 from typing import Any
 
 import pytest
 import structlog.testing
 
 from millrace.dead_letters import DeadLetterField
+from millrace_client import Event
+from millrace_client.cli.line_events import event_of_line
 from millrace_server.console import events as events_module
 from millrace_server.console import routes
 from millrace_server.errors import OverloadedError
@@ -38,6 +42,21 @@ async def test_events_are_never_taken(console: ServedConsole) -> None:
     for _ in range(3):
         assert len((await console.read("/api/channels/orders/events"))["events"]) == 5
     assert (orders.gauges().queued_events, orders.counters.take_attempts) == (5, 0)
+
+
+async def test_lines_of_events_can_be_put_again(console: ServedConsole) -> None:
+    """Each line is an event as the command line writes and reads it, whole, with other bytes than text in base64."""
+    await append(console.create("orders"), ({"to": "M\u00fcnchen"}, b"first"), ({}, b"\xff" * 5_000), ({}, b"third"))
+    answer = await console.get("/channels/orders/events?max_events=2")
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/x-ndjson")
+    lines = answer.body.splitlines()
+    assert [event_of_line(line) for line in lines] == [Event(b"first", {"to": "M\u00fcnchen"}), Event(b"\xff" * 5_000)]
+    shown = json.loads(lines[0])
+    assert (shown["sequence"], shown["body"]) == (1, "first")
+    assert datetime.fromisoformat(shown["commit_time"]).tzinfo is not None
+    assert (await console.get("/channels/orders/events?from_sequence=3&search=nothing")).body == b""
+    assert (await console.get("/channels/orders/events?body_bytes_max=3")).status == 400
+    assert (await console.get("/channels/nowhere/events")).status == 404
 
 
 async def test_events_from_a_place_continue_where_the_last_page_ended(console: ServedConsole) -> None:

@@ -29,6 +29,7 @@ PAGES = (
     "/api/channels/web.a",
     "/api/channels/web.a/history",
     "/api/channels/web.a/events",
+    "/channels/web.a/events",
     "/api/channels/web.a/dead_letters",
     "/api/channels/web.a/follow",
 )

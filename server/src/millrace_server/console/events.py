@@ -5,6 +5,7 @@ import base64
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, Field
@@ -56,6 +57,12 @@ class EventsQuery(SearchQuery):
     max_events: Annotated[int, Field(ge=1, le=500)] = 50
 
 
+class LinesQuery(EventsQuery):
+    """Where to look for events that are shown as lines. Bodies are never cut, so that each line can be put again."""
+
+    body_bytes_max: Annotated[int, Field(ge=SCANNED_BYTES_MAX, le=SCANNED_BYTES_MAX)] = SCANNED_BYTES_MAX
+
+
 class ShownEvent(NamedTuple):
     """An event in a channel."""
 
@@ -81,6 +88,16 @@ class ShownEvent(NamedTuple):
             "is_cut": len(self.body) > body_bytes_max,
         }
 
+    def line(self) -> dict[str, Any]:
+        """Returns the event as `millrace take --json` writes it and `millrace put --json-lines` reads it."""
+        time = datetime.fromtimestamp(self.commit_time / _MICROS, UTC).isoformat(timespec="microseconds")
+        commit_time = time if self.commit_time else None
+        shown = {"sequence": self.sequence, "commit_time": commit_time, "headers": dict(self.headers)}
+        try:
+            return shown | {"body": self.body.decode()}
+        except UnicodeDecodeError:
+            return shown | {"body_base64": base64.b64encode(self.body).decode()}
+
 
 Describe = Callable[[ShownEvent], dict[str, Any] | None]
 """Returns an event as it is shown; None for one that does not match."""
@@ -90,6 +107,12 @@ def describe_matching(query: SearchQuery) -> Describe:
     """Returns what describes the events that match a query."""
     needle = query.search.lower()
     return lambda event: event.document(query.body_bytes_max) if not needle or event.contains(needle) else None
+
+
+def line_of_matching(query: LinesQuery) -> Describe:
+    """Returns what describes the events that match a query as lines."""
+    needle = query.search.lower()
+    return lambda event: event.line() if not needle or event.contains(needle) else None
 
 
 async def browse(channel: Channel, query: EventsQuery, describe: Describe) -> dict[str, Any]:

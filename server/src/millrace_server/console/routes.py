@@ -1,6 +1,7 @@
 """The console's paths: its files, its session, and its API."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -21,7 +22,16 @@ from millrace_server.console.channel_page import ChannelPage
 from millrace_server.console.configuration import sections_of
 from millrace_server.console.documents import document_of
 from millrace_server.console.event_stream import EventStream
-from millrace_server.console.events import Describe, EventsQuery, FollowQuery, browse, describe_matching, follow
+from millrace_server.console.events import (
+    Describe,
+    EventsQuery,
+    FollowQuery,
+    LinesQuery,
+    browse,
+    describe_matching,
+    follow,
+    line_of_matching,
+)
 from millrace_server.console.flow import LiveFlow
 from millrace_server.console.gate import Gate, Serve
 from millrace_server.console.history import History, channel_key, rate_of_component
@@ -93,6 +103,7 @@ class Console:
             Route(f"{channel}/events", endpoint(self._get_events)),
             Route(f"{channel}/dead_letters", endpoint(self._get_dead_letters)),
             Route(f"{channel}/follow", endpoint(self._follow)),
+            Route("/channels/{name}/events", endpoint(self._get_lines)),
             Route("/api/acts/{act}", endpoint(self._act), methods=["POST"]),
         ]
 
@@ -133,6 +144,10 @@ class Console:
         query = query_of(request, EventsQuery)
         return await self._browse(request, query, describe_matching(query))
 
+    async def _get_lines(self, request: Request) -> Response:
+        query = query_of(request, LinesQuery)
+        return await self._browse(request, query, line_of_matching(query), respond=_lines)
+
     async def _get_dead_letters(self, request: Request) -> Response:
         # It imports the client, which a server without dead letters does not need.
         from millrace_server.console.dead_letters import DeadLettersQuery, describe_letters
@@ -140,11 +155,17 @@ class Console:
         query = query_of(request, DeadLettersQuery)
         return await self._browse(request, query, describe_letters(query))
 
-    async def _browse(self, request: Request, query: EventsQuery, describe: Describe) -> Response:
+    async def _browse(
+        self,
+        request: Request,
+        query: EventsQuery,
+        describe: Describe,
+        respond: Callable[[dict[str, Any]], Response] = JSONResponse,
+    ) -> Response:
         name = request.path_params["name"]
         with self._calls.admitted(request, "PeekEvents", pb.PeekEventsRequest(channel=name)) as call:
             call.admit(0)
-            response = JSONResponse(await browse(self._shown.registry.get(name), query, describe))
+            response = respond(await browse(self._shown.registry.get(name), query, describe))
             if (answers := call.quota.answers) is not None:
                 answers.count(len(response.body))
             return response
@@ -178,6 +199,11 @@ class Console:
                         yield message
         finally:
             self._followers.discard(follower)
+
+
+def _lines(found: dict[str, Any]) -> Response:
+    lines = (json.dumps(event, ensure_ascii=False) + "\n" for event in found["events"])
+    return Response("".join(lines), media_type="application/x-ndjson")
 
 
 def component_document(component: Component, history: History) -> dict[str, Any]:
