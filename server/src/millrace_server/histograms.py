@@ -49,9 +49,11 @@ class Histogram:
 
     def observe_traced(self, value: float, trace_id: str | None) -> None:
         """Counts an observation; one that is part of a trace becomes the exemplar of its bucket."""
+        bucket = bisect_left(self.bounds, value)
+        self.counts[bucket] += 1
+        self.total += value
         if trace_id is not None:
-            self.exemplars[bisect_left(self.bounds, value)] = Exemplar(trace_id, value, time())
-        self.observe(value)
+            self.exemplars[bucket] = Exemplar(trace_id, value, time())
 
 
 class SharedHistogram(Histogram):
@@ -64,8 +66,10 @@ class SharedHistogram(Histogram):
         self._lock = threading.Lock()
 
     def observe(self, value: float, count: int = 1) -> None:
+        bucket = bisect_left(self.bounds, value)
         with self._lock:
-            super().observe(value, count)
+            self.counts[bucket] += count
+            self.total += value * count
 
 
 class HistogramFamily:

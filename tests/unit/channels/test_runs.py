@@ -20,7 +20,7 @@ from millrace_server.channels.queue import (
     RUN_EVENTS_MAX,
     AnswerLimits,
     EventQueue,
-    _is_small,
+    _may_join_run,
     _run_of,
 )
 from millrace_server.channels.runs import merged
@@ -152,14 +152,21 @@ def test_run_ends_before_its_header_keys_are_too_many() -> None:
         assert len(columns_read.headers) * run.count <= HEADER_CELLS_MAX
 
 
-def test_batch_that_is_large_or_in_memory_or_in_part_is_not_small() -> None:
+def test_columns_that_are_large_or_in_memory_join_no_run() -> None:
     """Merging them would cost more than an entry of the queue."""
     log = FakeLog()
-    assert _is_small(batch_in(log, 1, b"a"))
-    assert not _is_small(batch_in(log, 1, b"x" * 5_000))
-    assert not _is_small(batch_in(log, 1, *[b"x"] * 33))
-    assert not _is_small(batch_in(log, 1, b"a", b"b").part(0, 1))
-    assert not _is_small(StoredBatch(1, Window.whole(stored(b"a"))))
+    assert _may_join_run(batch_in(log, 1, b"a").window.stored)
+    assert not _may_join_run(batch_in(log, 1, b"x" * 5_000).window.stored)
+    assert not _may_join_run(batch_in(log, 1, *[b"x"] * 33).window.stored)
+    assert not _may_join_run(stored(b"a"))
+
+
+def test_append_of_a_part_begins_no_run() -> None:
+    """A run's place in the log has whole records only."""
+    log, queue = FakeLog(), EventQueue()
+    queue.append(batch_in(log, 1, b"a", b"b").part(0, 1))
+    queue.append(batch_in(log, 2, b"c"))
+    assert [batch.count for batch in queue.entries()] == [1, 1]
 
 
 def test_run_grows_until_something_reads_it() -> None:

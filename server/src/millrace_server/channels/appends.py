@@ -34,6 +34,12 @@ class Appends:
         while the server drains, since they drain it.
         """
         commit = self.begin_append(batches, stamp, also_draining=also_draining)
+        if commit is not None:
+            try:
+                return await commit
+            except DiskFullError:
+                # It waits for the disk, as one does that could not begin.
+                pass
         return await self.append_later(batches, stamp, recheck, commit)
 
     def begin_append(

@@ -27,7 +27,7 @@ from millrace_server.channels.journal_entries import (
     SyncEntry,
     fail_future,
 )
-from millrace_server.channels.records import State
+from millrace_server.channels.records import State, is_small_append
 from millrace_server.channels.transaction import Outcome, TxnState
 from millrace_server.errors import ChannelLogFailedError, DiskFullError, MillraceError
 from millrace_server.histograms import Histogram
@@ -111,6 +111,9 @@ class Journal:
             self.refuse_after_fault()
         commit.context = self.context
         commit.needs_record = not commit.is_repeat
+        # Where nothing is in flight, the log writes it at once and alone: then its records are made here, and the log's
+        # thread, for whose end the caller waits, has less to do.
+        commit.is_mergeable = bool(self._in_flight) and commit.needs_record and is_small_append(commit)
         if commit.puts:
             if not commit.puts_whole_columns:
                 commit.cut_puts()

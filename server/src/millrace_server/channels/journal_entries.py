@@ -14,7 +14,6 @@ from millrace_server.channels.records import (
     State,
     claim_record,
     commit_records,
-    is_small_append,
     merged_records,
     put_records,
     rollback_record,
@@ -41,7 +40,6 @@ class LogContext:
 
     def prepare(self, commit: Commit) -> None:
         self.contents.prepare(commit)
-        commit.is_mergeable = commit.needs_record and is_small_append(commit)
         if commit.is_mergeable:
             commit.records = put_records([commit.batches[0].window.stored])
         else:

@@ -84,7 +84,7 @@ class EventQueue:
         if not batch.window.is_whole:
             self._append_part(batch)
             return
-        is_growing = _is_small(batch)
+        is_growing = _may_join_run(batch.window.stored)
         run = _run_of(self._growing, batch) if is_growing and self._growing is not None else None
         if run is not None:
             self._batches[-1] = self._growing = run
@@ -317,10 +317,9 @@ class AnswerBudget:
         return count
 
 
-def _is_small(batch: StoredBatch) -> bool:
-    """Whether a batch may become part of a run."""
-    stored = batch.window.stored
-    return stored.location is not None and stored.record_count == 1 and is_small(stored) and batch.window.is_whole
+def _may_join_run(stored: StoredColumns) -> bool:
+    """Whether columns may become part of a run."""
+    return stored.location is not None and stored.record_count == 1 and is_small(stored)
 
 
 def is_small(stored: StoredColumns) -> bool:
@@ -347,11 +346,12 @@ def _run_of(last: StoredBatch, batch: StoredBatch) -> StoredBatch | None:
     payload_length = end.position + end.payload_length - start.position
     raw_bytes, body_bytes = mine.raw_bytes + theirs.raw_bytes, mine.body_bytes + theirs.body_bytes
     offset = batch.commit_time - last.commit_time
+    last_offset = offset + theirs.offsets[-1] if theirs.offsets else offset
     if (
         last.end_sequence != batch.first_sequence
         or start.segment_id != end.segment_id
         or not may_merge(mine.count + theirs.count, raw_bytes, body_bytes, payload_length)
-        or not 0 <= offset <= batch.last_time - last.commit_time <= OFFSET_MAX
+        or not 0 <= offset <= last_offset <= OFFSET_MAX
     ):
         return None
     if mine.record_count == 1:

@@ -68,7 +68,8 @@ def commit_records(commit: Commit) -> list[Record]:
         message.put_body_bytes.append(stored.body_bytes)
         message.put_raw_bytes.append(stored.raw_bytes)
         records.append((Kind.PUT, [stored.raw]))
-    _add_stamps(message, [commit])
+    if commit.acceptance is not None:
+        _add_stamps(message, [commit])
     if takes := [take for take in commit.takes if take.is_in_log]:
         message.take_records = 1
         records.append((Kind.TAKE, [_take_payload(takes)]))
@@ -98,7 +99,7 @@ def _add_stamps(message: pb.Commit, commits: Iterable[Commit]) -> None:
 
 
 def is_small_append(commit: Commit) -> bool:
-    """Whether a prepared commit may share its records with its neighbours: nothing later refers to it alone."""
+    """Whether a commit may share its records with its neighbours: nothing later refers to it alone."""
     return len(commit.puts) == 1 and not commit.takes and not commit.txn_ids and is_small(commit.puts[0].stored)
 
 

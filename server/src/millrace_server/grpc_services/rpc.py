@@ -79,7 +79,7 @@ class Admission:
         return
 
     def __exit__(self, *_: object) -> None:
-        self.release()
+        self._inflight.release(self._byte_count, self._peer)
 
     def release(self) -> None:
         self._inflight.release(self._byte_count, self._peer)

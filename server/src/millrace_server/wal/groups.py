@@ -63,6 +63,10 @@ def _kind(submission: Submission) -> type:
 
 def _merged(group: Sequence[Submission]) -> Iterator[tuple[Sequence[Submission], Sequence[Record]]]:
     """Yields a group's submissions with their records: neighbours that are written as one, or a single one."""
+    if len(group) == 1 and group[0].mergeable is None:
+        # What a lone caller waits for.
+        yield group, group[0].records
+        return
     for _, neighbours in groupby(group, key=_kind):
         submissions = list(neighbours)
         parts = [submission.mergeable for submission in submissions if submission.mergeable is not None]
