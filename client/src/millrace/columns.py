@@ -47,6 +47,11 @@ def check_columns(columns: event_pb2.EventColumns) -> None:
     body_bytes = len(columns.bodies)
     if (size_sum := sum(body_sizes)) != body_bytes:
         raise ColumnsError(f"columns.bodies: has {body_bytes} bytes; columns.body_sizes sum to {size_sum}")
+    if headers:
+        _check_headers(headers, count)
+
+
+def _check_headers(headers: Sequence[event_pb2.HeaderColumn], count: int) -> None:
     if len(headers) > HEADER_KEYS_MAX:
         raise ColumnsError(f"columns.headers: has {len(headers)} keys; at most {HEADER_KEYS_MAX} are allowed")
     if len(headers) > 1 and len({header.key for header in headers}) != len(headers):

@@ -54,7 +54,8 @@ class AppendQueue:
 
     def add(self, append: QueuedAppend, *, may_wait: bool) -> None:
         """Begins an append, or lets it wait; all that wait begin before it."""
-        if may_wait and (self._in_flight or self._waiting) and _may_share(append):
+        batches = append.batches
+        if may_wait and (self._in_flight or self._waiting) and len(batches) == 1 and is_small(batches[0]):
             self._waiting.append(append)
         else:
             self._begin_waiting()
@@ -72,19 +73,20 @@ class AppendQueue:
         """Removes the first appends that one commit can store."""
         waiting, appends = self._waiting, list[QueuedAppend]()
         count = raw_bytes = body_bytes = 0
+        before: QueuedAppend | None = None
         while waiting and len(appends) < _TOGETHER_MAX:
             append = waiting[0]
             if not append.is_abandoned:
                 stored = append.batches[0]
-                count, raw_bytes, body_bytes = (
-                    count + stored.count,
-                    raw_bytes + stored.raw_bytes,
-                    body_bytes + stored.body_bytes,
-                )
-                is_within = may_merge(count, raw_bytes, body_bytes, raw_bytes)
-                if appends and not (is_within and _may_follow(appends[-1], append)):
+                count += stored.count
+                raw_bytes += stored.raw_bytes
+                body_bytes += stored.body_bytes
+                if before is not None and not (
+                    _may_follow(before.stamp, append.stamp) and may_merge(count, raw_bytes, body_bytes, raw_bytes)
+                ):
                     break
                 appends.append(append)
+                before = append
             waiting.popleft()
         return appends
 
@@ -125,12 +127,6 @@ class AppendQueue:
                 first_sequence = end_sequence
 
 
-def _may_share(append: QueuedAppend) -> bool:
-    return len(append.batches) == 1 and is_small(append.batches[0])
-
-
-def _may_follow(before: QueuedAppend, append: QueuedAppend) -> bool:
-    """Whether one commit can store a small append behind another one."""
-    if append.stamp is None or before.stamp is None:
-        return append.stamp is before.stamp
-    return append.stamp.follows(before.stamp)
+def _may_follow(before: Stamp | None, stamp: Stamp | None) -> bool:
+    """Whether one commit can store an append with a stamp behind one with another."""
+    return stamp is before if stamp is None or before is None else stamp.follows(before)

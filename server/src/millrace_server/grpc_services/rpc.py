@@ -289,7 +289,8 @@ def _fail_stream(context: Context, status: EndStatus) -> None:
 
 
 async def _send(context: Context, answer: Answer, call: Call) -> None:
-    encoded = _encoded(answer)
+    # Not by a further call: a stream has many small answers.
+    encoded = answer if isinstance(answer, bytes) else answer.SerializeToString()
     if call.quota is not UNBOUNDED:
         await call.send(len(encoded))
     try:

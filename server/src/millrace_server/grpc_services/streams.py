@@ -45,6 +45,8 @@ UNDER_WAY_MAX = 64
 UNDER_WAY_BYTES_MAX = 16 << 20
 """Bytes of their requests; a single larger request is admitted."""
 
+_APPEND = (Permission.APPEND,)
+
 
 class _Append:
     """One request of an AppendStream, from its arrival until it is answered."""
@@ -79,18 +81,19 @@ class _Append:
 
     def parse(self, raw: bytes, admission: Admission, registry: ChannelRegistry) -> None:
         self._admission = admission
-        self.request, columns = parse_apart(pb.AppendStreamRequest, raw)
-        self.check()
-        self.channel = registry.get(self.request.channel)
-        self.batches = nonempty_events_of(self.request, columns)
-        self.stamp = stamp_of(self.request, self._call.caller.identity)
+        request, columns = parse_apart(pb.AppendStreamRequest, raw)
+        self.request, name, caller = request, request.channel, self._call.caller
+        caller.require(_APPEND, name)
+        self.channel = registry.get(name)
+        self.batches = nonempty_events_of(request, columns)
+        self.stamp = stamp_of(request, caller.identity)
         if (spans := TRACING.spans) is not None:
             self._span = append_span(spans, self.channel.name, self.batches)
 
     def check(self) -> None:
         """Raises ForbiddenError unless a role of now allows it."""
         assert self.request is not None, "it is parsed"
-        self._call.caller.require((Permission.APPEND,), self.request.channel)
+        self._call.caller.require(_APPEND, self.request.channel)
 
     def abandon(self) -> None:
         self.is_abandoned = True
@@ -113,24 +116,23 @@ class _Append:
         self.answer = encode_append_answer(receipt)
         if self._span is not None:
             note_commit(self._span, self.channel.name, receipt)
-        self._end(None)
-        self._call.on_end(self)
+        self._end(self._call.succeeded, None)
 
     def refuse(self, error: Exception) -> None:
         refused = refusal(error, self.request)
         self._call.registry.count_refusal(refused, ())
         self._call.caller.note_refusal(refused, self.request)
         self.answer = pb.AppendStreamResponse(error=status_of(refused)).SerializeToString()
-        self._end(refused)
-        self._call.on_end(self)
+        self._end(self._call.durations.of(code_of(refused).name), refused)
 
-    def _end(self, error: MillraceError | None) -> None:
+    def _end(self, durations: Histogram, error: MillraceError | None) -> None:
         trace_id = None
         if self._span is not None:
             trace_id = sampled_trace_id(self._span)
             end_span(self._span, error)
             self._span = None
-        self._call.durations_of(error).observe_traced(monotonic() - self._started_at, trace_id)
+        durations.observe_traced(monotonic() - self._started_at, trace_id)
+        self._call.on_end(self)
 
 
 class AppendStreamCall:
@@ -143,8 +145,8 @@ class AppendStreamCall:
     def __init__(self, registry: ChannelRegistry, stream: MessageStream) -> None:
         self.registry = registry
         self._stream = stream
-        self._durations = registry.histograms.stream_appends
-        self._succeeded = self._durations.of("OK")
+        self.durations = registry.histograms.stream_appends
+        self.succeeded = self.durations.of("OK")
         self.caller = current_call()
         self._unanswered: deque[_Append] = deque()
         # Appends that wait for room. While there are any, each later one is a task too: tasks start in the order of
@@ -247,16 +249,13 @@ class AppendStreamCall:
         else:
             append.end(receipt)
 
-    def durations_of(self, error: MillraceError | None) -> Histogram:
-        """Returns where appends are counted that succeeded, or that were refused with this error."""
-        return self._succeeded if error is None else self._durations.of(code_of(error).name)
-
     def on_end(self, append: _Append) -> None:
-        """Notes the answer of an append."""
+        """Notes the answer of an append, which is sent behind those of the earlier ones."""
         append.release()
         self._bytes -= append.byte_count
         self._has_room.set()
-        self._has_answer.set()
+        if append is self._unanswered[0]:
+            self._has_answer.set()
 
 
 PREFETCH_DEFAULT = 8
