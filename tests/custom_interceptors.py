@@ -39,6 +39,11 @@ class FailingOn:
         return table
 
 
+def failing_on(text: str) -> FailingOn:
+    """For configurations, which have no bytes."""
+    return FailingOn(text.encode())
+
+
 class Blocking:
     """Blocks for a while."""
 

@@ -17,6 +17,7 @@ import typer
 
 from millrace.command_line.program import new_program
 from millrace_server.cli.certificate_commands import dev_certificates
+from millrace_server.cli.flow_test_command import run_flow_tests
 from millrace_server.cli.log_commands import backup, log_app, restore
 from millrace_server.cli.reporting import (
     EXIT_BAD_SETTINGS,
@@ -234,6 +235,7 @@ def _write_new(path: Path, text: str) -> None:
         raise typer.Exit(EXIT_CANNOT_START) from None
 
 
+app.command("test")(run_flow_tests)
 app.command()(backup)
 app.command()(restore)
 app.command()(upgrade)

@@ -18,6 +18,9 @@ EXIT_CANNOT_START = 1
 EXIT_BAD_SETTINGS = 2
 """The command line or the configuration is invalid; another start cannot help."""
 
+EXIT_FAILED = 1
+"""A case of `millraced test` has failed."""
+
 # Exit codes of the commands on logs.
 
 EXIT_DAMAGED = 1
@@ -34,7 +37,7 @@ EXIT_CONVERTS = 4
 
 MEANINGS = {
     0: "done; a server has stopped, a log is intact",
-    EXIT_CANNOT_START: "the server cannot start, a log is damaged, or a file cannot be written",
+    EXIT_CANNOT_START: "the server cannot start, a log is damaged, a file cannot be written, or a test has failed",
     EXIT_USAGE: "the command line or the configuration is wrong",
     EXIT_UNAVAILABLE: "the log is in use, encrypted with a missing key, or of another version",
     EXIT_CONVERTS: "an upgrade would convert files, which an earlier version cannot open afterwards",

@@ -1,0 +1,84 @@
+"""Runs cases and gathers their results."""
+
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from millrace_server.agent.settings import AnySourceConfig
+from millrace_server.configuration.settings import Settings
+from millrace_server.flow_tests.cases import Case, CaseFile, GivenEvent
+from millrace_server.flow_tests.comparison import differences
+from millrace_server.flow_tests.trial import Outcome, Row, StillClock, Trial, TrialError
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """The result of a case."""
+
+    name: str
+    source: str
+    differences: Sequence[str]
+    outcome: Outcome
+
+    @property
+    def is_passed(self) -> bool:
+        return not self.differences
+
+    def document(self) -> dict[str, object]:
+        """Returns the result for JSON."""
+        return {
+            "name": self.name,
+            "source": self.source,
+            "is_passed": self.is_passed,
+            "differences": list(self.differences),
+            "channels": {name: list(map(_event, rows)) for name, rows in self.outcome.channels.items()},
+            "dropped": self.outcome.dropped_count,
+        }
+
+
+def run_cases(settings: Settings, file: CaseFile) -> Iterator[CaseResult]:
+    """Runs each case with interceptors of its own; all sources of the cases must exist."""
+    for case in file.cases:
+        try:
+            outcome = _outcome(case, settings.sources[case.source], file)
+            found = list(differences(case.expect, outcome))
+        except TrialError as error:
+            outcome, found = Outcome(), [f"the source would not get further: {error}"]
+        yield CaseResult(case.name, case.source, found, outcome)
+
+
+def _outcome(case: Case, source: AnySourceConfig, file: CaseFile) -> Outcome:
+    clock = StillClock(file.start_seconds)
+    trial = Trial(case.source, source, clock, clock.surroundings(file.host, file.address))
+    for seconds, rows in _batches(case, case.batch_events or source.batch_events_max):
+        clock.advance(seconds)
+        trial.put(rows)
+    return trial.outcome
+
+
+def _batches(case: Case, events_max: int) -> Iterator[tuple[float, list[Row]]]:
+    """Yields each batch with the seconds that pass before it."""
+    seconds, rows = 0.0, list[Row]()
+    for event in case.events:
+        if event.after_seconds:
+            if rows:
+                yield seconds, rows
+            seconds, rows = event.after_seconds, []
+        for row in _rows(event):
+            if len(rows) == events_max:
+                yield seconds, rows
+                seconds, rows = 0.0, []
+            rows.append(row)
+    yield seconds, rows
+
+
+def _rows(event: GivenEvent) -> list[Row]:
+    return [(event.headers, event.content or b"")] * event.repeat
+
+
+def _event(row: Row) -> dict[str, object]:
+    headers, body = row
+    try:
+        return {"headers": headers, "body": body.decode()}
+    except UnicodeDecodeError:
+        return {"headers": headers, "body_base64": b64encode(body).decode()}
