@@ -18,7 +18,7 @@ from millrace_server.channels import checkpointing, file_store
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_file import ChannelIdentity
 from millrace_server.channels.commit import Receipt
-from millrace_server.channels.config import FileChannelConfig, LogChannelConfig, SpillableChannelConfig
+from millrace_server.channels.config import DiskChannelConfig, FileChannelConfig, SpillableChannelConfig
 from millrace_server.channels.directories import ChannelDirectories
 from millrace_server.channels.file_store import FileStores
 from millrace_server.channels.log_store import LogStore
@@ -43,7 +43,7 @@ _FOREVER_SECONDS = 3600.0
 _IDENTITY = ChannelIdentity("orders", bytes(range(16)), bytes(range(16)), EPOCHS_FROM)
 
 
-_ConfigT = TypeVar("_ConfigT", bound=LogChannelConfig)
+_ConfigT = TypeVar("_ConfigT", bound=DiskChannelConfig)
 
 
 def small_limits(*, body_bytes_max: int = 1 << 30, **limits: Any) -> FileChannelConfig:
@@ -161,7 +161,7 @@ class _SimulatedStores(FileStores):
         super().__init__(Path(), disk)
         self._openers = Here()
 
-    def _open_directories(self, _name: str, config: LogChannelConfig) -> ChannelDirectories:
+    def _open_directories(self, _name: str, config: DiskChannelConfig) -> ChannelDirectories:
         data_dirs = config.data_dirs or [DATA]
         return _SimulatedDirectories(data_dirs, config.checkpoint_dir or data_dirs[0])
 
@@ -218,7 +218,7 @@ class SimulatedChannel:
     """An open channel on a simulated disk, created by `open_simulated_channel`."""
 
     disk: SimulatedDisk
-    config: LogChannelConfig
+    config: DiskChannelConfig
     store: LogStore
     channel: Channel
     directory: TxnDirectory
@@ -256,7 +256,7 @@ class SimulatedChannel:
 
 
 async def open_simulated_channel(
-    disk: SimulatedDisk, config: LogChannelConfig | None = None, directory: TxnDirectory | None = None
+    disk: SimulatedDisk, config: DiskChannelConfig | None = None, directory: TxnDirectory | None = None
 ) -> SimulatedChannel:
     """Opens or creates the channel on a disk. Raises the errors of `FileStores.open`."""
     config = config or small_limits()
@@ -267,7 +267,7 @@ async def open_simulated_channel(
     return SimulatedChannel(disk, config, store, channel, directory, changes)
 
 
-async def held_on(disk: SimulatedDisk, config: LogChannelConfig | None = None) -> Held:
+async def held_on(disk: SimulatedDisk, config: DiskChannelConfig | None = None) -> Held:
     """Opens the channel on a disk, kills it, and returns its state."""
     opened = await open_simulated_channel(disk, config)
     held = Held.by(opened.channel)

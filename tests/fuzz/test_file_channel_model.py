@@ -13,7 +13,7 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.commit import Commit, Receipt
 from millrace_server.channels.committer import ClaimRecord, Committer
-from millrace_server.channels.config import ChannelConfig, FileChannelConfig, LogChannelConfig
+from millrace_server.channels.config import ChannelConfig, DiskChannelConfig, FileChannelConfig, LogChannelConfig
 from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.errors import MillraceError
 from tests.channel_events import begin, open_channel
@@ -173,7 +173,7 @@ class FileChannelModel(ChannelModel):
         self._other = open_channel("other", directory=self._directory, lease_seconds=3600)
         begin(self._other, "foreign")
         limits = self._account.limits
-        assert isinstance(limits, LogChannelConfig)
+        assert isinstance(limits, DiskChannelConfig)
         self.opened = await open_simulated_channel(self.disk, limits, self._directory)
         self.channel: Channel = self.opened.channel
         self._set_clock()

@@ -9,7 +9,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from millrace_server.channels import stream_store
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.config import LogChannelConfig
+from millrace_server.channels.config import DiskChannelConfig
 from millrace_server.channels.recovery import ReplayProgress
 from millrace_server.channels.stream_store import StreamStores, TakeOver
 from millrace_server.channels.transactions import TxnDirectory
@@ -24,7 +24,7 @@ from tests.simulated_channels import EPOCHS_FROM, Here, InTurns, SimulatedChanne
 from tests.simulated_disk import SimulatedDisk
 from tests.stream_logs import new_name
 
-_STREAM_BYTES_MAX = 1 << 24
+_LIMITS = StreamLimits(replicas=1, stream_bytes_max=1 << 24)
 
 
 class _TurnStreamWriter(InTurns, StreamWriter):
@@ -35,7 +35,7 @@ class _Stores(StreamStores):
     """Opens channels on the event loop's thread."""
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__(engine, StreamLimits(replicas=1, stream_bytes_max=_STREAM_BYTES_MAX))
+        super().__init__(engine)
         self._openers = Here()
 
 
@@ -57,13 +57,12 @@ def _model(engine: Engine) -> type[FileChannelModel]:
             self._other = open_channel("other", directory=self._directory, lease_seconds=3600)
             begin(self._other, "foreign")
             limits = self._account.limits
-            assert isinstance(limits, LogChannelConfig)
+            assert isinstance(limits, DiskChannelConfig)
             changes: list[str] = []
-            attempt = TakeOver("127.0.0.1:1", self._channel_epoch)
+            attempt = TakeOver(_LIMITS, "127.0.0.1:1", self._channel_epoch)
             stores = _Stores(engine)
-            store, self._channel_epoch = await stores.open(
-                self._name, limits, attempt, ReplayProgress(), changes.append
-            )
+            store, chain = await stores.open(self._name, limits, attempt, ReplayProgress(), changes.append)
+            self._channel_epoch = chain.epoch
             self.channel = Channel("orders", limits, store.storage, self._directory, ANSWER_BYTES_MAX)
             self.opened = SimulatedChannel(SimulatedDisk([]), limits, store, self.channel, self._directory, changes)
             self._set_clock()

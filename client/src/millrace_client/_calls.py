@@ -326,6 +326,12 @@ def list_consumers(channel: str) -> Call[list[ConsumerInfo]]:
     return Call(_methods.LIST_CONSUMERS, request, _decoding.consumer_infos, channel=channel)
 
 
+def move_channel(name: str, server: str) -> Call[None]:
+    """Hands a replicated channel over to another server."""
+    request = _message(admin_pb.MoveChannelRequest, name=name, server=server)
+    return Call(_methods.MOVE_CHANNEL, request, _decoding.nothing, channel=name)
+
+
 def _lease_seconds(answer: pb.BeginTxnResponse | pb.RenewTxnResponse) -> float:
     return _decoding.seconds_of(answer.lease)
 

@@ -32,6 +32,7 @@ CHANNEL_TYPES = {
     admin_pb.CHANNEL_TYPE_MEMORY: ChannelType.MEMORY,
     admin_pb.CHANNEL_TYPE_FILE: ChannelType.FILE,
     admin_pb.CHANNEL_TYPE_SPILLABLE: ChannelType.SPILLABLE,
+    admin_pb.CHANNEL_TYPE_REPLICATED: ChannelType.REPLICATED,
 }
 """Channel types by their number on the wire."""
 FSYNC_POLICIES = {

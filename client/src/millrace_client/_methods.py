@@ -88,6 +88,7 @@ RELEASE_CLAIM = _method(admin_pb.ReleaseClaimRequest, admin_pb.ReleaseClaimRespo
 LIST_PRODUCERS = _method(admin_pb.ListProducersRequest, admin_pb.ListProducersResponse)
 FORGET_PRODUCER = _method(admin_pb.ForgetProducerRequest, admin_pb.ForgetProducerResponse)
 LIST_CONSUMERS = _method(admin_pb.ListConsumersRequest, admin_pb.ListConsumersResponse)
+MOVE_CHANNEL = _method(admin_pb.MoveChannelRequest, admin_pb.MoveChannelResponse)
 
 OF_ONE_SERVER = frozenset({CREATE_CHANNEL})
 """Methods that name a channel but concern the server that is called, not the channel's owner."""

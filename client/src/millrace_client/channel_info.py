@@ -15,6 +15,8 @@ class ChannelType(StrEnum):
     """In a write-ahead log: survives crashes."""
     SPILLABLE = "spillable"
     """In memory up to a limit, then in a log; a crash loses the events in memory."""
+    REPLICATED = "replicated"
+    """In a log that an engine replicates: survives the loss of a machine. One of the servers that share it owns it."""
 
 
 class FsyncPolicy(StrEnum):

@@ -119,6 +119,21 @@ class Admin:
         """Removes all events that no open transaction has taken; returns their number."""
         return self._connection.run(_calls.purge_channel(name))
 
+    def move_channel(self, name: str, server: str) -> None:
+        """Hands a replicated channel over to another server, and returns once that owns it.
+
+        Open transactions are rolled back unless they end within half a second. The channel stays there until the server
+        stops or fails.
+
+        Args:
+            name: The channel's name.
+            server: Where clients reach the other server, as `ChannelInfo.owner` shows it.
+
+        Raises:
+            BadArgumentError: The server does not share the channel or does not live, or the channel is not replicated.
+        """
+        self._connection.run(_calls.move_channel(name, server))
+
     def list_components(self) -> list[ComponentInfo]:
         """Returns all sources, sinks and sink groups of the server's agent, ordered by kind and name."""
         return self._connection.run(_calls.list_components())

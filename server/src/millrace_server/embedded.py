@@ -102,6 +102,8 @@ class _AgentThread:
         settings = self._settings
         with traced(settings.server.tracing), locked_data_dir(settings.server.data_dir):
             registry = open_channels(settings, Catalog(settings.server.data_dir / CATALOG_FILE))
+            # Clients do not reach it.
+            registry.serve_at("")
             try:
                 await registry.wait_open()
                 embedded_sources = EmbeddedSources()

@@ -46,7 +46,7 @@ NEEDED = {
     "read": {"Claim", "Read", "Acknowledge", "Release"},
     "peek": {"PeekEvents"},
     "describe": {"GetChannel", "FindSequence"},
-    "operate": {"UpdateChannel", "PurgeChannel", "ReleaseClaim", "ForgetProducer"},
+    "operate": {"UpdateChannel", "PurgeChannel", "MoveChannel", "ReleaseClaim", "ForgetProducer"},
     "admin": {"CreateChannel", "DeleteChannel"},
 }
 """The calls that each permission allows, on the channels of its pattern."""

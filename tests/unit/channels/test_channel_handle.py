@@ -91,7 +91,7 @@ async def test_channel_of_another_server_names_its_owner(host: Host) -> None:
     assert refused.value.retry_delay_seconds is None
     with pytest.raises(NotOwnerError, match="is owned by another server") as refused:
         _ = hosted.channel
-    assert refused.value.retry_delay_seconds == 0.5
+    assert refused.value.retry_delay_seconds == 0.2
     hosted.mark_replaying()
     assert (hosted.state, hosted.owner, hosted.opened.is_set()) == (ChannelState.REPLAYING, None, False)
     assert host.notified == ["orders", "orders"]

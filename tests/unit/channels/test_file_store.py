@@ -19,6 +19,7 @@ from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.errors import DiskFullError
 from millrace_server.wal.disk import OsDisk, OsFile
 from millrace_server.wal.payload_codec import KeyMissingError
+from millrace_server.wal.records import LogFailedError
 from millrace_server.wal.segments import LogCorruptError
 from tests.channel_events import ANSWER_BYTES_MAX, append, begin_with_puts, queued
 from tests.file_channels import file_limits
@@ -239,7 +240,7 @@ async def test_close_of_a_log_that_has_failed_writes_no_checkpoint(stores: Store
     """The content of the log is unknown until the next opening."""
     store, channel = await stores.open()
     await append(channel, b"a")
-    store._journal._fail("for the test")
+    store._journal._fail(LogFailedError("for the test"))
     assert stores.changes == ["for the test"]
     await stores.close(store)
     assert "checkpoint" not in names(stores.base / "orders")

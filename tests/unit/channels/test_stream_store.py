@@ -13,7 +13,7 @@ from millrace_server.channels.recovery import ReplayProgress
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.stream_store import StreamStores, TakeOver
 from millrace_server.channels.transactions import TxnDirectory
-from millrace_server.errors import ChannelLogFailedError, DiskFullError
+from millrace_server.errors import DiskFullError, NotOwnerError
 from millrace_server.replication.engine import Engine
 from millrace_server.replication.stream import StreamLimits
 from millrace_server.wal.segments import LogCorruptError
@@ -44,12 +44,12 @@ class _Server:
 async def _server(engine: Engine, name: str, epoch_known: int = 0, **limits: Any) -> AsyncIterator[_Server]:
     config = small_limits(**limits)
     changes: list[str] = []
-    stores = StreamStores(engine, StreamLimits(replicas=1, stream_bytes_max=_STREAM_BYTES_MAX))
-    attempt = TakeOver("127.0.0.1:1", epoch_known)
-    store, epoch = await stores.open(name, config, attempt, ReplayProgress(), changes.append)
+    limits_of_stream = StreamLimits(replicas=1, stream_bytes_max=_STREAM_BYTES_MAX)
+    attempt = TakeOver(limits_of_stream, "127.0.0.1:1", epoch_known)
+    store, chain = await StreamStores(engine).open(name, config, attempt, ReplayProgress(), changes.append)
     channel = Channel(name, config, store.storage, TxnDirectory(100), ANSWER_BYTES_MAX)
     try:
-        yield _Server(store, channel, epoch, changes)
+        yield _Server(store, channel, chain.epoch, changes)
     finally:
         await store.close()
 
@@ -62,7 +62,7 @@ async def test_open_by_another_server_has_all_that_was_answered(nats_url: str) -
         async with _server(engine, name, former.epoch) as owner:
             assert owner.epoch > former.epoch
             assert owner.held() == [(1, b"1"), (2, b"2")]
-            with pytest.raises(ChannelLogFailedError):
+            with pytest.raises(NotOwnerError):
                 await append(former.channel, b"void")
             assert "another server has appended" in former.changes[-1]
             assert former.channel.fault is not None

@@ -1,176 +1,161 @@
 """Leases on channels: who takes them when, on a virtual clock, in a bucket that can be cut off."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
-from millrace_server.replication.lease import (
-    LEASE_SECONDS,
-    RENEW_SECONDS,
-    ChannelLease,
-    Holder,
-    LeaseBucket,
-    LeaseConflictError,
-    LeaseEntry,
-    LeaseUnavailableError,
-)
+from millrace_server.replication.lease import LeaseLostError
+from millrace_server.replication.owner_entries import Holder, channel_key
+from tests.unit.replication.shared_bucket import LEASE_SECONDS, RENEW_SECONDS, SharedBucket, SharingServer
 from tests.virtual_clock import now, settle, started
 
 HAS_VIRTUAL_CLOCK = True
 
 
-class FakeBucket:
-    """The entry of one channel, and the leases that watch it.
-
-    Attributes:
-        entry: The entry.
-        lost_answers: So many of the next writes succeed without an answer.
-    """
-
-    def __init__(self) -> None:
-        self.entry: LeaseEntry | None = None
-        self.lost_answers = 0
-        self._watching: dict[str, ChannelLease] = {}
-        self._cut_off: set[str] = set()
-
-    def lease(self, server: str) -> ChannelLease:
-        """The lease as a server sees it."""
-        connection = _Connection(self, server)
-        self._watching[server] = ChannelLease(connection, "orders", server, f"{server}:7070", now)
-        return self._watching[server]
-
-    def cut_off(self, server: str) -> None:
-        """Lets nothing through to or from a server any more."""
-        self._cut_off.add(server)
-
-    def connect(self, server: str) -> None:
-        """Ends that."""
-        self._cut_off.discard(server)
-
-    def check_reachable(self, server: str) -> None:
-        """Raises LeaseUnavailableError if a server is cut off."""
-        if server in self._cut_off:
-            raise LeaseUnavailableError("cut off")
-
-    def store(self, holder: Holder, revision: int) -> int:
-        """Replaces the entry, and tells those that watch it."""
-        if revision != (0 if self.entry is None else self.entry.revision):
-            raise LeaseConflictError(f"not {revision}")
-        self.entry = LeaseEntry(holder, revision + 1)
-        for server, lease in self._watching.items():
-            if server not in self._cut_off:
-                asyncio.get_running_loop().call_soon(lease.observe, self.entry)
-        if self.lost_answers:
-            self.lost_answers -= 1
-            raise LeaseUnavailableError("no answer")
-        return revision + 1
-
-
-class _Connection(LeaseBucket):
-    """One server's connection to the bucket."""
-
-    def __init__(self, bucket: FakeBucket, server: str) -> None:
-        self._bucket = bucket
-        self._server = server
-
-    async def read(self, _channel: str) -> LeaseEntry | None:
-        self._bucket.check_reachable(self._server)
-        return self._bucket.entry
-
-    async def write(self, _channel: str, holder: Holder, revision: int) -> int:
-        self._bucket.check_reachable(self._server)
-        return self._bucket.store(holder, revision)
+@pytest.fixture
+def bucket() -> SharedBucket:
+    """A bucket without entries."""
+    return SharedBucket()
 
 
 @pytest.fixture
-def bucket() -> FakeBucket:
-    """A bucket without an entry."""
-    return FakeBucket()
+async def servers(bucket: SharedBucket) -> AsyncIterator[tuple[SharingServer, SharingServer]]:
+    """Two servers, a and b."""
+    one, other = bucket.server("a"), bucket.server("b")
+    await settle()
+    yield one, other
+    await one.stop()
+    await other.stop()
 
 
-async def test_lease_that_is_free_is_taken_at_once_and_kept(bucket: FakeBucket) -> None:
-    """Others stand by as long as it is renewed, and know the owner's address and epoch."""
-    one, other = bucket.lease("a"), bucket.lease("b")
-    assert await one.acquire() == 0
+Two = tuple[SharingServer, SharingServer]
+
+
+async def test_lease_that_is_free_is_taken_at_once_and_kept(servers: Two) -> None:
+    """Others stand by as long as its server lives, and know its address and the epoch."""
+    one, other = (server.lease() for server in servers)
+    await one.acquire()
+    assert one.entry.epoch == 0
     await one.confirm(7)
     waiting = await started(other.acquire())
     await asyncio.sleep(10 * LEASE_SECONDS)
     assert (one.is_current, other.is_current, waiting.is_done) == (True, False, False)
-    assert other.holder == Holder("a", "a:7070", 7)
+    assert other.owner is not None
+    assert (other.owner.address, other.owner.epoch) == ("a:7070", 7)
     waiting.cancel()
-    await one.release()
 
 
-async def test_release_hands_over_at_once_with_the_epoch(bucket: FakeBucket) -> None:
+async def test_release_hands_over_at_once_with_the_epoch(servers: Two) -> None:
     """The next owner need not wait, and learns the newest epoch."""
-    one, other = bucket.lease("a"), bucket.lease("b")
+    one, other = (server.lease() for server in servers)
     await one.acquire()
     await one.confirm(7)
     waiting = await started(other.acquire())
     began_at = now()
     await one.release()
-    assert await waiting.answer() == 7
-    assert (now(), one.is_current, other.is_current) == (began_at, False, True)
+    await waiting.answer()
+    assert (now(), one.is_current, other.is_current, other.entry.epoch) == (began_at, False, True, 7)
     await settle()
-    assert one.holder == Holder("b", "b:7070", 7)
+    assert one.owner == other.owner
     await other.release()
-    assert other.holder is None
+    assert other.owner is None
 
 
-async def test_owner_that_is_cut_off_stops_before_another_begins(bucket: FakeBucket) -> None:
-    """It loses the lease by its own clock, is told so once, and the other takes over when the lease has expired."""
-    one, other = bucket.lease("a"), bucket.lease("b")
+async def test_end_of_a_session_frees_its_leases_at_once(servers: Two) -> None:
+    """Also those that were not released."""
+    one, other = (server.lease() for server in servers)
+    await one.acquire()
+    waiting = await started(other.acquire())
+    began_at = now()
+    await servers[0].stop()
+    await waiting.answer()
+    assert now() == began_at
+
+
+async def test_owner_that_is_cut_off_stops_before_another_begins(bucket: SharedBucket, servers: Two) -> None:
+    """It stops reading by its own clock, loses the lease once, and the other takes over when the lease has expired."""
+    one, other = (server.lease() for server in servers)
     losses: list[float] = []
-    one.on_lost(lambda: losses.append(now()))
+    one.on_lost = lambda: losses.append(now())
     await one.acquire()
     await one.confirm(7)
     waiting = await started(other.acquire())
     await asyncio.sleep(1.0)
     bucket.cut_off("a")
-    assert await waiting.answer() == 7
+    await asyncio.sleep(LEASE_SECONDS - RENEW_SECONDS)
+    assert (one.is_current, other.is_current) == (False, False)
+    await waiting.answer()
     taken_at = now()
     assert LEASE_SECONDS - RENEW_SECONDS <= taken_at <= LEASE_SECONDS + 1.0
-    [lost_at] = losses
-    assert lost_at < taken_at
-    assert not one.is_current
+    await asyncio.sleep(RENEW_SECONDS)
+    assert len(losses) == 1
+    with pytest.raises(LeaseLostError):
+        await one.confirm(8)
     bucket.connect("a")
     await one.release()
+    await asyncio.sleep(1.0)
     assert other.is_current
-    await other.release()
+    assert one.owner is not None
+    assert one.owner.address == "b:7070"
 
 
-async def test_owner_that_stood_still_is_not_current_when_it_goes_on(bucket: FakeBucket) -> None:
-    """No call comes between the end of the standstill and the look at the clock."""
-    one, other = bucket.lease("a"), bucket.lease("b")
-    lost = asyncio.Event()
-    one.on_lost(lost.set)
+async def test_owner_that_was_cut_off_goes_on_where_no_other_server_has_noticed(
+    bucket: SharedBucket, servers: Two
+) -> None:
+    """Until then it shows and takes nothing."""
+    one = servers[0].lease()
     await one.acquire()
+    bucket.cut_off("a")
+    await asyncio.sleep(LEASE_SECONDS - 1.0)
+    assert not one.is_current
+    bucket.connect("a")
+    await asyncio.sleep(1.0)
+    assert one.is_current
+
+
+async def test_owner_that_stood_still_is_not_current_when_it_goes_on(bucket: SharedBucket, servers: Two) -> None:
+    """No call comes between the end of the standstill and the look at the clock, and its session is over for good."""
+    one, other = (server.lease() for server in servers)
+    lost = asyncio.Event()
+    one.on_lost = lost.set
+    await one.acquire()
+    session = servers[0].members.session
+    # Nothing of it runs, and nothing reaches it.
+    assert servers[0].members._running is not None
+    servers[0].members._running.cancel()
     bucket.cut_off("a")
     await other.acquire()
     bucket.connect("a")
     assert not one.is_current
+    servers[0].members._running = asyncio.create_task(servers[0].members._run())
     await lost.wait()
-    assert one.holder is None
+    assert one.owner is not None
+    assert one.owner.address == "b:7070"
     await asyncio.sleep(2 * RENEW_SECONDS)
-    assert one.holder == Holder("b", "b:7070", 0)
-    await other.release()
+    assert servers[0].members.session not in {"", session}
+    assert not one.is_held
 
 
-async def test_renewal_whose_answer_is_lost_is_recognised(bucket: FakeBucket) -> None:
-    """The entry has another revision then, but is the owner's all the same."""
-    one = bucket.lease("a")
+async def test_writes_whose_answers_are_lost_are_recognised(bucket: SharedBucket, servers: Two) -> None:
+    """The entries have other revisions then, but are the owner's all the same."""
+    one = servers[0].lease()
     losses: list[None] = []
-    one.on_lost(lambda: losses.append(None))
+    one.on_lost = lambda: losses.append(None)
+    bucket.lost_answers = 1
     await one.acquire()
+    bucket.lost_answers = 1
+    await one.confirm(7)
     bucket.lost_answers = 3
     await asyncio.sleep(10 * LEASE_SECONDS)
-    assert (one.is_current, losses) == (True, [])
-    await one.release()
+    assert (one.is_current, losses, one.entry.epoch) == (True, [], 7)
 
 
-async def test_two_servers_never_both_take_a_lease(bucket: FakeBucket) -> None:
+async def test_two_servers_never_both_take_a_lease(bucket: SharedBucket) -> None:
     """The bucket decides between those that ask at once."""
-    leases = [bucket.lease(str(number)) for number in range(5)]
+    servers = [bucket.server(str(number)) for number in range(5)]
+    await settle()
+    leases = [server.lease() for server in servers]
     waiting = [await started(lease.acquire()) for lease in leases]
     for _ in leases:
         await settle()
@@ -178,24 +163,94 @@ async def test_two_servers_never_both_take_a_lease(bucket: FakeBucket) -> None:
         await owner.release()
         await asyncio.sleep(1.0)
     assert all(one.is_done for one in waiting)
+    for server in servers:
+        await server.stop()
 
 
-async def test_lease_of_an_engine_that_does_not_answer_is_not_taken(bucket: FakeBucket) -> None:
+async def test_lease_of_an_engine_that_does_not_answer_is_not_taken(bucket: SharedBucket, servers: Two) -> None:
     """The server asks again until it answers."""
     bucket.cut_off("a")
-    one = bucket.lease("a")
+    one = servers[0].lease()
     waiting = await started(one.acquire())
     await asyncio.sleep(LEASE_SECONDS)
     assert not waiting.is_done
     bucket.connect("a")
-    assert await waiting.answer() == 0
-    await one.release()
+    await waiting.answer()
 
 
-@pytest.mark.parametrize("value", [b"", b"[]", b"{}", b'{"server": "a", "address": "b", "epoch": null}', b"\xff"])
-def test_value_that_is_no_holder_is_refused(value: bytes) -> None:
+async def test_release_for_another_server_leaves_the_lease_to_it_for_a_while(
+    bucket: SharedBucket, servers: Two
+) -> None:
+    """If that does not take it, anyone does."""
+    third = bucket.server("c")
+    await settle()
+    one, other, last = (server.lease() for server in (*servers, third))
+    await one.acquire()
+    waiting = await started(last.acquire())
+    await one.release(servers[1].members.session, is_pinned=True)
+    await settle()
+    assert not waiting.is_done
+    await other.acquire()
+    assert other.is_current
+    assert other.entry.is_pinned
+    await other.release(servers[0].members.session)
+    await waiting.answer()
+    assert last.is_current
+    assert not last.entry.is_pinned
+    await third.stop()
+
+
+async def test_server_with_its_share_leaves_a_free_lease_to_others_for_a_while(servers: Two) -> None:
+    """So channels are shared evenly where all could take them, and nobody waits for long."""
+    servers[0].wants = False
+    one, other = (server.lease() for server in servers)
+    assert not await one.try_acquire()
+    waiting = await started(one.acquire())
+    await other.acquire()
+    await other.release()
+    assert not waiting.is_done
+    began_at = now()
+    await waiting.answer()
+    assert 0 < now() - began_at <= LEASE_SECONDS / 5 + 0.5
+
+
+async def test_lease_on_a_deleted_channel_is_taken_only_to_create_it_again(servers: Two) -> None:
+    """Servers that learn of the deletion forget the channel, and its epochs begin again."""
+    one, other = (server.lease() for server in servers)
+    deletions: list[None] = []
+    other.on_deleted = lambda: deletions.append(None)
+    await one.acquire()
+    await one.confirm(7)
+    waiting = await started(other.acquire())
+    await one.release(is_deleted=True)
+    await waiting.answer()
+    assert (other.is_held, deletions) == (False, [None])
+    again = servers[1].lease()
+    again.takes_deleted = True
+    await again.acquire()
+    assert (again.is_current, again.entry.epoch, again.entry.is_deleted) == (True, 0, False)
+
+
+async def test_withdraw_ends_the_waiting(servers: Two) -> None:
+    """The server stops, or has the channel no more."""
+    one, other = (server.lease() for server in servers)
+    await one.acquire()
+    waiting = await started(other.acquire())
+    other.withdraw()
+    await waiting.answer()
+    assert not other.is_held
+
+
+@pytest.mark.parametrize("value", [b"", b"[]", b"{}", b'{"session": 1, "epoch": "x"}', b"\xff"])
+async def test_entry_that_no_server_has_written_is_nobodys(bucket: SharedBucket, servers: Two, value: bytes) -> None:
     """Somebody else may have written it."""
-    with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
-        Holder.decoded(value)
-    holder = Holder("a", "mill:7070", 7)
+    bucket.store(channel_key("orders"), value, 0)
+    one = servers[0].lease()
+    await one.acquire()
+    assert one.is_current
+
+
+def test_holder_encoded_is_decoded_again() -> None:
+    """All of it."""
+    holder = Holder("a", "mill:7070", 7, "b", is_pinned=True, is_deleted=True)
     assert Holder.decoded(holder.encoded()) == holder

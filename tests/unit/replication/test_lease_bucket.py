@@ -2,53 +2,76 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
 from millrace_server.replication.engine import Engine
-from millrace_server.replication.lease import Holder
-from millrace_server.replication.lease_bucket import JetStreamLeases
+from millrace_server.replication.lease_bucket import JetStreamBucket, JetStreamLeases
 from tests.file_channels import until
+
+_LEASE_SECONDS = 5.0
+
+
+async def _leases(engine: Engine, address: str) -> JetStreamLeases:
+    leases = JetStreamLeases(await JetStreamBucket.opened(engine, 1), address, _LEASE_SECONDS)
+    await leases.ready()
+    return leases
 
 
 @pytest.fixture
 async def servers(nats_url: str) -> AsyncIterator[list[JetStreamLeases]]:
     """The leases of two servers, each with a connection of its own."""
     engines = [await Engine.connected([nats_url]) for _ in range(2)]
-    opened = [
-        await JetStreamLeases.opened(engine, server=str(number), address=f"mill-{number}:7070", replicas=1)
-        for number, engine in enumerate(engines)
-    ]
+    opened = [await _leases(engine, f"mill-{number}:7070") for number, engine in enumerate(engines)]
     yield opened
     for leases, engine in zip(opened, engines, strict=True):
-        leases.close()
+        await leases.close()
         await asyncio.to_thread(engine.close)
 
 
 async def test_lease_is_handed_over_by_the_watch_of_the_bucket(servers: list[JetStreamLeases]) -> None:
     """The other server learns of the owner, and of its end, without asking."""
     one, other = (leases.of("orders.eu") for leases in servers)
-    assert await one.acquire() == 0
+    await one.acquire()
     await one.confirm(7)
     waiting = asyncio.create_task(other.acquire())
-    await until(lambda: other.holder == Holder("0", "mill-0:7070", 7))
-    await one.release()
-    assert await waiting == 7
-    assert other.is_current
-    await other.release()
-    assert await one.acquire() == 7
-    await one.release()
+    await until(lambda: other.owner is not None and other.owner.epoch == 7)
+    assert other.owner is not None
+    assert other.owner.address == "mill-0:7070"
+    await servers[0].give_up("orders.eu")
+    await waiting
+    assert (other.is_current, other.entry.epoch) == (True, 7)
+    await until(lambda: one.owner == other.owner)
 
 
 async def test_lease_that_an_operator_deleted_is_free(servers: list[JetStreamLeases]) -> None:
     """Its owner loses it to the next that asks, and notices."""
     one, other = (leases.of("deleted") for leases in servers)
     lost = asyncio.Event()
-    one.on_lost(lost.set)
+    one.on_lost = lost.set
     await one.acquire()
-    leases = servers[1]
-    await asyncio.wrap_future(leases._engine.call(leases._bucket.delete("deleted")))
+    bucket = servers[1]._bucket
+    await asyncio.wrap_future(bucket.engine.call(bucket._bucket.delete("deleted")))
     await other.acquire()
     await lost.wait()
     assert (one.is_current, other.is_current) == (False, True)
-    await other.release()
+
+
+async def test_leases_of_a_new_server_are_handed_to_it_until_all_have_the_same_number(
+    servers: list[JetStreamLeases],
+) -> None:
+    """The server that has more is asked to give up some of its own."""
+    names = [f"spread.{number}" for number in range(4)]
+    asked: dict[str, str] = {}
+    for name in names:
+        lease = servers[0].of(name)
+        lease.on_surplus = partial(asked.setdefault, name)
+        await lease.acquire()
+    for name in names:
+        servers[1].of(name)
+    await until(lambda: bool(asked))
+    await until(lambda: len(asked) == 2)
+    assert set(asked.values()) == {servers[1].members.session}
+    assert servers[0].session_at("mill-1:7070", names[0]) == servers[1].members.session
+    assert servers[0].addresses(names[0]) == ["mill-0:7070", "mill-1:7070"]

@@ -18,6 +18,7 @@ class ChannelType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHANNEL_TYPE_MEMORY: _ClassVar[ChannelType]
     CHANNEL_TYPE_FILE: _ClassVar[ChannelType]
     CHANNEL_TYPE_SPILLABLE: _ClassVar[ChannelType]
+    CHANNEL_TYPE_REPLICATED: _ClassVar[ChannelType]
 
 class FsyncPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -62,6 +63,7 @@ CHANNEL_TYPE_UNSPECIFIED: ChannelType
 CHANNEL_TYPE_MEMORY: ChannelType
 CHANNEL_TYPE_FILE: ChannelType
 CHANNEL_TYPE_SPILLABLE: ChannelType
+CHANNEL_TYPE_REPLICATED: ChannelType
 FSYNC_POLICY_UNSPECIFIED: FsyncPolicy
 FSYNC_POLICY_COMMIT: FsyncPolicy
 FSYNC_POLICY_INTERVAL: FsyncPolicy
@@ -562,3 +564,15 @@ class Consumer(_message.Message):
     start_time: _timestamp_pb2.Timestamp
     channel: str
     def __init__(self, peer: _Optional[str] = ..., identity: _Optional[str] = ..., open_deliveries: _Optional[int] = ..., open_events: _Optional[int] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., channel: _Optional[str] = ...) -> None: ...
+
+class MoveChannelRequest(_message.Message):
+    __slots__ = ("name", "server")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    server: str
+    def __init__(self, name: _Optional[str] = ..., server: _Optional[str] = ...) -> None: ...
+
+class MoveChannelResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

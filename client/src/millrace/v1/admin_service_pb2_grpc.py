@@ -120,6 +120,11 @@ class AdminServiceStub(object):
                 request_serializer=millrace_dot_v1_dot_admin__service__pb2.ListConsumersRequest.SerializeToString,
                 response_deserializer=millrace_dot_v1_dot_admin__service__pb2.ListConsumersResponse.FromString,
                 _registered_method=True)
+        self.MoveChannel = channel.unary_unary(
+                '/millrace.v1.AdminService/MoveChannel',
+                request_serializer=millrace_dot_v1_dot_admin__service__pb2.MoveChannelRequest.SerializeToString,
+                response_deserializer=millrace_dot_v1_dot_admin__service__pb2.MoveChannelResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -251,6 +256,16 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MoveChannel(self, request, context):
+        """Hands a replicated channel over to another server, and returns once that owns it. Open transactions have half a second
+        to end, then they are rolled back. The channel stays there until its owner stops or fails; channels that were not
+        moved are still spread evenly. A repeat changes nothing. A server that does not share the channel, or does not live,
+        is BAD_ARGUMENT; so is a channel that is not replicated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -338,6 +353,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListConsumers,
                     request_deserializer=millrace_dot_v1_dot_admin__service__pb2.ListConsumersRequest.FromString,
                     response_serializer=millrace_dot_v1_dot_admin__service__pb2.ListConsumersResponse.SerializeToString,
+            ),
+            'MoveChannel': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveChannel,
+                    request_deserializer=millrace_dot_v1_dot_admin__service__pb2.MoveChannelRequest.FromString,
+                    response_serializer=millrace_dot_v1_dot_admin__service__pb2.MoveChannelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -800,6 +820,33 @@ class AdminService(object):
             '/millrace.v1.AdminService/ListConsumers',
             millrace_dot_v1_dot_admin__service__pb2.ListConsumersRequest.SerializeToString,
             millrace_dot_v1_dot_admin__service__pb2.ListConsumersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveChannel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.v1.AdminService/MoveChannel',
+            millrace_dot_v1_dot_admin__service__pb2.MoveChannelRequest.SerializeToString,
+            millrace_dot_v1_dot_admin__service__pb2.MoveChannelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -66,6 +66,9 @@ class Admin:
     async def purge_channel(self, name: str) -> int:
         return await self._connection.run(_calls.purge_channel(name))
 
+    async def move_channel(self, name: str, server: str) -> None:
+        await self._connection.run(_calls.move_channel(name, server))
+
     async def list_components(self) -> list[ComponentInfo]:
         return await self._connection.run(_calls.list_components())
 

@@ -130,6 +130,8 @@ def created_sentences(channel: ChannelInfo) -> str:
             durability = (
                 f"up to {limits.memory_capacity:,} events are in memory only, and a crash of the server loses them"
             )
+        case ChannelType.REPLICATED:
+            durability = "its commits survive crashes, power failures and the loss of a machine"
         case ChannelType.FILE if limits.fsync is FsyncPolicy.INTERVAL:
             lost = f"{limits.fsync_interval_seconds:g} s"
             durability = f"its commits survive crashes of the server; a power failure may lose those of the last {lost}"

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -226,6 +226,7 @@ class Channel:
         end = self._contents.next_sequence
         while batches := self._contents.queue.read(from_sequence, end):
             async for batch in self._contents.load(batches):
+                self._contents.refuse_reading()
                 yield batch
             from_sequence = batches[-1].end_sequence
 
@@ -370,17 +371,27 @@ class Channel:
         """Applies a configuration at once; the channel may hold more than its limits allow."""
         self._core.enforce(config)
 
-    def drain(self) -> None:
-        """Refuses new work from now on; open transactions may end."""
+    def drain(self, error: Callable[[], MillraceError] | None = None) -> None:
+        """Refuses new work from now on, with an error, DrainingError without one; open transactions may end."""
+        if error is not None:
+            self._core.draining_error = error
         self._core.is_draining = True
         self._core.retention.stop()
         self._contents.takers.wake_all()
         self._contents.readers.wake_all()
 
+    def guard_reading(self, may_be_read: Callable[[], bool]) -> None:
+        """Refuses takes, reads and peeks whenever this server may not be the channel's owner any more."""
+        self._contents.may_be_read = may_be_read
+
     def delete(self) -> None:
         """Ends everything; waiting and later calls raise ChannelNotFoundError."""
+        self.close()
+
+    def close(self, error: Callable[[], MillraceError] | None = None) -> None:
+        """Ends everything, open transactions too; waiting and later calls raise the error; see `Contents.close`."""
         self._core.retention.stop()
-        self._contents.close()
+        self._contents.close(error)
         self.claims.forget()
         # These first: the ids of those that were listed belong to the transactions.
         self.deliveries.close()

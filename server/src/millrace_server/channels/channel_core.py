@@ -1,6 +1,6 @@
 """What the transactions, deliveries and claims of one channel share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -13,7 +13,7 @@ from millrace_server.channels.contents import Contents
 from millrace_server.channels.queue import AnswerLimits, TakeLimits
 from millrace_server.channels.retention import Retention
 from millrace_server.channels.transaction import EndedTxns, TxnLimit
-from millrace_server.errors import DrainingError
+from millrace_server.errors import DrainingError, MillraceError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,7 @@ class ChannelCore:
         self.server_limit = server_limit
         self.channel_limit = TxnLimit(f"channel {name!r}", lambda: self.config.open_transactions_max)
         self.is_draining = False
+        self.draining_error: Callable[[], MillraceError] = _stopping
         self.retention = Retention(storage.contents, storage.committer)
         self.retention.enforce(config.retention_seconds)
         self._answer_bytes_max = answer_bytes_max
@@ -58,7 +59,7 @@ class ChannelCore:
 
     def refuse_if_draining(self) -> None:
         if self.is_draining:
-            raise DrainingError("the server is stopping and accepts no new work; use another server or retry later")
+            raise self.draining_error()
 
     def refuse_new(self) -> None:
         """Raises where the channel is deleted or the server stops."""
@@ -81,8 +82,9 @@ class ChannelCore:
         """Takes the oldest events.
 
         Where the log has failed and the oldest events are in memory only, they are taken without any of the log, so
-        that they can still be removed.
+        that they can still be removed. Raises NotOwnerError where another server may own the channel.
         """
+        self.contents.refuse_reading()
         batches = self.contents.take(limits)
         if self.committer.fault is None:
             return batches
@@ -98,3 +100,7 @@ class ChannelCore:
         if batches:
             self.contents.note_take()
         self.contents.wake_taker()
+
+
+def _stopping() -> MillraceError:
+    return DrainingError("the server is stopping and accepts no new work; use another server or retry later")

@@ -26,6 +26,7 @@ from millrace_server.wal.segments import LogCorruptError
 _log = structlog.stdlib.get_logger(__name__)
 
 _RETRY_DELAY_SECONDS = 0.5
+_OWNER_DELAY_SECONDS = 0.2
 _PROGRESS_SECONDS = 2.0
 
 
@@ -34,6 +35,7 @@ class ChannelState(enum.Enum):
 
     REPLAYING -> STANDING_BY  another server owns the channel, which is replicated
     STANDING_BY -> REPLAYING  this server is taking over
+    OPEN -> STANDING_BY       it leaves the channel to another server, or has lost it
     REPLAYING -> OPEN         the log was read back
     REPLAYING -> LOG_FAILED   it could not be opened: a missing key, a directory in use, a disk that does not answer
     REPLAYING -> CORRUPT      what was synced is not what was written
@@ -80,6 +82,7 @@ class ChannelHandle:
         self._channel: Channel | None = None
         self._fault: MillraceError | None = None
         self._owner_of: Callable[[], Owner] | None = None  # Set while this server stands by.
+        self._waits_for = ""  # Why it cannot take the channel over.
         self.store: LogStore | None = None
         self.configured: ChannelConfig | None = None
         self.progress = ReplayProgress()
@@ -130,6 +133,8 @@ class ChannelHandle:
             return "the disk does not answer; commits wait for it"
         if self.state is ChannelState.DISK_FULL:
             return self.channel.disk_trouble
+        if self.state is ChannelState.STANDING_BY:
+            return self._waits_for
         return str(self.fault or "")
 
     @property
@@ -154,28 +159,43 @@ class ChannelHandle:
         if self._fault is not None:
             raise type(self._fault)(str(self._fault), channel=self.name)
         if (owner := self.owner) is not None:
-            raise NotOwnerError(
-                f"channel {self.name!r} is owned by {owner.address or 'another server'}; this server stands by",
-                retry_delay_seconds=None if owner.address else _RETRY_DELAY_SECONDS,
-                channel=self.name,
-                address=owner.address,
-                epoch=str(owner.epoch),
-            )
+            raise self.not_owner_error(owner)
         raise ReplayingError(
             f"channel {self.name!r} is being read back from its log, {self.progress.fraction:.0%} so far",
             retry_delay_seconds=_RETRY_DELAY_SECONDS,
             channel=self.name,
         )
 
-    def mark_standing_by(self, owner_of: Callable[[], Owner]) -> None:
-        """Marks the channel as another server's; `owner_of` tells whose, at each call that is refused."""
-        self._owner_of = owner_of
+    def not_owner_error(self, owner: Owner) -> NotOwnerError:
+        """Returns the error of calls while another server owns the channel, or none is known to."""
+        return NotOwnerError(
+            f"channel {self.name!r} is owned by {owner.address or 'another server'}; this server stands by",
+            retry_delay_seconds=None if owner.address else _OWNER_DELAY_SECONDS,
+            channel=self.name,
+            address=owner.address,
+            epoch=str(owner.epoch),
+        )
+
+    def reconfigure(self, config: ChannelConfig) -> None:
+        """Sets the configuration with which the channel is opened next."""
+        assert self._channel is None, "an open channel has its own"
+        self._config = config
+
+    def mark_standing_by(self, owner_of: Callable[[], Owner], waits_for: str = "") -> None:
+        """Marks the channel as another server's; `owner_of` tells whose, at each call that is refused.
+
+        `waits_for` says what prevents this server from taking it over; empty if only the owner does.
+        """
+        self._config = self.config
+        self._channel = self.store = None
+        self._owner_of, self._waits_for = owner_of, waits_for
         self.opened.set()
         self._on_change(self.name)
 
     def mark_replaying(self) -> None:
         """Marks the channel as this server's, which reads its log now."""
         self._owner_of = None
+        self.progress = ReplayProgress()
         self.opened.clear()
         self._on_change(self.name)
 

@@ -210,6 +210,7 @@ class ClaimRegistry:
                 async with aclosing(self._contents.load(batches)) as loaded:
                     async for batch in loaded:
                         self._require(claim.reader_id, claim.epoch)
+                        self._contents.refuse_reading()
                         self._contents.note_take()
                         yield batch
                 position = batches[-1].end_sequence

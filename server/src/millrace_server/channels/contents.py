@@ -16,12 +16,13 @@ from millrace_server.channels.log_columns import LogColumns
 from millrace_server.channels.queue import AnswerLimits, EventQueue
 from millrace_server.channels.queue_times import QueueTimes
 from millrace_server.channels.stamps import Stamp, StampLedger
-from millrace_server.errors import ChannelNotFoundError, TxnCapacityError
+from millrace_server.errors import ChannelNotFoundError, MillraceError, NotOwnerError, TxnCapacityError
 
 _AHEAD_BYTES = 4 << 20
 """Bytes of columns that are read from a log at once, ahead of their use."""
 
 _UNLIMITED_EVENTS = 1 << 62
+_UNCERTAIN_SECONDS = 0.5
 _SUBSCRIBER_BATCHES_MAX = 1_000
 _SUBSCRIBER_BODY_BYTES_MAX = 64 << 20
 
@@ -97,6 +98,8 @@ class Contents:
     preparation nothing else happens. A prepared commit holds its sequences and its room. It is applied once it is
     durable, or aborted. Commits are applied in the order in which they were prepared, and aborted from the last one on.
 
+    `may_be_read` says whether no other server can own the channel, so that nothing is taken that may be gone there.
+
     `clock` is the wall clock, in nanoseconds. Where it steps back, commits have the time of the last one until it has
     caught up. `on_return` is called whenever events have returned to the queue, before anybody can take them again.
     """
@@ -112,7 +115,8 @@ class Contents:
         self._name = name
         self._columns = columns
         self._queue_times = queue_times
-        self._is_closed = False
+        self._closing_error: Callable[[], MillraceError] | None = None
+        self.may_be_read: Callable[[], bool] = lambda: True
         self._subscribers: set[Subscriber] = set()
         self._taken: dict[int, StoredBatch] = {}
         self._assigned_sequence = next_sequence
@@ -202,11 +206,26 @@ class Contents:
         self.capacity.change(queue.event_count, sum(batch.window.body_bytes for batch in queue))
 
     def refuse_if_closed(self) -> None:
-        if self._is_closed:
-            raise ChannelNotFoundError(f"channel {self._name!r} was deleted", channel=self._name)
+        if self._closing_error is not None:
+            raise self._closing_error()
 
-    def close(self) -> None:
-        self._is_closed = True
+    def _deleted_error(self) -> MillraceError:
+        return ChannelNotFoundError(f"channel {self._name!r} was deleted", channel=self._name)
+
+    def refuse_reading(self) -> None:
+        """Raises where nothing may be read now: the channel is closed, or another server may own it."""
+        self.refuse_if_closed()
+        if not self.may_be_read():
+            raise NotOwnerError(
+                f"channel {self._name!r} may be owned by another server now, since the engine does not answer",
+                retry_delay_seconds=_UNCERTAIN_SECONDS,
+                channel=self._name,
+                address="",
+            )
+
+    def close(self, error: Callable[[], MillraceError] | None = None) -> None:
+        """Ends all waiting calls; they and all later ones raise an error, by default that the channel was deleted."""
+        self._closing_error = error or self._deleted_error
         self.takers.wake_all()
         self.readers.wake_all()
         self.capacity.waiters.wake_all()

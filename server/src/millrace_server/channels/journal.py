@@ -29,10 +29,10 @@ from millrace_server.channels.journal_entries import (
 )
 from millrace_server.channels.records import State, is_small_append
 from millrace_server.channels.transaction import Outcome, TxnState
-from millrace_server.errors import ChannelLogFailedError, DiskFullError, MillraceError
+from millrace_server.errors import ChannelLogFailedError, DiskFullError, MillraceError, NotOwnerError
 from millrace_server.histograms import Histogram
 from millrace_server.wal.interfaces import Log
-from millrace_server.wal.records import LogFullError, Mergeable, Submission
+from millrace_server.wal.records import LogFullError, LogTakenOverError, Mergeable, Submission
 
 STALL_SECONDS = 2.0
 """After this long without an answer from the disk the channel counts as stalled."""
@@ -41,6 +41,9 @@ _STALL_CHECK_SECONDS_MIN = 0.1
 
 _ROTATION_PAUSE_SECONDS = 1.0
 """How long a full segment continues after the disk had no room for a new one."""
+
+
+_TAKEN_OVER_SECONDS = 0.2
 
 
 class Journal:
@@ -72,6 +75,7 @@ class Journal:
         self._stall_timer: asyncio.TimerHandle | None = None
         self.is_stalled = False
         self._fault = ""
+        self._is_taken_over = False
         self.config = config
         disk_space.min_free_bytes = config.reserved_bytes
         self.change_count = 0  # Grows with each change since the last checkpoint.
@@ -85,7 +89,7 @@ class Journal:
 
     @property
     def fault(self) -> MillraceError | None:
-        return ChannelLogFailedError(self._fault) if self._fault else None
+        return self._fault_error() if self._fault else None
 
     @property
     def memory_event_count(self) -> int:
@@ -169,7 +173,7 @@ class Journal:
     def record_claim(self, claim: ClaimRecord) -> "asyncio.Future[None]":
         future: asyncio.Future[None] = self._loop.create_future()
         if claim.has_ended and self._fault:
-            fail_future(future, ChannelLogFailedError(self._fault))
+            fail_future(future, self._fault_error())
             return future
         self.refuse_after_fault()
         self.enqueue(ClaimEntry(self.context, claim, future))
@@ -308,7 +312,7 @@ class Journal:
         if isinstance(error, LogFullError):
             self._abort_on_full_disk()
         elif error is not None:
-            self._fail(str(error))
+            self._fail(error)
         else:
             assert submission.end is not None
             first = self._in_flight.popleft()
@@ -356,13 +360,23 @@ class Journal:
                     )
                 )
 
-    def _fail(self, sentence: str) -> None:
+    def _fail(self, error: Exception) -> None:
         """Refuses everything from now on: only the next opening of the log shows its contents."""
         self._fault = "the channel's log has failed and takes no more commits until the server opens it again"
+        self._is_taken_over = isinstance(error, LogTakenOverError)
         self.is_stalled = False
         for entry in self._abort_all():
-            entry.fail(ChannelLogFailedError(self._fault))
-        self.on_change(sentence)
+            entry.fail(self._fault_error())
+        self.on_change(str(error))
+
+    def _fault_error(self) -> MillraceError:
+        if self._is_taken_over:
+            return NotOwnerError(
+                "another server has taken the channel over; whether it has what was sent here last is not known",
+                retry_delay_seconds=_TAKEN_OVER_SECONDS,
+                address="",
+            )
+        return ChannelLogFailedError(self._fault)
 
     def _abort_all(self) -> Sequence[JournalEntry]:
         """Aborts everything in flight, the last entry first, since each builds on those before it."""
@@ -375,7 +389,7 @@ class Journal:
 
     def refuse_after_fault(self) -> None:
         if self._fault:
-            raise ChannelLogFailedError(self._fault)
+            raise self._fault_error()
 
 
 def _record_bytes(entry: JournalEntry) -> int:

@@ -103,7 +103,7 @@ class LogStore:
         """Why stored events could not be read since the opening; None if all could be."""
         return self._opened.columns.fault
 
-    async def close(self, timeout_seconds: float | None = None) -> None:
+    async def close(self, timeout_seconds: float | None = None, *, writes_checkpoint: bool = True) -> None:
         """Writes a last checkpoint, so that the next opening reads hardly anything, and closes the log.
 
         Before that, events in memory are written to the log, within the timeout.
@@ -111,7 +111,7 @@ class LogStore:
         await self._checkpointing.stop()
         try:
             await self._committer.drain(timeout_seconds)
-            if self._journal.fault is None:
+            if writes_checkpoint and self._journal.fault is None:
                 await self._checkpointing.make()
         finally:
             self._journal.close()

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -17,8 +18,10 @@ from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.config import ChannelConfig, DiskChannelConfig, check_channel_name, shown
 from millrace_server.channels.file_store import OPENERS_MAX, ClosedStore, FileStores
 from millrace_server.channels.log_store import LogStore
+from millrace_server.channels.ownership_hooks import OwnershipHooks
 from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.errors import (
+    BadArgumentError,
     ChannelConfiguredError,
     ChannelExistsError,
     ChannelLogFailedError,
@@ -29,6 +32,9 @@ from millrace_server.errors import (
 )
 from millrace_server.histograms import Histograms
 from millrace_server.wal.disk import Disk, OsDisk
+
+if TYPE_CHECKING:
+    from millrace_server.channels.shared_channels import SharedChannels
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -76,6 +82,7 @@ class ChannelRegistry:
 
     Attributes:
         histograms: What all channels and calls have taken.
+        on_deleted_elsewhere: Called with the name of a replicated channel that another server has deleted.
         refused: The calls of clients that were refused, by reason; those that could be counted have 0.
     """
 
@@ -99,6 +106,9 @@ class ChannelRegistry:
         self._watchers: list[Callable[[str], None]] = []
         self._measuring: asyncio.Future[None] | None = None
         self._is_draining = False
+        self.on_deleted_elsewhere: Callable[[str], None] = lambda _name: None
+        self._address: str | None = None
+        self._shared: SharedChannels | None = None
         self.transactions = TxnDirectory(open_transactions_max, self.refuse_while_replaying)
 
     def __contains__(self, name: str) -> bool:
@@ -107,8 +117,11 @@ class ChannelRegistry:
     def __len__(self) -> int:
         return len(self._handles)
 
-    def create(self, name: str, config: ChannelConfig) -> ChannelHandle:
-        """Creates a channel: at once in memory, otherwise in the background; see `ChannelHandle.opened`."""
+    def create(self, name: str, config: ChannelConfig, *, is_new: bool = False) -> ChannelHandle:
+        """Creates a channel: at once in memory, otherwise in the background; see `ChannelHandle.opened`.
+
+        `is_new`: even if it is replicated, and was deleted by another server.
+        """
         check_channel_name(name)
         if name in self._handles:
             raise ChannelExistsError(f"channel: {name!r} exists already", channel=name)
@@ -117,10 +130,35 @@ class ChannelRegistry:
             self._openings[name] = asyncio.create_task(self._open(handle, disk_config))
             self._notify_watchers(name)
         elif config.replicated is not None:
-            handle.mark_failed(OSError("replicated channels are not served yet"))
+            self._share(handle, is_new=is_new)
+            self._notify_watchers(name)
         else:
             self._open_with(handle, config, memory_storage(name, config, self.histograms))
         return handle
+
+    def _share(self, handle: ChannelHandle, *, is_new: bool) -> None:
+        if self._shared is None:
+            # Imported with the first replicated channel, since the engine's library may not be installed.
+            from millrace_server.channels.shared_channels import SharedChannels
+
+            self._shared = SharedChannels(self.histograms)
+            if self._address is not None:
+                self._shared.serve_at(self._address)
+
+        def serve(storage: ChannelStorage) -> Channel:
+            return self._open_with(handle, handle.config, storage)
+
+        def cease() -> None:
+            self._channels.pop(handle.name, None)
+
+        hooks = OwnershipHooks(serve, cease, lambda: self.on_deleted_elsewhere(handle.name))
+        self._shared.add(handle, hooks, is_new=is_new)
+
+    def serve_at(self, address: str) -> None:
+        """Tells where clients reach this server; empty if they do not. Without it no replicated channel is opened."""
+        self._address = address
+        if self._shared is not None:
+            self._shared.serve_at(address)
 
     async def _open(self, handle: ChannelHandle, config: DiskChannelConfig) -> None:
         async with self._opening:
@@ -137,13 +175,14 @@ class ChannelRegistry:
         finally:
             del self._openings[handle.name]
 
-    def _open_with(self, handle: ChannelHandle, config: ChannelConfig, storage: ChannelStorage) -> None:
+    def _open_with(self, handle: ChannelHandle, config: ChannelConfig, storage: ChannelStorage) -> Channel:
         channel = Channel(handle.name, config, storage, self.transactions, self._answer_bytes_max)
-        if self._is_draining:
+        if self._is_draining and config.replicated is None:
             channel.drain()
         if self._handles.get(handle.name) is handle:
             self._channels[handle.name] = channel
         handle.mark_open(channel)
+        return channel
 
     def handles(self) -> list[ChannelHandle]:
         return [self._handles[name] for name in sorted(self._handles)]
@@ -176,7 +215,7 @@ class ChannelRegistry:
 
     def refuse_while_replaying(self) -> None:
         """Raises ReplayingError while the transactions of a channel are not known yet."""
-        for name in self._openings:
+        for name in [*self._openings, *(self._shared or ())]:
             if self._handles[name].state is ChannelState.REPLAYING:
                 self._handles[name].refuse_unless_open()
 
@@ -199,7 +238,7 @@ class ChannelRegistry:
                 f"channel {name!r} is defined in the server's configuration file; remove it there, then reload that",
                 channel=name,
             )
-        if force and handle.state is not ChannelState.REPLAYING:
+        if force and handle.state not in {ChannelState.REPLAYING, ChannelState.STANDING_BY}:
             return
         channel = handle.channel
         event_count = channel.event_count
@@ -215,6 +254,9 @@ class ChannelRegistry:
 
         Returns whether it has files; then `delete` must follow. After an error the channel continues.
         """
+        if self._shared is not None and name in self._shared:
+            await self._shared.delete(name)
+            return True
         files = self._files_of(name)
         if files is None:
             return False
@@ -230,6 +272,8 @@ class ChannelRegistry:
     async def delete(self, name: str) -> None:
         handle = self.find(name)
         files = self._files_of(name)
+        if self._shared is not None:
+            await self._shared.remove(name)
         self.forget(name)
         if (channel := handle.channel_if_open) is not None:
             channel.delete()
@@ -239,6 +283,8 @@ class ChannelRegistry:
     async def retire(self, name: str) -> None:
         """Closes and forgets an unused channel; its files stay, for a later channel of this name."""
         handle = self.find(name)
+        if self._shared is not None:
+            await self._shared.remove(name)
         self.forget(name)
         if (channel := handle.channel_if_open) is not None:
             channel.delete()
@@ -268,6 +314,9 @@ class ChannelRegistry:
         for under_way in [*self._openings.values(), *self._closings]:
             await asyncio.wait({under_way})
 
+        if self._shared is not None:
+            await self._shared.close()
+
         async def close(handle: ChannelHandle) -> None:
             if handle.store is not None:
                 try:
@@ -288,6 +337,18 @@ class ChannelRegistry:
     def channels(self) -> list[Channel]:
         return [channel for handle in self.handles() if (channel := handle.channel_if_open)]
 
+    async def move(self, name: str, server: str) -> None:
+        """Hands a replicated channel over to the server at an address, and returns once that owns it.
+
+        Raises:
+            BadArgumentError: The channel is not replicated, or that server does not share it.
+            NotOwnerError: Another server than this one owns it.
+        """
+        handle = self.find(name)
+        if self._shared is None or name not in self._shared:
+            raise BadArgumentError(f"name: is {name!r}, a channel of type {handle.config.type}; it must be replicated")
+        await self._shared.move(name, server)
+
     async def measure_disks(self) -> None:
         """Measures the free space of all directories; disks that do not answer soon keep their last measurements."""
         if self._measuring is None or self._measuring.done():
@@ -305,6 +366,15 @@ class ChannelRegistry:
             channel.counters.refused[error.reason] += 1
 
     def drain(self) -> None:
+        """Refuses new work from now on, and leaves replicated channels to other servers."""
         self._is_draining = True
-        for channel in self.channels():
-            channel.drain()
+        for handle in self.handles():
+            if handle.config.replicated is None and (channel := handle.channel_if_open) is not None:
+                channel.drain()
+        if self._shared is not None:
+            self._shared.drain()
+
+    async def handed_over(self) -> None:
+        """Waits, after `drain`, until other servers have the replicated channels and clients can know."""
+        if self._shared is not None:
+            await self._shared.handed_over()

@@ -56,18 +56,31 @@ class _Stream:
 class TakeOver(NamedTuple):
     """One server's attempt to own a channel."""
 
+    limits: StreamLimits
+    """Those of the stream from now on."""
     address: str
     """Where clients reach this server."""
     epoch_known: int = 0
     """The greatest epoch of the channel that was ever seen: a stream that ends before it was lost or set back."""
 
 
+class OpenStream(NamedTuple):
+    """An open channel whose log is in a stream, and the end of the stream."""
+
+    store: LogStore
+    chain: Chain
+
+    async def abandon(self) -> None:
+        """Closes the log without another append, as another server may own the channel."""
+        self.chain.abandon()
+        await self.store.close(writes_checkpoint=False)
+
+
 class StreamStores:
     """Opens the streams of channels in one engine."""
 
-    def __init__(self, engine: Engine, limits: StreamLimits, histograms: Histograms | None = None) -> None:
+    def __init__(self, engine: Engine, histograms: Histograms | None = None) -> None:
         self._engine = engine
-        self._limits = limits
         self._histograms = histograms or Histograms()
         self._recent = RecentMemory()
         self._writers = WriterThreads()
@@ -81,8 +94,8 @@ class StreamStores:
         attempt: TakeOver,
         progress: ReplayProgress,
         on_change: Callable[[str], None],
-    ) -> tuple[LogStore, int]:
-        """Takes a channel over, or creates its stream, and starts its log; returns it with its epoch.
+    ) -> OpenStream:
+        """Takes a channel over, or creates its stream, and starts its log.
 
         Args:
             name: The channel's name.
@@ -108,14 +121,18 @@ class StreamStores:
             replayed_records=opened.recovered.replayed_records,
             seconds=round(time.monotonic() - started, 3),
         )
-        return store, chain.epoch
+        return OpenStream(store, chain)
+
+    async def delete(self, name: str, limits: StreamLimits) -> None:
+        """Deletes a channel's stream; raises EngineError where the engine does not answer."""
+        await asyncio.wrap_future(self._engine.call(Stream(self._engine, name, limits).delete()))
 
     def _take_over(
         self, name: str, config: LogChannelConfig, attempt: TakeOver, progress: ReplayProgress
     ) -> tuple[OpenLog, Chain]:
         """Runs on a thread, since it blocks on the engine."""
         codec = make_codec(config)
-        stream = Stream(self._engine, name, self._limits)
+        stream = Stream(self._engine, name, attempt.limits)
         chain = Chain.opened(self._engine, stream, may_create=not attempt.epoch_known)
         chain.fence(attempt.address, attempt.epoch_known)
         log, checkpoints = StreamLog(chain, codec), StreamCheckpoints(chain, codec)
@@ -125,6 +142,6 @@ class StreamStores:
         log.start(self._writers, self._histograms)
         channel_id = chain.state.channel_id
         identity = ChannelIdentity(name, channel_id, channel_id, chain.state.made_at_microseconds)
-        holder = _Stream(identity, chain, self._limits)
+        holder = _Stream(identity, chain, attempt.limits)
         disk_space = DiskSpace(holder, [Path(stream.name)], time.monotonic)
         return OpenLog(holder, log, checkpoints, columns, disk_space, recovered), chain

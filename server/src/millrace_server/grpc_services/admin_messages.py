@@ -22,6 +22,7 @@ NUMBERS: Mapping[str, Mapping[str, Any]] = {
         "memory": pb.CHANNEL_TYPE_MEMORY,
         "file": pb.CHANNEL_TYPE_FILE,
         "spillable": pb.CHANNEL_TYPE_SPILLABLE,
+        "replicated": pb.CHANNEL_TYPE_REPLICATED,
     },
     "fsync": {"commit": pb.FSYNC_POLICY_COMMIT, "interval": pb.FSYNC_POLICY_INTERVAL},
     "compression": {"none": pb.COMPRESSION_NONE, "zstd": pb.COMPRESSION_ZSTD},

@@ -32,6 +32,7 @@ from millrace_server.grpc_services.call import current_call
 from millrace_server.grpc_services.messages import encode_batches, form_of, micros_of, seconds_of
 from millrace_server.grpc_services.rpc import Handler, Rpcs
 from millrace_server.hosting.channel_changes import ChannelChanges
+from millrace_server.replication.engine_settings import EngineSettings
 
 NAME = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 WATCH_SECONDS_DEFAULT = 1.0
@@ -52,10 +53,13 @@ class AdminService:
         registry: ChannelRegistry,
         changes: ChannelChanges,
         components: Iterable[Component] = (),
+        engine: EngineSettings | None = None,
     ) -> None:
+        """`engine`: of replicated channels that are created."""
         self._registry = registry
         self._changes = changes
         self._components = components
+        self._engine = engine
 
     def handlers(self, rpcs: Rpcs) -> dict[str, Handler]:
         return {
@@ -76,11 +80,20 @@ class AdminService:
             "ListProducers": rpcs.unary(pb.ListProducersRequest, self._list_producers),
             "ForgetProducer": rpcs.unary(pb.ForgetProducerRequest, self._forget_producer),
             "ListConsumers": rpcs.unary(pb.ListConsumersRequest, self._list_consumers),
+            "MoveChannel": rpcs.unary(pb.MoveChannelRequest, self._move_channel),
         }
 
     async def _create_channel(self, request: pb.CreateChannelRequest) -> pb.CreateChannelResponse:
         check_channel_name(request.name)
-        config = checked_config({"type": word_of("type", request.config.type), **limits_of(request.config)})
+        limits = {"type": word_of("type", request.config.type), **limits_of(request.config)}
+        if limits["type"] == "replicated":
+            if self._engine is None:
+                raise BadArgumentError(
+                    "config.type: is CHANNEL_TYPE_REPLICATED; for that, the server's configuration file must have "
+                    "server.engine"
+                )
+            limits["engine"] = self._engine
+        config = checked_config(limits)
         handle = await self._changes.create(request.name, config)
         return pb.CreateChannelResponse(channel=channel_message(handle))
 
@@ -135,6 +148,10 @@ class AdminService:
 
     async def _purge_channel(self, request: pb.PurgeChannelRequest) -> pb.PurgeChannelResponse:
         return pb.PurgeChannelResponse(purged_count=await self._registry.get(request.name).purge())
+
+    async def _move_channel(self, request: pb.MoveChannelRequest) -> pb.MoveChannelResponse:
+        await self._registry.move(request.name, request.server)
+        return pb.MoveChannelResponse()
 
     async def _list_components(self, _request: pb.ListComponentsRequest) -> pb.ListComponentsResponse:
         return pb.ListComponentsResponse(components=self._described_components())

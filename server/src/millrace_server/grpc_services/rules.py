@@ -157,6 +157,7 @@ RULES = {
     "ListProducers": Rule(_nothing, reads=True),
     "ForgetProducer": Rule(_on_channel(Permission.OPERATE), administers=True),
     "ListConsumers": Rule(_nothing, reads=True),
+    "MoveChannel": Rule(_named(Permission.OPERATE), administers=True),
 }
 """The rules of ChannelService and AdminService, by the names of their RPCs."""
 

@@ -130,7 +130,7 @@ class GrpcServer:
         self._server = aio.server(options=_options(settings))
         inflight = InflightBytes(limits.total_bytes_max, limits.connection_bytes_max)
         rpcs = Rpcs(inflight, registry.count_refusal, guard, registry.histograms)
-        administration = AdminService(registry, changes, components)
+        administration = AdminService(registry, changes, components, settings.engine)
         self.guard = guard
         self.admin_handlers = administration.handlers(rpcs)
         self._add_service(channel_service.NAME, ChannelService(registry).handlers(rpcs))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.channel_handle import ChannelHandle
+from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.config import ChannelConfig, check_channel_name
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import ChannelExistsError, DiskFullError, TooManyChannelsError
@@ -31,6 +31,20 @@ class ChannelChanges:
         self._channels_max = channels_max
         # Serializes changes, since the catalog is written on another thread.
         self._changing = asyncio.Lock()
+        self._forgetting: set[asyncio.Task[None]] = set()
+        registry.on_deleted_elsewhere = self._forget_soon
+
+    def _forget_soon(self, name: str) -> None:
+        forgetting = asyncio.get_running_loop().create_task(self._forget(name))
+        self._forgetting.add(forgetting)
+        forgetting.add_done_callback(self._forgetting.discard)
+
+    async def _forget(self, name: str) -> None:
+        """Forgets a replicated channel that another server has deleted."""
+        async with self._changing:
+            if name in self._registry and self._registry.find(name).configured is None:
+                await _write(self._catalog.remove, name)
+                await self._registry.retire(name)
 
     async def create(self, name: str, config: ChannelConfig) -> ChannelHandle:
         """Creates a channel, and returns once it is open.
@@ -51,9 +65,9 @@ class ChannelChanges:
                 )
             # The catalog first: a channel that a client has used must survive a crash.
             await _write(self._catalog.put, name, config)
-            handle = self._registry.create(name, config)
+            handle = self._registry.create(name, config, is_new=True)
             await handle.opened.wait()
-            if handle.channel_if_open is None:
+            if handle.channel_if_open is None and handle.state is not ChannelState.STANDING_BY:
                 # Creation failed: undo it.
                 self._registry.forget(name)
                 await _write(self._catalog.remove, name)

@@ -1,7 +1,7 @@
 """How a daemon or an embedded agent opens its channels and stops its flows."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 
 import structlog
 
@@ -56,6 +56,7 @@ async def stop_flows(agent: Agent, registry: ChannelRegistry, requests: StopRequ
     give_up = clock() + grace_seconds
     await _until_urgent(requests, agent.stop_sources(grace_seconds))
     registry.drain()
+    handing_over = asyncio.ensure_future(registry.handed_over())
     _log.info("stopping", open_transactions=_open_transactions(agent, registry), grace_seconds=grace_seconds)
     agent.flush_sinks()
     await _until_urgent(requests, _wait_drained(agent, registry, give_up))
@@ -63,6 +64,7 @@ async def stop_flows(agent: Agent, registry: ChannelRegistry, requests: StopRequ
         _log.warning("open transactions are rolled back", open_transactions=left_open)
     last_seconds = min(max(give_up - clock(), _LAST_DELIVERIES_SECONDS), grace_seconds)
     await _until_urgent(requests, agent.stop_sinks(last_seconds))
+    await _until_urgent(requests, handing_over)
     if requests.is_urgent:
         await agent.stop_sinks(0.0)
     for handle in _with_events_in_memory(registry):
@@ -99,8 +101,8 @@ def _event_count(handle: ChannelHandle) -> int:
     return 0 if channel is None else channel.event_count
 
 
-async def _until_urgent(requests: StopRequests, work: Coroutine[None, None, None]) -> None:
-    working = asyncio.create_task(work)
+async def _until_urgent(requests: StopRequests, work: Awaitable[None]) -> None:
+    working = asyncio.ensure_future(work)
     urgent = asyncio.create_task(requests.wait_until_urgent())
     try:
         await asyncio.wait((working, urgent), return_when=asyncio.FIRST_COMPLETED)

@@ -58,6 +58,8 @@ async def serve(
     with stops.from_signals(), reloads.from_signals(), auditing, tracing, locked_data_dir(settings.server.data_dir):
         catalog = Catalog(settings.server.data_dir / CATALOG_FILE)
         registry = open_channels(settings, catalog)
+        if (address := _known_address(settings.server)) is not None:
+            registry.serve_at(address)
         changes = ChannelChanges(registry, catalog, settings.server.channels_max)
         # Callers retry while a channel replays its log; a short wait spares them that for most channels.
         await registry.wait_open(_OPENING_SECONDS)
@@ -75,6 +77,8 @@ async def serve(
         listening = _listening(settings.server, grpc_server, http_service, stops)
         try:
             async with tuned_allocator(), _followed(tls, access), listening as addresses:
+                if address is None:
+                    registry.serve_at(addresses["grpc"])
                 agent.start(flows_of(settings))
                 with tuned_garbage_collector(), published_addresses(address_file, addresses):
                     _log.info(
@@ -87,6 +91,11 @@ async def serve(
         finally:
             await registry.close(0.0 if stops.is_urgent else reloader.shutdown_grace_seconds)
     _log.info("stopped")
+
+
+def _known_address(settings: ServerSettings) -> str | None:
+    """Returns where clients reach the server; None if that is known only once it listens."""
+    return settings.advertise or (settings.listen if Address.parse(settings.listen).port else None)
 
 
 async def _reload_until_stopped(reloader: Reloader, reloads: ReloadRequests, stops: StopRequests) -> None:

@@ -11,7 +11,8 @@ from millrace.setting_file import SettingsError
 from millrace_server.access.control import AccessControl
 from millrace_server.agent.agent import Agent, AgentChanges
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.config import AnyChannelConfig
+from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
+from millrace_server.channels.config import AnyChannelConfig, ChannelConfig
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.configuration.settings import ServerSettings, Settings
 from millrace_server.errors import MillraceError
@@ -22,7 +23,7 @@ from millrace_server.hosting.signals import ReloadRequests
 _LIVE_SERVER_FIELDS = {"shutdown_grace_seconds"}
 """Fields of [server] that are read when they are needed."""
 
-_FIXED_CHANNEL_FIELDS = {"data_dirs", "checkpoint_dir", "backup_checkpoint", "encryption"}
+_FIXED_CHANNEL_FIELDS = {"data_dirs", "checkpoint_dir", "backup_checkpoint", "encryption", "engine"}
 """Fields of a channel, besides its type, that are fixed when it is opened."""
 
 _NEEDS_RESTART = "cannot change while the server runs; restart it"
@@ -131,7 +132,8 @@ class Reloader:
 
     def _failed_to_open(self, name: str) -> bool:
         handle = self._registry.find(name)
-        return handle.opened.is_set() and handle.channel_if_open is None
+        is_elsewhere = handle.state is ChannelState.STANDING_BY
+        return handle.opened.is_set() and handle.channel_if_open is None and not is_elsewhere
 
     async def _update_channels(self, settings: Settings, report: _Report) -> None:
         updates = [
@@ -144,6 +146,9 @@ class Reloader:
     async def _update_channel(self, name: str, config: AnyChannelConfig, report: _Report) -> None:
         handle = self._registry.find(name)
         channel = handle.channel_if_open
+        if handle.state is ChannelState.STANDING_BY:
+            self._reconfigure(handle, config, report)
+            return
         if channel is None:
             report.pending[f"channels.{name}"] = "is not open yet; reload again when it is"
             return
@@ -152,7 +157,7 @@ class Reloader:
             if config.type != former.type:
                 report.pending[f"channels.{name}.type"] = _NEEDS_RESTART
                 return
-            fixed = {one for one in _FIXED_CHANNEL_FIELDS if getattr(former, one, None) != getattr(config, one, None)}
+            fixed = _changed(former, config, _FIXED_CHANNEL_FIELDS)
             report.pending |= {f"channels.{name}.{one}": _NEEDS_RESTART for one in fixed}
             wanted = config.model_copy(update={one: getattr(former, one) for one in fixed})
             if wanted != former:
@@ -163,6 +168,15 @@ class Reloader:
             handle.configured = wanted
             if not fixed:
                 self._channels[name] = config
+
+    def _reconfigure(self, handle: ChannelHandle, config: AnyChannelConfig, report: _Report) -> None:
+        """Sets the limits with which this server will serve a channel that another server owns."""
+        fixed = _changed(handle.config, config, {"type", *_FIXED_CHANNEL_FIELDS})
+        report.pending |= {f"channels.{handle.name}.{one}": _NEEDS_RESTART for one in fixed}
+        if not fixed:
+            handle.reconfigure(config)
+            handle.configured = self._channels[handle.name] = config
+            report.updated.append(handle.name)
 
     async def _remove_channels(self, settings: Settings, used: set[str], report: _Report) -> None:
         catalogued = await asyncio.to_thread(self._catalog.load)
@@ -192,6 +206,11 @@ class Reloader:
         if channel.open_transactions or channel.claims.claim is not None:
             return "transactions or a claim are open in it; reload again when they end"
         return ""
+
+
+def _changed(former: ChannelConfig, config: ChannelConfig, fields: set[str]) -> set[str]:
+    """Returns those of the fields in which two configurations differ."""
+    return {one for one in fields if getattr(former, one, None) != getattr(config, one, None)}
 
 
 async def _wait_for_all(*works: "asyncio.Future[Any]") -> None:

@@ -5,15 +5,16 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from typing import Self
 
 from millrace_server.replication.engine import Engine
 from millrace_server.replication.messages import HEAD_BYTES, Message, MessageKind
-from millrace_server.replication.stream import HEADER_BYTES_MAX, OvertakenError, Stream
+from millrace_server.replication.stream import HEADER_BYTES_MAX, Stream
 from millrace_server.replication.stream_reading import CHECKPOINT, LOG, StreamState
 from millrace_server.wal.disk import Piece
+from millrace_server.wal.records import LogTakenOverError
 
 _FENCES_MAX = 100
 
@@ -37,6 +38,8 @@ class Chain:
         self.epoch = 0
         self._last_sequence = self.state.last_sequence
         self._byte_count = self.state.byte_count
+        self._appending: Future[None] | None = None
+        self._is_abandoned = False
         # Held while messages that belong together are appended, so that nothing comes between them.
         self._lock = threading.RLock()
 
@@ -77,12 +80,12 @@ class Chain:
                 self._last_sequence = self._engine.call(self.stream.ending_behind(epoch_known)).result()
             try:
                 self.epoch = self.append(LOG, self.message(MessageKind.FENCE, [body]))
-            except OvertakenError:
+            except LogTakenOverError:
                 # Another server appends still, or is faster.
                 self._last_sequence = self._engine.call(self.stream.state()).result().last_sequence
             else:
                 return
-        raise OvertakenError(f"stream {self.stream.name}: other servers have appended all the time")
+        raise LogTakenOverError(f"stream {self.stream.name}: other servers have appended all the time")
 
     def message(self, kind: MessageKind, pieces: Sequence[Piece]) -> Message:
         """Returns a message of this owner, whose body has these pieces."""
@@ -93,10 +96,26 @@ class Chain:
         with self._lock:
             sequence = self._last_sequence + 1
             encoded = message.encode(sequence)
-            self._engine.call(self.stream.append(subject, encoded, sequence)).result()
+            self._await_append(self._engine.call(self.stream.append(subject, encoded, sequence)))
             self._last_sequence = sequence
             self._byte_count += sum(map(len, encoded))
             return sequence
+
+    def _await_append(self, appending: "Future[None]") -> None:
+        self._appending = appending
+        # Whichever of this thread and that of `abandon` comes later sees what the other has set.
+        if self._is_abandoned:
+            appending.cancel()
+        try:
+            appending.result()
+        except CancelledError:
+            raise LogTakenOverError(f"stream {self.stream.name}: other servers may append to it now") from None
+
+    def abandon(self) -> None:
+        """Ends the append that is under way, whose outcome may stay unknown, and refuses later ones. Does not block."""
+        self._is_abandoned = True
+        if self._appending is not None:
+            self._appending.cancel()
 
     def append_parts(self, subject: str, whole: Message) -> int:
         """Appends a message in as many parts as the engine needs; returns the sequence of the first.

@@ -1,4 +1,4 @@
-"""The leases of all channels in a key-value bucket of JetStream."""
+"""The leases of all channels of one engine, in a key-value bucket of JetStream."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -11,51 +11,43 @@ import structlog
 from nats.js.api import KeyValueConfig
 from nats.js.kv import KeyValue
 
-from millrace_server.replication.engine import Engine
-from millrace_server.replication.lease import (
-    RENEW_SECONDS,
-    ChannelLease,
+from millrace_server.replication.engine import Engine, EngineError
+from millrace_server.replication.engine_settings import RENEWALS_PER_LEASE
+from millrace_server.replication.lease import ChannelLease
+from millrace_server.replication.membership import Membership
+from millrace_server.replication.owner_entries import (
+    Bucket,
+    EntriesUnavailableError,
+    Entry,
+    EntryConflictError,
     Holder,
-    LeaseConflictError,
-    LeaseEntry,
-    LeaseUnavailableError,
+    Member,
+    channel_of,
+    session_of,
 )
+from millrace_server.replication.spreading import is_below_share, planned_moves
 
 _log = structlog.stdlib.get_logger(__name__)
 
 BUCKET = "MILLRACE_OWNERS"
 
-_SILENCE_SECONDS = 2 * RENEW_SECONDS
-"""After so long without a renewal the watch begins again."""
+_MOVES_AT_ONCE = 10
 
 ResultT = TypeVar("ResultT")
 
 
-class JetStreamLeases:
-    """The leases of one server. For one event loop, but for the requests, which run on the engine's.
+class JetStreamBucket(Bucket):
+    """The entries of all servers in the engine's bucket. Requests run on the engine's event loop."""
 
-    One watcher of the whole bucket tells of all changes. In case that it missed one, a lease that seems to have expired
-    is read again before it is taken.
-    """
-
-    def __init__(self, engine: Engine, bucket: KeyValue, server: str, address: str) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, bucket: KeyValue) -> None:
+        self.engine = engine
         self._bucket = bucket
-        self._server = server
-        self._address = address
-        self._loop = asyncio.get_running_loop()
-        self._leases: dict[str, ChannelLease] = {}
-        self._watching = engine.call(self._keep_watching())
 
     @classmethod
-    async def opened(cls, engine: Engine, *, server: str, address: str, replicas: int) -> "JetStreamLeases":
-        """Opens the bucket, and creates it where there is none.
+    async def opened(cls, engine: Engine, replicas: int) -> "JetStreamBucket":
+        """Opens the bucket, and creates it where there is none, on so many of the engine's servers.
 
-        Args:
-            engine: The connection.
-            server: The id of this server's process, which no other has.
-            address: Where clients reach this server.
-            replicas: On so many of the engine's servers a new bucket is kept.
+        Raises EngineError if the engine refuses it, or does not answer.
         """
         config = KeyValueConfig(bucket=BUCKET, history=1, replicas=replicas)
 
@@ -64,85 +56,166 @@ class JetStreamLeases:
                 return await engine.jetstream.key_value(BUCKET)
             return await engine.jetstream.create_key_value(config)
 
-        return cls(engine, await asyncio.wrap_future(engine.call(open_bucket())), server, address)
-
-    def of(self, channel: str) -> ChannelLease:
-        """Returns the lease on a channel."""
-        if channel not in self._leases:
-            self._leases[channel] = ChannelLease(self, channel, self._server, self._address)
-        return self._leases[channel]
-
-    def close(self) -> None:
-        """Ends the watching. Leases that are held expire unless they were released."""
-        self._watching.cancel()
-
-    async def read(self, channel: str) -> LeaseEntry | None:
-        """Returns the entry of a channel; raises LeaseUnavailableError."""
         try:
-            found = await self._requested(self._bucket.get(_key(channel)))
+            return cls(engine, await asyncio.wrap_future(engine.call(open_bucket())))
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            raise EngineError(
+                f"bucket {BUCKET} with {replicas} replicas: {str(error) or type(error).__name__}"
+            ) from error
+
+    async def read(self, key: str) -> Entry | None:
+        try:
+            found = await self._requested(self._bucket.get(key))
         except nats.js.errors.KeyNotFoundError as missing:
             # An operator may have deleted it, which leaves a marker with a revision.
             return None if missing.entry is None else _entry(missing.entry)
         return _entry(found)
 
-    async def write(self, channel: str, holder: Holder, revision: int) -> int:
-        """Replaces the entry of a channel; see `LeaseBucket`."""
+    async def write(self, key: str, value: bytes, revision: int) -> int:
         try:
-            return await self._requested(self._bucket.update(_key(channel), holder.encoded(), revision))
+            return await self._requested(self._bucket.update(key, value, revision))
         except nats.js.errors.KeyWrongLastSequenceError as error:
-            raise LeaseConflictError(str(error)) from error
+            raise EntryConflictError(str(error)) from error
 
     async def _requested(self, request: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Runs a request on the engine's event loop."""
         try:
-            return await asyncio.wrap_future(self._engine.call(self._engine.request(request)))
+            return await asyncio.wrap_future(self.engine.call(self.engine.request(request)))
         except (nats.js.errors.KeyNotFoundError, nats.js.errors.KeyWrongLastSequenceError):
             raise
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            raise LeaseUnavailableError(str(error) or type(error).__name__) from error
+            raise EntriesUnavailableError(str(error) or type(error).__name__) from error
+
+    async def watch(self, silence_seconds: float) -> Any:
+        """Yields keys and entries as they change, all of them first; ends where it is silent for too long.
+
+        A silent watch may have ended with a server of the engine, without a word. On the engine's event loop.
+        """
+        watcher: Any = await self._bucket.watchall()  # Its methods have no types.
+        try:
+            while True:
+                found = await watcher.updates(silence_seconds)
+                yield None if found is None else (found.key, _entry(found))
+        finally:
+            await watcher.stop()
+
+
+class JetStreamLeases:
+    """The leases of one server. For one event loop.
+
+    One watcher of the whole bucket tells of all changes. In case that it missed one, a lease that seems to be free is
+    read again before it is taken.
+
+    Attributes:
+        members: The servers that share the engine.
+    """
+
+    def __init__(self, bucket: JetStreamBucket, address: str, lease_seconds: float) -> None:
+        self.members = Membership(bucket, address, lease_seconds)
+        self.members.on_lost = self._lose_all
+        self.members.on_begun = self._reconsider_all
+        self._bucket = bucket
+        self._renew_seconds = self.members.renew_seconds
+        self._loop = asyncio.get_running_loop()
+        self._leases: dict[str, ChannelLease] = {}
+        self._owners: dict[str, Holder] = {}
+        self._offered: set[str] = set()
+        self._has_seen_all = asyncio.Event()
+        self._watching = bucket.engine.call(self._keep_watching())
+        self._spreading = self._loop.create_task(self._keep_spreading())
+        self.members.start()
+
+    def of(self, channel: str) -> ChannelLease:
+        """Returns a lease on a channel, which this server would take from now on, as it tells the others."""
+        lease = self._leases[channel] = ChannelLease(self._bucket, channel, self.members, self._wants_more)
+        self._offered.add(channel)
+        self.members.offer(self._offered)
+        return lease
+
+    async def give_up(self, channel: str) -> None:
+        """Releases the lease on a channel; this server would not take it any more, but sees who does. Never raises."""
+        self._offered.discard(channel)
+        self.members.offer(self._offered)
+        await self._leases[channel].release()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all entries were seen once, so that who owns what is known, and this server is a member."""
+        return self._has_seen_all.is_set() and bool(self.members.session)
+
+    async def ready(self) -> None:
+        """Waits for that."""
+        await self._has_seen_all.wait()
+        await self.members.has_begun.wait()
+
+    def session_at(self, address: str, channel: str) -> str | None:
+        """Returns the living session of the server that clients reach there, if it would take a channel."""
+        for session, member in self.members.living().items():
+            if member.address == address and channel in member.channels:
+                return session
+        return None
+
+    def addresses(self, channel: str) -> list[str]:
+        """Returns where clients reach the servers that would take a channel."""
+        return sorted(member.address for member in self.members.living().values() if channel in member.channels)
+
+    async def close(self) -> None:
+        """Ends the session. Leases that are still held are free then."""
+        self._spreading.cancel()
+        self._watching.cancel()
+        await self.members.close()
+
+    def _wants_more(self) -> bool:
+        session, living = self.members.session, self.members.living()
+        # The entry is written later than this server knows what it would take.
+        living[session] = Member(channels=tuple(self._offered))
+        return is_below_share(session, self._owners, living)
+
+    def _lose_all(self) -> None:
+        for lease in list(self._leases.values()):
+            lease.lose()
+
+    def _reconsider_all(self) -> None:
+        for lease in self._leases.values():
+            lease.reconsider()
+
+    def _note(self, key: str, entry: Entry) -> None:
+        if (session := session_of(key)) is not None:
+            had_ended = not self.members.seconds_to_end(session)
+            self.members.observe(session, entry)
+            if not had_ended and not self.members.seconds_to_end(session):
+                self._reconsider_all()
+            return
+        channel = channel_of(key)
+        self._owners[channel] = Holder.decoded(entry.value)
+        if (lease := self._leases.get(channel)) is not None:
+            lease.observe(entry)
+
+    async def _keep_spreading(self) -> None:
+        await self.ready()
+        while True:
+            await asyncio.sleep(self._renew_seconds)
+            moves = planned_moves(self._owners, self.members.living())
+            mine = [move for move in moves if move.source == self.members.session]
+            for move in mine[:_MOVES_AT_ONCE]:
+                if (lease := self._leases.get(move.channel)) is not None:
+                    lease.on_surplus(move.target)
 
     # On the engine's event loop.
 
     async def _keep_watching(self) -> None:
         while True:
             try:
-                await self._watch()
+                # Each server renews more often.
+                async for change in self._bucket.watch(2 * self._renew_seconds):
+                    if change is None:
+                        self._loop.call_soon_threadsafe(self._has_seen_all.set)
+                    elif change[1] is not None:
+                        self._loop.call_soon_threadsafe(self._note, *change)
             except (nats.errors.Error, OSError, TimeoutError) as error:
                 _log.debug("the watch of the owners ended", error=str(error) or type(error).__name__)
-                await asyncio.sleep(1.0)
-
-    async def _watch(self) -> None:
-        watcher: Any = await self._bucket.watchall()  # Its methods have no types.
-        try:
-            while True:
-                # Owners renew more often; a silent watch may have ended with a server of the engine, without a word.
-                found = await watcher.updates(_SILENCE_SECONDS)
-                if found is not None:
-                    self._loop.call_soon_threadsafe(self._note, found)
-        finally:
-            await watcher.stop()
-
-    def _note(self, found: KeyValue.Entry) -> None:
-        lease = self._leases.get(_channel(found.key))
-        if lease is not None and (entry := _entry(found)) is not None:
-            lease.observe(entry)
+                await asyncio.sleep(self._renew_seconds / RENEWALS_PER_LEASE)
 
 
-def _key(channel: str) -> str:
-    # Dots separate the parts of a subject.
-    return channel.replace(".", "=")
-
-
-def _channel(key: str) -> str:
-    return key.replace("=", ".")
-
-
-def _entry(found: KeyValue.Entry) -> LeaseEntry | None:
-    """Returns an entry; one that was deleted, or that no server has written, is nobody's."""
-    if found.revision is None:
-        return None
-    try:
-        holder = Holder.decoded(found.value or b"")
-    except ValueError:
-        holder = Holder("", "", 0)
-    return LeaseEntry(holder, found.revision)
+def _entry(found: KeyValue.Entry) -> Entry | None:
+    """Returns an entry; one that was deleted has no value, and is nobody's."""
+    return None if found.revision is None else Entry(found.value or b"", found.revision)

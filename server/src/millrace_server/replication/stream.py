@@ -26,7 +26,7 @@ from millrace_server.replication.stream_reading import (
     reason_of,
 )
 from millrace_server.wal.disk import Piece
-from millrace_server.wal.records import LogFailedError, LogFullError
+from millrace_server.wal.records import LogFailedError, LogFullError, LogTakenOverError
 from millrace_server.wal.segments import LogCorruptError
 
 HEADER_BYTES_MAX = 512
@@ -35,10 +35,6 @@ HEADER_BYTES_MAX = 512
 # The stream's own limit, and those of the server and of the account.
 _NO_ROOM = {10077, 10023, 10028, 10047, 10002}
 _NAME_IN_USE = 10058
-
-
-class OvertakenError(LogFailedError):
-    """Raised when another server has appended since, and so owns the channel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +117,7 @@ class Stream(StreamReader):
         While the engine does not answer, the outcome is unknown: the place is read until it is known.
 
         Raises:
-            OvertakenError: Another server's message is there, so this one never will be.
+            LogTakenOverError: Another server's message is there, so this one never will be.
             LogFullError: The stream has no room, and does not have it.
             LogFailedError: The stream was set back or deleted, or the outcome is unknown for too long.
         """
@@ -167,7 +163,7 @@ class Stream(StreamReader):
             # An attempt that was given up may have arrived meanwhile.
             found = await self.get(sequence)
         if found != b"".join(pieces):
-            raise OvertakenError(f"stream {self.name}: another server has appended message {sequence}")
+            raise LogTakenOverError(f"stream {self.name}: another server has appended message {sequence}")
         return True
 
     async def purge_before(self, sequence: int, subject: str | None = None) -> StreamState:

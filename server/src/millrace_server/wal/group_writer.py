@@ -205,7 +205,7 @@ class GroupWriter(ABC):
     def _write_or_refuse(self, group: list[Submission]) -> LogFullError | LogFailedError | None:
         # A new exception for each group: raising the same object again and again makes its traceback longer.
         if self._failure is not None:
-            return LogFailedError(*self._failure.args)
+            return type(self._failure)(*self._failure.args)
         if self._refusal is not None and group[0].generation <= self._refused_generation:
             # There may be room again, but this group builds on records that are not in the log.
             return LogFullError(*self._refusal.args)

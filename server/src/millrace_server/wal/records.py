@@ -14,6 +14,10 @@ class LogFailedError(Exception):
     """Raised when a write or sync failed, now or before. The log accepts nothing until replay reopens it."""
 
 
+class LogTakenOverError(LogFailedError):
+    """Raised when another process has appended to the log since, or may do so."""
+
+
 class LogFullError(Exception):
     """Raised when the disk had no room. None of the submission's records is in the log, and the log stays usable."""
 

@@ -1,0 +1,376 @@
+"""A replicated channel's way through this server: it stands by, takes the channel over, serves it, and leaves it."""
+
+import asyncio
+import enum
+from contextlib import suppress
+from typing import NamedTuple
+
+import structlog
+
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_handle import ChannelHandle, Owner
+from millrace_server.channels.config import ReplicatedChannelConfig, shown
+from millrace_server.channels.engines import Engines, SharedEngine
+from millrace_server.channels.ownership_hooks import OwnershipHooks
+from millrace_server.channels.stream_store import OpenStream, TakeOver
+from millrace_server.errors import BadArgumentError, ChannelLogFailedError, DiskFullError, MillraceError, NotOwnerError
+from millrace_server.replication.engine import EngineError
+from millrace_server.replication.lease import ChannelLease, LeaseLostError
+from millrace_server.replication.stream import StreamLimits
+from millrace_server.wal.records import LogFailedError
+
+_log = structlog.stdlib.get_logger(__name__)
+
+_CONNECT_SECONDS = 1.0
+"""Pause before an engine that could not be used is tried again."""
+
+_READY_SECONDS = 3.0
+"""So long the engine may take to show who owns what before this server says that it stands by."""
+
+_OPEN_TXNS_SECONDS = 0.5
+"""So long a channel that is handed over waits for the end of its open transactions, while it accepts no new work."""
+
+_MOVE_SECONDS = 10.0
+"""So long a move waits for the other server to take the channel."""
+
+_POLL_SECONDS = 0.01
+
+_PASSING = (EngineError, LogFailedError, LeaseLostError, NotOwnerError, DiskFullError, ChannelLogFailedError)
+"""Errors of a takeover that another attempt, or another server, may not meet."""
+
+
+class Stage(enum.Enum):
+    """Moves; any other is illegal.
+
+    STANDING_BY -> TAKING_OVER   this server has got the lease
+    TAKING_OVER -> SERVING       the log is fenced and read back, and the lease confirmed
+    TAKING_OVER -> STANDING_BY   another server was faster, or the engine does not answer
+    TAKING_OVER -> FAILED        the log is damaged, or needs a key that is missing
+    SERVING -> LEAVING           the server stops, or the channel moves to another one
+    SERVING -> LOSING            the lease is lost, another server has appended, or the log has failed
+    LEAVING -> STANDING_BY       a checkpoint is written, and the lease released
+    LOSING -> STANDING_BY        the log is closed
+    """
+
+    STANDING_BY = "standing by"
+    TAKING_OVER = "taking over"
+    SERVING = "serving"
+    LEAVING = "leaving"
+    LOSING = "losing"
+    FAILED = "failed"
+
+
+_MOVES = {
+    Stage.STANDING_BY: {Stage.TAKING_OVER},
+    Stage.TAKING_OVER: {Stage.SERVING, Stage.STANDING_BY, Stage.FAILED},
+    Stage.SERVING: {Stage.LEAVING, Stage.LOSING},
+    Stage.LEAVING: {Stage.STANDING_BY},
+    Stage.LOSING: {Stage.STANDING_BY},
+    Stage.FAILED: set[Stage](),
+}
+
+
+class _Departure(NamedTuple):
+    """Why a server serves a channel no more."""
+
+    is_loss: bool = False
+    """Whether another server may own it already."""
+    target: str = ""
+    """The session that is to take it over; empty: any."""
+    is_pinned: bool = False
+    """Whether it is to stay there."""
+    is_deletion: bool = False
+    """Whether the channel is deleted."""
+
+
+class Ownership:
+    """What one server does with one replicated channel. For one event loop.
+
+    Attributes:
+        stage: Where the channel is on its way.
+    """
+
+    def __init__(self, handle: ChannelHandle, engines: Engines, hooks: OwnershipHooks, *, is_new: bool) -> None:
+        """`is_new`: the channel is created even if another server has deleted it."""
+        self.stage = Stage.STANDING_BY
+        self._handle = handle
+        self._engines = engines
+        self._hooks = hooks
+        self._is_new = is_new
+        self._shared: SharedEngine | None = None
+        self._lease: ChannelLease | None = None
+        self._departing: asyncio.Future[_Departure] | None = None
+        self._departed = asyncio.Event()
+        self._ending = asyncio.Event()
+        self._running = asyncio.get_running_loop().create_task(self._run())
+
+    def leave(self) -> None:
+        """Begins to leave the channel to other servers, for good."""
+        self._ending.set()
+        self._depart(_Departure())
+        if self._lease is None:
+            self._running.cancel()
+        else:
+            self._lease.withdraw()
+
+    async def ended(self) -> None:
+        """Waits until the channel is left."""
+        await asyncio.wait({self._running})
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether this server has served the channel, and others live that would take it over."""
+        if self._shared is None or self.stage not in {Stage.SERVING, Stage.LEAVING}:
+            return False
+        return self._shared.leases.addresses(self._handle.name) != [self._shared.leases.members.address]
+
+    async def taken(self) -> None:
+        """Waits until another server has taken the channel over."""
+        while not self._owner().address:  # noqa: ASYNC110 - the lease changes in many places
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def move(self, server: str) -> None:
+        """Hands the channel over to the server at an address, and returns once that owns it.
+
+        Raises:
+            BadArgumentError: That server does not share it.
+            NotOwnerError: Another server than this one owns it.
+        """
+        if self._shared is None or self.stage is not Stage.SERVING:
+            raise self._refusal()
+        leases, name = self._shared.leases, self._handle.name
+        if server == leases.members.address:
+            return
+        target = leases.session_at(server, name)
+        if target is None:
+            others = [address for address in leases.addresses(name) if address != leases.members.address]
+            raise BadArgumentError(
+                f"server: is {shown(server)}; it must be where another server lives that shares channel {name!r}: "
+                f"{' or '.join(others) or 'there is none'}"
+            )
+        self._depart(_Departure(target=target, is_pinned=True))
+        await self._departed.wait()
+        give_up = self._clock() + _MOVE_SECONDS
+        while self._owner().address != server:
+            if self._clock() >= give_up:
+                raise self._refusal()
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def delete(self) -> None:
+        """Deletes the channel for all servers, and leaves it.
+
+        Raises ChannelLogFailedError if that is not possible; the channel continues.
+        """
+        is_deleted = False
+        if self._depart(_Departure(is_deletion=True)):
+            await self._departed.wait()
+            is_deleted = self._is_deleted()
+        elif self.stage is Stage.FAILED and self._shared is not None:
+            is_deleted = await self._delete_failed(self._shared)
+        if not is_deleted:
+            raise ChannelLogFailedError(
+                f"channel {self._handle.name!r} cannot be deleted; see the server's log", channel=self._handle.name
+            )
+
+    def _is_deleted(self) -> bool:
+        return self._lease is not None and self._lease.entry.is_deleted
+
+    async def _delete_failed(self, shared: SharedEngine) -> bool:
+        """Deletes a channel that cannot be opened, which no server serves."""
+        lease = shared.leases.of(self._handle.name)
+        try:
+            async with asyncio.timeout(shared.leases.members.lease_seconds):
+                await lease.acquire()
+            await self._delete_stream(shared, lease)
+        except TimeoutError:
+            _log.warning("a channel is not deleted, as another server owns it", channel=self._handle.name)
+        finally:
+            await shared.leases.give_up(self._handle.name)
+        return lease.entry.is_deleted
+
+    async def _delete_stream(self, shared: SharedEngine, lease: ChannelLease) -> None:
+        try:
+            await shared.stores.delete(self._handle.name, self._limits)
+        except EngineError as error:
+            _log.error("a channel cannot be deleted", channel=self._handle.name, error=str(error))
+        else:
+            await lease.release(is_deleted=True)
+
+    # Standing by.
+
+    async def _run(self) -> None:
+        shared = self._shared = await self._connected()
+        lease = self._lease = shared.leases.of(self._handle.name)
+        lease.takes_deleted = self._is_new or self._handle.configured is not None
+        lease.on_lost = lambda: self._depart(_Departure(is_loss=True))
+        lease.on_surplus = lambda target: self._depart(_Departure(target=target))
+        lease.on_deleted = self._hooks.deleted_elsewhere
+        try:
+            while not self._ending.is_set() and self.stage is not Stage.FAILED and not lease.is_withdrawn:
+                await self._own_once(shared, lease)
+        except Exception as error:  # noqa: BLE001 - a bug of ours concerns this channel; the others go on
+            _log.exception("a replicated channel is given up", channel=self._handle.name)
+            self._handle.mark_failed(error)
+        finally:
+            await shared.leases.give_up(self._handle.name)
+
+    async def _connected(self) -> SharedEngine:
+        if not self._engines.is_serving:
+            self._wait_for("the server has not started yet")
+        while (shared := await self._engine_if_usable()) is None:  # noqa: ASYNC110 - only time can help
+            await asyncio.sleep(_CONNECT_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_READY_SECONDS):
+                await shared.leases.ready()
+        if not shared.leases.is_ready:
+            self._wait_for("the engine does not answer")
+            await shared.leases.ready()
+        return shared
+
+    async def _engine_if_usable(self) -> SharedEngine | None:
+        try:
+            return await self._engines.of(self._config.engine)
+        except EngineError as error:
+            self._wait_for(str(error))
+            _log.warning("a replicated channel waits for its engine", channel=self._handle.name, error=str(error))
+            return None
+
+    def _wait_for(self, what: str) -> None:
+        self._handle.mark_standing_by(self._owner, what)
+
+    @property
+    def _config(self) -> ReplicatedChannelConfig:
+        config = self._handle.config.replicated
+        assert config is not None, "a channel's type never changes"
+        return config
+
+    @property
+    def _limits(self) -> StreamLimits:
+        engine = self._config.engine
+        return StreamLimits(replicas=engine.replicas, stream_bytes_max=engine.stream_bytes_max)
+
+    def _owner(self) -> Owner:
+        if self._lease is None:
+            return Owner("", 0)
+        holder = self._lease.owner
+        if holder is None or self._lease.is_held:
+            return Owner("", self._lease.entry.epoch)
+        return Owner(holder.address, holder.epoch)
+
+    async def _own_once(self, shared: SharedEngine, lease: ChannelLease) -> None:
+        """Waits for the lease, and serves the channel until it is lost or left."""
+        if not await lease.try_acquire():
+            self._handle.mark_standing_by(self._owner)
+            await lease.acquire()
+            if not lease.is_held:
+                return
+        self._move(Stage.TAKING_OVER)
+        self._departed.clear()
+        departing = self._departing = asyncio.get_running_loop().create_future()
+        if self._ending.is_set() or not lease.is_held:
+            # It ended, or was lost, before `_departing` could say so.
+            departing.set_result(_Departure(is_loss=not lease.is_held))
+        self._handle.mark_replaying()
+        if (opened := await self._take_over(shared, lease)) is not None:
+            departure = await self._serve_until_departure(opened, lease, departing)
+            if departure.is_deletion:
+                await self._delete_stream(shared, lease)
+            else:
+                await lease.release(departure.target, is_pinned=departure.is_pinned)
+            _log.info("channel left", channel=self._handle.name, **departure._asdict())
+            self._move(Stage.STANDING_BY)
+        self._departed.set()
+
+    # Taking over.
+
+    async def _take_over(self, shared: SharedEngine, lease: ChannelLease) -> OpenStream | None:
+        """Opens the channel; returns None where that fails."""
+        handle = self._handle
+        attempt = TakeOver(self._limits, shared.leases.members.address, lease.entry.epoch)
+        handle.log_progress_later()
+        opened: OpenStream | None = None
+        try:
+            opened = await shared.stores.open(handle.name, self._config, attempt, handle.progress, self._note_change)
+            await lease.confirm(opened.chain.epoch)
+        except _PASSING as error:
+            _log.warning("a channel could not be taken over", channel=handle.name, error=str(error))
+            if opened is not None:
+                await opened.abandon()
+            self._move(Stage.STANDING_BY)
+            handle.mark_standing_by(self._owner, "" if isinstance(error, LeaseLostError) else str(error))
+            await lease.release()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(shared.leases.members.renew_seconds):
+                    await self._ending.wait()
+            return None
+        except Exception as error:  # noqa: BLE001 - whatever it is concerns this channel; the others go on
+            self._move(Stage.FAILED)
+            handle.mark_failed(error)
+            return None
+        return opened
+
+    # Serving, and leaving.
+
+    async def _serve_until_departure(
+        self, opened: OpenStream, lease: ChannelLease, departing: "asyncio.Future[_Departure]"
+    ) -> _Departure:
+        self._move(Stage.SERVING)
+        self._handle.store = opened.store
+        channel = self._hooks.serve(opened.store.storage)
+        channel.guard_reading(lambda: lease.is_current)
+        departure = await departing
+        if departure.is_loss:
+            self._move(Stage.LOSING)
+            self._close(channel)
+            await opened.abandon()
+        elif departure.is_deletion:
+            self._move(Stage.LEAVING)
+            self._close(channel)
+            channel.delete()
+            await opened.abandon()
+        else:
+            self._move(Stage.LEAVING)
+            await self._hand_over(channel, opened)
+        return departure
+
+    async def _hand_over(self, channel: Channel, opened: OpenStream) -> None:
+        """Lets open transactions end, and writes a checkpoint, so that the next owner reads hardly anything."""
+        give_up = self._clock() + _OPEN_TXNS_SECONDS
+        channel.drain(self._refusal)
+        while channel.open_transactions and self._clock() < give_up:  # noqa: ASYNC110 - they end in many places
+            await asyncio.sleep(_POLL_SECONDS)
+        self._close(channel)
+        try:
+            await opened.store.close()
+        except MillraceError as error:
+            _log.warning("a channel is left without a checkpoint", channel=self._handle.name, error=str(error))
+
+    def _close(self, channel: Channel) -> None:
+        self._hooks.cease()
+        self._handle.mark_standing_by(self._owner)
+        channel.close(self._refusal)
+
+    def _refusal(self) -> MillraceError:
+        return self._handle.not_owner_error(self._owner())
+
+    def _note_change(self, sentence: str) -> None:
+        self._handle.report_change(sentence)
+        channel = self._handle.channel_if_open
+        if channel is not None and channel.fault is not None:
+            # The log decides: this server takes part in it no more, and opens it again if no other does.
+            self._depart(_Departure(is_loss=True))
+
+    def _depart(self, departure: _Departure) -> bool:
+        """Ends the serving; returns False if the channel is not served, or is left already."""
+        if self._departing is None or self._departing.done():
+            return False
+        self._departing.set_result(departure)
+        return True
+
+    def _move(self, target: Stage) -> None:
+        assert target in _MOVES[self.stage], f"{self.stage} -> {target}"
+        self.stage = target
+
+    @staticmethod
+    def _clock() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,77 @@
+"""The replicated channels of a server, which it shares with other servers."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+
+from millrace_server.channels.channel_handle import ChannelHandle
+from millrace_server.channels.engines import Engines
+from millrace_server.channels.ownership import Ownership
+from millrace_server.channels.ownership_hooks import OwnershipHooks
+from millrace_server.histograms import Histograms
+
+_TAKING_SECONDS = 1.0
+"""So long a server that stops waits for others to take over what it has left."""
+
+_TELLING_SECONDS = 0.5
+"""So long it then tells clients where they are."""
+
+
+class SharedChannels:
+    """What this server does with each replicated channel, and the engines that they need."""
+
+    def __init__(self, histograms: Histograms) -> None:
+        self._engines = Engines(histograms)
+        self._ownerships: dict[str, Ownership] = {}
+        self._awaited: list[Ownership] = []  # Those that others will take over.
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._ownerships
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._ownerships))
+
+    def serve_at(self, address: str) -> None:
+        """Tells where clients reach this server, which owns no channels before; empty if they do not."""
+        self._engines.serve_at(address)
+
+    def add(self, handle: ChannelHandle, hooks: OwnershipHooks, *, is_new: bool) -> None:
+        """Stands by for a channel from now on; `is_new`: even if another server has deleted it."""
+        self._ownerships[handle.name] = Ownership(handle, self._engines, hooks, is_new=is_new)
+
+    async def move(self, name: str, server: str) -> None:
+        """Hands a channel over to another server; see `Ownership.move`."""
+        await self._ownerships[name].move(server)
+
+    async def delete(self, name: str) -> None:
+        """Deletes a channel for all servers; see `Ownership.delete`. Then `remove` must follow."""
+        await self._ownerships[name].delete()
+
+    def drain(self) -> None:
+        """Begins to leave all channels to other servers."""
+        self._awaited = [ownership for ownership in self._ownerships.values() if ownership.is_awaited]
+        for ownership in self._ownerships.values():
+            ownership.leave()
+
+    async def handed_over(self) -> None:
+        """Waits after `drain` until all channels are left, and clients that call were told who serves them now.
+
+        So they need not find out that this server is gone. Does not wait for servers that do not take over soon.
+        """
+        await asyncio.gather(*[ownership.ended() for ownership in self._ownerships.values()])
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_TAKING_SECONDS):
+                await asyncio.gather(*[ownership.taken() for ownership in self._awaited])
+        if self._awaited:
+            await asyncio.sleep(_TELLING_SECONDS)
+
+    async def remove(self, name: str) -> None:
+        """Leaves a channel to other servers, and returns once it is handed over."""
+        if (ownership := self._ownerships.pop(name, None)) is not None:
+            ownership.leave()
+            await ownership.ended()
+
+    async def close(self) -> None:
+        """Leaves all channels, and the engines."""
+        await asyncio.gather(*map(self.remove, self))
+        await self._engines.close()
