@@ -48,11 +48,13 @@ check: lint type test ## runs everything that a change must pass
 proto: setup ## regenerates the code from protos/
 	@$(BIN)/python tools/generate_protos.py
 
-docs: setup ## regenerates docs/settings.md and docs/errors.md; with Chromium also pictures: make docs [PICTURES=1]
+docs: setup ## builds the documentation's site in build/site; with Chromium also draws pictures: make docs [PICTURES=1]
 	@$(BIN)/python -m tools.generate_settings_page
 	@$(BIN)/python -m tools.generate_errors_page
 	@$(if $(PICTURES),$(BIN)/python -m tools.photograph_console)
 	@$(if $(PICTURES),$(BIN)/python -m tests.simulation.pictures)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "The documentation is in build/site: open build/site/index.html"
 
 fmt: setup ## formats the code and applies the linter's fixes
 	@$(BIN)/ruff check --fix-only --quiet .

@@ -1,7 +1,8 @@
-"""Copies the console's libraries from their npm packages: `vendor/manifest.json` names them, and receives their hashes.
+"""Copies the libraries of the console and of the documentation from their npm packages.
 
-`make lock` runs it. Versions stay as they are in the manifest unless `--upgrade` is given. Needs npm; an installation
-of Millrace does not, since the copies are committed.
+The `manifest.json` of a folder names them, and receives their hashes. `make lock` runs it. Versions stay as they are in
+the manifest unless `--upgrade` is given. Needs npm; an installation of Millrace does not, since the copies are
+committed.
 """
 
 import argparse
@@ -16,8 +17,8 @@ from tempfile import TemporaryDirectory
 from typing import TypedDict
 
 ROOT = Path(__file__).resolve().parent.parent
-VENDOR = ROOT / "server/src/millrace_server/console/page/vendor"
-MANIFEST = VENDOR / "manifest.json"
+CONSOLE = ROOT / "server/src/millrace_server/console/page/vendor"
+DOCUMENTATION = ROOT / "tools/site/vendor"
 
 
 class Library(TypedDict):
@@ -32,14 +33,14 @@ class Library(TypedDict):
     """By name here; the text of the licence is one of them."""
 
 
-def libraries() -> list[Library]:
-    """The manifest as it is committed."""
-    entries: list[Library] = json.loads(MANIFEST.read_text(encoding="utf-8"))
+def libraries(folder: Path) -> list[Library]:
+    """The manifest of a folder as it is committed."""
+    entries: list[Library] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     return entries
 
 
-def vendor(library: Library, *, upgrade: bool) -> None:
-    """Copies the files of a library and its licence, and updates its entry."""
+def vendor(library: Library, target_folder: Path, *, upgrade: bool) -> None:
+    """Copies the files of a library and its licence into a folder, and updates its entry."""
     if upgrade:
         library["version"] = _npm("view", library["package"], "version")
     with TemporaryDirectory() as folder:
@@ -50,8 +51,8 @@ def vendor(library: Library, *, upgrade: bool) -> None:
         library["licence"] = json.loads((package / "package.json").read_text(encoding="utf-8"))["license"]
         copies = library["files"] | {"LICENSE": f"{library['package']}.LICENSE"}
         for source, target in copies.items():
-            shutil.copyfile(package / source, VENDOR / target)
-    library["sha256"] = {target: sha256_of(VENDOR / target) for target in copies.values()}
+            shutil.copyfile(package / source, target_folder / target)
+    library["sha256"] = {target: sha256_of(target_folder / target) for target in copies.values()}
 
 
 def sha256_of(path: Path) -> str:
@@ -61,7 +62,7 @@ def sha256_of(path: Path) -> str:
 
 def _npm(*arguments: str, cwd: str | Path = ROOT) -> str:
     if shutil.which("npm") is None:
-        sys.exit("the console's libraries come from npm packages: install npm, then run `make lock` again")
+        sys.exit("these libraries come from npm packages: install npm, then run `make lock` again")
     return subprocess.run(["npm", *arguments], cwd=cwd, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
@@ -69,10 +70,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
     upgrade = parser.parse_args().upgrade
-    entries = libraries()
-    for library in entries:
-        vendor(library, upgrade=upgrade)
-    MANIFEST.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+    for folder in (CONSOLE, DOCUMENTATION):
+        entries = libraries(folder)
+        for library in entries:
+            vendor(library, folder, upgrade=upgrade)
+        (folder / "manifest.json").write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,10 @@
 """The files of the console's page."""
 
 import gzip
-import json
 import re
 from pathlib import Path
 
-import pytest
-
 import millrace_server.console
-from tools.vendor_scripts import VENDOR, Library, libraries, sha256_of
 
 PAGE = Path(millrace_server.console.__file__).parent / "page"
 SERVED_SUFFIXES = {".css", ".html", ".js", ".svg"}
@@ -23,20 +19,6 @@ def _served() -> dict[str, Path]:
 
 def _own() -> dict[str, str]:
     return {name: path.read_text() for name, path in _served().items() if not name.startswith("vendor/")}
-
-
-@pytest.mark.parametrize("library", libraries(), ids=lambda library: library["package"])
-def test_files_of_a_library_are_those_of_its_package(library: Library) -> None:
-    """Each file, the licence too, has the hash that the manifest took from the package of that version."""
-    assert set(library["sha256"]) == {*library["files"].values(), f"{library['package']}.LICENSE"}
-    assert {name: sha256_of(VENDOR / name) for name in library["sha256"]} == library["sha256"]
-
-
-def test_files_beside_the_manifest_all_stand_in_it() -> None:
-    """Nothing is vendored without a package, a version, a licence and a hash."""
-    known = {name for library in libraries() for name in library["sha256"]}
-    assert {path.name for path in VENDOR.iterdir()} == known | {"manifest.json"}
-    assert all(library["version"] and library["licence"] in {"MIT", "Apache-2.0"} for library in libraries())
 
 
 def test_all_files_compressed_are_small() -> None:
@@ -68,8 +50,3 @@ def test_own_files_searched_for_inline_code_have_none() -> None:
 def test_own_files_are_short() -> None:
     """A module has one subject."""
     assert {name for name, text in _own().items() if text.count("\n") > LINES_MAX} == set()
-
-
-def test_manifest_as_written_is_sorted_as_the_tool_writes_it() -> None:
-    """`make lock` changes only what is new."""
-    assert (VENDOR / "manifest.json").read_text() == json.dumps(libraries(), indent=2) + "\n"
