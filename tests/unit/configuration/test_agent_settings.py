@@ -31,7 +31,7 @@ NOT_OWN = 'it must be one of sources.web.channels, of which there are: "orders"'
 NO_SUCH = "it must be a channel of the configuration"
 INTERCEPTOR_TYPES = (
     '"timestamp" or "host" or "static" or "uuid" or "remove_header" or "search_replace" or "regex_filter" or '
-    '"regex_extractor" or "custom"'
+    '"regex_extractor" or "sample" or "throttle" or "dedupe" or "custom"'
 )
 
 

@@ -6,6 +6,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -157,6 +158,12 @@ class Places:
                 del self._counts[place.address]
 
 
+def _end_stream(connected: socket.socket) -> None:
+    # Unless its peer has ended it already.
+    with suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)
+
+
 class Acceptor:
     """Accepts connections on a bound socket, which it owns. A connection has its place also during its handshake."""
 
@@ -194,7 +201,9 @@ class Acceptor:
                 accepted.close()
                 continue
             connecting = asyncio.create_task(self._connect(accepted, place))
-            place.abort = connecting.cancel
+            # Without a handshake, a cancellation would come between a protocol and its connection: the protocol would
+            # never learn of the end.
+            place.abort = partial(_end_stream, accepted) if self._tls is None else connecting.cancel
             self._connecting[connecting] = place
             connecting.add_done_callback(partial(self._end_connecting, accepted, place))
 

@@ -157,7 +157,7 @@ async def test_run_while_nothing_can_be_stored_lets_senders_wait() -> None:
     """A connection is read no further than its buffer, and another one is not held up by it."""
     made, channel_writer = make_source(), RecordingWriter(events_max=100)
     channel_writer.may_store.clear()
-    count = 200_000
+    count = 60_000
     async with running(made, channel_writer), sender(made) as one:
         one.writer.write(b"".join(b"%06d%s\n" % (number, b"x" * 60) for number in range(count)))
         await channel_writer.waiting.wait()
@@ -172,12 +172,12 @@ async def test_run_while_nothing_can_be_stored_lets_senders_wait() -> None:
 async def send_for_ever(raw: socket.socket) -> None:
     async with asyncio.timeout(WAIT_SECONDS_MAX):
         while True:
-            await asyncio.get_running_loop().sock_sendall(raw, b"\n" * 50_000)
+            await asyncio.get_running_loop().sock_sendall(raw, (b"x" * 16 + b"\n") * 10_000)
 
 
 async def test_run_with_a_sender_that_never_reads_ends_its_connection() -> None:
     """Its answers take bounded memory, and others are served."""
-    made, channel_writer = make_source(line_seconds_max=0.3), RecordingWriter()
+    made, channel_writer = make_source(line_seconds_max=0.3, line_bytes_max=16), RecordingWriter()
     async with running(made, channel_writer):
         with socket.socket() as deaf:
             # With small buffers the answers fill them soon.
@@ -227,6 +227,27 @@ async def test_run_with_too_many_connections_closes_further_ones() -> None:
                 async with sender(made) as other:
                     assert await other.rest() == b""
             assert [entry["event"] for entry in logs] == ["connections were closed at once"]
+        await until(lambda: not made._serving)
+        async with sender(made) as late:
+            await late.send(b"late\n")
+            assert await late.answers(1) == [b"OK"]
+
+
+async def test_run_with_a_crowd_that_comes_at_once_serves_as_many_as_it_may() -> None:
+    """The others are closed, and nothing is left of any of them once they have gone."""
+    made, channel_writer = make_source(connections_max=5), RecordingWriter()
+
+    def connect_all() -> list[socket.socket]:
+        # The event loop does not accept them one by one meanwhile.
+        return [socket.create_connection((made._address.host, made._address.port)) for _ in range(40)]
+
+    async with running(made, channel_writer):
+        crowd = connect_all()
+        await until(lambda: len(made._serving) == 5)
+        await asyncio.sleep(0.05)
+        assert len(made._serving) == 5
+        for one in crowd:
+            one.close()
         await until(lambda: not made._serving)
         async with sender(made) as late:
             await late.send(b"late\n")

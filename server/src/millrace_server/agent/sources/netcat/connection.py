@@ -11,7 +11,7 @@ from millrace_server.agent.lines.splitter import LineSplitter
 from millrace_server.agent.sources.netcat.config import NetcatSourceConfig
 from millrace_server.agent.supervision import ComponentError
 
-READ_BYTES = 64 * 1024
+READ_BYTES = 256 * 1024
 """The most bytes that are read, and stored as one batch. Twice as much is buffered while they are being stored."""
 
 _OK = b"OK\n"
@@ -102,6 +102,8 @@ class NetcatConnection:
     async def _answer(self, answer: bytes) -> None:
         if not answer:
             return
+        if self._sender.writer.transport.is_closing():
+            raise ConnectionResetError("the sender has gone")
         self._sender.writer.write(answer)
         async with asyncio.timeout(self._config.line_seconds_max):
             await self._sender.writer.drain()
