@@ -1,8 +1,8 @@
 """RPC handlers: parsing, limits on bytes in flight, errors and responses, the same for all methods."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from functools import partial
 from time import monotonic
 from typing import Any, NoReturn, TypeAlias, TypeVar
@@ -227,8 +227,9 @@ class Rpcs:
                     await context.send_initial_metadata(())
                     call.check(request)
                     async with aclosing(serve(request)) as answers:
-                        async for answer in answers:
-                            await _send(context, answer, call)
+                        with ending_with_caller():
+                            async for answer in answers:
+                                await _send(context, answer, call)
             except Exception as error:  # noqa: BLE001 - every failure becomes a status
                 _fail_stream(context, self._end(error, request))
 
@@ -259,16 +260,20 @@ class MessageStream:
         self._inflight = inflight
         self._call = call
 
-    async def read(self) -> bytes | None:
-        """Returns the next message, encoded; None after the last one."""
-        raw: object = await self._context.read()
-        return raw if isinstance(raw, bytes) else None
+    # The awaitables of gRPC itself: one more coroutine for each of many small messages takes time that they have not.
+
+    def read(self) -> Awaitable[object]:
+        """Returns the next message, encoded; no bytes after the last one."""
+        return self._context.read()
 
     def admit(self, raw: bytes) -> Admission:
         """Returns a context in which a message counts as in progress."""
         return self._inflight.admit(len(raw), self._call.peer)
 
     def write(self, answer: Answer) -> Awaitable[None]:
+        """Sends an answer; see `ending_with_caller`."""
+        if self._call.quota is UNBOUNDED:
+            return self._context.write(_encoded(answer))
         return _send(self._context, answer, self._call)
 
 
@@ -289,14 +294,18 @@ def _fail_stream(context: Context, status: EndStatus) -> None:
 
 
 async def _send(context: Context, answer: Answer, call: Call) -> None:
-    # Not by a further call: a stream has many small answers.
-    encoded = answer if isinstance(answer, bytes) else answer.SerializeToString()
+    encoded = _encoded(answer)
     if call.quota is not UNBOUNDED:
         await call.send(len(encoded))
+    await context.write(encoded)
+
+
+@contextmanager
+def ending_with_caller() -> Iterator[None]:
+    """Cancels what writes to a stream whose caller disconnects meanwhile, since gRPC has not cancelled the call yet."""
     try:
-        await context.write(encoded)
+        yield
     except aio.InternalError as error:
-        # The caller disconnected during the write, and gRPC has not cancelled the call yet.
         raise asyncio.CancelledError from error
 
 

@@ -31,7 +31,7 @@ from millrace_server.grpc_services.messages import (
     parse_apart,
     stamp_of,
 )
-from millrace_server.grpc_services.rpc import Admission, MessageStream
+from millrace_server.grpc_services.rpc import Admission, MessageStream, ending_with_caller
 from millrace_server.grpc_services.status import code_of, refusal, status_of
 from millrace_server.grpc_services.traced_calls import append_span, end_span, note_commit, sampled_trace_id
 from millrace_server.histograms import Histogram
@@ -174,7 +174,7 @@ class AppendStreamCall:
                 append.abandon()
 
     async def _read(self) -> None:
-        while (raw := await self._stream.read()) is not None:
+        while isinstance(raw := await self._stream.read(), bytes):
             while not self._is_room_for(len(raw)):
                 self._has_room.clear()
                 await self._has_room.wait()
@@ -211,10 +211,11 @@ class AppendStreamCall:
 
     async def _answer(self) -> None:
         while self._unanswered or not self._is_half_closed:
-            while self._unanswered and (answer := self._unanswered[0].answer) is not None:
-                await self._stream.write(answer)
-                self._unanswered.popleft()
-                self._has_room.set()
+            with ending_with_caller():
+                while self._unanswered and (answer := self._unanswered[0].answer) is not None:
+                    await self._stream.write(answer)
+                    self._unanswered.popleft()
+                    self._has_room.set()
             self._has_answer.clear()
             if self._unanswered or not self._is_half_closed:
                 await self._has_answer.wait()
@@ -318,7 +319,7 @@ class ConsumeCall:
 
     async def _read_start(self) -> pb.ConsumeRequest.Start:
         raw = await self._stream.read()
-        if raw is not None:
+        if isinstance(raw, bytes):
             with self._stream.admit(raw):
                 request = parse(pb.ConsumeRequest, raw)
                 if request.HasField("start"):
@@ -334,7 +335,8 @@ class ConsumeCall:
             delivery = await channel.deliveries.deliver(limits, consumer)
             self._delivered_count += 1
             self._deliveries[self._delivered_count] = delivery
-            await self._stream.write(consume_response(self._delivered_count, delivery.takes, form))
+            with ending_with_caller():
+                await self._stream.write(consume_response(self._delivered_count, delivery.takes, form))
 
     async def _listen(self, channel: Channel) -> None:
         while await self._settle_next(channel):
@@ -343,7 +345,7 @@ class ConsumeCall:
     async def _settle_next(self, channel: Channel) -> bool:
         """Handles the next message; returns False at the end of the stream."""
         raw = await self._stream.read()
-        if raw is None:
+        if not isinstance(raw, bytes):
             # A caller that half-closes and waits for the end learns from it that its acks are stored.
             for commit in tuple(self._settling):
                 # `_on_settled` ends the stream with the error.
