@@ -70,7 +70,7 @@ def begin_txn(channel: str, txn_id: str, lease_seconds: float | None) -> Call[fl
 
 def put(channel: str, txn_id: str, columns: bytes, put_offset: int) -> Call[int]:
     """Puts encoded columns; the result is the number of events put so far."""
-    head = _message(pb.PutRequest, txn_id=txn_id, put_offset=put_offset)
+    head = _message(pb.PutRequest, txn_id=txn_id, put_offset=put_offset, channel=channel)
     request = _with_columns(head, pb.PutRequest.COLUMNS_FIELD_NUMBER, columns)
     return Call(_methods.PUT, request, _put_count, channel=channel, txn_id=txn_id)
 
@@ -94,6 +94,7 @@ def take(channel: str, txn_id: str, limits: TakeLimits, take_offset: int) -> Cal
         wait=_duration("wait_seconds", _capped(limits.wait_seconds)),
         take_offset=take_offset,
         columns=True,
+        channel=channel,
     )
     wait_seconds = KEEP_ALIVE_SECONDS if limits.wait_seconds is None else max(_capped(limits.wait_seconds) or 0.0, 0.0)
     return Call(_methods.TAKE, request, _decoding.taken, wait_seconds, channel, txn_id)
@@ -101,7 +102,7 @@ def take(channel: str, txn_id: str, limits: TakeLimits, take_offset: int) -> Cal
 
 def commit(channel: str, txn_ids: Sequence[str], stamp: Stamp | None) -> Call[Receipt]:
     """Commits transactions, all or none."""
-    request = _message(pb.CommitRequest, txn_ids=txn_ids, stamp=_stamp(stamp))
+    request = _message(pb.CommitRequest, txn_ids=txn_ids, stamp=_stamp(stamp), channel=channel)
     # For several transactions, the server's error names the one that it concerns.
     txn_id = txn_ids[0] if len(txn_ids) == 1 else ""
     return Call(_methods.COMMIT, request, _decoding.receipt, KEEP_ALIVE_SECONDS, channel, txn_id)
@@ -109,13 +110,13 @@ def commit(channel: str, txn_ids: Sequence[str], stamp: Stamp | None) -> Call[Re
 
 def rollback(channel: str, txn_id: str) -> Call[None]:
     """Rolls a transaction back."""
-    request = _message(pb.RollbackRequest, txn_id=txn_id)
+    request = _message(pb.RollbackRequest, txn_id=txn_id, channel=channel)
     return Call(_methods.ROLLBACK, request, _decoding.nothing, channel=channel, txn_id=txn_id)
 
 
 def renew_txn(channel: str, txn_id: str) -> Call[float]:
     """Renews a transaction's lease; the result is the lease."""
-    request = _message(pb.RenewTxnRequest, txn_id=txn_id)
+    request = _message(pb.RenewTxnRequest, txn_id=txn_id, channel=channel)
     return Call(_methods.RENEW_TXN, request, _lease_seconds, channel=channel, txn_id=txn_id)
 
 

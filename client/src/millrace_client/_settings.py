@@ -31,8 +31,9 @@ _RECONNECT_MILLISECONDS = 100
 _RECONNECT_MILLISECONDS_MAX = 500
 """Shorter than all attempts of a call together, so that a call finds a server that has restarted."""
 _CONNECT_MILLISECONDS_MAX = 5_000
-_PING_MILLISECONDS = 30_000
-_PONG_MILLISECONDS = 10_000
+_PING_MILLISECONDS = 12_000
+_PONG_MILLISECONDS = 5_000
+"""A server that stands still is abandoned about when another one may have taken over its channels."""
 
 _ID_BYTES = 16
 _GAPS_MAX = 1_000

@@ -31,16 +31,18 @@ class BeginTxnResponse(_message.Message):
     def __init__(self, txn_id: _Optional[str] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class PutRequest(_message.Message):
-    __slots__ = ("txn_id", "events", "put_offset", "columns")
+    __slots__ = ("txn_id", "events", "put_offset", "columns", "channel")
     TXN_ID_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     PUT_OFFSET_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
     txn_id: str
     events: _containers.RepeatedCompositeFieldContainer[_event_pb2.Event]
     put_offset: int
     columns: _event_pb2.EventColumns
-    def __init__(self, txn_id: _Optional[str] = ..., events: _Optional[_Iterable[_Union[_event_pb2.Event, _Mapping]]] = ..., put_offset: _Optional[int] = ..., columns: _Optional[_Union[_event_pb2.EventColumns, _Mapping]] = ...) -> None: ...
+    channel: str
+    def __init__(self, txn_id: _Optional[str] = ..., events: _Optional[_Iterable[_Union[_event_pb2.Event, _Mapping]]] = ..., put_offset: _Optional[int] = ..., columns: _Optional[_Union[_event_pb2.EventColumns, _Mapping]] = ..., channel: _Optional[str] = ...) -> None: ...
 
 class PutResponse(_message.Message):
     __slots__ = ("put_count",)
@@ -49,20 +51,22 @@ class PutResponse(_message.Message):
     def __init__(self, put_count: _Optional[int] = ...) -> None: ...
 
 class TakeRequest(_message.Message):
-    __slots__ = ("txn_id", "max_events", "max_bytes", "wait", "take_offset", "columns")
+    __slots__ = ("txn_id", "max_events", "max_bytes", "wait", "take_offset", "columns", "channel")
     TXN_ID_FIELD_NUMBER: _ClassVar[int]
     MAX_EVENTS_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
     TAKE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
     txn_id: str
     max_events: int
     max_bytes: int
     wait: _duration_pb2.Duration
     take_offset: int
     columns: bool
-    def __init__(self, txn_id: _Optional[str] = ..., max_events: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., take_offset: _Optional[int] = ..., columns: bool = ...) -> None: ...
+    channel: str
+    def __init__(self, txn_id: _Optional[str] = ..., max_events: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., take_offset: _Optional[int] = ..., columns: bool = ..., channel: _Optional[str] = ...) -> None: ...
 
 class TakeResponse(_message.Message):
     __slots__ = ("batches", "take_count")
@@ -73,12 +77,14 @@ class TakeResponse(_message.Message):
     def __init__(self, batches: _Optional[_Iterable[_Union[_event_pb2.EventBatch, _Mapping]]] = ..., take_count: _Optional[int] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("txn_ids", "stamp")
+    __slots__ = ("txn_ids", "stamp", "channel")
     TXN_IDS_FIELD_NUMBER: _ClassVar[int]
     STAMP_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
     txn_ids: _containers.RepeatedScalarFieldContainer[str]
     stamp: _event_pb2.ProducerStamp
-    def __init__(self, txn_ids: _Optional[_Iterable[str]] = ..., stamp: _Optional[_Union[_event_pb2.ProducerStamp, _Mapping]] = ...) -> None: ...
+    channel: str
+    def __init__(self, txn_ids: _Optional[_Iterable[str]] = ..., stamp: _Optional[_Union[_event_pb2.ProducerStamp, _Mapping]] = ..., channel: _Optional[str] = ...) -> None: ...
 
 class CommitResponse(_message.Message):
     __slots__ = ("first_sequence", "last_sequence", "deduplicated", "commit_time")
@@ -93,20 +99,24 @@ class CommitResponse(_message.Message):
     def __init__(self, first_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., deduplicated: bool = ..., commit_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class RollbackRequest(_message.Message):
-    __slots__ = ("txn_id",)
+    __slots__ = ("txn_id", "channel")
     TXN_ID_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
     txn_id: str
-    def __init__(self, txn_id: _Optional[str] = ...) -> None: ...
+    channel: str
+    def __init__(self, txn_id: _Optional[str] = ..., channel: _Optional[str] = ...) -> None: ...
 
 class RollbackResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class RenewTxnRequest(_message.Message):
-    __slots__ = ("txn_id",)
+    __slots__ = ("txn_id", "channel")
     TXN_ID_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
     txn_id: str
-    def __init__(self, txn_id: _Optional[str] = ...) -> None: ...
+    channel: str
+    def __init__(self, txn_id: _Optional[str] = ..., channel: _Optional[str] = ...) -> None: ...
 
 class RenewTxnResponse(_message.Message):
     __slots__ = ("lease",)

@@ -109,7 +109,7 @@ class ChannelRegistry:
         self.on_deleted_elsewhere: Callable[[str], None] = lambda _name: None
         self._address: str | None = None
         self._shared: SharedChannels | None = None
-        self.transactions = TxnDirectory(open_transactions_max, self.refuse_while_replaying)
+        self.transactions = TxnDirectory(open_transactions_max, self.refuse_unless_known)
 
     def __contains__(self, name: str) -> bool:
         return name in self._handles
@@ -213,8 +213,14 @@ class ChannelRegistry:
         # Each append calls this: only a name without an open channel takes the slow path.
         return self._channels.get(name) or self.find(name).channel
 
-    def refuse_while_replaying(self) -> None:
-        """Raises ReplayingError while the transactions of a channel are not known yet."""
+    def refuse_unless_known(self, channel: str) -> None:
+        """Raises an error while the transactions of a channel are not known, of any if it has no name.
+
+        NotOwnerError where another server knows those of the named channel, ReplayingError while this one reads them.
+        """
+        if handle := self._handles.get(channel):
+            handle.refuse_unless_open()
+            return
         for name in [*self._openings, *(self._shared or ())]:
             if self._handles[name].state is ChannelState.REPLAYING:
                 self._handles[name].refuse_unless_open()

@@ -27,18 +27,19 @@ from millrace_server.errors import (
 )
 
 
-def _all_are_open() -> None:
+def _all_are_open(_channel: str) -> None:
     """All channels are open."""
 
 
 class TxnDirectory:
     """Finds the channel of each transaction, open or ended: transaction ids are one namespace for the server.
 
-    `refuse_while_replaying` raises while the transactions of a channel are not known yet.
+    `refuse_unless_known` raises while the transactions of a channel are not known: of that which the caller has named,
+    or of any that this server will know soon.
     """
 
-    def __init__(self, open_transactions_max: int, refuse_while_replaying: Callable[[], None] = _all_are_open) -> None:
-        self._refuse_while_replaying = refuse_while_replaying
+    def __init__(self, open_transactions_max: int, refuse_unless_known: Callable[[str], None] = _all_are_open) -> None:
+        self._refuse_unless_known = refuse_unless_known
         self._channels: dict[str, Transactions] = {}
         self.limit = TxnLimit("the server", lambda: open_transactions_max)
         self.open_counts = Counter[str]()  # By the identities that began them.
@@ -79,31 +80,31 @@ class TxnDirectory:
         channel = self._channels.get(txn_id)
         return None if channel is None else channel.name
 
-    def find(self, txn_id: str) -> "Transactions":
-        """Returns the transactions of the channel that has this one."""
-        if (channel := self._channels.get(txn_id)) is not None:
-            return channel
+    def find(self, txn_id: str, channel: str = "") -> "Transactions":
+        """Returns the transactions of the channel that has this one; the caller may have named the channel."""
+        if (found := self._channels.get(txn_id)) is not None:
+            return found
         check_identifier("txn_id", txn_id)
-        return self.refuse_unknown(txn_id)
+        return self.refuse_unknown(txn_id, channel)
 
-    def refuse_unknown(self, txn_id: str) -> Never:
+    def refuse_unknown(self, txn_id: str, channel: str = "") -> Never:
         """Raises the error for a transaction that does not exist, at least for the caller."""
-        self._refuse_while_replaying()
+        self._refuse_unless_known(channel)
         raise TxnNotFoundError(
             "no transaction of this id is known: it was never begun, ended long ago, or the server was restarted",
             txn_id=txn_id,
         )
 
-    def find_common(self, txn_ids: Sequence[str]) -> "Transactions":
+    def find_common(self, txn_ids: Sequence[str], channel: str = "") -> "Transactions":
         """Returns the transactions of the one channel that has all of these; raises TxnStateError if several do."""
-        channel = self.find(txn_ids[0])
+        found = self.find(txn_ids[0], channel)
         for txn_id in txn_ids:
-            if (other := self.find(txn_id)) is not channel:
+            if (other := self.find(txn_id, channel)) is not found:
                 raise TxnStateError(
-                    f"txn_ids: belong to different channels, {channel.name!r} and {other.name!r}; commit them apart",
+                    f"txn_ids: belong to different channels, {found.name!r} and {other.name!r}; commit them apart",
                     txn_id=txn_id,
                 )
-        return channel
+        return found
 
 
 class Transactions:

@@ -67,7 +67,7 @@ class ChannelService:
 
     async def _put(self, request: pb.PutRequest, columns: Columns | None) -> pb.PutResponse:
         put_offset = request.put_offset if request.HasField("put_offset") else None
-        transactions = self._find(request.txn_id)
+        transactions = self._find(request)
         return pb.PutResponse(put_count=transactions.put(request.txn_id, events_of(request, columns), put_offset))
 
     async def _take(self, request: pb.TakeRequest) -> bytes:
@@ -75,7 +75,7 @@ class ChannelService:
         limits = TakeLimits(events_max=request.max_events, body_bytes_max=request.max_bytes, form=form)
         wait_seconds = seconds_of("wait", request.wait) if request.HasField("wait") else None
         take_offset = request.take_offset if request.HasField("take_offset") else None
-        transactions = self._find(request.txn_id)
+        transactions = self._find(request)
         batches, take_count = await transactions.take(request.txn_id, limits, wait_seconds, take_offset)
         return take_response(batches, take_count, form)
 
@@ -85,18 +85,18 @@ class ChannelService:
             raise BadArgumentError(f"txn_ids: has {len(txn_ids)} ids; 1 to {TXN_IDS_MAX} are allowed")
         call = current_call()
         stamp = stamp_of(request, call.identity)
-        transactions = self._registry.transactions.find_common(txn_ids)
+        transactions = self._registry.transactions.find_common(txn_ids, request.channel)
         receipt = await transactions.commit(txn_ids, stamp, call.recheck)
         if (spans := TRACING.spans) is not None:
             note_commit(spans.current(), transactions.name, receipt)
         return receipt_response(pb.CommitResponse, receipt)
 
     async def _rollback(self, request: pb.RollbackRequest) -> pb.RollbackResponse:
-        self._find(request.txn_id).rollback(request.txn_id)
+        self._find(request).rollback(request.txn_id)
         return pb.RollbackResponse()
 
     async def _renew_txn(self, request: pb.RenewTxnRequest) -> pb.RenewTxnResponse:
-        return pb.RenewTxnResponse(lease=duration_of(self._find(request.txn_id).renew(request.txn_id)))
+        return pb.RenewTxnResponse(lease=duration_of(self._find(request).renew(request.txn_id)))
 
     async def _append(self, request: pb.AppendRequest, columns: Columns | None) -> pb.AppendResponse:
         call = current_call()
@@ -160,8 +160,8 @@ class ChannelService:
         sequence, commit_time = channel.first_since(micros_of("time", request.time))
         return pb.FindSequenceResponse(sequence=sequence, commit_time=timestamp_of(commit_time))
 
-    def _find(self, txn_id: str) -> Transactions:
-        return self._registry.transactions.find(txn_id)
+    def _find(self, request: pb.PutRequest | pb.TakeRequest | pb.RollbackRequest | pb.RenewTxnRequest) -> Transactions:
+        return self._registry.transactions.find(request.txn_id, request.channel)
 
 
 def _epoch_of(request: pb.ClaimRequest | pb.ReadRequest | pb.AcknowledgeRequest | pb.ReleaseRequest) -> int | None:

@@ -34,17 +34,25 @@ def _begin_txn(call: GuardedCall, request: Any) -> None:
 
 
 def _in_own_txn(permission: Permission) -> Callable[[GuardedCall, Any], None]:
-    return lambda call, request: call.require_throughout((permission,), _channel_of_own(call, request.txn_id))
+    def check(call: GuardedCall, request: Any) -> None:
+        call.require_throughout((permission,), _channel_of_own(call, request.txn_id, request.channel))
+
+    return check
 
 
 def _own_txn(call: GuardedCall, request: Any) -> None:
-    _channel_of_own(call, request.txn_id)
+    _channel_of_own(call, request.txn_id, request.channel)
 
 
-def _channel_of_own(call: GuardedCall, txn_id: str) -> str:
-    """Returns the channel of the caller's own transaction; another's does not exist for it."""
+def _channel_of_own(call: GuardedCall, txn_id: str, named: str) -> str:
+    """Returns the channel of the caller's own transaction; another's does not exist for it.
+
+    `named` is the channel that the caller has named; empty if none.
+    """
     directory = call.registry.transactions
-    transactions = directory.find(txn_id)
+    # It learns nothing of channels that it may not use.
+    is_its_own = named and (call.may(Permission.APPEND, named) or call.may(Permission.TAKE, named))
+    transactions = directory.find(txn_id, named if is_its_own else "")
     owner = transactions.owner_of(txn_id)
     channel = transactions.name
     # After a restart, the owners of ended transactions are unknown.
@@ -59,16 +67,18 @@ def _channel_of_own(call: GuardedCall, txn_id: str) -> str:
 
 
 def _keep_txn(call: GuardedCall, request: Any) -> None:
-    _require_all(call, _needs_of(call, request.txn_id))
+    _require_all(call, _needs_of(call, request.txn_id, request.channel))
 
 
 def _keep_txns(call: GuardedCall, request: Any) -> None:
-    call.hold(_require_all, {need for txn_id in set(request.txn_ids) for need in _needs_of(call, txn_id)})
+    call.hold(
+        _require_all, {need for txn_id in set(request.txn_ids) for need in _needs_of(call, txn_id, request.channel)}
+    )
 
 
-def _needs_of(call: GuardedCall, txn_id: str) -> Iterator[tuple[Sequence[Permission], str]]:
+def _needs_of(call: GuardedCall, txn_id: str, named: str) -> Iterator[tuple[Sequence[Permission], str]]:
     """Yields the permissions, one of each group, that the caller needs to keep its transaction, and the channel."""
-    channel = _channel_of_own(call, txn_id)
+    channel = _channel_of_own(call, txn_id, named)
     counts = call.registry.transactions.find(txn_id).counts_of(txn_id)
     return ((permissions, channel) for permissions in permissions_to_keep(*counts))
 
