@@ -13,11 +13,6 @@ from tests.replicated_history import LIMITS, Faults, Owners
 from tests.stream_logs import engine_at, new_name, owned_log
 from tests.unreliable_network import FaultRates, UnreliableNetwork, unreliable_network
 
-# nats-py leaves the writers of lost connections to the garbage collector, which finds their transports closing.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:unclosed:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
-)
-
 _TAKEOVERS = int(os.environ.get("MILLRACE_TAKEOVERS", "300"))
 _KILLS = int(os.environ.get("MILLRACE_KILLS", "100"))
 _RATES = FaultRates(cut_upwards=0.0005, cut_downwards=0.001, delay=0.02, delay_seconds_max=0.02)

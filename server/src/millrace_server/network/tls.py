@@ -3,9 +3,7 @@
 Certificates are in PEM. TLS is of version 1.2 or 1.3.
 """
 
-import json
 import ssl
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
@@ -14,17 +12,15 @@ import structlog
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
-from millrace_server.files import FileWatch, NamedPath, follow, read_named
+from millrace_server.files import FileWatch, NamedPath, follow
+from millrace_server.network.pem_files import read_certificates, read_private_key
 
 if TYPE_CHECKING:
     import grpc
-    from cryptography.x509 import Certificate
 
-_FILE_BYTES_MAX = 1 << 20
 _WARNING_DAYS = 14
 _DAY = timedelta(days=1)
 _NEVER = datetime.min.replace(tzinfo=UTC)
-_RSA_BITS_MIN = 2048
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -53,21 +49,21 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
     @field_validator("certificate")
     @classmethod
     def _check_certificate(cls, path: Path) -> Path:
-        _read_certificates(path)
+        read_certificates(path)
         return path
 
     @field_validator("private_key")
     @classmethod
     def _check_key(cls, path: Path, info: ValidationInfo) -> Path:
         certificate = info.data.get("certificate")
-        _read_key(path, certificate and _read_certificates(certificate)[1][0])
+        read_private_key(path, certificate and read_certificates(certificate)[1][0])
         return path
 
     @field_validator("client_ca")
     @classmethod
     def _check_ca(cls, path: Path | None) -> Path | None:
         if path is not None:
-            _read_certificates(path)
+            read_certificates(path)
         return path
 
     @field_validator("client_certificate")
@@ -220,14 +216,14 @@ class _CurrentContext(ssl.SSLContext):
 def _read_material(settings: TlsSettings) -> TlsMaterial:
     """Reads all files; raises ValueError, with the file and what to do, if they are not valid together."""
     # Each file is read once, so that what was checked is what is used.
-    chain, certificates = _read_certificates(settings.certificate)
+    chain, certificates = read_certificates(settings.certificate)
     by_file = {settings.certificate: certificates}
     client_ca = None
     if settings.client_ca is not None:
-        client_ca, by_file[settings.client_ca] = _read_certificates(settings.client_ca)
+        client_ca, by_file[settings.client_ca] = read_certificates(settings.client_ca)
     return TlsMaterial(
         chain=chain,
-        key=_read_key(settings.private_key, certificates[0]),
+        key=read_private_key(settings.private_key, certificates[0]),
         client_ca=client_ca,
         http_context=_http_context(settings),
         expiry_times={path: min(one.not_valid_after_utc for one in held) for path, held in by_file.items()},
@@ -248,73 +244,3 @@ def _http_context(settings: TlsSettings) -> ssl.SSLContext:
         # One of them was replaced since it was checked.
         raise ValueError(f"{settings.certificate} and {settings.private_key} do not fit together: {error}") from None
     return context
-
-
-def _read_certificates(path: Path) -> "tuple[bytes, list[Certificate]]":
-    """Returns a file and its certificates; raises ValueError if it holds none, or one that is not valid now."""
-    # Heavy, and not needed without TLS.
-    from cryptography import x509
-
-    shown = json.dumps(str(path))
-    try:
-        content = read_named(path, _FILE_BYTES_MAX)
-        certificates = x509.load_pem_x509_certificates(content)
-    except ValueError as error:
-        raise ValueError(
-            str(error) if shown in str(error) else f"is {shown}, which holds no certificates in PEM"
-        ) from None
-    now = datetime.now(UTC)
-    for certificate in certificates:
-        name = certificate.subject.rfc4514_string()
-        if certificate.not_valid_after_utc <= now:
-            raise ValueError(
-                f"is {shown}, whose certificate {name} expired at {certificate.not_valid_after_utc}; replace it"
-            )
-        if certificate.not_valid_before_utc > now:
-            raise ValueError(
-                f"is {shown}, whose certificate {name} is valid from {certificate.not_valid_before_utc} only; check "
-                "this machine's clock, or replace the file"
-            )
-    return content, certificates
-
-
-def _read_key(path: Path, certificate: "Certificate | None") -> bytes:
-    """Returns a key; raises ValueError if others may read it, if it is none, or if it is not the certificate's."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
-
-    shown = json.dumps(str(path))
-    content = read_named(path, _FILE_BYTES_MAX, is_secret=True)
-    try:
-        key = serialization.load_pem_private_key(content, password=None)
-    except TypeError:
-        raise ValueError(f"is {shown}, which is protected by a password; it must be without one") from None
-    except (ValueError, UnsupportedAlgorithm):
-        raise ValueError(f"is {shown}, which holds no private key in PEM") from None
-    if not _is_supported(key):
-        raise ValueError(
-            f"is {shown}, whose type gRPC clients do not accept; it must be an RSA key of at least "
-            f"{_RSA_BITS_MIN} bits, or use the curve P-256 or P-384; get a certificate for such a key"
-        )
-    if certificate is not None and _public_key(certificate) != key.public_key():
-        raise ValueError(
-            f"is {shown}, which is not the key of {certificate.subject.rfc4514_string()}, the first certificate in the "
-            "file of certificates; the server's own must come first, with its key here"
-        )
-    return content
-
-
-def _is_supported(key: object) -> bool:
-    from cryptography.hazmat.primitives.asymmetric import ec, rsa
-
-    if isinstance(key, rsa.RSAPrivateKey):
-        return key.key_size >= _RSA_BITS_MIN
-    return isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP256R1 | ec.SECP384R1)
-
-
-def _public_key(certificate: "Certificate") -> object:
-    from cryptography.exceptions import UnsupportedAlgorithm
-
-    with suppress(ValueError, UnsupportedAlgorithm):
-        return certificate.public_key()
-    return None

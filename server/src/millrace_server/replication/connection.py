@@ -2,12 +2,16 @@
 
 import asyncio
 import itertools
+import json
+import ssl
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from millrace_server.replication.engine_access import EngineAccess, EngineTls
 from millrace_server.wal.disk import Piece
 
 _NO_RESPONDERS = "503"
@@ -21,8 +25,9 @@ class Connection(Client):
     has one subscription for all answers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, access: EngineAccess) -> None:
         super().__init__()
+        self._access = access
         self._answers = ""
         self._numbers = itertools.count()
         self._waiting: dict[str, asyncio.Future[Msg]] = {}
@@ -70,6 +75,42 @@ class Connection(Client):
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(ConnectionError("the connection to the engine was lost"))
+
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        """What the next connection is made with: the files may have changed."""
+        try:
+            return (self._access.tls or EngineTls()).context()
+        except (ValueError, OSError) as error:
+            raise nats.errors.Error(str(error)) from error
+
+    async def _connect_to_server(self, server: Any) -> None:
+        """Closes the former connection first: where its beginning failed, the base class leaves it open."""
+        if self._transport:
+            self._transport.close()  # type: ignore[no-untyped-call]
+        await super()._connect_to_server(server)
+
+    def _connect_command(self) -> bytes:
+        """Returns what is sent first, with the proof of who this is: the files may have changed."""
+        if self._access.tls is not None and not self._server_info.get("tls_required"):
+            # The secret, and all events, would be sent in plain text.
+            raise nats.errors.Error("the engine's server does not ask for TLS, and `tls` is set")
+        command: bytes = super()._connect_command()
+        if not self._server_info.get("auth_required"):
+            return command
+        name, _, options = command.partition(b" ")
+        try:
+            proof = self._access.proof(self._server_info.get("nonce", ""))
+        except ValueError as error:
+            raise nats.errors.Error(f"a file that proves who this server is {error}") from error
+        return b"".join([name, b" ", json.dumps(json.loads(options) | proof).encode(), b"\r\n"])
+
+    async def _process_err(self, message: str) -> None:
+        """Makes another connection; the base class would close for good, as if a secret were never renewed."""
+        if "permissions violation" in message:
+            await super()._process_err(message)
+        else:
+            await self._process_op_err(nats.errors.Error(message))
 
     async def _note_answer(self, message: Msg) -> None:
         answer = self._waiting.get(message.subject)

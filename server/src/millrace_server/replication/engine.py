@@ -6,22 +6,26 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar
 
-import nats
-import nats.errors
 import structlog
 from nats.js.client import JetStreamContext
 
 from millrace_server.replication.connection import Connection
+from millrace_server.replication.engine_access import EngineAccess
+from millrace_server.replication.engine_settings import EngineSettings
+from millrace_server.replication.sync_check import warn_of_missing_syncs
 
 _log = structlog.stdlib.get_logger(__name__)
 
 VERSION_MIN = (2, 12)
 """Older servers ignore features that they do not know, rather than refuse them."""
 
+MESSAGE_BYTES_MIN = 64 << 10
+"""Larger groups of records are several messages, but each of these is synced by a quorum."""
+
 CALL_SECONDS = 3.0
 """How long one request waits for its answer."""
 
-_CONNECT_SECONDS = 10
+_CONNECT_SECONDS = 10.0
 _PING_SECONDS = 3
 _RECONNECT_SECONDS = 0.25
 _FOREVER = -1
@@ -30,65 +34,89 @@ ResultT = TypeVar("ResultT")
 
 
 class EngineError(OSError):
-    """Raised when the engine cannot be reached or used; the message is for the operator."""
+    """Raised when the engine cannot be reached or used; the message is for the operator, and has no secret."""
 
 
 class Engine:
     """A connection to NATS, which is made again whenever it is lost."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, access: EngineAccess) -> None:
         self._loop = loop
         self._thread = thread
-        self.nats = Connection()
+        self.nats = Connection(access)
         self.jetstream: JetStreamContext
         self._connection_lost: asyncio.Event
 
     @classmethod
-    async def connected(cls, servers: Sequence[str], **options: Any) -> Self:
+    async def connected(cls, servers: Sequence[str], access: EngineAccess | None = None) -> Self:
         """Connects to one of the servers, and later to any of them.
 
         Args:
             servers: URLs.
-            options: Further options of `nats.connect`, such as credentials and TLS.
+            access: TLS, and who this server is.
 
         Raises:
-            EngineError: None can be reached within 10 seconds, or its version is too old.
+            EngineError: None can be reached within 10 seconds, or one of them refuses this server, is too old, or takes
+                small messages only.
         """
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="engine", daemon=True)
         thread.start()
-        engine = cls(loop, thread)
+        engine = cls(loop, thread, access or EngineAccess())
         try:
-            await asyncio.wrap_future(engine.call(engine._connect(servers, options)))
+            await asyncio.wrap_future(engine.call(engine._connect(servers)))
         except BaseException:
             await asyncio.to_thread(engine.close)
             raise
         return engine
 
-    async def _connect(self, servers: Sequence[str], options: dict[str, Any]) -> None:
+    @classmethod
+    async def of(cls, settings: EngineSettings) -> Self:
+        """Connects as the settings say, and warns if the engine does not sync; raises what `connected` raises."""
+        engine = await cls.connected(settings.servers, settings)
+        await warn_of_missing_syncs(settings.monitoring_urls)
+        return engine
+
+    async def _connect(self, servers: Sequence[str]) -> None:
         self._connection_lost = asyncio.Event()
-        try:
-            async with asyncio.timeout(_CONNECT_SECONDS):
-                await self.nats.connect(
-                    list(servers),
-                    name="millrace",
-                    error_cb=_note,
-                    disconnected_cb=self._note_loss,
-                    max_reconnect_attempts=_FOREVER,
-                    reconnect_time_wait=_RECONNECT_SECONDS,  # type: ignore[arg-type] # any number is accepted
-                    # A server that stands still is left after two of them.
-                    ping_interval=_PING_SECONDS,
-                    **options,
-                )
-        except (nats.errors.Error, OSError, TimeoutError) as error:
-            raise EngineError(
-                f"none of {', '.join(servers)} can be reached: {str(error) or type(error).__name__}"
-            ) from error
-        version = self.nats.connected_server_version
-        if (version.major, version.minor) < VERSION_MIN:
-            raise EngineError(f"{servers[0]}: is nats-server {version}; at least 2.12 is needed")
+        connecting = asyncio.ensure_future(
+            self.nats.connect(
+                list(servers),
+                name="millrace",
+                error_cb=_note,
+                disconnected_cb=self._note_loss,
+                max_reconnect_attempts=_FOREVER,
+                reconnect_time_wait=_RECONNECT_SECONDS,  # type: ignore[arg-type] # any number is accepted
+                # A server that stands still is left after two of them.
+                ping_interval=_PING_SECONDS,
+            )
+        )
+        await asyncio.wait({connecting}, timeout=_CONNECT_SECONDS)
+        while not connecting.done():
+            # More than once: `asyncio.wait_for`, which it uses, may swallow a cancellation.
+            connecting.cancel()
+            await asyncio.wait({connecting}, timeout=_RECONNECT_SECONDS)
+        failure = TimeoutError() if connecting.cancelled() else connecting.exception()
+        if failure is not None:
+            why = self.nats.last_error or failure
+            raise EngineError(f"none of {', '.join(servers)} can be used: {str(why) or type(why).__name__}")
+        self._check_limits()
         await self.nats.expect_answers()
         self.jetstream = self.nats.jetstream(timeout=CALL_SECONDS)
+
+    def _check_limits(self) -> None:
+        url = self.nats.connected_url
+        assert url is not None, "it is connected"
+        found = self.nats.connected_server_version
+        version = (found.major, found.minor, found.patch)
+        if version < VERSION_MIN:
+            shown, wanted = (".".join(map(str, each)) for each in (version, VERSION_MIN))
+            raise EngineError(f"{url.netloc}: is nats-server {shown}; at least {wanted} is needed")
+        if self.message_bytes_max < MESSAGE_BYTES_MIN:
+            raise EngineError(
+                f"{url.netloc}: takes {self.message_bytes_max} bytes in a message (max_payload); at least "
+                f"{MESSAGE_BYTES_MIN} are needed"
+            )
 
     async def _note_loss(self) -> None:
         # Those that wait for an answer on this connection get none.

@@ -1,13 +1,16 @@
 """The settings of the engine that replicates channels; they do not import its library, which may not be installed."""
 
+import ipaddress
+from contextlib import suppress
 from importlib.util import find_spec
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from millrace.setting_problems import shown_value
 from millrace.setting_units import ByteSize
+from millrace_server.replication.engine_access import EngineAccess
 
 _SERVER_SCHEMES = ("nats", "tls")
 _MONITORING_SCHEMES = ("http", "https")
@@ -49,7 +52,7 @@ ServerUrl = Annotated[str, AfterValidator(_check_server)]
 MonitoringUrl = Annotated[str, AfterValidator(_check_monitoring)]
 
 
-class EngineSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
+class EngineSettings(EngineAccess):
     """The engine that keeps the logs of replicated channels: NATS JetStream, of nats-server 2.12 or newer.
 
     All servers that share a channel have the same settings.
@@ -86,6 +89,19 @@ class EngineSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
             )
         return type_name
 
+    @model_validator(mode="after")
+    def _check_is_secret(self) -> Self:
+        if not self.sends_secret:
+            return self
+        for url in self.servers:
+            host = urlsplit(url).hostname or ""
+            if host != "localhost" and not _is_loopback(host):
+                raise ValueError(
+                    f"sends its secret to {url} in plain text; set tls, or MILLRACE_ALLOW_PLAINTEXT=true in the "
+                    "environment where the network is secret"
+                )
+        return self
+
     @field_validator("servers", "monitoring_urls")
     @classmethod
     def _check_apart(cls, urls: list[str]) -> list[str]:
@@ -98,3 +114,9 @@ class EngineSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     def renew_seconds(self) -> float:
         """How often a server gives a sign of life."""
         return self.lease_seconds / RENEWALS_PER_LEASE
+
+
+def _is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False

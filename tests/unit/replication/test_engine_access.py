@@ -1,0 +1,262 @@
+"""How servers of the engine are reached, and what they are told of this server: real ones, with TLS and with users."""
+
+import asyncio
+import base64
+import binascii
+import json
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from examples.jetstream_cluster import JetStreamCluster
+from millrace_server.network.dev_certificates import Authority
+from millrace_server.replication import engine as engine_module
+from millrace_server.replication.engine import Engine, EngineError
+from millrace_server.replication.engine_access import EngineAccess, EngineTls
+from millrace_server.replication.engine_settings import EngineSettings
+from millrace_server.replication.nkeys import Nkey
+from millrace_server.replication.sync_check import warn_of_missing_syncs
+from tests.stream_logs import OwnedLog, new_name
+
+_SEED_PREFIXES = {"O": 14, "A": 0, "U": 20}
+
+
+@pytest.fixture(autouse=True)
+def short_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets those that are refused give up soon."""
+    monkeypatch.setattr(engine_module, "_CONNECT_SECONDS", 1.0)
+
+
+class _Key:
+    """A new NKEY of an operator, an account or a user."""
+
+    def __init__(self, kind: str) -> None:
+        self._seed = secrets.token_bytes(32)
+        self._kind = _SEED_PREFIXES[kind] << 3
+        # The class under test signs; what it makes of the seed, the engine's server checks.
+        self._signer = Nkey(self._seed)
+
+    @property
+    def seed(self) -> str:
+        """As `nsc` writes it."""
+        return _encoded(bytes([18 << 3 | self._kind >> 5, (self._kind & 31) << 3]) + self._seed)
+
+    @property
+    def public(self) -> str:
+        """As configurations have it."""
+        raw = base64.b32decode(self._signer.public + "=" * (-len(self._signer.public) % 8))
+        return _encoded(bytes([self._kind]) + raw[1:-2])
+
+    def jwt(self, subject: str, name: str, claims: dict[str, Any]) -> str:
+        """Says something about another key, signed by this one."""
+        body = {"jti": secrets.token_hex(8), "iat": 1, "iss": self.public, "sub": subject, "name": name}
+        parts = [{"typ": "JWT", "alg": "ed25519-nkey"}, {**body, "nats": {"version": 2, **claims}}]
+        text = ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts)
+        return f"{text}.{self._signer.sign(text)}"
+
+
+def _encoded(body: bytes) -> str:
+    return base64.b32encode(body + binascii.crc_hqx(body, 0).to_bytes(2, "little")).decode().rstrip("=")
+
+
+@contextmanager
+def _server(folder: Path, config: str) -> Iterator[JetStreamCluster]:
+    with JetStreamCluster(folder / "nats", 1, extra_config=config) as cluster:
+        yield cluster
+
+
+async def _use(url: str, access: EngineAccess) -> None:
+    """Stores something with such a connection."""
+    engine = await Engine.connected([url], access)
+    try:
+        log = await OwnedLog.opened(engine, new_name())
+        await log.submit(b"1")
+        await log.close()
+    finally:
+        await asyncio.to_thread(engine.close)
+
+
+def _secret(folder: Path, content: str) -> Path:
+    path = folder / f"secret-{secrets.token_hex(4)}"
+    path.write_text(content)
+    path.chmod(0o600)
+    return path
+
+
+async def test_connect_with_a_user_and_a_password_is_admitted(tmp_path: Path) -> None:
+    """Another password is not, and is not shown."""
+    with _server(tmp_path, "authorization: {user: millrace, password: right}") as cluster:
+        await _use(cluster.urls[0], EngineAccess(user="millrace", password_file=_secret(tmp_path, "right\n")))
+        with pytest.raises(EngineError, match="Authorization Violation") as raised:
+            await _use(cluster.urls[0], EngineAccess(user="millrace", password_file=_secret(tmp_path, "wr0ng")))
+        assert "wr0ng" not in str(raised.value)
+
+
+async def test_connect_with_a_token_is_admitted(tmp_path: Path) -> None:
+    """It is read from its file."""
+    with _server(tmp_path, "authorization: {token: abc}") as cluster:
+        await _use(cluster.urls[0], EngineAccess(token_file=_secret(tmp_path, "abc")))
+
+
+async def test_connect_with_an_nkey_is_admitted(tmp_path: Path) -> None:
+    """The engine knows its public part only; another one is refused."""
+    key = _Key("U")
+    with _server(tmp_path, f"authorization: {{users: [{{nkey: {key.public}}}]}}") as cluster:
+        await _use(cluster.urls[0], EngineAccess(nkey_file=_secret(tmp_path, key.seed)))
+        with pytest.raises(EngineError, match="Authorization Violation"):
+            await _use(cluster.urls[0], EngineAccess(nkey_file=_secret(tmp_path, _Key("U").seed)))
+
+
+async def test_connect_with_a_credentials_file_is_admitted(tmp_path: Path) -> None:
+    """The engine trusts an operator, who has signed an account, which has signed the user."""
+    operator, account, system, user = _Key("O"), _Key("A"), _Key("A"), _Key("U")
+    limits = {"subs": -1, "data": -1, "payload": -1, "conn": -1, "leaf": -1, "imports": -1, "exports": -1}
+    stored = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1}
+    of_account = operator.jwt(account.public, "A", {"type": "account", "limits": limits | stored})
+    of_system = operator.jwt(system.public, "SYS", {"type": "account", "limits": limits})
+    of_operator = operator.jwt(operator.public, "O", {"type": "operator", "system_account": system.public})
+    of_user = account.jwt(user.public, "U", {"type": "user", "subs": -1, "data": -1, "payload": -1})
+    credentials = (
+        f"-----BEGIN NATS USER JWT-----\n{of_user}\n------END NATS USER JWT------\n\n*** IMPORTANT ***\n\n"
+        f"-----BEGIN USER NKEY SEED-----\n{user.seed}\n------END USER NKEY SEED------\n"
+    )
+    config = (
+        f"operator: {of_operator}\nsystem_account: {system.public}\nresolver: MEMORY\n"
+        f"resolver_preload: {{{account.public}: {of_account}, {system.public}: {of_system}}}"
+    )
+    with _server(tmp_path, config) as cluster:
+        await _use(cluster.urls[0], EngineAccess(credentials_file=_secret(tmp_path, credentials)))
+
+
+async def test_connection_that_was_refused_goes_on_with_a_new_secret(tmp_path: Path) -> None:
+    """The file is read for each connection, and a refusal is no reason to give up."""
+    secret = _secret(tmp_path, "old")
+    cluster = JetStreamCluster(tmp_path / "nats", 1, extra_config="authorization: {token: old}")
+    with cluster:
+        engine = await Engine.connected(cluster.urls, EngineAccess(token_file=secret))
+        log = await OwnedLog.opened(engine, new_name())
+        await log.submit(b"1")
+        cluster.stop()
+        cluster.nodes[0].extra_config = "authorization: {token: new}"
+        await asyncio.to_thread(cluster.start)
+        storing = log.submit(b"2")
+        async with asyncio.timeout(30):
+            while "Authorization" not in str(engine.nats.last_error):  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.02)
+        assert not storing.done()
+        secret.write_text("new")
+        await storing
+        await log.close()
+        await asyncio.to_thread(engine.close)
+
+
+async def test_connect_over_tls_checks_both_certificates(tmp_path: Path) -> None:
+    """Who has no certificate, or trusts another authority, is not connected."""
+    authority, other = Authority(), Authority()
+    ca, other_ca = tmp_path / "ca.pem", tmp_path / "other.pem"
+    ca.write_bytes(authority.certificate)
+    other_ca.write_bytes(other.certificate)
+    certificate, key = authority.issue(tmp_path, "server")
+    own, own_key = authority.issue(tmp_path, "millrace")
+    config = f"tls: {{cert_file: '{certificate}', key_file: '{key}', ca_file: '{ca}', verify: true}}"
+    with _server(tmp_path, config) as cluster:
+        await _use(cluster.urls[0], EngineAccess(tls=EngineTls(ca=ca, certificate=own, private_key=own_key)))
+        with pytest.raises(EngineError, match="can be used"):
+            await _use(cluster.urls[0], EngineAccess(tls=EngineTls(ca=ca)))
+        with pytest.raises(EngineError, match="certificate verify failed"):
+            await _use(cluster.urls[0], EngineAccess(tls=EngineTls(ca=other_ca, certificate=own, private_key=own_key)))
+
+
+async def test_connect_with_tls_to_a_server_without_it_is_refused(nats_url: str, tmp_path: Path) -> None:
+    """Nothing is sent in plain text where TLS was asked for."""
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(Authority().certificate)
+    with pytest.raises(EngineError, match="does not ask for TLS, and `tls` is set"):
+        await _use(nats_url, EngineAccess(tls=EngineTls(ca=ca)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"user": "me"}, "they come together"),
+        ({"password_file": "line"}, "they come together"),
+        ({"token_file": "line", "nkey_file": "seed"}, "has nkey_file and token_file"),
+        ({"token_file": "empty"}, "must hold one line"),
+        ({"token_file": "two"}, "must hold one line"),
+        ({"token_file": "readable"}, "chmod o-rwx"),
+        ({"token_file": "missing"}, "cannot be read"),
+        ({"nkey_file": "line"}, "does not hold the NKEY seed of a user"),
+        ({"nkey_file": "account"}, "does not hold the NKEY seed of a user"),
+        ({"credentials_file": "seed"}, "does not hold a user's JWT and seed"),
+        ({"tls": {"ca": "line"}}, "holds no certificates in PEM"),
+        ({"tls": {"certificate": "ca"}}, "certificate and private_key come together"),
+    ],
+)
+def test_settings_that_cannot_be_say_why(tmp_path: Path, settings: dict[str, Any], problem: str) -> None:
+    """No secret is shown."""
+    contents = {"line": "s3cret", "empty": "\n", "two": "s3cret\ns3cret", "readable": "s3cret", "seed": _Key("U").seed}
+    for name, content in (contents | {"account": _Key("A").seed, "ca": Authority().certificate.decode()}).items():
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o644 if name == "readable" else 0o600)
+
+    def located(value: Any, name: str = "") -> Any:
+        if isinstance(value, dict):
+            return {key: located(inner, key) for key, inner in value.items()}
+        return value if name == "user" else tmp_path / value
+
+    with pytest.raises(ValidationError, match=problem) as raised:
+        EngineAccess(**located(settings))
+    assert not any(content in str(raised.value.errors()[0]["msg"]) for content in ("s3cret", contents["seed"]))
+
+
+def test_secret_without_tls_is_sent_to_loopback_addresses_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the environment says that the network is secret."""
+    settings: dict[str, Any] = {"type": "jetstream", "token_file": _secret(tmp_path, "abc")}
+    EngineSettings(servers=["nats://localhost:1", "nats://127.0.0.1:1", "nats://[::1]:1"], **settings)
+    with pytest.raises(ValidationError, match="sends its secret to nats://n1:1 in plain text"):
+        EngineSettings(servers=["nats://n1:1"], **settings)
+    monkeypatch.setenv("MILLRACE_ALLOW_PLAINTEXT", "true")
+    EngineSettings(servers=["nats://n1:1"], **settings)
+
+
+async def test_connect_to_an_old_or_narrow_server_is_refused_with_both_figures(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator sees what is and what must be."""
+    monkeypatch.setattr(engine_module, "VERSION_MIN", (99, 1))
+    with pytest.raises(EngineError, match=r"is nats-server \d+\.\d+\.\d+; at least 99\.1 is needed"):
+        await _use(nats_url, EngineAccess())
+    monkeypatch.setattr(engine_module, "VERSION_MIN", (2, 12))
+    monkeypatch.setattr(engine_module, "MESSAGE_BYTES_MIN", 1 << 30)
+    with pytest.raises(EngineError, match=r"takes 1048576 bytes in a message \(max_payload\); at least 1073741824"):
+        await _use(nats_url, EngineAccess())
+
+
+async def test_open_of_a_stream_larger_than_the_engine_may_store_is_refused_with_both_figures(tmp_path: Path) -> None:
+    """It is met at the opening, not when the disk is full."""
+    config = "accounts: {A: {jetstream: {max_file: 1000000}, users: [{user: u, password: p}]}}"
+    with _server(tmp_path, config) as cluster:
+        access = EngineAccess(user="u", password_file=_secret(tmp_path, "p"))
+        with pytest.raises(EngineError, match=r"of 268435456 bytes: .*; the account uses 0 bytes .* 1000000"):
+            await _use(cluster.urls[0], access)
+
+
+async def test_servers_that_do_not_sync_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that sync are not; one that cannot be asked is named too."""
+    with _server(tmp_path, "") as cluster:
+        await warn_of_missing_syncs([cluster.nodes[0].monitoring_url])
+        assert capsys.readouterr().out == ""
+        node = cluster.nodes[0]
+        node.kill()
+        node.extra_config = f"jetstream: {{store_dir: '{node.directory}', sync_interval: '2m'}}"
+        await asyncio.to_thread(cluster.start)
+        await warn_of_missing_syncs([node.monitoring_url, "http://127.0.0.1:1"])
+    told = capsys.readouterr().out
+    assert "does not sync each message" in told
+    assert "sync_interval_seconds=120" in told
+    assert "does not tell whether it syncs" in told
