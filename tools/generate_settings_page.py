@@ -35,6 +35,7 @@ from millrace_server.channels.config import (
 )
 from millrace_server.configuration.settings import ServerSettings, TracingSettings
 from millrace_server.network.tls import TlsSettings
+from millrace_server.replication.engine_access import EngineTls
 from millrace_server.replication.engine_settings import EngineSettings
 from tools.generated_page import docstrings_of, write_or_check
 
@@ -88,6 +89,7 @@ def _sections() -> Iterator[str]:
     yield from _section("Channel of type spillable", SpillableChannelConfig, [_FILE_CHANNEL], level=3)
     yield from _section("Channel of type replicated", ReplicatedChannelConfig, level=3)
     yield from _section("`engine` of a channel", EngineSettings, level=3)
+    yield from _section("`tls` of an engine", EngineTls, level=3)
     yield from _section("`encryption` of a channel", EncryptionConfig, level=3)
     yield "## `[sources.NAME]`\n"
     yield from _section(_ALL_SOURCES.title, SourceConfig, level=3)

@@ -87,7 +87,7 @@ class Connection(Client):
     async def _connect_to_server(self, server: Any) -> None:
         """Closes the former connection first: where its beginning failed, the base class leaves it open."""
         if self._transport:
-            self._transport.close()  # type: ignore[no-untyped-call]
+            self._transport.close()  # type: ignore[no-untyped-call] # nats-py has few types
         await super()._connect_to_server(server)
 
     def _connect_command(self) -> bytes:
