@@ -1,4 +1,7 @@
-"""Compares this checkout's server with that of another checkout, both running at the same time."""
+"""Compares this checkout's server with that of another checkout, both running at the same time.
+
+A second server of the other checkout shows what the machine can tell: its ratio to the first would be 1 without noise.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +15,7 @@ from tests.bench.measuring import Figures, Scenario, measure
 from tests.bench.world import World, server_of
 
 _BASE = "{}, base"
+_BASE_AGAIN = "{}, base again"
 
 MakeScenario = Callable[[World], Scenario]
 Results = dict[str, tuple[Scenario, dict[str, Figures]]]
@@ -41,7 +45,7 @@ def python_of(checkout: Path) -> str:
 async def compare(
     world: World, python: str, scenarios: Mapping[str, MakeScenario], plan: Plan, on_scenario: Callable[[str], None]
 ) -> Results:
-    """Measures each scenario with both servers in alternation.
+    """Measures each scenario with all three servers in alternation.
 
     Args:
         world: This checkout's server and the bare ones.
@@ -51,17 +55,20 @@ async def compare(
         on_scenario: Called before each scenario with its title.
     """
     results: Results = {}
-    async with server_of(world, python) as base_world:
+    async with server_of(world, python) as base_world, server_of(world, python) as again:
         for name, make in scenarios.items():
-            scenario = _with_base(make(world), make(base_world))
+            bases = {_BASE: make(base_world), _BASE_AGAIN: make(again)}
+            scenario = _with_bases(make(world), bases)
             on_scenario(scenario.title)
             results[name] = (scenario, await measure(scenario, plan.rounds, plan.scale, lambda: None))
     return results
 
 
-def _with_base(ours: Scenario, base: Scenario) -> Scenario:
-    """Removes the other contenders, so that the turns of the two servers are close in time."""
-    renamed = [replace(contender, name=_BASE.format(contender.name)) for contender in base.ours]
+def _with_bases(ours: Scenario, bases: Mapping[str, Scenario]) -> Scenario:
+    """Removes the other contenders, so that the turns of the servers are close in time."""
+    renamed = [
+        replace(contender, name=name.format(contender.name)) for name, base in bases.items() for contender in base.ours
+    ]
     return replace(ours, ours=[*ours.ours, *renamed], one_way=None, logs=(), loops=(), peers=(), target=None)
 
 
@@ -79,13 +86,14 @@ def show(results: Results, console: Console) -> None:
     """Prints the table."""
     table = Table(title="This checkout beside the other, medians", title_justify="left")
     table.add_column("")
-    for heading in ("events/s", "base events/s", "ratio", "CPU us", "base CPU us"):
+    for heading in ("events/s", "base events/s", "ratio", "base to itself", "CPU us", "base CPU us"):
         table.add_column(heading, justify="right")
     for title, ratio in ratios(results).items():
         name, _, contender = title.partition(": ")
         scenario, figures = results[name]
         ours, base = figures[contender], figures[_BASE.format(contender)]
-        rates = (f"{ours.rate:,.0f}", f"{base.rate:,.0f}", f"{ratio:.3f}")
+        limit = figures[_BASE_AGAIN.format(contender)].share_of(base)
+        rates = (f"{ours.rate:,.0f}", f"{base.rate:,.0f}", f"{ratio:.3f}", f"{limit:.3f}")
         table.add_row(f"{scenario.title}: {contender}", *rates, f"{ours.cost:.0f}", f"{base.cost:.0f}")
     console.print(table)
 

@@ -51,7 +51,7 @@ from tests.bench.scenarios.small_batches import (
     SmallBatchesPlan,
     measure_small_batches,
 )
-from tests.bench.scenarios.small_calls import small_calls_scenario
+from tests.bench.scenarios.small_calls import lone_call_scenario, small_calls_scenario
 from tests.bench.scenarios.small_streams import file_small_streams_scenario
 from tests.bench.scenarios.spark import QUICK_SPARK_PLAN, SparkPlan, measure_spark
 from tests.bench.scenarios.starts import StartsPlan, measure_starts
@@ -68,6 +68,7 @@ SCENARIOS = {
     "take": take_scenario,
     "consume": consume_scenario,
     "small_calls": small_calls_scenario,
+    "lone_call": lone_call_scenario,
     "append_rows": append_in_rows_scenario,
     "take_rows": take_in_rows_scenario,
     "file_append": file_append_scenario,
