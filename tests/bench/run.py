@@ -45,6 +45,7 @@ from tests.bench.scenarios.producer_costs import (
     measure_producer_costs,
 )
 from tests.bench.scenarios.put_and_take import file_put_and_take_scenario, file_put_and_take_stream_scenario
+from tests.bench.scenarios.replicated import QUICK_REPLICATED_PLAN, ReplicatedPlan, measure_replicated
 from tests.bench.scenarios.restart import QUICK_PLAN, RestartPlan, measure_restart
 from tests.bench.scenarios.small_batches import (
     QUICK_SMALL_BATCHES_PLAN,
@@ -97,6 +98,7 @@ SURVEYS = {
     "starts": Survey("Starts of the programs", on_thread(measure_starts), StartsPlan(), StartsPlan(_QUICK_ROUNDS)),
     "small_batches": Survey("Small batches", measure_small_batches, SmallBatchesPlan(), QUICK_SMALL_BATCHES_PLAN),
     "many_channels": Survey("Many channels", measure_many_channels, ManyChannelsPlan(), QUICK_MANY_CHANNELS_PLAN),
+    "replicated": Survey("Replicated channels", measure_replicated, ReplicatedPlan(), QUICK_REPLICATED_PLAN),
     "spark": Survey("Spark", on_thread(measure_spark), SparkPlan(), QUICK_SPARK_PLAN),
 }
 _MEMORY = "memory"

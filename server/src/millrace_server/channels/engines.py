@@ -55,7 +55,7 @@ class Engines:
             return self._shared[key]
 
     async def _connected(self, settings: EngineSettings) -> SharedEngine:
-        engine = await Engine.connected(settings.servers)
+        engine = await Engine.of(settings)
         try:
             bucket = await JetStreamBucket.opened(engine, settings.replicas)
         except BaseException:
