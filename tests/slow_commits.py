@@ -21,6 +21,9 @@ class SlowCommits:
         self.in_flight: list[Commit] = []
         channel._core.committer = self  # type: ignore[assignment] # it is as much of one as tests need
 
+    def refuse_unfit(self, _commit: Commit) -> None:
+        """Only the submission refuses it."""
+
     def submit(self, commit: Commit) -> None:
         if self.refusal is not None:
             raise self.refusal

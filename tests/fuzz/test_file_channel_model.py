@@ -82,6 +82,9 @@ class _Witness:
     def enforce(self, config: ChannelConfig) -> None:
         self._committer.enforce(config)
 
+    def refuse_unfit(self, commit: Commit) -> None:
+        self._committer.refuse_unfit(commit)
+
     def submit(self, commit: Commit) -> None:
         task, on_committed = asyncio.current_task(), commit.on_committed
 

@@ -282,6 +282,16 @@ class ColumnsCutter:
                     headers[key] = value
             yield headers
 
+    @property
+    def header_keys(self) -> list[str]:
+        """The keys of the headers that any of the events has."""
+        return [header.key for header in self._header_cutters()]
+
+    def header_values(self, key: str) -> str | list[str | None] | None:
+        """Returns a header's value of all events, or of each event; None if none has it."""
+        found = next((header for header in self._header_cutters() if header.key == key), None)
+        return None if found is None else found.all_strings(self.count)
+
     def _header_cutters(self) -> list["_HeaderCutter"]:
         if self._headers is None:
             self._headers = [_HeaderCutter(header, self.count) for header in self._columns.headers]
@@ -329,6 +339,9 @@ class _HeaderCutter:
         if self._is_constant:
             return repeat(self._values.decode(), stop - start)
         return self._varying_strings(start, stop)
+
+    def all_strings(self, count: int) -> str | list[str | None]:
+        return self._values.decode() if self._is_constant else list(self._varying_strings(0, count))
 
     def _varying_strings(self, start: int, stop: int) -> Iterator[str | None]:
         values = self._values

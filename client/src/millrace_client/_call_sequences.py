@@ -23,7 +23,9 @@ from millrace_client.errors import (
     ForbiddenError,
     LeaseExpiredError,
     MillraceError,
+    NotAChannelError,
     NotClaimedError,
+    ReplayingError,
     RetryAdvice,
     StaleEpochError,
     TxnStateError,
@@ -251,6 +253,16 @@ class ClaimCalls:
             if error is None:
                 raise
             error.add_note(f"releasing the claim of reader {self.reader_id} failed too: {release_error}")
+
+
+def append_capacity(name: str) -> CallSequence[int]:
+    try:
+        info: ChannelInfo = yield _calls.get_channel(name)
+    except NotAChannelError as error:
+        if error.transaction_capacity is None:
+            raise ReplayingError(f"source {name} is not running; try again", channel=name, code=error.code) from None
+        return error.transaction_capacity
+    return info.config.transaction_capacity
 
 
 def release_claim(channel: str, epoch: int | None) -> CallSequence[ClaimStatus]:

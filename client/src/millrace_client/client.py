@@ -106,6 +106,15 @@ class Admin:
     def get_channel(self, name: str) -> ChannelInfo:
         return self._connection.run(_calls.get_channel(name))
 
+    def append_capacity(self, name: str) -> int:
+        """Returns the most events of one append or transaction to a channel, or to a source of type `grpc`.
+
+        Raises:
+            ChannelNotFoundError: Neither has the name.
+            ReplayingError: The source is not running at the moment.
+        """
+        return self._connection.drive(_call_sequences.append_capacity(name))
+
     def watch_channels(self, names: Sequence[str] = (), interval_seconds: float = 1.0) -> Iterator[list[ChannelInfo]]:
         """Yields the channels' states, at once and then at an interval, until the iterator is closed or dropped.
 

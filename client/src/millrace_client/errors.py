@@ -161,6 +161,16 @@ class ChannelExistsError(RefusedError, reason="CHANNEL_EXISTS", advice=RetryAdvi
     """Raised when the name is in use."""
 
 
+class NotAChannelError(RefusedError, reason="NOT_A_CHANNEL", advice=RetryAdvice.NEVER):
+    """Raised when the name is that of a source of type `grpc`: events can be appended there, and nothing else.
+
+    Attributes:
+        transaction_capacity: Most events of one append or transaction; None while the source is not running.
+    """
+
+    transaction_capacity: int | None = None
+
+
 class ProducerNotFoundError(RefusedError, reason="PRODUCER_NOT_FOUND", advice=RetryAdvice.NEVER):
     """Raised when a channel does not know the producer."""
 
@@ -347,7 +357,7 @@ class SendResult:
     stored: bool
     """Whether a server confirmed that the channel holds it."""
     sequence: int | None
-    """Its sequence in the channel; None if it is not stored, or if it is `deduplicated`."""
+    """Its sequence in the channel; None if it is not stored, if it is `deduplicated`, or if it went to a source."""
     deduplicated: bool
     """Whether an earlier attempt, whose answer was lost, or an earlier producer of the same id had stored it."""
     attempts: tuple[SendAttempt, ...]
@@ -358,7 +368,7 @@ class SendResult:
     is_outcome_known: bool
     """False if an attempt was not answered and may have stored it after all."""
     commit_time: datetime | None = None
-    """When it was committed, UTC, by the server's clock; None if it is not stored, or if it is `deduplicated`."""
+    """When it was committed, UTC, by the server's clock; None where there is no sequence."""
 
 
 class SendFailedError(MillraceError, reason="SEND_FAILED"):

@@ -15,6 +15,7 @@ from millrace_client.errors import (
     DeadlineError,
     MessageTooLargeError,
     MillraceError,
+    NotAChannelError,
     NotOwnerError,
     UnavailableError,
 )
@@ -140,4 +141,7 @@ def _error_with_reason(status: status_pb2.Status, code: grpc.StatusCode) -> Mill
         error.address = info.metadata.get("address", "")
         epoch = info.metadata.get("epoch", "")
         error.epoch = int(epoch) if epoch.isdecimal() else 0
+    if isinstance(error, NotAChannelError):
+        capacity = info.metadata.get("transaction_capacity", "")
+        error.transaction_capacity = int(capacity) if capacity.isdecimal() else None
     return error

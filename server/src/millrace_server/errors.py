@@ -102,6 +102,15 @@ class ChannelExistsError(MillraceError):
     reason = "CHANNEL_EXISTS"
 
 
+class NotAChannelError(MillraceError):
+    """Raised when the name belongs to a source, which takes events and holds none.
+
+    The metadata has its `transaction_capacity` while it runs.
+    """
+
+    reason = "NOT_A_CHANNEL"
+
+
 class ProducerNotFoundError(MillraceError):
     """Raised when a channel does not know a producer."""
 

@@ -5,7 +5,6 @@ import errno
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -21,13 +20,13 @@ from millrace_server.agent.selectors import (
     ReplicatingConfig,
     SelectorConfig,
 )
-from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import BytesFullError, ChannelFullError, MillraceError
 from tests.channel_events import bodies_of, queued
-from tests.simulated_channels import DATA, SimulatedChannel, make_simple, open_simulated_channel, small_limits
+from tests.simulated_channels import DATA, make_simple, open_simulated_channel, small_limits
 from tests.simulated_disk import SimulatedDisk
+from tests.simulated_registry import FakeRegistry
 from tests.source_writers import component_of, routing_of
 from tests.virtual_clock import VirtualClockLoop, settle
 
@@ -58,24 +57,6 @@ STEPS = st.one_of(
     st.tuples(st.just("kill")),
     st.tuples(st.just("cut_power"), st.integers(0, 1 << 32)),
 )
-
-
-class FakeRegistry:
-    """Channels that are replaced when they are opened again."""
-
-    def __init__(self) -> None:
-        self.opened: dict[str, SimulatedChannel] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.opened
-
-    def get(self, name: str) -> Channel:
-        return self.opened[name].channel
-
-    def find(self, name: str) -> Any:
-        opened = asyncio.Event()
-        opened.set()
-        return SimpleNamespace(opened=opened, channel=self.get(name), config=self.get(name).config)
 
 
 @dataclass

@@ -160,6 +160,9 @@ class FakeAdmin:
             raise self.errors.popleft()
         return self._existing(name).info()
 
+    def append_capacity(self, name: str) -> int:
+        return self.get_channel(name).config.transaction_capacity
+
     def create_channel(self, name: str, config: ChannelConfig) -> ChannelInfo:
         if name in self.channels:
             raise ChannelExistsError(f"channel {name!r} is there already", channel=name)

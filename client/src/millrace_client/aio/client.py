@@ -58,6 +58,9 @@ class Admin:
     async def get_channel(self, name: str) -> ChannelInfo:
         return await self._connection.run(_calls.get_channel(name))
 
+    async def append_capacity(self, name: str) -> int:
+        return await self._connection.drive(_call_sequences.append_capacity(name))
+
     def watch_channels(
         self, names: Sequence[str] = (), interval_seconds: float = 1.0
     ) -> AsyncGenerator[list[ChannelInfo]]:

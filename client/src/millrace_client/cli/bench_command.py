@@ -71,7 +71,7 @@ def put(
 
     Latencies are from sending an event until the server has stored it. A full channel is waited for, up to --timeout.
     """
-    client.admin.get_channel(channel)
+    client.admin.append_capacity(channel)
     note_to_terminal(f"sending events to {channel} {_extent(load)}")
     _write({"put": _put(client, session, channel, load)}, as_json=as_json)
 

@@ -121,8 +121,8 @@ def replay_dead_letters(
         raise CommandError(ExitCode.USAGE, f"--to: is {to}, where the events are already; use another channel")
     plan = ReplayPlan(selection=LetterSelection(origin, reason), target=to, keep_headers=keep_headers)
     if to is not None:
-        # Fails if the channel does not exist.
-        client.admin.get_channel(to)
+        # Fails if there is no channel or source of the name.
+        client.admin.append_capacity(to)
     with shown_progress("replay", None, "events") as progress:
         replay = Replay(client, channel, plan, RetryPolicy(patience), progress)
         try:

@@ -9,11 +9,11 @@ from io import FileIO
 from os import fstat
 from pathlib import Path
 from stat import S_ISREG
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
-from millrace_client import ChannelInfo, Client, Producer, ProducerConfig
+from millrace_client import Client, NotAChannelError, Producer, ProducerConfig
 from millrace_client._calls import KEEP_ALIVE_SECONDS
 from millrace_client.cli.exit_status import CommandError, ExitCode
 from millrace_client.cli.formatting import is_utf8
@@ -176,7 +176,7 @@ def put(
     with _opened(file) as lines_file, ExitStack() as opened:
         others = [opened.enter_context(reached.with_options(server=address).open()) for address in also or []]
         clients = [client, *others]
-        limits = _limits([each.admin.get_channel(channel) for each in clients], batch_size)
+        limits = _limits([_Room.of(each, channel) for each in clients], channel, batch_size)
         lines = _Lines(LineSource(lines_file), LineFormat(parse_headers(headers or []), is_json=json_lines), limits)
         routing = LineRouting([each.endpoint for each in clients], key)
         config = _config(limits, patience)
@@ -206,18 +206,32 @@ def _opened(file: Path | None) -> Iterator[FileIO]:
         yield opened
 
 
-def _limits(channels: Sequence[ChannelInfo], batch_size: int | None) -> BatchLimits:
-    least = min(channels, key=lambda channel: channel.config.transaction_capacity)
-    allowed = least.config.transaction_capacity
+class _Room(NamedTuple):
+    """What a channel or a source takes at once."""
+
+    event_count: int
+    body_bytes: int
+
+    @classmethod
+    def of(cls, client: Client, name: str) -> "_Room":
+        try:
+            channel = client.admin.get_channel(name)
+        except NotAChannelError:
+            return cls(client.admin.append_capacity(name), BATCH_BYTES_MAX)
+        return cls(channel.config.transaction_capacity, channel.gauges.body_bytes_max)
+
+
+def _limits(rooms: Sequence[_Room], name: str, batch_size: int | None) -> BatchLimits:
+    allowed = min(room.event_count for room in rooms)
     if batch_size is not None and batch_size > allowed:
         raise CommandError(
             ExitCode.USAGE,
-            f"--batch-size {batch_size:,} is above the transaction capacity of {least.name}, {allowed:,}; use at most"
-            f" that, or raise it with `millrace channel update {least.name} --transaction-capacity {batch_size}`",
+            f"--batch-size {batch_size:,} is above the transaction capacity of {name}, {allowed:,}; use at most"
+            f" that, or raise it with `millrace channel update {name} --transaction-capacity {batch_size}`",
         )
     return BatchLimits(
         events_max=min(batch_size or BATCH_EVENTS, allowed),
-        body_bytes_max=min(BATCH_BYTES_MAX, *(channel.gauges.body_bytes_max for channel in channels)),
+        body_bytes_max=min(BATCH_BYTES_MAX, *(room.body_bytes for room in rooms)),
     )
 
 

@@ -124,10 +124,10 @@ class Targets:
 
     def _find(self, name: str) -> _Target | None:
         try:
-            info = self._client.admin.get_channel(name)
+            capacity = self._client.admin.append_capacity(name)
         except (ChannelNotFoundError, BadNameError):
             return None
-        return _Target(self._client.channel(name), info.config.transaction_capacity)
+        return _Target(self._client.channel(name), capacity)
 
     def _store_runs(
         self, channel: Channel, runs: Sequence[Sequence[DeadLetter]], before_try: Callable[[], None]

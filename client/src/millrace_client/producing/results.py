@@ -17,7 +17,7 @@ class Outcome:
 
     channel: str
     first_sequence: int = 0
-    """The sequence of the batch's first event that was not stored before; 0 if there is none."""
+    """The sequence of the batch's first event that was not stored before; 0 if there is none, and from a source."""
     repeated_count: int = 0
     """The number of events at its start that an earlier attempt had stored."""
     attempts: tuple[SendAttempt, ...] = ()

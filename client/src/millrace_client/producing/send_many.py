@@ -30,7 +30,7 @@ class SendSummary:
     repeated_count: int
     """How many of them an earlier attempt, or an earlier producer of the same id, had stored."""
     first_sequence: int | None
-    """The sequence of the first of the others; None if there is none."""
+    """The sequence of the first of the others; None if there is none, or they went to a source, not to a channel."""
     last_sequence: int | None
     """The sequence of the last of them. Events of other producers may be in between."""
     failure: SendResult | None
@@ -96,10 +96,8 @@ class SendFutures(Sequence[SendFuture]):
                 failure = outcome.result(offset)
                 break
             stored_count += 1
-            sequence = outcome.sequence_of(offset)
-            if sequence is None:
-                repeated_count += 1
-            else:
+            repeated_count += offset < outcome.repeated_count
+            if (sequence := outcome.sequence_of(offset)) is not None:
                 first_sequence = first_sequence or sequence
                 last_sequence = sequence
         return SendSummary(stored_count, repeated_count, first_sequence, last_sequence, failure)

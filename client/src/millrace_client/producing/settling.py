@@ -103,7 +103,7 @@ class BatchSettler:
         counters.batches_stored += 1
         counters.bytes_stored += len(batch.request)
         counters.note_latency(seconds, batch.count)
-        new_count = answer.last_sequence - answer.first_sequence + 1 if answer.first_sequence else 0
+        new_count = _new_count(answer, batch.count)
         counters.events_deduplicated += batch.count - new_count
         outcome = Outcome(
             batch.channel,
@@ -225,6 +225,13 @@ class BatchSettler:
 
     def _note_drop(self, channel: str, event_count: int) -> None:
         self._call_hooks(lambda hooks: hooks.events_dropped(channel, event_count))
+
+
+def _new_count(answer: pb.AppendStreamResponse, event_count: int) -> int:
+    """Returns how many events of a batch were not stored before. A source answers without their sequences."""
+    if answer.first_sequence:
+        return answer.last_sequence - answer.first_sequence + 1
+    return 0 if answer.deduplicated else event_count
 
 
 def _job(callback: Callback, outcome: Outcome, offset: int) -> Job:

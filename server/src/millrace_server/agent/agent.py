@@ -132,12 +132,18 @@ class Agent:
             def make() -> tuple[Source, ChannelWriter]:
                 interceptors = [each.make() for each in config.interceptors]
                 selector = config.selector.make(config.channels)
-                routing = Routing(selector, config.selector.optional_channels, config.dead_letter_channel)
+                routing = Routing(
+                    selector,
+                    config.selector.optional_channels,
+                    config.dead_letter_channel,
+                    has_callers=config.type == "grpc",
+                )
                 writer = ChannelWriter(
                     self._registry, config.channels, interceptors, component, config.batch_events_max, routing=routing
                 )
                 directory = self._data_dir / "sources" / name
-                return config.make(SourceContext(name, directory, self._embedded_sources)), writer
+                entrance = None if self._embedded_sources is not None else self._registry.entrance(name)
+                return config.make(SourceContext(name, directory, self._embedded_sources, entrance)), writer
 
             return SourceRunner(component, make)
 

@@ -10,7 +10,15 @@ from typing import NamedTuple
 from millrace_server.agent.components import Component, EventOutcome
 from millrace_server.agent.dead_letters import DeadLetterWriter
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.fan_out import ChannelBatch, FanOut, channel_batches_of, unrouted_count
+from millrace_server.agent.fan_out import (
+    NO_DEMANDS,
+    ChannelBatch,
+    FanOut,
+    Storing,
+    Terms,
+    channel_batches_of,
+    unrouted_count,
+)
 from millrace_server.agent.interceptor_run import InterceptorRun, StepError
 from millrace_server.agent.interceptors.interceptor import Interceptor, MustWaitError, QuickInterceptor
 from millrace_server.agent.rate_limited_log import RateLimitedLog
@@ -20,7 +28,7 @@ from millrace_server.channels.channel import Channel
 from millrace_server.channels.commit import Commit
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
-from millrace_server.errors import MillraceError, OverloadedError
+from millrace_server.errors import BadArgumentError, EventTooLargeError, MillraceError, OverloadedError
 
 STEP_TRIES_MAX = 5
 """Attempts of an interceptor that raises an unexpected error; then the events that cause it are found by bisection and
@@ -41,6 +49,9 @@ class Routing(NamedTuple):
     optional: frozenset[str] = frozenset()
     """The channels that may miss events."""
     dead_letter_channel: str | None = None
+    has_callers: bool = False
+    """Whether somebody waits for each batch. Without a dead-letter channel, a batch with events that can never be
+    stored is then refused."""
 
 
 @dataclass(slots=True)
@@ -49,14 +60,20 @@ class BatchAttempt:
 
     table: EventTable
     """The events as the source delivered them."""
-    stamp: Stamp
+    stamp: Stamp | None
+    """None if no batch of the source is ever repeated."""
     run: InterceptorRun
+    terms: Terms = NO_DEMANDS
     batches: dict[str, ChannelBatch] | None = None
     """The events of each channel, without those stored as dead letters; None until the selector has run."""
     failed_steps: int = 0
     """Unexpected errors of an interceptor or the selector."""
     dropped: list[tuple[EventTable, Mapping[str, str]]] = field(default_factory=list)
     """Events for which there is no dead-letter channel, with the reason and the place."""
+    storing: Storing | None = None
+    """Its commits, once they are submitted."""
+    is_repeat: bool = False
+    """Whether an earlier attempt has stored it."""
 
 
 class BatchRouter:
@@ -75,6 +92,7 @@ class BatchRouter:
         self._registry = registry
         self._component = component
         self._interceptors = interceptors
+        self._has_callers = routing.has_callers
         selector = routing.selector or Replicating(channels)
         self._load_balancer = selector if isinstance(selector, LoadBalancer) else None
         self._selector = None if isinstance(selector, LoadBalancer) else selector
@@ -87,8 +105,8 @@ class BatchRouter:
         self._optional = OptionalChannels(registry, component, self._log)
         self.fan_out = FanOut(registry, self.required)
 
-    def start(self, table: EventTable, stamp: Stamp) -> BatchAttempt:
-        return BatchAttempt(table, stamp, InterceptorRun(self._interceptors, self._selector, table))
+    def start(self, table: EventTable, stamp: Stamp | None, terms: Terms = NO_DEMANDS) -> BatchAttempt:
+        return BatchAttempt(table, stamp, InterceptorRun(self._interceptors, self._selector, table), terms)
 
     async def route(self, attempt: BatchAttempt) -> None:
         """Stores a batch in its channels; after an error, the next call resumes there.
@@ -96,31 +114,48 @@ class BatchRouter:
         Raises StepError or ComponentError if a step does not work, TxnCapacityError if the batch is too large for a
         channel, BadArgumentError if it overlaps in part what is stored, or another MillraceError of a channel.
         """
+        await self.begin(attempt)
+        await self.finish(attempt)
+
+    async def begin(self, attempt: BatchAttempt) -> None:
+        """Does the first part of `route`: later batches that begin after this are stored behind this one."""
         if self.fan_out.has_accepted(attempt.stamp):
-            # It is stored, or being written; this waits for that.
-            await self.fan_out.store({}, attempt.stamp)
-            self._component.mark_running()
+            # It is stored, or being written; `finish` waits for that.
+            attempt.is_repeat = True
+            attempt.storing = await self.fan_out.begin({}, attempt.stamp, terms=attempt.terms)
             return
         if attempt.batches is None:
             await self._run_steps(attempt)
             attempt.batches = self._batches(attempt.run)
+        if self._load_balancer is not None and attempt.batches:
+            attempt.storing = await self._begin_balanced(attempt, attempt.batches, self._load_balancer)
+        else:
+            attempt.storing = await self._begin_chosen(attempt, attempt.batches)
+
+    async def finish(self, attempt: BatchAttempt) -> None:
+        """Does the rest of `route`."""
+        assert attempt.storing is not None, "it has begun"
         try:
-            if self._load_balancer is not None and attempt.batches:
-                await self._store_balanced(attempt, attempt.batches, self._load_balancer)
-            else:
-                await self._store_chosen(attempt, attempt.batches)
+            await attempt.storing.finish()
         except asyncio.CancelledError:
-            if self.fan_out.has_accepted(attempt.stamp):
+            if self.fan_out.has_accepted(attempt.stamp) and not attempt.is_repeat:
                 # The commits go on, and a repeat only finds them.
                 self._note_stored(attempt)
             raise
+        if attempt.is_repeat:
+            self._component.mark_running()
+            return
         # Not above: a commit that goes on may still fail, and then the batch comes again.
         attempt.run.note_stored()
+        if attempt.batches is not None:
+            self._optional.offer(
+                {name: batch for name, batch in attempt.batches.items() if name in self._optional_names}
+            )
         self._note_stored(attempt)
 
     def has_space(self, table: EventTable) -> bool:
         """Whether the channels would probably accept a batch of this size now."""
-        size = table.count, sum(map(len, table.bodies))
+        size = table.count, table.body_bytes
         try:
             channels = self.fan_out.channels()
         except MillraceError:
@@ -175,26 +210,27 @@ class BatchRouter:
         """Stores events as dead letters; without a channel for them, they are dropped once the others are stored."""
         if self._dead_letters.has_channel:
             await self._dead_letters.write_or_drop(table, attempt.stamp, fields)
+        elif self._has_callers:
+            raise _refusal(table.count, fields)
         else:
             # Not now: if the batch is repeated in smaller ones, they would be dropped and counted again.
             attempt.dropped.append((table, fields))
 
-    async def _store_chosen(self, attempt: BatchAttempt, batches: dict[str, ChannelBatch]) -> None:
+    async def _begin_chosen(self, attempt: BatchAttempt, batches: dict[str, ChannelBatch]) -> Storing:
         for channel in self.fan_out.channels():
             if batch := batches.get(channel.name):
                 await self._encode(batch)
                 batches[channel.name] = await self._accepted_part(attempt, batch, channel)
-        await self.fan_out.store(batches, attempt.stamp)
-        self._optional.offer({name: batch for name, batch in batches.items() if name in self._optional_names})
+        return await self.fan_out.begin(batches, attempt.stamp, terms=attempt.terms)
 
-    async def _store_balanced(
+    async def _begin_balanced(
         self, attempt: BatchAttempt, batches: dict[str, ChannelBatch], load_balancer: LoadBalancer
-    ) -> None:
+    ) -> Storing:
         await self._encode(batches[_UNPICKED])
         batches[_UNPICKED] = await self._accepted_part(attempt, batches[_UNPICKED], None)
-        name = await self.fan_out.pick(load_balancer, batches[_UNPICKED], attempt.stamp)
+        name = await self.fan_out.pick(load_balancer, batches[_UNPICKED], attempt.stamp, attempt.terms)
         batches[_UNPICKED] = await self._accepted_part(attempt, batches[_UNPICKED], self._registry.get(name))
-        await self.fan_out.store({name: batches[_UNPICKED]}, attempt.stamp, last=name)
+        return await self.fan_out.begin({name: batches[_UNPICKED]}, attempt.stamp, name, attempt.terms)
 
     async def _encode(self, batch: ChannelBatch) -> None:
         if batch.table.count > _LOOP_EVENTS_MAX:
@@ -211,13 +247,22 @@ class BatchRouter:
 
     def _note_stored(self, attempt: BatchAttempt) -> None:
         component, run = self._component, attempt.run
-        component.record_progress(attempt.table.count, sum(map(len, attempt.table.bodies)))
+        component.record_progress(attempt.table.count, attempt.table.body_bytes)
         component.record_outcome(EventOutcome.FILTERED, run.filtered_count)
         for dropped in attempt.dropped:
             self._dead_letters.drop(*dropped)
         if self._load_balancer is None and (count := unrouted_count(run.table, run.masks)):
             component.record_outcome(EventOutcome.UNROUTED, count)
             self._log.log(logging.WARNING, "events were dropped that the selector has no channel for", "", count)
+
+
+def _refusal(event_count: int, fields: Mapping[str, str]) -> MillraceError:
+    """Returns the error for a batch with events that can never be stored."""
+    if channel := fields.get("channel"):
+        return EventTooLargeError(
+            f"events: channel {channel!r} can never take {event_count} of them: {fields['reason']}"
+        )
+    return BadArgumentError(f"events: {fields['step']} refuses {event_count} of them: {fields['reason']}")
 
 
 _PENDING_COMMITS_MAX = 16

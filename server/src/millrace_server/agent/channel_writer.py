@@ -2,8 +2,8 @@
 
 import asyncio
 import secrets
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 from millrace_server.agent.batch_limits import BatchLimits
 from millrace_server.agent.batch_router import BatchRouter, Routing
@@ -13,13 +13,24 @@ from millrace_server.agent.interceptor_run import StepError
 from millrace_server.agent.interceptors.interceptor import Interceptor
 from millrace_server.agent.spans import source_span
 from millrace_server.agent.supervision import Backoff, ComponentError, describe
+from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
-from millrace_server.errors import BadArgumentError, InternalError, MillraceError, TxnCapacityError
+from millrace_server.errors import (
+    BadArgumentError,
+    EventTooLargeError,
+    ForbiddenError,
+    InternalError,
+    MillraceError,
+    OffsetGapError,
+    TxnCapacityError,
+)
 
 _RETRY_DELAY_SECONDS = 1.0
 _WATCH_SECONDS = 0.5
 _TO_ALL = Routing()
+_ERRORS_OF_BATCHES = (BadArgumentError, EventTooLargeError, ForbiddenError, OffsetGapError, TxnCapacityError)
+"""Errors that say that a batch is wrong, not the source or its channels."""
 
 
 class ChannelWriter:
@@ -31,6 +42,9 @@ class ChannelWriter:
 
     If a source is cancelled while it waits here, its events may be stored or not; after the next `wait_open`,
     `stored_ranges` returns what is stored.
+
+    Attributes:
+        router: For sources that begin a batch while earlier ones are being stored.
     """
 
     def __init__(  # noqa: PLR0913 - it connects all of them
@@ -46,7 +60,7 @@ class ChannelWriter:
         self._registry = registry
         self._component = component
         self._limits = BatchLimits(registry, channels, events_max)
-        self._router = BatchRouter(registry, channels, interceptors, routing, component)
+        self.router = BatchRouter(registry, channels, interceptors, routing, component)
         self._run_id = f"{component.name}/{secrets.token_hex(8)}"
         self._next_number = 1
         self._watch_task: asyncio.Task[None] | None = None
@@ -61,13 +75,17 @@ class ChannelWriter:
         """The most bytes that a batch's bodies should have, unless it is one event. It changes as well."""
         return self._limits.body_bytes_max
 
+    def required_configs(self) -> list[ChannelConfig]:
+        """Returns the configurations, as in force now, of the channels that must not miss an event."""
+        return [self._registry.find(name).config for name in self.router.required]
+
     async def wait_open(self) -> None:
         """Waits until all required channels are open and their pending commits have ended.
 
         Only then do they know what they have stored. Called before each run of the source. Raises MillraceError if a
         channel does not exist, could not be opened, or cannot be written.
         """
-        for name in self._router.required:
+        for name in self.router.required:
             hosted = self._registry.find(name)
             await hosted.opened.wait()
             await hosted.channel.appends.wait_until_durable()
@@ -94,7 +112,7 @@ class ChannelWriter:
 
         They are ascending ranges, both ends included. A batch must not partly overlap one: cut it at their ends.
         """
-        return [channel.accepted_ranges(producer_id) for channel in self._router.fan_out.channels()]
+        return [channel.accepted_ranges(producer_id) for channel in self.router.fan_out.channels()]
 
     async def deliver(self, table: EventTable, stamp: Stamp) -> None:
         """Stores events in all their channels, however long that takes.
@@ -106,19 +124,20 @@ class ChannelWriter:
         Raises ComponentError if the batch is too large for a channel, or partly overlaps what is stored. The source
         must end its run: in the next one `stored_ranges` shows where to resume, and the limits are smaller.
         """
-        with self._span(table) as traced:
+        with self.span(table) as traced:
             for piece in self._limits.pieces(traced, stamp):
                 await self._deliver(*piece)
 
-    def _span(self, table: EventTable) -> AbstractContextManager[EventTable]:
-        return source_span(self._component.name, self._router.required, table)
+    def span(self, table: EventTable) -> AbstractContextManager[EventTable]:
+        """Returns a context with the span of a batch, if spans are recorded; yields the events to store."""
+        return source_span(self._component.name, self.router.required, table)
 
     async def _deliver(self, table: EventTable, stamp: Stamp) -> None:
         backoff = Backoff()
-        attempt = self._router.start(table, stamp)
+        attempt = self.router.start(table, stamp)
         while True:
             try:
-                await self._router.route(attempt)
+                await self.router.route(attempt)
             except BadArgumentError as error:
                 raise ComponentError(f"a batch does not match what is stored: {_describe(error)}") from error
             except (MillraceError, StepError, ComponentError) as error:
@@ -147,20 +166,25 @@ class ChannelWriter:
         A repeat with the same stamp stores the events once; after TxnCapacityError and BadArgumentError it does not
         help.
         """
-        with self._span(table) as traced:
+        with self.span(table) as traced:
             for piece in self._limits.pieces(traced, stamp):
-                try:
-                    await self._router.route(self._router.start(*piece))
-                except (BadArgumentError, TxnCapacityError):
-                    # The batch is wrong, not the source.
-                    raise
-                except MillraceError as error:
-                    self._back_off(error)
-                    self._watch_for_space(piece[0])
-                    raise
-                except (StepError, ComponentError) as error:
-                    self._back_off(error)
-                    raise InternalError(str(error), retry_delay_seconds=_RETRY_DELAY_SECONDS) from error
+                with self.reported(piece[0]):
+                    await self.router.route(self.router.start(*piece))
+
+    @contextmanager
+    def reported(self, table: EventTable) -> Iterator[None]:
+        """A context that shows in the source's state why a batch is not stored there; raises MillraceError only."""
+        try:
+            yield
+        except _ERRORS_OF_BATCHES:
+            raise
+        except MillraceError as error:
+            self._back_off(error)
+            self._watch_for_space(table)
+            raise
+        except (StepError, ComponentError) as error:
+            self._back_off(error)
+            raise InternalError(str(error), retry_delay_seconds=_RETRY_DELAY_SECONDS) from error
 
     def _watch_for_space(self, table: EventTable) -> None:
         """Marks the source as running as soon as the channels have space: its clients may not send events for long."""
@@ -172,7 +196,7 @@ class ChannelWriter:
         component = self._component
         while component.state is ComponentState.BACKING_OFF and component.reason == reason:
             await asyncio.sleep(_WATCH_SECONDS)
-            if component.reason == reason and self._router.has_space(table):
+            if component.reason == reason and self.router.has_space(table):
                 component.mark_running()
 
     def _back_off(self, error: MillraceError | StepError | ComponentError) -> None:

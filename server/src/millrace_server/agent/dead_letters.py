@@ -47,13 +47,16 @@ class DeadLetterWriter:
     def has_channel(self) -> bool:
         return self._channel_name is not None
 
-    async def write_or_drop(self, table: EventTable, stamp: Stamp, fields: Mapping[str, str]) -> None:
+    async def write_or_drop(self, table: EventTable, stamp: Stamp | None, fields: Mapping[str, str]) -> None:
         """Stores events of a source durably, or drops those that are too large; raises MillraceError to try later.
 
         A repeat with the stamp of their batch stores nothing again, provided that the events' indexes in the batch are
         known. The fields are the reason and the place: `reason`, and `channel` or `step`.
         """
         letters = as_dead_letters(table, {**fields, DeadLetterField.SOURCE: self._component.name})
+        if stamp is None:
+            await self.write(letters, None, fields)
+            return
         identity = f"{stamp.producer_id}\n{_place_of(fields)}"
         digest = hashlib.blake2b(identity.encode(), digest_size=_DIGEST_BYTES).hexdigest()
         for start, stop in _contiguous_ranges(letters.batch_indexes, letters.count):

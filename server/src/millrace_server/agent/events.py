@@ -51,9 +51,21 @@ class EventTable:
     def count(self) -> int:
         return len(self.bodies)
 
+    @property
+    def body_bytes(self) -> int:
+        return sum(map(len, self.bodies))
+
+    def copy(self) -> "EventTable":
+        """Returns a table of the same events whose changes are its own."""
+        return EventTable(self.bodies, self.headers)
+
+    def header(self, key: str) -> HeaderValues | None:
+        """Returns a header as `headers` has it, to be read only; None if no event has it."""
+        return self.headers.get(key)
+
     def values(self, key: str) -> Sequence[str | None]:
         """Returns each event's value of a header; None for an event without it."""
-        values = self.headers.get(key)
+        values = self.header(key)
         if values is None or isinstance(values, str):
             return [values] * self.count
         return values

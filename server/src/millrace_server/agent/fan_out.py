@@ -34,6 +34,7 @@ crash; change a source's channels or selector only on a stopped server, or by a 
 
 import asyncio
 from collections.abc import Callable, Container, Mapping, Sequence
+from typing import NamedTuple
 
 from millrace_server.agent.dead_letters import UNSTORABLE_ERRORS
 from millrace_server.agent.events import EventTable
@@ -113,6 +114,20 @@ def unrouted_count(table: EventTable, masks: Mapping[str, EventMask]) -> int:
     return sum(not any(selected) for selected in zip(*partial, strict=True))
 
 
+class Terms(NamedTuple):
+    """What a batch may ask of its channels."""
+
+    waited_seconds: float = 0.0
+    """How long it has waited already, of the time that a commit may wait for room."""
+    also_draining: bool = False
+    """Whether it is stored while the server drains: it ends transactions that were open before."""
+    is_bounded: bool = True
+    """Whether it may have no more events than one transaction."""
+
+
+NO_DEMANDS = Terms()
+
+
 class FanOut:
     """Stores batches in channels."""
 
@@ -124,30 +139,55 @@ class FanOut:
         """Returns the channels; raises MillraceError if one of them is not open."""
         return [self._registry.get(name) for name in self._channels]
 
-    def has_accepted(self, stamp: Stamp) -> bool:
+    def has_accepted(self, stamp: Stamp | None) -> bool:
         """Whether all channels have accepted a batch; it may not be on their disks yet."""
-        return all(channel.has_accepted(stamp) for channel in self.channels())
+        return stamp is not None and all(channel.has_accepted(stamp) for channel in self.channels())
 
-    async def store(self, batches: Mapping[str, ChannelBatch], stamp: Stamp, last: str | None = None) -> None:
+    async def store(self, batches: Mapping[str, ChannelBatch], stamp: Stamp | None, last: str | None = None) -> None:
         """Stores a batch in all channels; those without an entry get no events.
 
         The channel `last` commits only once the commits of all others are durable. Raises MillraceError, with the
         channel in its metadata, if a channel has not stored the batch; others may have.
         """
-        appends = [_Append(channel, batches.get(channel.name, EMPTY_BATCH), stamp) for channel in self.channels()]
+        storing = await self.begin(batches, stamp, last)
+        await storing.finish()
+
+    async def begin(
+        self,
+        batches: Mapping[str, ChannelBatch],
+        stamp: Stamp | None,
+        last: str | None = None,
+        terms: Terms = NO_DEMANDS,
+    ) -> "Storing":
+        """Submits the commits of a batch, as soon as there is room for all of them; see `store`.
+
+        Without a stamp, channels without events get no commit.
+        """
+        appends = [
+            _Append(channel, batches.get(channel.name, EMPTY_BATCH), stamp, terms)
+            for channel in self.channels()
+            if stamp is not None or channel.name in batches
+        ]
         for append in appends:
             append.count_attempt()
-        groups = [[append for append in appends if append.channel.name != last]]
-        groups.append([append for append in appends if append.channel.name == last])
-        for group in groups:
-            await _commit_together(group, appends)
+        others = [append for append in appends if append.channel.name != last]
+        if len(others) < len(appends):
+            await (await _begin_together(others, appends)).finish()
+            others = [append for append in appends if append.channel.name == last]
+        return await _begin_together(others, appends)
 
-    async def pick(self, load_balancer: LoadBalancer, batch: ChannelBatch, stamp: Stamp) -> str:
+    async def pick(
+        self, load_balancer: LoadBalancer, batch: ChannelBatch, stamp: Stamp | None, terms: Terms = NO_DEMANDS
+    ) -> str:
         """Returns the channel for a batch, as soon as one has space; not all of them have accepted the batch yet.
 
         Raises ChannelFullError or BytesFullError if none had space for as long as a commit may wait.
         """
-        candidates = [_Append(channel, batch, stamp) for channel in self.channels() if not channel.has_accepted(stamp)]
+        candidates = [
+            _Append(channel, batch, stamp, terms)
+            for channel in self.channels()
+            if stamp is None or not channel.has_accepted(stamp)
+        ]
         assert candidates, "a batch that all have accepted is not picked for"
         # Prefers channels that take all of its events; if there are none, some events become dead letters.
         willing = [append for append in candidates if append.takes_all_events]
@@ -162,11 +202,12 @@ class FanOut:
 
 
 class _Append:
-    def __init__(self, channel: Channel, batch: ChannelBatch, stamp: Stamp) -> None:
+    def __init__(self, channel: Channel, batch: ChannelBatch, stamp: Stamp | None, terms: Terms) -> None:
         self.channel = channel
         self._batch = batch
         self._stamp = stamp
-        self._seconds_left = channel.config.keep_alive_seconds
+        self._terms = terms
+        self._seconds_left = max(channel.config.keep_alive_seconds - terms.waited_seconds, 0.0)
         self._has_waited = False
 
     def count_attempt(self) -> None:
@@ -175,7 +216,12 @@ class _Append:
     def plan(self) -> Commit:
         """Plans the commit; raises if it is never possible."""
         try:
-            return self.channel.appends.plan_append(self._batch.batches(), self._stamp)
+            return self.channel.appends.plan_append(
+                self._batch.batches(),
+                self._stamp,
+                also_draining=self._terms.also_draining,
+                is_bounded=self._terms.is_bounded,
+            )
         except MillraceError as error:
             _add_channel(error, self.channel)
             raise
@@ -218,6 +264,14 @@ class _Append:
             _add_channel(fault, self.channel)
             raise fault
 
+    def refuse_unfit(self, commit: Commit) -> None:
+        """Raises the error with which the channel would refuse a planned commit now."""
+        try:
+            self.channel.appends.refuse_unfit(commit)
+        except MillraceError as error:
+            _add_channel(error, self.channel)
+            raise
+
     def submit(self, commit: Commit) -> MillraceError | None:
         try:
             self.channel.appends.submit_append(commit)
@@ -236,19 +290,33 @@ class _Append:
         return None
 
 
-async def _commit_together(appends: Sequence[_Append], of_batch: Sequence[_Append]) -> None:
-    """Commits in some of the channels `of_batch`; raises the error of the first that did not."""
+class Storing:
+    """Commits that were submitted together."""
+
+    def __init__(self, submitted: Sequence[tuple[_Append, Commit]], refusals: Sequence[MillraceError]) -> None:
+        self._submitted = submitted
+        self._refusals = refusals
+
+    async def finish(self) -> None:
+        """Waits until all are durable; raises the error of the first that is not."""
+        # If the caller is cancelled, the commits go on.
+        aborts = [await append.wait(commit) for append, commit in self._submitted]
+        for error in [*self._refusals, *aborts]:
+            if error is not None:
+                raise error
+
+
+async def _begin_together(appends: Sequence[_Append], of_batch: Sequence[_Append]) -> Storing:
+    """Submits the commits of some of the channels `of_batch`, once nothing is known that would refuse one of them."""
     planned = list(zip(appends, await _plan_with_space(appends), strict=True))
     # Nothing is awaited between the last plan and the last submission.
     for append in of_batch:
         append.refuse_if_broken()
+    for append, commit in planned:
+        append.refuse_unfit(commit)
     refusals = [append.submit(commit) for append, commit in planned]
     submitted = [pair for pair, refusal in zip(planned, refusals, strict=True) if refusal is None]
-    # If the caller is cancelled, the commits go on.
-    aborts = [await append.wait(commit) for append, commit in submitted]
-    for error in [*refusals, *aborts]:
-        if error is not None:
-            raise error
+    return Storing(submitted, [refusal for refusal in refusals if refusal is not None])
 
 
 async def _plan_with_space(appends: Sequence[_Append]) -> list[Commit]:

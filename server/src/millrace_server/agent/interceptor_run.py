@@ -48,7 +48,7 @@ class InterceptorRun:
         self._position = 0
         self._is_abandoned = False
         self._notes: list[Callable[[], None]] = []
-        self.table = EventTable(table.bodies, table.headers)
+        self.table = table.copy()
         self.table.batch_indexes = range(table.count)
         self.refusals: list[Refusal] = []
         self.filtered_count = 0

@@ -121,7 +121,7 @@ class _Multiplexing:
         self._channels = channels
 
     def select(self, table: EventTable) -> Mapping[str, EventMask]:
-        values = table.headers.get(self._config.header)
+        values = table.header(self._config.header)
         if values is None or isinstance(values, str):
             return dict.fromkeys(self._channels_for(values), True)
         # There are few values and many events: each value is looked up once.
@@ -214,7 +214,7 @@ class _KeyHash:
         self._header = header
 
     def select(self, table: EventTable) -> Mapping[str, EventMask]:
-        keys = None if self._header is None else table.headers.get(self._header)
+        keys = None if self._header is None else table.header(self._header)
         if isinstance(keys, str):
             return {self._channels[self._index_of(keys)]: True}
         if keys is None:

@@ -12,6 +12,7 @@ from millrace_server.agent.sinks.logger import LoggerSinkConfig
 from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
 from millrace_server.agent.sinks.sink import CustomSinkConfig, NullSinkConfig
 from millrace_server.agent.sources.exec.source import ExecSourceConfig
+from millrace_server.agent.sources.grpc.config import GrpcSourceConfig
 from millrace_server.agent.sources.http.config import HttpSourceConfig
 from millrace_server.agent.sources.netcat.config import NetcatSourceConfig
 from millrace_server.agent.sources.sequence import SequenceSourceConfig
@@ -25,6 +26,7 @@ AnySourceConfig = Annotated[
     CustomSourceConfig
     | EmbeddedSourceConfig
     | ExecSourceConfig
+    | GrpcSourceConfig
     | HttpSourceConfig
     | NetcatSourceConfig
     | SequenceSourceConfig
@@ -55,6 +57,10 @@ class AgentConfig(NamedTuple):
         """Returns all channels that these parts fill, empty, or use for dead letters."""
         filled = {channel for source in self.sources.values() for channel in source.channels}
         return filled | {sink.channel for sink in self.sinks.values()} | self.dead_letter_channels()
+
+    def entrances(self) -> set[str]:
+        """Returns the sources that callers append to by their names."""
+        return {name for name, source in self.sources.items() if source.type == "grpc"}
 
     def dead_letter_channels(self) -> set[str]:
         """Returns the channels in which some part sets events aside."""

@@ -235,6 +235,11 @@ class DiskSpace:
 
     def reserve(self, byte_count: int) -> None:
         """Counts bytes that puts are about to write; raises DiskFullError where too little space would remain."""
+        self.refuse_above_free(byte_count)
+        self._measured.reserved_bytes += byte_count
+
+    def refuse_above_free(self, byte_count: int) -> None:
+        """Raises DiskFullError where puts of so many bytes would leave too little space."""
         free_bytes = self.free_bytes
         if free_bytes - byte_count < self.min_free_bytes:
             self._refuse(byte_count)
@@ -243,7 +248,6 @@ class DiskSpace:
                 f"less than min_free_bytes, {self.min_free_bytes}; takes are still possible",
                 retry_delay_seconds=DISK_RETRY_DELAY_SECONDS,
             )
-        self._measured.reserved_bytes += byte_count
 
     def refuse_written(self, byte_count: int) -> None:
         """Notes that the disk itself has refused this much."""

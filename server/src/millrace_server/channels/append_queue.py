@@ -46,16 +46,19 @@ class AppendQueue:
     refused, or must wait for room, each begins on its own.
     """
 
-    def __init__(self, appends: Appends) -> None:
+    def __init__(self, appends: Appends, *, shares_commits: bool = True) -> None:
+        """`shares_commits`: the channel itself refuses what it cannot store, before it is part of a commit."""
         self._loop = asyncio.get_running_loop()
         self._appends = appends
+        self._shares_commits = shares_commits
         self._waiting: deque[QueuedAppend] = deque()
         self._in_flight = 0
 
     def add(self, append: QueuedAppend, *, may_wait: bool) -> None:
         """Begins an append, or lets it wait; all that wait begin before it."""
         batches = append.batches
-        if may_wait and (self._in_flight or self._waiting) and len(batches) == 1 and is_small(batches[0]):
+        is_behind = may_wait and (self._in_flight or self._waiting) and self._shares_commits
+        if is_behind and len(batches) == 1 and is_small(batches[0]):
             self._waiting.append(append)
         else:
             self._begin_waiting()

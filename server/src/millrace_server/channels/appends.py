@@ -79,6 +79,10 @@ class Appends:
                         commit = await self._contents.wait_for_room(plan, keep_alive_seconds)
                     self.submit_append(commit)
                 return await commit
+            except asyncio.CancelledError:
+                if commit is not None and commit.on_abandoned is not None:
+                    commit.on_abandoned()
+                raise
             except DiskFullError:
                 commit = None
                 if not await self._contents.wait_for_disk(give_up - self._clock()):
@@ -102,9 +106,17 @@ class Appends:
             self._contents.counters.put_attempts += stored.count
 
     def plan_append(
-        self, batches: Sequence[StoredColumns], stamp: Stamp | None, *, also_draining: bool = False
+        self,
+        batches: Sequence[StoredColumns],
+        stamp: Stamp | None,
+        *,
+        also_draining: bool = False,
+        is_bounded: bool = True,
     ) -> Commit:
-        """Plans an append, for a caller that appends to several channels as one; see `append`."""
+        """Plans an append, for a caller that appends to several channels as one; see `append`.
+
+        `is_bounded`: it holds no more than a transaction may. Several transactions that are committed together do.
+        """
         if self._core.is_draining and not also_draining:
             self._core.refuse_if_draining()
         puts = []
@@ -115,8 +127,15 @@ class Appends:
             body_bytes += stored.body_bytes
         limits = self._core.limits
         limits.refuse_too_large(batches)
-        limits.refuse_too_much(event_count, body_bytes)
+        if is_bounded:
+            limits.refuse_too_much(event_count, body_bytes)
         return self._contents.plan(puts, [], stamp)
+
+    def refuse_unfit(self, commit: Commit) -> None:
+        """Raises the error with which `submit_append` would refuse a planned append that has room."""
+        if stamp := commit.stamp:
+            self._contents.ledger.refuse_gap(stamp)
+        self._core.committer.refuse_unfit(commit)
 
     def admits(self, commit: Commit, *, had_turn: bool = False) -> bool:
         """Whether a planned append need not wait for room; after its turn (`had_turn`) it may pass waiting ones."""

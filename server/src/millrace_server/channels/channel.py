@@ -209,6 +209,10 @@ class Channel:
         """Whether all numbers of a stamp were accepted; their commit may still be in flight."""
         return self._contents.ledger.has_accepted(stamp)
 
+    def accepted_run_end(self, stamp: Stamp) -> int:
+        """Returns the last of the stamp's numbers up to which all are accepted, or none is, as the first one."""
+        return self._contents.ledger.run_end(stamp)
+
     def accepted_ranges(self, producer_id: str) -> list[tuple[int, int]]:
         return list(self._contents.ledger.intervals_of(producer_id))
 

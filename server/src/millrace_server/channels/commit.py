@@ -129,6 +129,7 @@ class Commit(JournalEntry):
         is_purge: The takes are removed without a delivery to a consumer.
         on_committed: Called once it is durable, from the event loop or before `Committer.submit` returns.
         on_aborted: Called once it is aborted; its takes are still out of the queue.
+        on_abandoned: Called when its only caller has left. A commit of a channel goes on; see `Entrance`.
         puts_whole_columns: The stored columns hold no other events than the puts.
         event_count: Events that the channel gains; negative where it loses some. So is `body_bytes`.
         first_sequence: The first sequence of its puts, from PREPARED on, as are `commit_time`, `batches`, `acceptance`
@@ -161,6 +162,7 @@ class Commit(JournalEntry):
         "needs_record",
         "needs_room",
         "needs_sync",
+        "on_abandoned",
         "on_aborted",
         "on_committed",
         "put_body_bytes",
@@ -192,6 +194,7 @@ class Commit(JournalEntry):
         self.txn_count = 0
         self.on_committed: Callable[[Commit], None] | None = None
         self.on_aborted: Callable[[Commit], None] | None = None
+        self.on_abandoned: Callable[[], None] | None = None
         self.error: MillraceError | None = None
         self.has_puts = bool(puts)
         self.needs_sync = self.needs_record = True

@@ -48,6 +48,9 @@ class Committer(Protocol):
     def enforce(self, config: ChannelConfig) -> None:
         """Applies a new configuration."""
 
+    def refuse_unfit(self, commit: Commit) -> None:
+        """Raises the error with which `submit` would refuse a planned commit now; changes nothing."""
+
     def submit(self, commit: Commit) -> None:
         """Prepares a commit that was planned just now, and makes it durable: before this returns, or later.
 
@@ -80,6 +83,9 @@ class MemoryCommitter:
 
     def enforce(self, _config: ChannelConfig) -> None:
         """Nothing depends on the configuration."""
+
+    def refuse_unfit(self, _commit: Commit) -> None:
+        """Memory takes each commit that has room."""
 
     def submit(self, commit: Commit) -> None:
         self._contents.prepare(commit)

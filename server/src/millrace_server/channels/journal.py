@@ -109,6 +109,11 @@ class Journal:
 
     # Entries.
 
+    def refuse_unfit(self, commit: Commit) -> None:
+        self.refuse_after_fault()
+        if commit.puts:
+            self._with_free_space(self.disk_space.refuse_above_free, commit.put_raw_bytes)
+
     def submit(self, commit: Commit) -> None:
         # Checked here too: without a fault it saves each commit a call.
         if self._fault:
@@ -121,7 +126,7 @@ class Journal:
         if commit.puts:
             if not commit.puts_whole_columns:
                 commit.cut_puts()
-            self._reserve(commit.put_raw_bytes)
+            self._with_free_space(self.disk_space.reserve, commit.put_raw_bytes)
         if not commit.needs_record and not self._in_flight:
             self.commit_now(commit)
         else:
@@ -133,11 +138,11 @@ class Journal:
         self.context.apply(commit, ())
         commit.complete()
 
-    def _reserve(self, byte_count: int) -> None:
+    def _with_free_space(self, use: Callable[[int], None], byte_count: int) -> None:
         if self.disk_space.is_outdated and (self._measuring is None or self._measuring.done()):
             self._measuring = self._loop.create_task(self.measure())
         try:
-            self.disk_space.reserve(byte_count)
+            use(byte_count)
         except DiskFullError:
             self.disk_full_at = self._loop.time()
             self.on_full_disk()

@@ -16,6 +16,7 @@ from millrace_server.channels.channel_core import ChannelStorage
 from millrace_server.channels.channel_file import DirectoryError
 from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.config import ChannelConfig, DiskChannelConfig, check_channel_name, shown
+from millrace_server.channels.entrance import Entrance
 from millrace_server.channels.file_store import OPENERS_MAX, ClosedStore, FileStores
 from millrace_server.channels.log_store import LogStore
 from millrace_server.channels.ownership_hooks import OwnershipHooks
@@ -96,6 +97,7 @@ class ChannelRegistry:
     ) -> None:
         self._handles: dict[str, ChannelHandle] = {}
         self._channels: dict[str, Channel] = {}  # The open ones.
+        self._entrances: dict[str, Entrance] = {}
         self._openings: dict[str, asyncio.Task[None]] = {}
         self._opening = asyncio.Semaphore(OPENERS_MAX)
         self._closings: set[asyncio.Task[None]] = set()
@@ -123,6 +125,7 @@ class ChannelRegistry:
         `is_new`: even if it is replicated, and was deleted by another server.
         """
         check_channel_name(name)
+        self.refuse_entrance(name)
         if name in self._handles:
             raise ChannelExistsError(f"channel: {name!r} exists already", channel=name)
         handle = self._handles[name] = ChannelHandle(name, config, self._notify_watchers)
@@ -203,6 +206,7 @@ class ChannelRegistry:
         """Returns the channel of that name, open or not."""
         if handle := self._handles.get(name):
             return handle
+        self.refuse_entrance(name)
         check_channel_name(name)
         raise ChannelNotFoundError(
             f"channel: there is none called {shown(name)}; create it, or see which there are", channel=name
@@ -212,6 +216,43 @@ class ChannelRegistry:
         """Returns the open channel of that name."""
         # Each append calls this: only a name without an open channel takes the slow path.
         return self._channels.get(name) or self.find(name).channel
+
+    # Sources that callers append to as to a channel.
+
+    def set_entrances(self, names: Iterable[str]) -> None:
+        """Makes these the entrances, all of whose names are free; ends the transactions in those that are none now."""
+        names = set(names)
+        for name in self._entrances.keys() - names:
+            self._entrances.pop(name).channel.delete()
+        for name in names - self._entrances.keys():
+            assert name not in self._handles, "the caller has checked it"
+            entrance = self._entrances[name] = Entrance(name, self.transactions, self._answer_bytes_max)
+            if self._is_draining:
+                entrance.channel.drain()
+
+    def entrance(self, name: str) -> Entrance | None:
+        return self._entrances.get(name)
+
+    def refuse_entrance(self, name: str) -> None:
+        """Raises NotAChannelError if the name is that of a source."""
+        if (entrance := self._entrances.get(name)) is not None:
+            raise entrance.not_a_channel()
+
+    def accepting(self, name: str) -> Channel:
+        """Returns what takes appends and transactions under a name: the open channel, or a source's entrance."""
+        channel = self._channels.get(name)
+        if channel is None and (entrance := self._entrances.get(name)) is not None:
+            return entrance.accepting()
+        return channel or self.find(name).channel
+
+    def with_transactions(self, name: str) -> Channel:
+        """Returns what may have transactions under a name: the open channel, or a source's entrance."""
+        entrance = self._entrances.get(name)
+        return self.get(name) if entrance is None else entrance.channel
+
+    def all_with_transactions(self) -> list[Channel]:
+        """Returns the open channels and the entrances."""
+        return [*self.channels(), *(self._entrances[name].channel for name in sorted(self._entrances))]
 
     def refuse_unless_known(self, channel: str) -> None:
         """Raises an error while the transactions of a channel are not known, of any if it has no name.
@@ -377,6 +418,8 @@ class ChannelRegistry:
         for handle in self.handles():
             if handle.config.replicated is None and (channel := handle.channel_if_open) is not None:
                 channel.drain()
+        for entrance in self._entrances.values():
+            entrance.channel.drain()
         if self._shared is not None:
             self._shared.drain()
 

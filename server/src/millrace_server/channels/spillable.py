@@ -196,12 +196,18 @@ class SpillableCommitter:
         self._journal.enforce(config)
         self.tier.enforce(spillable)
 
-    def submit(self, commit: Commit) -> None:
+    def refuse_unfit(self, commit: Commit) -> None:
         if self._is_draining:
             # Too late to be written.
             raise DrainingError(
                 "the channel is being closed and accepts no new work; use another server or retry later"
             )
+        if not self._fits_memory(commit):
+            self._journal.refuse_unfit(commit)
+
+    def submit(self, commit: Commit) -> None:
+        if self._is_draining:
+            self.refuse_unfit(commit)
         # What the log says of a producer must go from there.
         needs_log = bool(commit.forgotten_producer) or any(take.is_in_log for take in commit.takes)
         if not needs_log and self._belongs_in_memory(commit):

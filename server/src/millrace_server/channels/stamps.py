@@ -132,6 +132,11 @@ class StampLedger:
         accepted = self._find(stamp.producer_id)
         return accepted is not None and not accepted.gaps(stamp.first, stamp.last)
 
+    def run_end(self, stamp: Stamp) -> int:
+        """Returns the last of the stamp's numbers up to which all are accepted, or none is, as the first one."""
+        accepted = self._find(stamp.producer_id)
+        return stamp.last if accepted is None else accepted.run_end(stamp.first, stamp.last)
+
     def accept(self, stamp: Stamp, time: int = 0) -> "Acceptance":
         """Accepts the stamp's numbers, and with them those below `oldest_open`; returns the argument of `undo`.
 
@@ -299,6 +304,14 @@ class IntervalSet:
         if first <= last:
             gaps.append((first, last))
         return gaps
+
+    def run_end(self, first: int, last: int) -> int:
+        """Returns the last number, of `first` to `last`, up to which all are in the set, or none is, as `first`."""
+        index = bisect_left(self.lasts, first)
+        if index == len(self.lasts):
+            return last
+        is_in = self.firsts[index] <= first
+        return min(last, self.lasts[index] if is_in else self.firsts[index] - 1)
 
     def touches(self, first: int, last: int) -> bool:
         """Whether adding these numbers would not create another interval."""

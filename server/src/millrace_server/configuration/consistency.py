@@ -160,8 +160,12 @@ def address_conflicts(tables: Mapping[str, Any], listening: Mapping[str, str]) -
 
 
 def _loops(tables: Mapping[str, Any], grpc: list[_Place]) -> Iterator[Problem]:
+    sources = named_tables(tables, "sources")
     for name, sink in named_tables(tables, "sinks").items():
-        if sink.get("type") != "millrace" or sink.get("target_channel") != sink.get("channel"):
+        target, channel = sink.get("target_channel"), sink.get("channel")
+        source = sources.get(target, {}) if isinstance(target, str) else {}
+        is_filled = target == channel or (source.get("type") == "grpc" and channel in _texts(source.get("channels")))
+        if sink.get("type") != "millrace" or not is_filled:
             continue
         endpoints = sink.get("endpoints")
         for index, endpoint in enumerate(endpoints if isinstance(endpoints, list) else ()):

@@ -41,6 +41,9 @@ class Node:
     details: str = ""
 
 
+_CALLERS_IN = Node("callers/in", NodeKind.CALLERS, "callers")
+
+
 @dataclass(frozen=True, slots=True)
 class Edge:
     """A path of events between the nodes with these keys."""
@@ -100,6 +103,8 @@ def channel_key(name: str) -> str:
 
 def _add_source(graph: FlowGraph, name: str, config: AnySourceConfig) -> None:
     end = source = graph.add(Node(f"sources/{name}", NodeKind.SOURCE, f"source {name}", _details(config)))
+    if config.type == "grpc":
+        graph.connect(graph.add(_CALLERS_IN), source)
     if config.interceptors:
         chain = ", ".join(interceptor.type for interceptor in config.interceptors)
         step = graph.add(Node(f"sources/{name}/interceptors", NodeKind.STEP, f"interceptors {chain}"))
@@ -156,7 +161,7 @@ def _add_callers(graph: FlowGraph) -> None:
     channels = [node.key for node in graph.nodes.values() if node.kind is NodeKind.CHANNEL]
     for channel in channels:
         if channel not in filled:
-            graph.connect(graph.add(Node("callers/in", NodeKind.CALLERS, "callers")), channel)
+            graph.connect(graph.add(_CALLERS_IN), channel)
         if channel not in emptied:
             graph.connect(channel, graph.add(Node("callers/out", NodeKind.CALLERS, "callers")))
 

@@ -21,6 +21,7 @@ from millrace_server.access.settings import (
 from millrace_server.agent.setting_types import ChannelName
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
 from millrace_server.agent.sink_group_config import SinkGroupConfig, group_problems
+from millrace_server.agent.sources.grpc.config import name_problems
 from millrace_server.agent.sources.stdin import stdin_problems
 from millrace_server.channels.config import AnyChannelConfig
 from millrace_server.configuration.consistency import (
@@ -268,6 +269,7 @@ def check_settings(tables: Mapping[str, Any], source: str, overrides: Mapping[st
         *unknown_channels(tables, Settings),
         *group_problems(tables),
         *stdin_problems(tables),
+        *name_problems(tables),
         *address_conflicts(tables, listening),
         *access_problems(tables),
         *anonymous_addresses(tables),

@@ -200,10 +200,20 @@ class AdminService:
         elif current_call().may(Permission.DESCRIBE, name):
             yield self._registry.get(name)
 
+    def _with_transactions(self, name: str) -> Iterator[Channel]:
+        """Yields what has transactions under that name, or all without a name, if the caller may describe them."""
+        call = current_call()
+        if name:
+            channels = [self._registry.with_transactions(name)] if call.may(Permission.DESCRIBE, name) else []
+        else:
+            channels = self._registry.all_with_transactions()
+        yield from (channel for channel in channels if call.may(Permission.DESCRIBE, channel.name))
+
     async def _list_transactions(self, request: pb.ListTransactionsRequest) -> pb.ListTransactionsResponse:
         answer = pb.ListTransactionsResponse()
         slices = TimeSlices()
-        async for channel in self._listed(request.channel):
+        for channel in self._with_transactions(request.channel):
+            await slices.pause_if_over()
             for transaction in channel.list_transactions():
                 answer.transactions.append(transaction_message(transaction))
                 await slices.pause_if_over()
@@ -211,7 +221,7 @@ class AdminService:
 
     async def _end_transaction(self, request: pb.EndTransactionRequest) -> pb.EndTransactionResponse:
         channel = self._registry.transactions.find(request.txn_id).name
-        self._registry.get(channel).end_transaction(request.txn_id)
+        self._registry.with_transactions(channel).end_transaction(request.txn_id)
         return pb.EndTransactionResponse()
 
     async def _release_claim(self, request: pb.ReleaseClaimRequest) -> pb.ReleaseClaimResponse:

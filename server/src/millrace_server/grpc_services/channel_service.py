@@ -60,7 +60,7 @@ class ChannelService:
     async def _begin_txn(self, request: pb.BeginTxnRequest) -> pb.BeginTxnResponse:
         txn_id = request.txn_id if request.HasField("txn_id") else None
         lease_seconds = seconds_of("lease", request.lease)
-        transactions = self._registry.get(request.channel).transactions
+        transactions = self._registry.accepting(request.channel).transactions
         call = current_call()
         txn_id, lease_seconds = transactions.begin(txn_id, lease_seconds, call.origin, call.quota)
         return pb.BeginTxnResponse(txn_id=txn_id, lease=duration_of(lease_seconds))
@@ -76,6 +76,7 @@ class ChannelService:
         wait_seconds = seconds_of("wait", request.wait) if request.HasField("wait") else None
         take_offset = request.take_offset if request.HasField("take_offset") else None
         transactions = self._find(request)
+        self._registry.refuse_entrance(transactions.name)
         batches, take_count = await transactions.take(request.txn_id, limits, wait_seconds, take_offset)
         return take_response(batches, take_count, form)
 
@@ -100,7 +101,7 @@ class ChannelService:
 
     async def _append(self, request: pb.AppendRequest, columns: Columns | None) -> pb.AppendResponse:
         call = current_call()
-        appends = self._registry.get(request.channel).appends
+        appends = self._registry.accepting(request.channel).appends
         receipt = await appends.append(
             nonempty_events_of(request, columns), stamp_of(request, call.identity), call.recheck
         )

@@ -35,6 +35,7 @@ _CODES: dict[type[errors.MillraceError], grpc.StatusCode] = {
     errors.ComponentNotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.TxnNotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.ChannelExistsError: grpc.StatusCode.ALREADY_EXISTS,
+    errors.NotAChannelError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.TxnStateError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.TxnsOpenError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ChannelClaimedError: grpc.StatusCode.FAILED_PRECONDITION,

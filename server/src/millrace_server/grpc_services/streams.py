@@ -84,7 +84,7 @@ class _Append:
         request, columns = parse_apart(pb.AppendStreamRequest, raw)
         self.request, name, caller = request, request.channel, self._call.caller
         caller.require(_APPEND, name)
-        self.channel = registry.get(name)
+        self.channel = registry.accepting(name)
         self.batches = nonempty_events_of(request, columns)
         self.stamp = stamp_of(request, caller.identity)
         if (spans := TRACING.spans) is not None:

@@ -51,7 +51,7 @@ class TxnOwners:
             for name, (identity, credentials) in self._proofs.items()
             if self._access.still_proves(credentials, name)
         }
-        for channel in self._registry.channels():
+        for channel in self._registry.all_with_transactions():
             channel.transactions.roll_back_unless(partial(self._may_keep, channel.name))
 
     def _may_keep(self, channel: str, txn: Transaction) -> bool:

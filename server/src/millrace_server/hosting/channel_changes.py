@@ -57,6 +57,7 @@ class ChannelChanges:
 
     async def _create(self, name: str, config: ChannelConfig) -> ChannelHandle:
         async with self._changing:
+            self._registry.refuse_entrance(name)
             if name in self._registry:
                 raise ChannelExistsError(f"channel: {name!r} exists already")
             if (count := len(self._registry)) >= self._channels_max:

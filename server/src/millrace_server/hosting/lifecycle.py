@@ -10,6 +10,7 @@ from millrace_server.agent.settings import AgentConfig
 from millrace_server.channels.channel_handle import ChannelHandle
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.configuration.settings import Settings
+from millrace_server.errors import StartError
 from millrace_server.hosting.data_dir import CHANNELS_DIRECTORY, Catalog
 from millrace_server.hosting.signals import StopRequests
 
@@ -30,6 +31,13 @@ def open_channels(settings: Settings, catalog: Catalog) -> ChannelRegistry:
         channels_dir=settings.server.data_dir / CHANNELS_DIRECTORY,
     )
     catalogued = catalog.load()
+    entrances = flows_of(settings).entrances()
+    if taken := sorted(entrances & catalogued.keys()):
+        raise StartError(
+            f"sources.{taken[0]} has the name of a channel that CreateChannel created; give the source another name, "
+            "or start without it and delete the channel"
+        )
+    registry.set_entrances(entrances)
     registry.finish_deletions({*settings.channels, *catalogued})
     for name, config in settings.channels.items():
         registry.create(name, config).configured = config

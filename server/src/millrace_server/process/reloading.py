@@ -10,6 +10,7 @@ import structlog
 from millrace.setting_file import SettingsError
 from millrace_server.access.control import AccessControl
 from millrace_server.agent.agent import Agent, AgentChanges
+from millrace_server.agent.settings import AgentConfig
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.config import AnyChannelConfig, ChannelConfig
@@ -104,9 +105,10 @@ class Reloader:
         # A right that is taken away must not wait for a restart. Without `auth` the file says nothing of rights.
         if self._access is not None and settings.auth is not None:
             self._access.replace(settings.roles, settings.identities)
-        # New channels come first, since flows may use them; changes of other channels may have to wait for room.
+        flows = self._flows(settings, report)
+        self._registry.set_entrances(flows.entrances())
+        # New channels come before the flows, which may use them; changes of others may have to wait for room.
         self._create_channels(settings, report)
-        flows = flows_of(settings)
         updating = asyncio.ensure_future(self._update_channels(settings, report))
         changing = asyncio.ensure_future(self._agent.change(flows, self.shutdown_grace_seconds))
         await _wait_for_all(updating, changing)
@@ -119,6 +121,16 @@ class Reloader:
         for name in ServerSettings.model_fields:
             if name not in _LIVE_SERVER_FIELDS and getattr(server, name) != getattr(self._server, name):
                 report.pending[f"server.{name}"] = _NEEDS_RESTART
+
+    def _flows(self, settings: Settings, report: _Report) -> AgentConfig:
+        """Returns the flows, without the sources whose name a channel of the server still has."""
+        flows = flows_of(settings)
+        taken = {name for name in flows.entrances() if name in self._registry}
+        report.pending |= {
+            f"sources.{name}": "has the name of a channel of the server; remove the channel, then reload again"
+            for name in taken
+        }
+        return flows._replace(sources={name: one for name, one in flows.sources.items() if name not in taken})
 
     def _create_channels(self, settings: Settings, report: _Report) -> None:
         for name, config in settings.channels.items():

@@ -70,9 +70,18 @@ def check_targets(options: WriteOptions) -> None:
         homes: dict[str, str] = {}
         for endpoint, client in clients.items():
             with translated_errors(endpoint, options.channel, advice_by_reason=PUT_ADVICE):
-                admin = client.admin
-                there = [admin.get_channel(options.channel)] if options.channel else admin.list_channels()
+                there = _channels(client.admin, options.channel)
             check_aliases(homes, endpoint, there)
+
+
+def _channels(admin: millrace.Admin, name: str) -> Sequence[millrace.ChannelInfo]:
+    """Returns the channel of this name, or all without a name; none if it is that of a source, which has no id."""
+    if not name:
+        return admin.list_channels()
+    try:
+        return [admin.get_channel(name)]
+    except millrace.NotAChannelError:
+        return []
 
 
 @lru_cache(_KNOWN_MAX)

@@ -198,7 +198,7 @@ class _ShardWriter:
         """Begins a transaction; returns it with its capacity in events."""
         channel = self._client.channel(self._shard.channel)
         if self._capacity is None:
-            self._capacity = self._client.admin.get_channel(channel.name).config.transaction_capacity
+            self._capacity = self._client.admin.append_capacity(channel.name)
         return channel.transaction(self._options.lease_seconds).begin(), self._capacity
 
     def _put_into_txn(self, columns: event_pb2.EventColumns) -> None:

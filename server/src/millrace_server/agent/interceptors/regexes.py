@@ -193,7 +193,7 @@ class _SearchReplace:
             replaced = map_texts(texts, self._replaced, None)
             table.bodies = [(text or "").encode(errors="surrogateescape") for text in replaced]
             return table
-        values = table.headers.get(header)
+        values = table.header(header)
         if isinstance(values, str):
             try:
                 table.headers[header] = self._replaced(values)

@@ -18,6 +18,7 @@ from millrace_server.agent.interceptors import AnyInterceptorConfig
 from millrace_server.agent.selectors import AnySelectorConfig, ReplicatingConfig
 from millrace_server.agent.setting_types import FactoryPath, KnownChannelName, load_factory, revealed
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
+from millrace_server.channels.entrance import Entrance
 from millrace_server.errors import StartError
 from millrace_server.network import Address, open_socket
 from millrace_server.network.tls import SourceTlsSettings, TlsFiles
@@ -50,6 +51,8 @@ class SourceContext(NamedTuple):
     """Where it may store its own state; the directory may not exist yet."""
     embedded_sources: EmbeddedSources | None = None
     """Where the embedding program finds its sources' writers; None in a daemon."""
+    entrance: Entrance | None = None
+    """What callers append to by the source's name, if its type is `grpc`; None in an embedding program."""
 
 
 class Source(Protocol):
@@ -68,6 +71,7 @@ class Source(Protocol):
 
 
 _CLASSES = {
+    "grpc": "millrace_server.agent.sources.grpc.source:GrpcSource",
     "http": "millrace_server.agent.sources.http.source:HttpSource",
     "netcat": "millrace_server.agent.sources.netcat.source:NetcatSource",
     "spooldir": "millrace_server.agent.sources.spooldir.source:SpooldirSource",

@@ -12,7 +12,7 @@ from grpc import aio
 
 from millrace.v1 import admin_service_pb2
 from millrace_client.append_session import AsyncAppendSession
-from millrace_client.errors import MillraceError, RetryAdvice
+from millrace_client.errors import MillraceError, NotAChannelError, RetryAdvice
 from millrace_client.grpc_errors import ErrorTranslator
 from millrace_client.security import ChannelWithMetadata, Token, check_encryption
 from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
@@ -120,7 +120,7 @@ class TargetChannel:
     """A channel of a server that answers.
 
     Attributes:
-        channel_id: The channel's unique id; empty while the server replays its log.
+        channel_id: The channel's unique id; empty while the server replays its log, and of a source.
     """
 
     def __init__(self, connection: aio.Channel, endpoint: str, found: admin_service_pb2.Channel) -> None:
@@ -192,13 +192,20 @@ async def _find(
     except aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise AnswerTimeoutError(f"{endpoint} does not answer", timeout_seconds) from None
-        raise _component_error(
-            ErrorTranslator(endpoint, _TOO_LARGE_TEXT).from_rpc(error, channel), endpoint, channel
-        ) from None
+        refused = ErrorTranslator(endpoint, _TOO_LARGE_TEXT).from_rpc(error, channel)
+        if isinstance(refused, NotAChannelError) and refused.transaction_capacity is not None:
+            return _source(channel, refused.transaction_capacity)
+        raise _component_error(refused, endpoint, channel) from None
     if answer.channel.state in _OUT_OF_ORDER:
         fault = answer.channel.fault or _OUT_OF_ORDER[answer.channel.state]
         raise ComponentError(f"{endpoint} does not take events for its channel {channel}: {fault}")
     return answer.channel
+
+
+def _source(name: str, transaction_capacity: int) -> admin_service_pb2.Channel:
+    """Returns a source, which takes events like a channel, as one."""
+    config = admin_service_pb2.ChannelConfig(transaction_capacity=transaction_capacity)
+    return admin_service_pb2.Channel(name=name, config=config, state=admin_service_pb2.CHANNEL_STATE_OPEN)
 
 
 def _component_error(error: MillraceError, endpoint: str, channel: str) -> ComponentError:

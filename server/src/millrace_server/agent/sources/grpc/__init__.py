@@ -1,0 +1,1 @@
+"""The source `grpc`: callers append to it as to a channel."""

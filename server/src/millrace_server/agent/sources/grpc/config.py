@@ -1,0 +1,38 @@
+"""The settings of the source `grpc`."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import field_validator
+
+from millrace.setting_problems import Problem, shown_path, shown_value
+from millrace_server.agent.setting_types import named_tables
+from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext, source_class
+
+
+class GrpcSourceConfig(SourceConfig):
+    """A source that gRPC clients append to, by its name, as to a channel."""
+
+    type: Literal["grpc"]
+    """What callers append."""
+
+    @field_validator("batch_events_max")
+    @classmethod
+    def _refuse_batch_events_max(cls, _value: object) -> None:
+        raise ValueError("has no effect here; what a caller appends at once is stored at once")
+
+    def make(self, context: SourceContext) -> Source:
+        return source_class(self.type)(context)
+
+
+def name_problems(tables: Mapping[str, Any]) -> list[Problem]:
+    """Returns a problem for each source of type `grpc` with the name of a channel."""
+    return [
+        Problem(
+            ("sources", name),
+            f"is called {shown_value(name)}, as a channel is; callers could not tell which of them they append to, so "
+            f"it must not be the name of {shown_path(('channels', name))}",
+        )
+        for name in named_tables(tables, "sources")
+        if tables["sources"][name].get("type") == "grpc" and name in named_tables(tables, "channels")
+    ]

@@ -1,0 +1,196 @@
+"""The source `grpc`: stores in its channels what callers commit at its entrance."""
+
+import asyncio
+from functools import partial
+
+import structlog
+
+from millrace_server.agent.batch_router import BatchAttempt
+from millrace_server.agent.channel_writer import ChannelWriter
+from millrace_server.agent.column_table import ColumnTable
+from millrace_server.agent.events import EventTable, part_of
+from millrace_server.agent.fan_out import Terms
+from millrace_server.agent.sources.source import SourceContext
+from millrace_server.agent.supervision import ComponentFailedError
+from millrace_server.channels.batches import StoredColumns, Window
+from millrace_server.channels.commit import Commit
+from millrace_server.channels.entrance import EntranceLimits, Route, refuse, settle
+from millrace_server.channels.stamps import Stamp
+from millrace_server.errors import InternalError, MillraceError, NotOwnerError, ReplayingError
+
+_RETRY_DELAY_SECONDS = 0.5
+
+_log = structlog.stdlib.get_logger(__name__)
+
+
+class GrpcSource:
+    """Opens the entrance of its name while it runs."""
+
+    def __init__(self, context: SourceContext) -> None:
+        self._name = context.name
+        self._entrance = context.entrance
+
+    async def run(self, writer: ChannelWriter) -> None:
+        if self._entrance is None:
+            raise ComponentFailedError(
+                "no caller reaches a source of type grpc in a program that embeds the agent; use a source of type "
+                "embedded here, or a daemon"
+            )
+        forwarder = _Forwarder(self._name, writer)
+        self._entrance.open(Route(forwarder.limits, forwarder.store))
+        writer.report_running()
+        try:
+            # The callers do all the work.
+            await asyncio.Event().wait()
+        finally:
+            self._entrance.close()
+            await forwarder.wait_until_idle()
+
+
+class _Forwarder:
+    """Stores commits in the source's channels, those of one caller in the order in which they came.
+
+    *Repeats.* Every channel gets each commit's stamp, with the events that the selector has for it or with none. So the
+    numbers belong to the events as they came, and each channel knows a repeat for itself, also of events that were
+    dropped on the way or went elsewhere. An append may overlap an earlier one in part, since a caller that sends again
+    may have other batches than before, and after a crash the channels may differ in what they have. A channel that gets
+    a part of a batch cannot tell which of its numbers belong to those events. Therefore an append is cut where the
+    channels' accepted numbers begin and end: each piece is either known to a channel as a whole, or new there. An
+    append with numbers of another one waits until that has ended: two at once might be balanced in two ways.
+    """
+
+    def __init__(self, name: str, writer: ChannelWriter) -> None:
+        self._name = name
+        self._writer = writer
+        self._router = writer.router
+        self._clock = asyncio.get_running_loop().time
+        self._tasks: set[asyncio.Task[None]] = set()
+        # The last commit of each caller that has not begun in all channels: the next one begins after it.
+        self._beginnings: dict[asyncio.Task[None] | None, asyncio.Future[None]] = {}
+        self._stamps: dict[str, dict[asyncio.Task[None], Stamp]] = {}  # Of commits in flight, by producer.
+
+    def limits(self) -> EntranceLimits:
+        configs = self._writer.required_configs()
+        return EntranceLimits(
+            transaction_capacity=min(config.transaction_capacity for config in configs),
+            body_bytes_max=min(config.open_body_bytes_max for config in configs),
+            lease_seconds=min(config.lease_seconds for config in configs),
+            keep_alive_seconds=max(config.keep_alive_seconds for config in configs),
+            open_transactions_max=min(config.open_transactions_max for config in configs),
+        )
+
+    def store(self, commit: Commit) -> None:
+        """Begins to store a commit; see `Route`."""
+        # All appends of a stream are submitted by one task.
+        caller, begun = asyncio.current_task(), asyncio.get_running_loop().create_future()
+        former: set[asyncio.Future[None]] = set(self._overlapping(commit.stamp))
+        if caller in self._beginnings:
+            former.add(self._beginnings[caller])
+        self._beginnings[caller] = begun
+        storing = asyncio.create_task(self._store(commit, former, begun))
+        self._tasks.add(storing)
+        if commit.stamp is not None:
+            self._stamps.setdefault(commit.stamp.producer_id, {})[storing] = commit.stamp
+        storing.add_done_callback(partial(self._end, commit.stamp, caller, begun))
+        if not commit.txn_ids:
+            # What has not begun in the channels by then leaves nothing there.
+            commit.on_abandoned = partial(_cancel, storing)
+
+    def _overlapping(self, stamp: Stamp | None) -> list[asyncio.Task[None]]:
+        """Returns what is in flight of the same numbers, such as from a lost connection of the same caller."""
+        if stamp is None:
+            return []
+        of_producer = self._stamps.get(stamp.producer_id, {})
+        return [task for task, one in of_producer.items() if one.first <= stamp.last and stamp.first <= one.last]
+
+    def _end(
+        self,
+        stamp: Stamp | None,
+        caller: "asyncio.Task[None] | None",
+        begun: "asyncio.Future[None]",
+        storing: "asyncio.Task[None]",
+    ) -> None:
+        self._tasks.discard(storing)
+        if self._beginnings.get(caller) is begun:
+            del self._beginnings[caller]
+        if stamp is not None:
+            of_producer = self._stamps[stamp.producer_id]
+            del of_producer[storing]
+            if not of_producer:
+                del self._stamps[stamp.producer_id]
+
+    async def wait_until_idle(self) -> None:
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _store(self, commit: Commit, former: "set[asyncio.Future[None]]", begun: "asyncio.Future[None]") -> None:
+        came_at = self._clock()
+        try:
+            received = ColumnTable([_columns_of(window) for window in commit.puts])
+            with self._writer.span(received) as table, self._writer.reported(table):
+                try:
+                    if former:
+                        await asyncio.wait(former)
+                    attempts = await self._begin(commit, table, came_at)
+                finally:
+                    begun.set_result(None)
+                for attempt in attempts:
+                    await self._router.finish(attempt)
+        except asyncio.CancelledError:
+            refuse(commit, InternalError("the caller has left"))
+            raise
+        except MillraceError as error:
+            refuse(commit, _for_caller(error))
+        except Exception:  # noqa: BLE001 - a bug must not leave the caller without an answer
+            _log.exception("an append could not be stored", source=self._name)
+            refuse(commit, InternalError("internal error; see the server's log"))
+        else:
+            settle(commit, is_deduplicated=any(attempt.is_repeat for attempt in attempts))
+
+    async def _begin(self, commit: Commit, table: EventTable, came_at: float) -> list[BatchAttempt]:
+        """Submits the pieces of a commit to the channels."""
+        stamp, of_txns = commit.stamp, bool(commit.txn_ids)
+        attempts: list[BatchAttempt] = []
+        while True:
+            terms = Terms(self._clock() - came_at, also_draining=of_txns, is_bounded=not of_txns)
+            count = self._uniform_count(table, stamp)
+            if stamp is None or count == table.count:
+                attempts.append(self._router.start(table, stamp, terms))
+            else:
+                attempts.append(self._router.start(*part_of(table, stamp, 0, count), terms))
+            await self._router.begin(attempts[-1])
+            if stamp is None or count == table.count:
+                return attempts
+            table, stamp = part_of(table, stamp, count, table.count)
+
+    def _uniform_count(self, table: EventTable, stamp: Stamp | None) -> int:
+        """Returns how many of the first events each channel has accepted all or none of.
+
+        Those are all of them if they have no numbers of their own.
+        """
+        if stamp is None or stamp.span != table.count:
+            return table.count
+        return min(channel.accepted_run_end(stamp) for channel in self._router.fan_out.channels()) - stamp.first + 1
+
+
+def _cancel(storing: "asyncio.Task[None]") -> None:
+    storing.cancel()
+
+
+def _columns_of(window: Window) -> StoredColumns:
+    if window.is_whole:
+        return window.stored
+    return StoredColumns(window.columns(), window.count, window.body_bytes)
+
+
+def _for_caller(error: MillraceError) -> MillraceError:
+    """Returns the error that a caller gets who knows neither the source's interceptors nor its channels' servers."""
+    if isinstance(error, InternalError):
+        return InternalError(
+            "the source cannot pass the events on at the moment; the server's log says why",
+            retry_delay_seconds=error.retry_delay_seconds,
+        )
+    if isinstance(error, NotOwnerError):
+        # Its address is not one of this source.
+        return ReplayingError(str(error), retry_delay_seconds=_RETRY_DELAY_SECONDS)
+    return error
