@@ -34,6 +34,9 @@ class FakeCommitter:
     def record_claim(self, _claim: ClaimRecord) -> None:
         """Never called."""
 
+    def refuse_unfit(self, _commit: Commit) -> None:
+        """Never called."""
+
     def submit(self, commit: Commit) -> None:
         if self.error:
             raise self.error

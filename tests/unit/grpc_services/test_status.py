@@ -22,6 +22,7 @@ DOCUMENTED_CODES = {
         "TXN_STATE",
         "CHANNEL_CLAIMED",
         "CHANNEL_NOT_EMPTY",
+        "NOT_A_CHANNEL",
         "CHANNEL_CONFIGURED",
         "TXNS_OPEN",
         "NOT_CLAIMED",

@@ -37,6 +37,9 @@ class Appends:
         if commit is not None:
             try:
                 return await commit
+            except asyncio.CancelledError:
+                commit.abandon()
+                raise
             except DiskFullError:
                 # It waits for the disk, as one does that could not begin.
                 pass
@@ -80,8 +83,8 @@ class Appends:
                     self.submit_append(commit)
                 return await commit
             except asyncio.CancelledError:
-                if commit is not None and commit.on_abandoned is not None:
-                    commit.on_abandoned()
+                if commit is not None:
+                    commit.abandon()
                 raise
             except DiskFullError:
                 commit = None

@@ -292,6 +292,11 @@ class Commit(JournalEntry):
         if self._waiters or self._callbacks:
             self._wake()
 
+    def abandon(self) -> None:
+        """Notes that its only caller has left."""
+        if self.on_abandoned is not None:
+            self.on_abandoned()
+
     def add_done_callback(self, callback: "Callable[[Commit], None]") -> None:
         """Calls back once a submitted commit is durable or aborted; at once where it has ended."""
         if self.is_in_flight:
