@@ -164,6 +164,11 @@ class ChannelReader:
         return UnsettledLimits(*(max(whole // 2, 1) for whole in halves))
 
     @property
+    def channel_id(self) -> str:
+        """Identifies this incarnation of the channel; raises MillraceError if it is not open."""
+        return self._registry.get(self.channel_name).channel_id
+
+    @property
     def is_space_awaited(self) -> bool:
         channel = self._channel_if_open()
         return channel is not None and channel.has_waiting_commits
@@ -229,6 +234,10 @@ class ChannelReader:
     def report_problem(self, reason: str) -> None:
         """Shows in the sink's state why it makes no progress while it goes on trying; its next settle clears that."""
         self._component.mark_backing_off(reason)
+
+    def note_incident(self, incident: str, count: int = 1) -> None:
+        """Counts something that operators watch for; see `Component.incident_counts`."""
+        self._component.record_incident(incident, count)
 
     async def reject(self, delivery: Delivery, error: EventsRejectedError) -> None:
         """Handles a delivery with events that the sink can never take; raises ComponentError to repeat it later."""

@@ -98,8 +98,19 @@ class ChannelWriter:
         """Marks the source as stopped, with a reason; called right before its run ends."""
         self._component.mark_stopped(reason)
 
+    def report_problem(self, reason: str) -> None:
+        """Shows in the source's state why it makes no progress while it goes on trying; its next batch clears that."""
+        self._component.mark_backing_off(reason)
+
     def count_dropped(self, count: int) -> None:
         self._component.record_outcome(EventOutcome.DROPPED, count)
+
+    def count_filtered(self, count: int) -> None:
+        self._component.record_outcome(EventOutcome.FILTERED, count)
+
+    def note_incident(self, incident: str, count: int = 1) -> None:
+        """Counts something that operators watch for; see `Component.incident_counts`."""
+        self._component.record_incident(incident, count)
 
     def next_stamp(self, count: int) -> Stamp:
         """Returns a stamp with the next numbers of this run, for a source that cannot read its events again."""

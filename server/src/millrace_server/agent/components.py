@@ -4,6 +4,7 @@ import asyncio
 import enum
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import structlog
@@ -78,6 +79,8 @@ class Component:
         event_count: Events of batches that a source has completed, whatever became of each, or that a sink delivered.
         byte_count: Bytes of their bodies.
         outcome_counts: Events with each other outcome.
+        incident_counts: How often something happened that is no failure, but that operators watch for, such as a
+            rebalance of a Kafka consumer group, by its name.
         since: When it entered its state, in seconds since 1970.
         progress_time: When it last did a batch, in seconds since 1970; None before the first one.
         channels: The channels that it writes or reads; who may describe one of them may see the component.
@@ -113,6 +116,7 @@ class Component:
         self.byte_count = 0
         self.failure_count = 0
         self.outcome_counts = dict.fromkeys(EventOutcome, 0)
+        self.incident_counts: Counter[str] = Counter()
 
     @property
     def progress_age_seconds(self) -> float | None:
@@ -128,6 +132,9 @@ class Component:
 
     def record_outcome(self, outcome: EventOutcome, event_count: int) -> None:
         self.outcome_counts[outcome] += event_count
+
+    def record_incident(self, incident: str, count: int = 1) -> None:
+        self.incident_counts[incident] += count
 
     @property
     def is_waiting(self) -> bool:

@@ -131,10 +131,13 @@ def _column(key: str, values: HeaderValues) -> event_pb2.HeaderColumn | None:
     if isinstance(values, str):
         encoded = values.encode(errors="replace")
         return event_pb2.HeaderColumn(key=key, sizes=[len(encoded) + 1], values=encoded)
+    joined = "".join(filter(None, values))
+    if joined.isascii():
+        # Most often: encoded at once, as many bytes as characters.
+        sizes = [0 if value is None else len(value) + 1 for value in values]
+        return event_pb2.HeaderColumn(key=key, sizes=sizes, values=joined.encode()) if any(sizes) else None
     cells = [None if value is None else value.encode(errors="replace") for value in values]
     sizes = [0 if cell is None else len(cell) + 1 for cell in cells]
-    if not any(sizes):
-        return None
     return event_pb2.HeaderColumn(key=key, sizes=sizes, values=b"".join(filter(None, cells)))
 
 

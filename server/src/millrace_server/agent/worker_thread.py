@@ -41,6 +41,12 @@ class WorkerThread:
         self._calls.put(_Call(function, result))
         return result
 
+    async def end_with(self, last: Callable[[], None], timeout_seconds: float) -> None:
+        """Queues a last call and ends the thread after it; waits for that within a limit."""
+        result = self.submit(last)
+        self.shutdown()
+        await asyncio.wait({result}, timeout=timeout_seconds)
+
     def shutdown(self) -> None:
         """Ends the thread after the queued calls."""
         if self._calls is not None:

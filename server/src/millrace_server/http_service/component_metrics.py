@@ -77,6 +77,7 @@ def _describe_component(component: Component) -> dict[str, str | float | None]:
         "FailureCount": component.failure_count,
         "SecondsSinceProgress": component.progress_age_seconds,
         **{key: component.outcome_counts[fate] for fate, key in _OUTCOME_KEYS.items()},
+        **{f"Incident.{name}": count for name, count in component.incident_counts.items()},
     }
 
 
@@ -101,6 +102,9 @@ class ComponentCollector(Collector):
         fates = _family(
             CounterMetricFamily, "event_fates", "Events that were not stored where they were meant to be.", "fate"
         )
+        incidents = _family(
+            CounterMetricFamily, "incidents", "What happened to it that is no failure, by name.", "incident"
+        )
         for component in self._components:
             labels = [component.kind.key, component.name]
             for possible in ComponentState:
@@ -115,7 +119,9 @@ class ComponentCollector(Collector):
                 counter.add_metric(labels, read(component))
             for fate, event_count in component.outcome_counts.items():
                 fates.add_metric([*labels, fate.value], event_count)
-        return iter([state, progress, channels, dead_letters, *(counter for counter, _ in counts), fates])
+            for incident, count in component.incident_counts.items():
+                incidents.add_metric([*labels, incident], count)
+        return iter([state, progress, channels, dead_letters, *(counter for counter, _ in counts), fates, incidents])
 
 
 def _family(kind: type[FamilyT], name: str, description: str, *labels: str) -> FamilyT:

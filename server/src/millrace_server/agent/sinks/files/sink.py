@@ -183,10 +183,7 @@ class FileWorker:
         return result.result()
 
     async def close(self, last: Callable[[], None], timeout_seconds: float) -> None:
-        """Queues a last call and ends the thread after it; waits for that within a limit."""
-        result = self._thread.submit(last)
-        self._thread.shutdown()
-        await asyncio.wait({result}, timeout=timeout_seconds)
+        await self._thread.end_with(last, timeout_seconds)
 
 
 class UnsettledDeliveries:
