@@ -18,6 +18,7 @@ from millrace.setting_problems import allowed_values, choices_of, shown_value
 from millrace_server.access.jwt import JwtSettings
 from millrace_server.access.settings import AuthSettings, IdentitySettings, QuotaSettings, RoleSettings
 from millrace_server.agent.interceptors import AnyInterceptorConfig
+from millrace_server.agent.kafka.client import KafkaSaslConfig, KafkaTlsConfig
 from millrace_server.agent.lines.config import LinesConfig, MultilineConfig
 from millrace_server.agent.selectors import AnySelectorConfig
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
@@ -98,6 +99,8 @@ def _sections() -> Iterator[str]:
     yield from _choices("Source", AnySourceConfig, [_ALL_SOURCES, _LINES])
     yield from _choices("`format` of a source spooldir:", AnyFormat, [_LINES])
     yield from _choices("`done` of a source spooldir:", AnyDone)
+    yield from _section("`tls` of a source or sink kafka", KafkaTlsConfig, level=3)
+    yield from _section("`sasl` of a source or sink kafka", KafkaSaslConfig, level=3)
     yield "## `interceptors` of a source\n"
     yield from _choices("Interceptor", AnyInterceptorConfig)
     yield "## `selector` of a source\n"

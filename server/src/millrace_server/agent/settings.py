@@ -8,12 +8,14 @@ from pydantic import Field
 from millrace_server.agent.sink_group_config import SinkGroupConfig
 from millrace_server.agent.sinks.files.config import FilesSinkConfig
 from millrace_server.agent.sinks.http_config import HttpSinkConfig
+from millrace_server.agent.sinks.kafka.config import KafkaSinkConfig
 from millrace_server.agent.sinks.logger import LoggerSinkConfig
 from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
 from millrace_server.agent.sinks.sink import CustomSinkConfig, NullSinkConfig
 from millrace_server.agent.sources.exec.source import ExecSourceConfig
 from millrace_server.agent.sources.grpc.config import GrpcSourceConfig
 from millrace_server.agent.sources.http.config import HttpSourceConfig
+from millrace_server.agent.sources.kafka.config import KafkaSourceConfig
 from millrace_server.agent.sources.netcat.config import NetcatSourceConfig
 from millrace_server.agent.sources.sequence import SequenceSourceConfig
 from millrace_server.agent.sources.source import CustomSourceConfig, EmbeddedSourceConfig
@@ -28,6 +30,7 @@ AnySourceConfig = Annotated[
     | ExecSourceConfig
     | GrpcSourceConfig
     | HttpSourceConfig
+    | KafkaSourceConfig
     | NetcatSourceConfig
     | SequenceSourceConfig
     | SpooldirSourceConfig
@@ -39,7 +42,13 @@ AnySourceConfig = Annotated[
 """A source's table, discriminated by its `type`."""
 
 AnySinkConfig = Annotated[
-    CustomSinkConfig | FilesSinkConfig | HttpSinkConfig | LoggerSinkConfig | MillraceSinkConfig | NullSinkConfig,
+    CustomSinkConfig
+    | FilesSinkConfig
+    | HttpSinkConfig
+    | KafkaSinkConfig
+    | LoggerSinkConfig
+    | MillraceSinkConfig
+    | NullSinkConfig,
     Field(discriminator="type"),
 ]
 """A sink's table, discriminated by its `type`."""

@@ -39,6 +39,7 @@ class Sink(Protocol):
 
 _CLASSES = {
     "http": "millrace_server.agent.sinks.http_sink:HttpSink",
+    "kafka": "millrace_server.agent.sinks.kafka.sink:KafkaSink",
     "millrace": "millrace_server.agent.sinks.millrace.sink:ForwardingSink",
 }
 """The classes of sinks that are imported on their first use, by type."""

@@ -73,6 +73,7 @@ class Source(Protocol):
 _CLASSES = {
     "grpc": "millrace_server.agent.sources.grpc.source:GrpcSource",
     "http": "millrace_server.agent.sources.http.source:HttpSource",
+    "kafka": "millrace_server.agent.sources.kafka.source:KafkaSource",
     "netcat": "millrace_server.agent.sources.netcat.source:NetcatSource",
     "spooldir": "millrace_server.agent.sources.spooldir.source:SpooldirSource",
     "syslog": "millrace_server.agent.sources.syslog.source:SyslogSource",

@@ -1,0 +1,147 @@
+"""The sink `kafka`."""
+
+import asyncio
+from functools import partial
+
+from millrace_server.agent.channel_reader import ChannelReader, Delivery, EventsRejectedError
+from millrace_server.agent.sinks.kafka.config import KafkaSinkConfig
+from millrace_server.agent.sinks.kafka.transactions import TransactionalProducer
+from millrace_server.agent.worker_thread import WorkerThread
+
+SLOW_SECONDS = 5.0
+"""Brokers that have not answered for so long are reported in the sink's state."""
+
+CLOSE_SECONDS = 2.0
+"""How long the end of a run waits for the brokers."""
+
+
+class KafkaSink:
+    """Sends each delivery in a transaction, and settles it once Kafka has committed that.
+
+    If anything is unsure, the sink begins again: the new producer reads from Kafka what was committed, and what a
+    delivery has of it is settled without being sent.
+    """
+
+    def __init__(self, config: KafkaSinkConfig, name: str) -> None:
+        self._config = config
+        self._name = name
+
+    async def run(self, reader: ChannelReader) -> None:
+        thread = WorkerThread(f"kafka {self._name}")
+        make = partial(TransactionalProducer, self._config, self._name, reader.channel_id)
+        producer = await thread.submit(make)
+        try:
+            await thread.submit(producer.open)
+            await _Run(self._config, reader, thread, producer).until_closed()
+        finally:
+            # If the thread is stuck, its transaction ends as it may: the next producer fences this one, and then reads
+            # what has become of it.
+            await thread.end_with(producer.close, CLOSE_SECONDS)
+
+
+class _Run:
+    """One transaction at a time; what is taken meanwhile is joined for the next one.
+
+    Three things are in progress at most: `_taking` the next delivery, deliveries that are `_collected`, and `_sending`
+    those before them.
+    """
+
+    def __init__(
+        self, config: KafkaSinkConfig, reader: ChannelReader, thread: WorkerThread, producer: TransactionalProducer
+    ) -> None:
+        self._config = config
+        self._reader = reader
+        self._thread = thread
+        self._producer = producer
+        self._taking: asyncio.Future[Delivery | None] | None = None
+        self._collected: Delivery | None = None
+        self._sending: asyncio.Future[None] | None = None
+        self._in_transaction: Delivery | None = None
+        self._settling: set[asyncio.Task[None]] = set()
+        self._has_ended = False
+
+    async def until_closed(self) -> None:
+        try:
+            while self._begin_next():
+                waiting = {future for future in (self._taking, self._sending) if future is not None}
+                timeout = None if self._sending is None else SLOW_SECONDS
+                done, _ = await asyncio.wait(
+                    {*waiting, *self._settling}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    self._reader.report_problem(f"the brokers have not answered for {SLOW_SECONDS:g} s or more")
+                await self._end_sending()
+                self._end_taking()
+                self._end_settling()
+        finally:
+            for future in (self._taking, self._sending):
+                if future is not None:
+                    future.cancel()
+            # Settles go on if they are cancelled.
+            await asyncio.gather(*self._settling, return_exceptions=True)
+
+    def _begin_next(self) -> bool:
+        """Begins what can begin now; returns whether anything is in progress."""
+        if self._sending is None and self._collected is not None:
+            self._in_transaction, self._collected = self._collected, None
+            self._sending = asyncio.ensure_future(self._send(self._in_transaction))
+        if self._taking is None and not self._has_ended and not self._is_full:
+            self._taking = asyncio.ensure_future(self._reader.take(self._config.transaction_bytes_max))
+        return not (self._taking is None and self._sending is None and not self._settling)
+
+    @property
+    def _is_full(self) -> bool:
+        collected, config = self._collected, self._config
+        return collected is not None and (
+            collected.count >= config.batch_events_max or collected.body_bytes >= config.transaction_bytes_max
+        )
+
+    async def _send(self, delivery: Delivery) -> None:
+        place = self._producer.place
+        # On the loop: the channel's columns belong to it.
+        unsent = [batch.window.columns() for batch in place.unsent(delivery.batches)]
+        if unsent:
+            reached = place.after(delivery.batches, delivery.oldest_open_sequence)
+            await self._thread.submit(partial(self._producer.send, unsent, reached))
+
+    async def _end_sending(self) -> None:
+        delivery = self._in_transaction
+        if self._sending is None or not self._sending.done() or delivery is None:
+            return
+        sending, self._sending, self._in_transaction = self._sending, None, None
+        try:
+            sending.result()
+        except EventsRejectedError as error:
+            self._return_taken()
+            await self._reader.reject(delivery, error)
+        else:
+            self._settling.add(asyncio.create_task(delivery.settle()))
+
+    def _return_taken(self) -> None:
+        """Returns what comes after a rejected delivery, so that the events keep their order."""
+        if self._collected is not None:
+            self._collected.nack()
+            self._collected = None
+        if self._taking is None or self._taking.cancel():
+            self._taking = None
+            return
+        taken, self._taking = self._taking.result(), None
+        self._has_ended = taken is None
+        if taken is not None:
+            taken.nack()
+
+    def _end_taking(self) -> None:
+        if self._taking is None or not self._taking.done():
+            return
+        delivery, self._taking = self._taking.result(), None
+        if delivery is None:
+            self._has_ended = True
+        elif self._collected is None:
+            self._collected = delivery
+        else:
+            self._collected.join(delivery)
+
+    def _end_settling(self) -> None:
+        for task in [task for task in self._settling if task.done()]:
+            self._settling.discard(task)
+            task.result()

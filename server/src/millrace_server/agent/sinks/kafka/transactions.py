@@ -1,0 +1,247 @@
+"""The producer of a sink: sends events in transactions, each of which moves the sink's place. It runs on one thread."""
+
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+
+import structlog
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from millrace.wire_format import Buffer
+from millrace_server.agent.channel_reader import EventsRejectedError
+from millrace_server.agent.kafka.client import described
+from millrace_server.agent.sinks.kafka.config import KafkaSinkConfig
+from millrace_server.agent.sinks.kafka.place import METADATA_BYTES_MAX, Place, UnknownPlaceError
+from millrace_server.agent.sinks.kafka.records import Record, RecordWriter
+from millrace_server.agent.supervision import ComponentError, ComponentFailedError
+
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_POLL_EVERY = 1_000
+"""Delivery reports are served after so many records, so that an error ends a transaction early."""
+
+_QUEUE_WAIT_SECONDS = 0.1
+_ABORT_SECONDS = 2.0
+
+_REJECTIONS = {
+    KafkaError.INVALID_RECORD,
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+    KafkaError.INVALID_TIMESTAMP,
+    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - confluent-kafka's public constants have such names
+}
+"""Errors of single records, which another attempt would meet again."""
+
+_TOPIC_REJECTIONS = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - see above
+}
+"""Errors of a topic; the sink's own topic is for operators to repair, one that an event names is the event's fault."""
+
+
+_FENCINGS = {
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.PRODUCER_FENCED,
+    KafkaError._FENCED,  # noqa: SLF001 - see above
+}
+
+
+class TransactionalProducer:
+    """Sends events exactly once.
+
+    `open` ends what an earlier process of the same transactional id had begun: Kafka has either committed it, then the
+    place includes it, or aborts it. And it fences that process off, should it still run.
+
+    Attributes:
+        place: The events that are sent.
+    """
+
+    def __init__(self, config: KafkaSinkConfig, name: str, channel_id: str) -> None:
+        self._config = config
+        self._log = structlog.stdlib.get_logger(__name__).bind(sink=name)
+        self._id = f"{config.transactional_id_prefix}{channel_id}-{name}"
+        self._timeout = config.timeout_seconds
+        self._writer = RecordWriter(config)
+        self._topics = {config.topic}
+        self._trouble = ""
+        self._failed: tuple[KafkaError, str] | None = None
+        self._keeps_metadata = True
+        self.place = Place()
+        properties = config.client_properties(name)
+        try:
+            self._producer = Producer(
+                {
+                    "partitioner": "murmur2_random",  # Java's: the same key goes to the same partition.
+                    "linger.ms": 5,
+                    **properties,
+                    "transactional.id": self._id,
+                    "delivery.report.only.error": True,
+                    "on_delivery": self._on_delivery,
+                    "error_cb": self._on_error,
+                }
+            )
+            self._group = Consumer({**_for_group(properties), "group.id": self._id, "enable.auto.commit": False})
+        except KafkaException as error:
+            raise ComponentError(f"the settings of the client are refused: {described(error)}") from None
+        self._metadata = self._group.consumer_group_metadata()
+
+    def open(self) -> None:
+        """Takes over from an earlier process, and reads the place; raises ComponentError if that is not possible."""
+        try:
+            self._producer.init_transactions(self._timeout)
+            self._find_topic(self._config.topic)
+            self.place = self._read_place()
+            # Tells early what the brokers do not permit, keeps the group's offset from expiring, and shows whether they
+            # keep its metadata.
+            self._producer.begin_transaction()
+            self._commit(self.place)
+            self._keeps_metadata = self._committed().metadata == self.place.metadata()
+        except KafkaException as error:
+            raise self._component_error(error) from None
+
+    def close(self) -> None:
+        """Aborts an open transaction, if the brokers answer, and disconnects."""
+        with suppress(KafkaException):
+            self._producer.purge()
+            self._producer.abort_transaction(_ABORT_SECONDS)
+        # Not by its `close`, which waits for the brokers without end.
+        del self._producer
+        self._group.close()
+
+    def _read_place(self) -> Place:
+        committed = self._committed()
+        if committed.offset == OFFSET_INVALID:
+            return Place()
+        if not committed.metadata:
+            # See `_commit`: without metadata, the sink sends only what leaves no gaps.
+            return Place(committed.offset)
+        try:
+            return Place.parse(committed.offset, committed.metadata)
+        except UnknownPlaceError as error:
+            raise ComponentFailedError(f"group {self._id} is not this sink's: {error}") from None
+
+    def _committed(self) -> TopicPartition:
+        found: TopicPartition = self._group.committed([TopicPartition(self._config.topic, 0)], self._timeout)[0]
+        if found.error is not None:
+            raise KafkaException(found.error)
+        return found
+
+    def send(self, batches: Iterable[Buffer], place: Place) -> None:
+        """Sends events, as serialized columns, and moves the place with them; both happen or neither.
+
+        Raises EventsRejectedError if one of the events can never be sent; the next `send` may follow. Raises
+        ComponentError if they cannot be sent now, or it is unknown whether they are: only another `open` shows that.
+        """
+        if place.has_gaps and not self._keeps_metadata:
+            raise ComponentError(
+                "the brokers do not keep the metadata of offsets, so the sink must be the only one that takes from the "
+                "channel, and another consumer has taken events that are not settled"
+            )
+        self._failed = None
+        try:
+            self._producer.begin_transaction()
+            self._produce(batches)
+            self._commit(place)
+        except EventsRejectedError:
+            self._abort()
+            raise
+        except KafkaException as error:
+            if error.args[0].txn_requires_abort():
+                self._abort()
+                self._raise_rejection()
+            raise self._component_error(error) from None
+        self.place = place
+
+    def _produce(self, batches: Iterable[Buffer]) -> None:
+        produce, topics = self._producer.produce, self._topics
+        for batch in batches:
+            for index, record in enumerate(self._writer.records(batch)):
+                if record.topic not in topics:
+                    self._find_topic(record.topic)
+                topic, value, key, partition, timestamp, headers = record
+                try:
+                    produce(topic, value, key, partition, timestamp=timestamp, headers=headers)
+                except BufferError:
+                    self._produce_later(record)
+                except KafkaException as error:
+                    if error.args[0].code() in _REJECTIONS:
+                        raise EventsRejectedError(f"{topic}: {described(error)}") from None
+                    raise
+                if index % _POLL_EVERY == 0:
+                    self._producer.poll(0)
+
+    def _produce_later(self, record: Record) -> None:
+        topic, value, key, partition, timestamp, headers = record
+        while True:
+            self._producer.poll(_QUEUE_WAIT_SECONDS)
+            try:
+                self._producer.produce(topic, value, key, partition, timestamp=timestamp, headers=headers)
+            except BufferError:
+                continue
+            return
+
+    def _commit(self, place: Place) -> None:
+        metadata = place.metadata()
+        if len(metadata) > METADATA_BYTES_MAX:
+            raise ComponentError(
+                "other consumers have taken too many single events of the channel that are not settled"
+            )
+        position = TopicPartition(self._config.topic, 0, place.next_sequence, metadata)
+        self._producer.send_offsets_to_transaction([position], self._metadata, self._timeout)
+        self._producer.commit_transaction(self._timeout)
+
+    def _abort(self) -> None:
+        try:
+            self._producer.abort_transaction(self._timeout)
+        except KafkaException as error:
+            raise self._component_error(error) from None
+
+    def _find_topic(self, topic: str) -> None:
+        """Raises EventsRejectedError if there is no topic that an event names; ComponentError for the sink's own."""
+        is_own = topic == self._config.topic
+        if not _TOPIC.fullmatch(topic):
+            raise EventsRejectedError(f"{topic[:100]!r} is not the name of a topic")
+        error = self._producer.list_topics(topic, self._timeout).topics[topic].error
+        if error is None:
+            self._topics.add(topic)
+            return
+        if is_own or error.code() not in _TOPIC_REJECTIONS:
+            raise ComponentError(f"topic {topic}: {described(error)}")
+        raise EventsRejectedError(f"topic {topic}: {described(error)}")
+
+    def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        # The first one: those behind it fail because the transaction has.
+        if error is not None and self._failed is None:
+            self._failed = error, message.topic() or ""
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._trouble = described(error)
+
+    def _raise_rejection(self) -> None:
+        if self._failed is None:
+            return
+        error, topic = self._failed
+        is_topics_fault = error.code() in _TOPIC_REJECTIONS and topic != self._config.topic
+        if error.code() in _REJECTIONS or is_topics_fault:
+            self._topics.discard(topic)
+            raise EventsRejectedError(f"{topic}: {described(error)}")
+
+    def _component_error(self, error: KafkaException) -> ComponentError:
+        code = error.args[0].code()
+        if code in _FENCINGS:
+            return ComponentError(f"another process sends with the transactional id {self._id}: {described(error)}")
+        if self._failed is not None:
+            failed, topic = self._failed
+            return ComponentError(f"{topic}: {described(failed)}")
+        trouble = f" ({self._trouble})" if self._trouble else ""
+        return ComponentError(f"{described(error)}{trouble}")
+
+
+def _for_group(properties: dict[str, object]) -> dict[str, object]:
+    """Returns those of a producer's properties that connect, for a consumer that only reads the group's offset."""
+    return {
+        name: value
+        for name, value in properties.items()
+        if name.startswith(("bootstrap.", "broker.", "sasl.", "security.", "socket.", "ssl.", "client.", "logger"))
+    }

@@ -1,0 +1,1 @@
+"""The source `kafka`: records of Kafka topics, each exactly once."""

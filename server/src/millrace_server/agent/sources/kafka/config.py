@@ -1,0 +1,121 @@
+"""Settings of the source `kafka`."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+
+from millrace.setting_problems import shown_value
+from millrace_server.agent.kafka.client import KafkaClientConfig, described
+from millrace_server.agent.kafka.header_names import DEFAULT_PREFIX
+from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext, source_class
+
+Topic = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
+
+RecordHeader = Literal["key", "topic", "partition", "offset", "timestamp"]
+
+
+def _check_pattern(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"is {shown_value(pattern)}, which is no regular expression: {error}") from None
+    return pattern
+
+
+class KafkaSourceConfig(KafkaClientConfig, SourceConfig):
+    """A source of the records of Kafka topics.
+
+    The offsets of a partition number its events, so a channel stores each record once. A partition's records keep their
+    order.
+    """
+
+    own_properties: ClassVar[Mapping[str, str]] = {
+        "group.id": "use group",
+        "auto.offset.reset": "use offset_reset",
+        "enable.auto.commit": "offsets are committed once the channels have stored the records",
+        "auto.commit.enable": "offsets are committed once the channels have stored the records",
+        "enable.auto.offset.store": "offsets are committed once the channels have stored the records",
+        "enable.partition.eof": "the end of a partition is no event",
+    }
+
+    type: Literal["kafka"]
+    """Records of Kafka topics."""
+
+    topics: list[Topic] = Field(default_factory=list)
+    """The topics; the members of the consumer group share their partitions."""
+
+    topic_pattern: Annotated[str, AfterValidator(_check_pattern)] | None = Field(None, min_length=1)
+    """A regular expression of topics that are read as well, also those that are created later; it must match the whole
+    name."""
+
+    partitions: dict[Topic, Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]] = Field(
+        default_factory=dict, validate_default=True
+    )
+    """Partitions by topic, instead of `topics` and `topic_pattern`: this source reads these, whoever else is in the
+    group."""
+
+    group: str = Field(min_length=1, max_length=255)
+    """The consumer group, which remembers how far the partitions have been read."""
+
+    offset_reset: Literal["earliest", "latest", "fail"] = "earliest"
+    """Where a partition is read from if the group has no offset, or the record at the offset is gone. `fail`: nothing
+    is read until an operator sets the group's offset."""
+
+    headers: list[RecordHeader] = Field(default=["key", "topic", "partition", "offset", "timestamp"])
+    """What becomes a header of the event, beside the record's own headers, which keep their names."""
+
+    header_prefix: str = DEFAULT_PREFIX
+    """The beginning of the names of these headers. Empty: `key`, `topic` and so on, as Flume's source names them."""
+
+    tombstones: Literal["mark", "skip"] = "mark"
+    """Records without a value (null). `mark`: an empty body, and the header `tombstone` (after `header_prefix`) is
+    `true`. `skip`: they are dropped and counted."""
+
+    topic_ids: bool = True
+    """Whether the id of a topic distinguishes it from a deleted topic of the same name. Brokers before Kafka 2.8 have
+    no ids; set false for brokers that do not describe topics."""
+
+    batch_events_max: int = Field(10_000, ge=1, le=1_000_000)
+    """The maximum number of events in a transaction; less if the `transaction_capacity` of a channel is smaller."""
+
+    request_timeout_seconds: float = Field(30.0, gt=0, le=3_600, allow_inf_nan=False)
+    """How long the brokers may take to tell where a partition begins and ends and what the group has committed."""
+
+    @field_validator("partitions")
+    @classmethod
+    def _check_one(cls, partitions: dict[str, list[int]], info: ValidationInfo) -> dict[str, list[int]]:
+        if not {"topics", "topic_pattern"} <= info.data.keys():
+            return partitions
+        is_subscribing = bool(info.data["topics"]) or info.data["topic_pattern"] is not None
+        if bool(partitions) == is_subscribing:
+            what = "come together with topics or topic_pattern" if partitions else "are missing, and so are topics"
+            raise ValueError(f"{what}; there must be topics or topic_pattern, or else partitions")
+        if twice := [topic for topic, numbers in partitions.items() if len(set(numbers)) != len(numbers)]:
+            raise ValueError(f"names a partition of {shown_value(twice[0])} twice; each may come once")
+        return partitions
+
+    @classmethod
+    def _try_properties(cls, properties: dict[str, Any]) -> None:
+        from confluent_kafka import Consumer, KafkaException
+
+        try:
+            Consumer({**properties, "group.id": "check"}).close()
+        except KafkaException as error:
+            raise ValueError(f"librdkafka refuses it: {described(error)}") from None
+
+    def consumer_properties(self, name: str) -> dict[str, Any]:
+        """Returns the properties of the source's consumer."""
+        return {
+            **self.client_properties(name),
+            "group.id": self.group,
+            # The source itself decides where to start, so that it can log, count and check that.
+            "auto.offset.reset": "error",
+            # Commits what was stored, at an interval and before a partition goes to another member.
+            "enable.auto.commit": True,
+            "enable.auto.offset.store": False,
+        }
+
+    def make(self, context: SourceContext) -> Source:
+        return source_class(self.type)(self, context)
