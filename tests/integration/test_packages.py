@@ -1,6 +1,7 @@
 """The packages that users install, in environments that hold nothing else."""
 
 import filecmp
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.dockerfile import Image, instructions
 from tests.millraced import Millraced
 from tests.unit.repository.checkout import DISTRIBUTIONS, ROOT, read_pyproject
 from tools import build_distributions
@@ -55,6 +57,10 @@ events = spark.read.format("millrace").option("endpoints", sys.argv[1]).option("
 print([bytes(row.body) for row in events.select("body").collect()])
 spark.stop()
 """
+
+
+# Installing packages takes long on a slow machine.
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +154,25 @@ def test_server_alone_installed_serves_both_programs_and_a_producer(installed: P
     _run(installed, "millrace", "channel", "create", "orders", "--server", server)
     _run(installed, "millrace", "put", "orders", "--server", server, text="a book\n")
     assert _run(installed, "python", "-c", PRODUCER, server).split("\n")[0] == "[b'a book', b'a lamp']"
+
+
+def test_steps_of_the_dockerfile_make_a_healthy_server(packages: Path, tmp_path: Path) -> None:
+    """Run one after the other, they install a server whose health check fails before it serves, and passes then."""
+    image = Image(tmp_path / "image", {"dist": packages})
+    image.build()
+    (check,) = (rest.partition("CMD ")[2] for name, rest in instructions() if name == "HEALTHCHECK")
+    with pytest.raises(AssertionError, match="refused"):
+        image.run([*json.loads(check), "http://127.0.0.1:1/healthz"])
+    (entry,) = (json.loads(rest) for name, rest in instructions() if name == "ENTRYPOINT")
+    (command,) = (json.loads(rest) for name, rest in instructions() if name == "CMD")
+    assert "[server]" in image.run([*entry, "check", "--show", image.path("/etc/millrace/insecure.toml")])
+    program = Path(image.path("/opt/millrace/bin/python"))
+    ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--data-dir", image.path("/var/lib/millrace"))
+    assert command[:2] == ["serve", "--config"]
+    server = Millraced((command[1], image.path("/etc/millrace/insecure.toml"), *ports), tmp_path, python=str(program))
+    assert "serving" in image.run([*json.loads(check), f"http://{server.http}/healthz"])
+    assert server.stop() == 0
+    assert json.loads(Path(image.path("/usr/share/doc/millrace/millrace-server.cdx.json")).read_text())["components"]
 
 
 def test_connector_installed_is_read_by_spark(installed: Path, packages: Path, server: str, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import typer
 from millrace.command_line.program import new_program
 from millrace_server.cli.certificate_commands import dev_certificates
 from millrace_server.cli.flow_test_command import run_flow_tests
+from millrace_server.cli.health_command import health
 from millrace_server.cli.log_commands import backup, log_app, restore
 from millrace_server.cli.reporting import (
     EXIT_BAD_SETTINGS,
@@ -238,6 +239,7 @@ def _write_new(path: Path, text: str) -> None:
 app.command("test")(run_flow_tests)
 app.command()(backup)
 app.command()(restore)
+app.command()(health)
 app.command()(upgrade)
 app.command("dev-certificates")(dev_certificates)
 app.add_typer(log_app, name="log")
