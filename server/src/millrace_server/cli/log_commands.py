@@ -15,8 +15,9 @@ _LINE_LENGTH_MAX = 100_000
 """Longer lines of a dump are cut; --json shows them whole."""
 
 log_app = typer.Typer(
-    help="Read and repair a file channel's log without a server. Exit codes: 0 the log is intact, 1 it is damaged, "
-    "2 the command line is wrong, 3 the log is in use, a key is missing, or another version wrote it.",
+    help="Read a channel's log without a server, and repair one in files. Exit codes: 0 the log is intact, 1 it is "
+    "damaged, 2 the command line is wrong, 3 the log is in use, a key is missing, its engine does not answer, or "
+    "another version wrote it.",
     no_args_is_help=True,
 )
 
@@ -41,17 +42,18 @@ def verify(
     no_keys: Annotated[bool, typer.Option("--no-keys", help="Compare checksums only, and decrypt nothing.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Check that a channel's files are intact. Changes nothing; a server may be using them."""
-    from millrace_server.cli.log_targets import exit_on_error, find_log, shown_progress
+    """Check that a channel's log is intact, also one in an engine. Changes nothing; a server may be using it."""
+    from millrace_server.cli.log_targets import exit_on_error, readable_log, shown_progress
     from millrace_server.log_tools.reports import report_document, report_lines
-    from millrace_server.log_tools.verify import verify as verify_log
-    from millrace_server.log_tools.view import open_view
 
-    with exit_on_error(), shown_progress() as progress:
-        layout, codec = find_log(directories, config, channel, key)
-        with open_view(layout) as view:
-            report = verify_log(view, codec, progress, decodes=not no_keys)
-            document, lines = report_document(layout, report), list(report_lines(view, report))
+    with (
+        exit_on_error(),
+        shown_progress() as progress,
+        readable_log(directories, config, channel, key) as log,
+    ):
+        report = log.verify(progress, decodes=not no_keys)
+        document = report_document(log.layout, report)
+        lines = list(report_lines(log.layout, report, log.torn_bytes))
     if json:
         _print_json(document)
     else:
@@ -78,21 +80,17 @@ def dump(
 ) -> None:
     """Show a log, one record a line; damage is reported and skipped. Changes nothing."""
     is_damaged = False
-    from millrace_server.cli.log_targets import exit_on_error, find_log
+    from millrace_server.cli.log_targets import exit_on_error, readable_log
     from millrace_server.log_tools.dump import DumpStart, record_line
-    from millrace_server.log_tools.dump import dump as dump_log
     from millrace_server.log_tools.reports import detailed_state_document
-    from millrace_server.log_tools.verify import recover_without
-    from millrace_server.log_tools.view import open_view
 
     with exit_on_error():
         first = None if start is None else DumpStart.parse(start)
-        layout, codec = find_log(directories, config, channel, key)
-        with open_view(layout) as view:
+        with readable_log(directories, config, channel, key) as log:
             if state:
-                _print_json(detailed_state_document(recover_without(view, codec)))
+                _print_json(detailed_state_document(log.recover()))
                 return
-            for document in dump_log(view, codec, first, shows_bodies=bodies):
+            for document in log.dump(first, shows_bodies=bodies):
                 is_damaged = is_damaged or "damage" in document
                 if json:
                     _print_json(document, indent=None)
@@ -163,15 +161,12 @@ def export(
     json: AsJson = False,
 ) -> None:
     """Write the events in a channel to a file, as far as they can be read. Changes nothing in the channel."""
-    from millrace_server.cli.log_targets import exit_on_error, find_log
+    from millrace_server.cli.log_targets import exit_on_error, readable_log
     from millrace_server.log_tools.account import shown_ranges
-    from millrace_server.log_tools.export import export as export_log
-    from millrace_server.log_tools.view import open_view
 
-    with exit_on_error():
-        layout, codec = find_log(directories, config, channel, key)
-        with open_view(layout) as view:
-            found = export_log(view, codec, to, is_avro=file_format == "avro")
+    with exit_on_error(), readable_log(directories, config, channel, key) as log:
+        layout = log.layout
+        found = log.export(to, is_avro=file_format == "avro")
     if json:
         _print_json(
             {

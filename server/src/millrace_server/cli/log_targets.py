@@ -13,7 +13,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from millrace.setting_file import SettingsError
 from millrace_server.channels.channel_file import DirectoryError
-from millrace_server.channels.config import KEY_ID_PATTERN, AnyChannelConfig, DiskChannelConfig
+from millrace_server.channels.config import (
+    KEY_ID_PATTERN,
+    AnyChannelConfig,
+    DiskChannelConfig,
+    ReplicatedChannelConfig,
+)
 from millrace_server.channels.directories import DirectoryInUseError
 from millrace_server.channels.keys import KeyFileError, load_keys
 from millrace_server.channels.log_store import make_codec
@@ -29,7 +34,9 @@ from millrace_server.errors import StartError
 from millrace_server.hosting.data_dir import CATALOG_FILE, Catalog
 from millrace_server.log_tools.backup import ToolContext
 from millrace_server.log_tools.layout import ChannelLayout, ToolError, UnavailableError, UsageError, find_layout
+from millrace_server.log_tools.readable_log import ReadableFiles, ReadableLog, ReadableStream
 from millrace_server.log_tools.scanning import ToolProgress
+from millrace_server.log_tools.view import open_view
 from millrace_server.logs import safe_text
 from millrace_server.wal.disk import OsDisk
 from millrace_server.wal.format import UnknownVersionError
@@ -46,6 +53,35 @@ class LogTarget:
     is_configured: bool
     """Whether the configuration says which directory holds the checkpoints."""
     codec: PayloadCodec
+
+
+@contextmanager
+def readable_log(
+    directories: list[Path] | None, config: Path | None, channel: str | None, key: list[str] | None
+) -> Iterator[ReadableLog]:
+    """Opens the log that the options name, in files or in a stream of an engine, until the end of the block."""
+    replicated = _replicated(config, channel) if not directories else None
+    if replicated is None:
+        layout, codec = find_log(directories, config, channel, key)
+        with open_view(layout) as view:
+            yield ReadableFiles(view, codec)
+        return
+    # Imports the engine's library, which may not be installed.
+    from millrace_server.log_tools.stream_view import stream_view
+
+    assert channel is not None, "it was found by its name"
+    codec = make_codec(replicated)
+    codec = replace(codec, keys={**codec.keys, **_keys(key)})
+    with stream_view(channel, replicated.engine, codec) as view_of_stream:
+        yield ReadableStream(view_of_stream)
+
+
+def _replicated(config: Path | None, channel: str | None) -> ReplicatedChannelConfig | None:
+    """Returns the channel's configuration if its log is in an engine."""
+    if config is None or channel is None:
+        return None
+    limits = _channels(config, None)[1].get(channel)
+    return None if limits is None else limits.replicated
 
 
 def find_log(

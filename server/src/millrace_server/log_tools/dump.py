@@ -57,7 +57,7 @@ def dump(
     """
     if start is not None and all(segment.segment_id != start.segment_id for segment in view.segments):
         raise UsageError(f"--from: there is no segment {start.segment_id}")
-    decoder = _Decoder(codec, shows_bodies=shows_bodies)
+    decoder = RecordDecoder(codec, shows_bodies=shows_bodies)
     expected: int | None = None
     for segment in view.segments:
         if start is not None and segment.segment_id < start.segment_id:
@@ -71,29 +71,30 @@ def dump(
         yield from _dump_segment(view, segment, decoder, position)
 
 
-def _dump_segment(view: LogView, segment: SegmentView, decoder: "_Decoder", position: int) -> Iterator[Document]:
+def _dump_segment(view: LogView, segment: SegmentView, decoder: "RecordDecoder", position: int) -> Iterator[Document]:
     scanner = view.scanner(segment)
     size = segment.file.size()
     for item in scanner.records_and_gaps(position, size):
         if isinstance(item, ScannedRecord):
-            yield decoder.document(segment, scanner, item)
+            yield decoder.document(segment.segment_id, scanner, item)
         # A damaged last segment may end with preallocated zeros, which are no damage.
         elif item.end is not None or segment.file.read(size - item.position, item.position).strip(b"\0"):
             damage = f"there is no valid record in {(item.end or size) - item.position} bytes"
             yield {"segment": segment.segment_id, "position": item.position, "damage": damage}
 
 
-class _Decoder:
+class RecordDecoder:
     """Turns records into documents."""
 
     def __init__(self, codec: PayloadCodec, *, shows_bodies: bool) -> None:
         self._codec = codec
         self._shows_bodies = shows_bodies
 
-    def document(self, segment: SegmentView, scanner: SegmentScanner, record: ScannedRecord) -> Document:
+    def document(self, segment_id: int, scanner: SegmentScanner, record: ScannedRecord) -> Document:
+        """Returns what a record says, or how it is damaged."""
         head = record.head
         document: Document = {
-            "segment": segment.segment_id,
+            "segment": segment_id,
             "position": record.position,
             "write_number": head.lsn,
             "kind": _KIND_NAMES.get(head.kind, head.kind.name),
@@ -105,7 +106,7 @@ class _Decoder:
             document["key_id"] = key_id
         try:
             payload = decode_payload(self._codec, scanner, record)
-            location = Location(segment.segment_id, record.position, head.payload_length)
+            location = Location(segment_id, record.position, head.payload_length)
             document["message"] = self._message(LogRecord(head.kind, head.flags, location, lambda: payload))
         except KeyMissingError as error:
             document["closed"] = str(error)

@@ -1,5 +1,7 @@
 """Writes the events of a log that can be read, damaged or not, to a file that other programs read."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,6 +26,17 @@ def export(view: LogView, codec: PayloadCodec, path: Path, *, is_avro: bool) -> 
     """
     found = salvage(view, codec)
     reader = PieceReader(view, codec)
+    with new_event_file(path, is_avro=is_avro) as writer:
+        for piece in found.pieces:
+            columns = reader.read(piece)
+            if columns is not None:
+                writer.write(EventChunk(piece.first_sequence, columns), range(columns.count))
+    return found
+
+
+@contextmanager
+def new_event_file(path: Path, *, is_avro: bool) -> Iterator[EventWriter]:
+    """Opens a file that must not exist, until the end of the block; raises UsageError and ToolError."""
     try:
         file = path.open("xb")
     except FileExistsError:
@@ -32,12 +45,8 @@ def export(view: LogView, codec: PayloadCodec, path: Path, *, is_avro: bool) -> 
         raise ToolError(f"cannot write {path}: {error.strerror}") from error
     with os_errors_as_refusals("write", path), file:
         writer = _writer(file, is_avro=is_avro)
-        for piece in found.pieces:
-            columns = reader.read(piece)
-            if columns is not None:
-                writer.write(EventChunk(piece.first_sequence, columns), range(columns.count))
+        yield writer
         writer.finish()
-    return found
 
 
 def _writer(file: BinaryIO, *, is_avro: bool) -> EventWriter:

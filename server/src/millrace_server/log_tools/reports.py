@@ -7,7 +7,6 @@ from millrace_server.channels.recovery import Recovered
 from millrace_server.log_tools.dump import Document, time_text
 from millrace_server.log_tools.layout import ChannelLayout
 from millrace_server.log_tools.verify import CheckpointState, Report
-from millrace_server.log_tools.view import LogView
 from millrace_server.wal.records import LogPosition
 
 
@@ -112,17 +111,17 @@ def detailed_state_document(recovered: Recovered) -> Document:
     return document
 
 
-def report_lines(view: LogView, report: Report) -> Iterator[str]:
+def report_lines(layout: ChannelLayout, report: Report, torn_bytes: int = 0) -> Iterator[str]:
     """Yields the lines of a report for people, without the problems."""
-    layout, scan = view.layout, report.scan
+    scan = report.scan
     yield f"Channel {layout.name}: log {layout.log_id.hex()} in {' and '.join(map(str, layout.directories))}."
     for one in scan.segments:
         yield (
             f"  {one.name}: {counted(one.record_count, 'record')}, {counted(one.commit_count, 'commit')}, "
             f"{counted(one.event_count, 'event')} put, {one.byte_count:,} bytes"
         )
-    if view.torn_bytes:
-        yield f"  {counted(view.torn_bytes, 'byte')} behind the end, left by a crash or being written"
+    if torn_bytes:
+        yield f"  {counted(torn_bytes, 'byte')} behind the end, left by a crash or being written"
     for checkpoint in report.checkpoints:
         where = ""
         if checkpoint.position is not None and checkpoint.state is CheckpointState.GOOD:

@@ -21,6 +21,7 @@ from millrace_server.log_tools.scanning import LogScan, ToolProgress, scan_log
 from millrace_server.log_tools.view import LogView
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import PREVIOUS, Checkpoint, CheckpointFiles
+from millrace_server.wal.interfaces import Log
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.records import LogPosition
@@ -77,7 +78,7 @@ class Report:
 class LogSource:
     """Reads columns from a log."""
 
-    def __init__(self, log: WriteAheadLog) -> None:
+    def __init__(self, log: Log) -> None:
         self._log = log
 
     def read(self, stored: StoredColumns) -> Buffer:

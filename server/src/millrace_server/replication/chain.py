@@ -147,7 +147,12 @@ class Chain:
         ]
 
     def messages_from(self, first: int) -> Iterator[tuple[int, Message]]:
-        """Yields the messages from a sequence up to the last one, with their sequences, some requests at a time."""
+        """Yields the messages from a sequence up to the last one, with their sequences."""
+        for sequence, encoded in self.encoded_from(first):
+            yield sequence, Message.decode(encoded, sequence, self.state.channel_id)
+
+    def encoded_from(self, first: int) -> Iterator[tuple[int, bytes]]:
+        """Yields the same as they are stored; some requests overlap."""
         end, count = self._last_sequence + 1, self._messages_at_once()
         starts = iter(range(first, end, count))
         reading: deque[Future[list[tuple[int, bytes]]]] = deque()
@@ -161,8 +166,7 @@ class Chain:
         while reading:
             found = reading.popleft().result()
             read_more()
-            for sequence, encoded in found:
-                yield sequence, Message.decode(encoded, sequence, self.state.channel_id)
+            yield from found
 
     def _messages_at_once(self) -> int:
         message_count = self.state.last_sequence + 1 - self.state.first_sequence
