@@ -3,15 +3,43 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
-from typing import Any
+from typing import Any, overload
 
 from millrace.columns import HEADER_KEYS_MAX, columns_from_events
 from millrace.v1 import event_pb2
+from millrace.wire_format import field_head
 from millrace_server.channels.batches import StoredColumns, Window
 from millrace_server.channels.stamps import Stamp
 
 HeaderValues = str | Sequence[str | None]
 """A header of many events: one value for all of them, or one value per event, None for an event without it."""
+
+
+class EncodedValues(Sequence[str | None]):
+    """Values in ASCII as they were received. They are decoded only where they are read, which mostly nothing does."""
+
+    __slots__ = ("cells",)
+
+    def __init__(self, cells: Sequence[bytes | None]) -> None:
+        self.cells = cells
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def __iter__(self) -> Iterator[str | None]:
+        return (None if cell is None else cell.decode("ascii") for cell in self.cells)
+
+    @overload
+    def __getitem__(self, index: int) -> str | None: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "EncodedValues": ...
+
+    def __getitem__(self, index: int | slice) -> "str | EncodedValues | None":
+        if isinstance(index, slice):
+            return EncodedValues(self.cells[index])
+        cell = self.cells[index]
+        return None if cell is None else cell.decode("ascii")
 
 
 class EventTable:
@@ -112,13 +140,17 @@ class EventTable:
         if len(self.headers) > HEADER_KEYS_MAX:
             rows = (({key: _encodable(value) for key, value in headers.items()}, body) for headers, body in self.rows())
             return [StoredColumns.of(columns) for columns in columns_from_events(rows)]
+        sizes = list(map(len, self.bodies))
         columns = event_pb2.EventColumns(
             count=self.count,
-            body_sizes=list(map(len, self.bodies)),
-            bodies=b"".join(self.bodies),
+            body_sizes=sizes,
             headers=[column for key, values in self.headers.items() if (column := _column(key, values))],
         )
-        return [StoredColumns.of(columns)]
+        # With protobuf, the bodies would be copied three times.
+        body_bytes = sum(sizes)
+        head = field_head(event_pb2.EventColumns.BODIES_FIELD_NUMBER, body_bytes) if body_bytes else b""
+        raw = b"".join((columns.SerializeToString(), head, *self.bodies))
+        return [StoredColumns(raw, self.count, body_bytes)]
 
 
 def _encodable(value: str) -> str:
@@ -131,12 +163,17 @@ def _column(key: str, values: HeaderValues) -> event_pb2.HeaderColumn | None:
     if isinstance(values, str):
         encoded = values.encode(errors="replace")
         return event_pb2.HeaderColumn(key=key, sizes=[len(encoded) + 1], values=encoded)
+    if isinstance(values, EncodedValues):
+        return _column_of_cells(key, values.cells)
     joined = "".join(filter(None, values))
     if joined.isascii():
         # Most often: encoded at once, as many bytes as characters.
         sizes = [0 if value is None else len(value) + 1 for value in values]
         return event_pb2.HeaderColumn(key=key, sizes=sizes, values=joined.encode()) if any(sizes) else None
-    cells = [None if value is None else value.encode(errors="replace") for value in values]
+    return _column_of_cells(key, [None if value is None else value.encode(errors="replace") for value in values])
+
+
+def _column_of_cells(key: str, cells: Sequence[bytes | None]) -> event_pb2.HeaderColumn | None:
     sizes = [0 if cell is None else len(cell) + 1 for cell in cells]
     return event_pb2.HeaderColumn(key=key, sizes=sizes, values=b"".join(filter(None, cells)))
 

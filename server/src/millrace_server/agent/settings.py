@@ -6,12 +6,14 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from millrace_server.agent.sink_group_config import SinkGroupConfig
+from millrace_server.agent.sinks.avro.config import AvroSinkConfig
 from millrace_server.agent.sinks.files.config import FilesSinkConfig
 from millrace_server.agent.sinks.http_config import HttpSinkConfig
 from millrace_server.agent.sinks.kafka.config import KafkaSinkConfig
 from millrace_server.agent.sinks.logger import LoggerSinkConfig
 from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
 from millrace_server.agent.sinks.sink import CustomSinkConfig, NullSinkConfig
+from millrace_server.agent.sources.avro.config import AvroSourceConfig
 from millrace_server.agent.sources.exec.source import ExecSourceConfig
 from millrace_server.agent.sources.grpc.config import GrpcSourceConfig
 from millrace_server.agent.sources.http.config import HttpSourceConfig
@@ -25,7 +27,8 @@ from millrace_server.agent.sources.syslog.config import SyslogSourceConfig
 from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
 
 AnySourceConfig = Annotated[
-    CustomSourceConfig
+    AvroSourceConfig
+    | CustomSourceConfig
     | EmbeddedSourceConfig
     | ExecSourceConfig
     | GrpcSourceConfig
@@ -42,7 +45,8 @@ AnySourceConfig = Annotated[
 """A source's table, discriminated by its `type`."""
 
 AnySinkConfig = Annotated[
-    CustomSinkConfig
+    AvroSinkConfig
+    | CustomSinkConfig
     | FilesSinkConfig
     | HttpSinkConfig
     | KafkaSinkConfig

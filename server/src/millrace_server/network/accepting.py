@@ -5,7 +5,7 @@ import resource
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -17,7 +17,6 @@ _BACKLOG = 2_048
 _NO_FILES_SECONDS = 0.1
 _FILES_FOR_OTHERS = 64
 _GRPC_SHARE = 0.75
-
 
 _MAPPED_IPV4_PREFIX = "::ffff:"
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 20, socket.TCP_KEEPCNT: 3}
@@ -167,20 +166,26 @@ def _end_stream(connected: socket.socket) -> None:
 class Acceptor:
     """Accepts connections on a bound socket, which it owns. A connection has its place also during its handshake."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - most listeners leave the last three out
         self,
         bound: socket.socket,
         places: Places,
         make_protocol: Callable[[Place], asyncio.Protocol],
         tls: ssl.SSLContext | None = None,
         on_refused: Callable[[], None] = lambda: None,
+        *,
+        admits: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
-        """`make_protocol` makes what serves the connection of a place, and gives the place back at its end."""
+        """`make_protocol` makes what serves the connection of a place, and gives the place back at its end.
+
+        `admits` decides by its address, before anything else, whether a client may connect.
+        """
         self._bound = bound
         self._places = places
         self._make_protocol = make_protocol
         self._tls = tls
         self._on_refused = on_refused
+        self._admits = admits
         self._connecting: dict[asyncio.Task[None], Place] = {}
         bound.setblocking(False)
         bound.listen(_BACKLOG)
@@ -208,6 +213,8 @@ class Acceptor:
             connecting.add_done_callback(partial(self._end_connecting, accepted, place))
 
     async def _connect(self, accepted: socket.socket, place: Place) -> None:
+        if self._admits is not None and not await self._admits(place.address):
+            raise ConnectionRefusedError(f"{place.address} may not connect")
         in_tls: dict[str, Any] = {"ssl": self._tls, "ssl_handshake_timeout": HANDSHAKE_SECONDS} if self._tls else {}
         make = partial(self._make_protocol, place)
         await asyncio.get_running_loop().connect_accepted_socket(make, accepted, **in_tls)

@@ -71,6 +71,7 @@ class Source(Protocol):
 
 
 _CLASSES = {
+    "avro": "millrace_server.agent.sources.avro.source:AvroSource",
     "grpc": "millrace_server.agent.sources.grpc.source:GrpcSource",
     "http": "millrace_server.agent.sources.http.source:HttpSource",
     "kafka": "millrace_server.agent.sources.kafka.source:KafkaSource",

@@ -28,7 +28,8 @@ def _check_endpoint(text: str) -> str:
     return text
 
 
-def _check_unique(endpoints: list[str]) -> list[str]:
+def check_unique(endpoints: list[str]) -> list[str]:
+    """Returns the endpoints of a sink; raises ValueError if one comes twice."""
     if len(set(endpoints)) != len(endpoints):
         raise ValueError("names a server twice; each may come once")
     return endpoints
@@ -71,7 +72,7 @@ class MillraceSinkConfig(SinkConfig):
     type: Literal["millrace"]
     """Forwards to another Millrace server."""
 
-    endpoints: Annotated[list[Endpoint], Field(min_length=1), AfterValidator(_check_unique)]
+    endpoints: Annotated[list[Endpoint], Field(min_length=1), AfterValidator(check_unique)]
     """The servers. One at a time receives the events.
 
     The sink stays with its server, also over a restart, until that has taken nothing for `failover_seconds`; then it

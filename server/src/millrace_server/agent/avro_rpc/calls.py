@@ -1,0 +1,145 @@
+"""Calls of Avro RPC: metadata, the message's name and its parameters; and their answers.
+
+call:   metadata: map of bytes | message: string | parameters
+answer: metadata: map of bytes | is error: boolean | response, or a union of errors
+"""
+
+from typing import NamedTuple
+
+from millrace_server.agent.avro_rpc.protocol import Status
+
+_PAYLOAD_BITS = 7
+_MORE_FOLLOW = 1 << _PAYLOAD_BITS
+_LONG_BITS = 64
+_MESSAGE_NAME_BYTES_MAX = 256
+_METADATA_ENTRIES_MAX = 1_000
+_ERROR_TEXT_BYTES_MAX = 1_000
+
+NO_METADATA = b"\x00"
+_NO_ERROR, _ERROR = b"\x00", b"\x01"
+_STRING_OF_ERRORS = b"\x00"
+"""Every message may fail with a string, the first branch of the union of its errors."""
+
+
+class BadCallError(Exception):
+    """Raised when bytes are not a call, or an answer, that both sides' protocols have."""
+
+
+class RemoteError(Exception):
+    """Raised when a server answers a call with an error; the message is its text."""
+
+
+def long(value: int) -> bytes:
+    """Encodes a number: zigzag, then seven bits a byte, the lowest first."""
+    rest = value << 1 if value >= 0 else (-value << 1) - 1
+    encoded = bytearray()
+    while rest >= _MORE_FOLLOW:
+        encoded.append(rest & (_MORE_FOLLOW - 1) | _MORE_FOLLOW)
+        rest >>= _PAYLOAD_BITS
+    encoded.append(rest)
+    return bytes(encoded)
+
+
+def read_long(data: bytes, position: int) -> tuple[int, int]:
+    """Returns a number and the position after it. Raises BadCallError."""
+    value = 0
+    try:
+        byte = data[position]
+        if byte < _MORE_FOLLOW:
+            return (byte >> 1) ^ -(byte & 1), position + 1
+        for bits in range(0, _LONG_BITS, _PAYLOAD_BITS):
+            byte = data[position]
+            position += 1
+            value |= (byte & (_MORE_FOLLOW - 1)) << bits
+            if byte < _MORE_FOLLOW:
+                return (value >> 1) ^ -(value & 1), position
+    except IndexError:
+        raise BadCallError("the bytes end inside a number") from None
+    raise BadCallError("a number has more than 64 bits")
+
+
+def read_bytes(data: bytes, position: int) -> tuple[bytes, int]:
+    """Returns bytes or the encoded text at a position, and the position after them. Raises BadCallError."""
+    size, start = read_long(data, position)
+    if not 0 <= size <= len(data) - start:
+        raise BadCallError(f"a value declares {size} bytes, and {len(data) - start} follow")
+    return data[start : start + size], start + size
+
+
+def read_block_count(data: bytes, position: int) -> tuple[int, int]:
+    """Returns the number of items in the next block of an array or a map; 0 at its end. Raises BadCallError."""
+    count, position = read_long(data, position)
+    if count < 0:
+        # Then the size of the block follows, for readers that skip it.
+        _, position = read_long(data, position)
+    return abs(count), position
+
+
+def _skip_metadata(data: bytes, position: int) -> int:
+    entries_left = _METADATA_ENTRIES_MAX
+    count, position = read_block_count(data, position)
+    while count:
+        entries_left -= count
+        if entries_left < 0:
+            raise BadCallError(f"the metadata has more than {_METADATA_ENTRIES_MAX} entries")
+        for _ in range(count):
+            _, position = read_bytes(data, position)
+            _, position = read_bytes(data, position)
+        count, position = read_block_count(data, position)
+    return position
+
+
+class Call(NamedTuple):
+    """A call without its parameters."""
+
+    message: str
+    """Its name; empty for a ping."""
+    position: int
+    """Where its parameters begin."""
+
+
+def read_call(payload: bytes, position: int) -> Call:
+    """Reads a call up to its parameters. Raises BadCallError."""
+    name, position = read_bytes(payload, _skip_metadata(payload, position))
+    if len(name) > _MESSAGE_NAME_BYTES_MAX:
+        raise BadCallError(
+            f"the name of a message has {len(name)} bytes; at most {_MESSAGE_NAME_BYTES_MAX} are allowed"
+        )
+    return Call(name.decode(errors="replace"), position)
+
+
+def call_head(message: str) -> bytes:
+    """Returns what precedes the parameters of a call."""
+    name = message.encode()
+    return NO_METADATA + long(len(name)) + name
+
+
+def status_answer(status: Status) -> bytes:
+    """Returns the answer to a call."""
+    return NO_METADATA + _NO_ERROR + long(status)
+
+
+def error_answer(text: str) -> bytes:
+    """Returns the answer to a call that is refused."""
+    encoded = text.encode(errors="replace")[:_ERROR_TEXT_BYTES_MAX].decode(errors="ignore").encode()
+    return NO_METADATA + _ERROR + _STRING_OF_ERRORS + long(len(encoded)) + encoded
+
+
+def read_answer(payload: bytes, position: int) -> Status:
+    """Reads the answer to a call.
+
+    Raises:
+        RemoteError: The server has answered with an error.
+        BadCallError: The bytes are no answer.
+    """
+    position = _skip_metadata(payload, position)
+    flag = payload[position : position + 1]
+    if flag == _ERROR:
+        text = (
+            read_bytes(payload, position + 2)[0] if payload[position + 1 : position + 2] == _STRING_OF_ERRORS else b""
+        )
+        raise RemoteError(text[:_ERROR_TEXT_BYTES_MAX].decode(errors="replace") or "an error of an unknown type")
+    try:
+        return Status(read_long(payload, position + 1)[0] if flag == _NO_ERROR else -1)
+    except ValueError:
+        raise BadCallError(f"the answer is neither a status nor an error: {payload[position:][:20].hex()}") from None

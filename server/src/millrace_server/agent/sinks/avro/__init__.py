@@ -1,0 +1,1 @@
+"""The sink `avro`: sends events to Flume's Avro sources."""

@@ -1,0 +1,135 @@
+"""A connection to an Avro source of Flume."""
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from contextlib import suppress
+from io import BytesIO
+from typing import Any
+
+from fastavro import parse_schema, schemaless_writer
+
+from millrace_server.agent.avro_rpc.calls import BadCallError, RemoteError, call_head, read_answer
+from millrace_server.agent.avro_rpc.compression import CompressionError, Deflater, Inflater
+from millrace_server.agent.avro_rpc.framing import Frame, FrameReader, FramingError, framed
+from millrace_server.agent.avro_rpc.handshakes import handshake_request, read_welcome
+from millrace_server.agent.avro_rpc.protocol import APPEND_BATCH, EVENT_SCHEMA, ForeignProtocolError, Status
+from millrace_server.agent.sinks.avro.config import AvroSinkConfig
+from millrace_server.agent.supervision import ComponentError
+from millrace_server.channels.batches import StoredBatch
+from millrace_server.network import Address
+
+_READ_BYTES = 64 * 1024
+_ANSWER_BYTES_MAX = 1 << 20
+_SERIALS = 1 << 31
+_HANDSHAKES_MAX = 2
+"""A receiver that did not know the protocol knows it after the first one."""
+
+_EVENTS: Any = parse_schema({"type": "array", "items": EVENT_SCHEMA})
+
+
+def encoded_events(batches: Sequence[StoredBatch]) -> bytes:
+    """Returns events as an array of Avro."""
+    rows = (row for batch in batches for row in batch.window.rows())
+    content = BytesIO()
+    schemaless_writer(content, _EVENTS, [{"headers": headers, "body": body} for headers, body in rows])
+    return content.getvalue()
+
+
+class AvroClient:
+    """Appends batches, one after another. After an error it must be closed."""
+
+    def __init__(
+        self, endpoint: str, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], config: AvroSinkConfig
+    ) -> None:
+        self.endpoint = endpoint
+        self._reader, self._writer = streams
+        self._timeout_seconds = config.timeout_seconds
+        self._frames = FrameReader(_ANSWER_BYTES_MAX)
+        is_compressed = config.compression == "deflate"
+        self._inflater = Inflater() if is_compressed else None
+        self._deflater = Deflater(config.compression_level) if is_compressed else None
+        self._is_greeted = False
+        """Whether the receiver has accepted a handshake, which is then left out."""
+        self._serial = 0
+        self.connected_at = asyncio.get_running_loop().time()
+
+    @classmethod
+    async def connect(cls, endpoint: str, config: AvroSinkConfig) -> "AvroClient":
+        """Connects to an endpoint; the name is resolved each time. Raises ComponentError."""
+        tls = await asyncio.to_thread(config.tls.context) if config.tls is not None else None
+        address = Address.parse(endpoint)
+        try:
+            async with asyncio.timeout(config.connect_timeout_seconds):
+                streams = await asyncio.open_connection(address.host, address.port, ssl=tls)
+        except TimeoutError:
+            seconds = config.connect_timeout_seconds
+            raise ComponentError(f"{endpoint}: connecting took longer than {seconds:g} seconds") from None
+        except (OSError, ssl.SSLError, UnicodeError) as error:
+            raise ComponentError(f"{endpoint}: cannot connect: {error}") from None
+        return cls(endpoint, streams, config)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the other side has not closed it, as it may do while nothing is sent."""
+        return not (self._reader.at_eof() or self._writer.is_closing())
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._writer.transport.abort()
+
+    async def append_batch(self, events: bytes) -> None:
+        """Sends an array of events, and returns once the receiver has answered OK. Raises ComponentError."""
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                status = await self._call(events)
+        except TimeoutError:
+            raise self._error(f"has not answered after {self._timeout_seconds:g} seconds") from None
+        except RemoteError as error:
+            raise self._error(f"answered with an error: {error}") from None
+        except (BadCallError, CompressionError, ForeignProtocolError, FramingError) as error:
+            raise self._error(f"is no Avro source of Flume: {error}") from None
+        except OSError as error:
+            raise self._error(f"the connection broke: {error}") from None
+        if status is not Status.OK:
+            raise self._error(
+                f"answered {status.name}: its channel is full, or never takes so many events in a transaction"
+            )
+
+    def _error(self, message: str) -> ComponentError:
+        return ComponentError(f"{self.endpoint}: {message}")
+
+    async def _call(self, events: bytes) -> Status:
+        if self._is_greeted:
+            return read_answer(await self._exchange(events), 0)
+        handshake = handshake_request()
+        for _ in range(_HANDSHAKES_MAX):
+            answer = await self._exchange(handshake, events)
+            welcome = read_welcome(answer, APPEND_BATCH)
+            if welcome.is_accepted:
+                self._is_greeted = True
+                return read_answer(answer, welcome.end)
+            handshake = handshake_request(welcome.server_hash)
+        raise BadCallError("it does not accept the protocol")
+
+    async def _exchange(self, *parts: bytes) -> bytes:
+        """Sends events, after a handshake or without one, and returns the payload of the answer."""
+        *handshake, events = parts
+        self._serial = (self._serial + 1) % _SERIALS
+        frame = framed(self._serial, *handshake, call_head(APPEND_BATCH), events)
+        if self._deflater is not None:
+            # No other call is under way, so the stream of compressed bytes has one user.
+            frame = await asyncio.to_thread(self._deflater.deflated, frame)
+        self._writer.write(frame)
+        await self._writer.drain()
+        answer = await self._next_frame()
+        if answer.serial != self._serial:
+            raise BadCallError(f"it answered call {answer.serial} instead of {self._serial}")
+        return answer.payload
+
+    async def _next_frame(self) -> Frame:
+        while data := await self._reader.read(_READ_BYTES):
+            for piece in (data,) if self._inflater is None else self._inflater.feed(data):
+                for frame in self._frames.feed(piece):
+                    return frame
+        raise ConnectionResetError("it was closed before the answer came")

@@ -1,0 +1,113 @@
+"""Settings of the sink `avro`."""
+
+import importlib.util
+import ssl
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator
+
+from millrace.setting_problems import shown_value
+from millrace.setting_units import ByteSize
+from millrace_server.agent.sinks.millrace.config import Endpoint, check_unique
+from millrace_server.agent.sinks.sink import NonRejectingSinkConfig, Sink, SinkContext, sink_class
+from millrace_server.agent.supervision import ComponentError
+from millrace_server.files import NamedPath
+
+_MIB = 1 << 20
+
+
+class AvroTlsConfig(BaseModel, frozen=True, extra="forbid"):
+    """How the sink connects over TLS, of version 1.2 or 1.3. The files, in PEM, are read again with each connection."""
+
+    ca: NamedPath | None = None
+    """File of the certificates that the servers' certificates must be signed with; by default those of the operating
+    system."""
+
+    certificate: NamedPath | None = None
+    """File of the sink's own certificate, followed by the intermediate ones."""
+
+    private_key: NamedPath | None = Field(None, validate_default=True)
+    """File of its key, without a password."""
+
+    check_host_name: bool = True
+    """Whether a server's certificate must have the host name of its endpoint. Flume's sink does not check that, so the
+    certificates of an old fleet may all have one name; then `false` admits every certificate that `ca` has signed."""
+
+    @field_validator("private_key")
+    @classmethod
+    def _check_pair(cls, key: Path | None, info: ValidationInfo) -> Path | None:
+        if "certificate" in info.data and (key is None) != (info.data["certificate"] is None):
+            raise ValueError("certificate and private_key come together, and one of them is missing")
+        return key
+
+    def context(self) -> ssl.SSLContext:
+        """Reads the files. Raises ComponentError."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.check_hostname = self.check_host_name
+            if self.certificate is not None:
+                context.load_cert_chain(self.certificate, self.private_key)
+        except (OSError, ValueError) as error:
+            raise ComponentError(f"the files of tls cannot be used: {error}") from None
+        return context
+
+
+class AvroSinkConfig(NonRejectingSinkConfig):
+    """A sink that sends events to Flume's Avro sources, or to sources `avro` of Millrace, each event at least once.
+
+    A batch leaves the channel once its receiver has answered OK. After FAILED, an error, or no answer, all of the batch
+    is sent again; the receiver may then have some of its events twice.
+    """
+
+    type: Literal["avro"]
+    """Sends to Flume's Avro sources."""
+
+    endpoints: Annotated[list[Endpoint], Field(min_length=1), AfterValidator(check_unique)]
+    """The receivers, each as `host:port`. One at a time receives the events: the first that can be reached, until it
+    fails; then the next."""
+
+    batch_events_max: int = Field(100, ge=1, le=1_000_000)
+    """The most events of a batch; fewer if the channel's `transaction_capacity` is smaller. It must not exceed the
+    transaction capacity of the receiver's channel, which for Flume's memory channel is 100 by default: that would
+    refuse the batch for ever."""
+
+    batch_bytes_max: ByteSize = Field(4 * _MIB, ge=1, le=64 * _MIB)
+    """Bytes of bodies in a batch; a larger event is sent alone."""
+
+    compression: Literal["none", "deflate"] = "none"
+    """How the connection is compressed; the receiver must have the same `compression-type`."""
+
+    compression_level: int = Field(6, ge=0, le=9)
+    """From 1, the fastest, to 9, the smallest; 0 does not compress."""
+
+    tls: AvroTlsConfig | None = None
+    """The table `tls`: how to connect over TLS; without it, the sink connects in plain text."""
+
+    connect_timeout_seconds: float = Field(20.0, gt=0, le=3_600, allow_inf_nan=False)
+    """How long connecting may take, with TLS."""
+
+    timeout_seconds: float = Field(20.0, gt=0, le=86_400, allow_inf_nan=False)
+    """How long a receiver may take to answer a batch."""
+
+    reset_connection_seconds: float | None = Field(None, gt=0, le=86_400, allow_inf_nan=False)
+    """The connection is closed after this time, between two batches, and the next one begins with the first of the
+    endpoints, whose names are resolved again; so new receivers behind a load balancer get their share. None: never."""
+
+    @field_validator("type")
+    @classmethod
+    def _check_is_installed(cls, value: Literal["avro"]) -> Literal["avro"]:
+        if importlib.util.find_spec("fastavro") is None:
+            raise ValueError('is "avro", which needs fastavro; install "millrace-server[avro]"')
+        return value
+
+    @field_validator("compression_level")
+    @classmethod
+    def _check_has_effect(cls, level: int, info: ValidationInfo) -> int:
+        if info.data.get("compression") == "none":
+            raise ValueError(f'is {shown_value(level)}, which has no effect; compression must be "deflate"')
+        return level
+
+    def make(self, _context: SinkContext) -> Sink:
+        return sink_class(self.type)(self)

@@ -1,0 +1,1 @@
+"""The source `avro`: what Flume's agents and clients send by Avro RPC."""

@@ -1,0 +1,105 @@
+"""Settings of the source `avro`."""
+
+import importlib.util
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+
+from millrace.setting_problems import shown_value
+from millrace.setting_units import ByteSize
+from millrace_server.agent.avro_rpc.event_reader import TABLE_EVENTS_MAX
+from millrace_server.agent.sources.avro.ip_filter import IpFilterRule
+from millrace_server.agent.sources.source import (
+    ListeningSourceConfig,
+    Source,
+    SourceContext,
+    check_plaintext_allowed,
+    source_class,
+)
+from millrace_server.network import Address
+
+_MIB = 1 << 20
+_INFLIGHT_REQUESTS = 8
+
+
+def _check_rule(text: str) -> str:
+    IpFilterRule.parse(text)
+    return text
+
+
+class AvroSourceConfig(ListeningSourceConfig):
+    """A source that listens for Flume's Avro RPC: for sinks `avro`, Flume's client SDK and its log4j appenders.
+
+    A request is answered OK once its events are stored in all required channels, and FAILED if the channels cannot
+    store them now; then its sender repeats it. The protocol has no numbers by which a repeat could be recognized, so
+    events are stored at least once. The headers and the body of an event are taken over as they are.
+    """
+
+    type: Literal["avro"]
+    """Events that Flume's agents and clients send by Avro RPC."""
+
+    listen: str
+    """The address, as `host:port`; port 0 selects any free port."""
+
+    compression: Literal["none", "deflate"] = "none"
+    """How connections are compressed; all senders must have the same `compression-type`."""
+
+    ip_filter_rules: list[Annotated[str, AfterValidator(_check_rule)]] = Field(default_factory=list, max_length=1_000)
+    """Which clients may connect, each rule like Flume's: `allow` or `deny`, then `ip` or `name`, then a pattern with
+    the wildcards `*` and `?`, such as `allow:ip:127.*` or `deny:name:*.example.com`. The first rule that matches
+    decides; if none does, the client may connect. The name of a client is what the DNS has for its address, if that
+    name has the address too; `name:localhost` is this machine."""
+
+    batch_events_max: int = Field(TABLE_EVENTS_MAX, ge=1, le=1_000_000)
+    """The maximum number of events in a transaction; less if the `transaction_capacity` of a channel is smaller. A
+    request with more events, or with more than 1 MiB, is stored in several."""
+
+    request_bytes_max: ByteSize = Field(16 * _MIB, ge=1024, le=1024 * _MIB)
+    """The maximum size of a request, when decompressed; at a larger one its connection is closed."""
+
+    request_seconds_max: float = Field(60.0, gt=0, le=3_600, allow_inf_nan=False)
+    """If a request is not complete after this time, its connection is closed."""
+
+    store_seconds_max: float = Field(15.0, gt=0, le=3_600, allow_inf_nan=False)
+    """A request that the channels have not stored after this time is answered FAILED. It should be below the
+    `request-timeout` of the senders, which is 20 seconds by default, and above the `keep_alive_seconds` of the
+    channels."""
+
+    connections_max: int = Field(1_000, ge=1, le=100_000)
+    """Each further connection closes the one that has waited longest for a request, whose sender connects again with
+    its next one; if all have a request in progress, the new connection is closed."""
+
+    inflight_bytes_max: ByteSize = Field(
+        default_factory=lambda fields: _INFLIGHT_REQUESTS * fields["request_bytes_max"], ge=2048, le=1024 * 1024 * _MIB
+    )
+    """The size of all requests that are in memory: half for those that are being stored, beyond which nothing more is
+    read, and half for incomplete ones, beyond which the connection is closed whose request has been arriving longest.
+    """
+
+    @field_validator("type")
+    @classmethod
+    def _check_is_installed(cls, value: Literal["avro"]) -> Literal["avro"]:
+        if importlib.util.find_spec("fastavro") is None:
+            raise ValueError('is "avro", which needs fastavro; install "millrace-server[avro]"')
+        return value
+
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, text: str, info: ValidationInfo) -> str:
+        try:
+            address = Address.parse(text)
+        except ValueError as error:
+            raise ValueError(f"is {shown_value(text)}; {error}") from None
+        check_plaintext_allowed(text, address, info.data)
+        return text
+
+    @field_validator("inflight_bytes_max")
+    @classmethod
+    def _check_holds_a_request(cls, bytes_max: int, info: ValidationInfo) -> int:
+        least = 2 * info.data.get("request_bytes_max", 0)
+        if bytes_max < least:
+            raise ValueError(f"is {bytes_max}; it must not be below twice request_bytes_max, {least}")
+        return bytes_max
+
+    def make(self, context: SourceContext) -> Source:
+        return source_class(self.type)(context.name, self)

@@ -1,0 +1,165 @@
+"""The connection of one client."""
+
+import asyncio
+from collections.abc import Iterator
+from functools import partial
+
+from millrace_server.agent.avro_rpc.calls import BadCallError
+from millrace_server.agent.avro_rpc.compression import CompressionError, Deflater, Inflater
+from millrace_server.agent.avro_rpc.framing import Frame, FrameReader, FramingError, framed
+from millrace_server.agent.avro_rpc.protocol import PeerProtocol
+from millrace_server.agent.sources.avro.calls import CallHandler
+from millrace_server.agent.sources.avro.config import AvroSourceConfig
+from millrace_server.network.accepting import Place
+
+READ_BYTES = 256 * 1024
+
+_CALLS_AT_ONCE_MAX = 4
+"""Calls of one connection that are stored at the same time, so that they share a sync; more wait."""
+
+
+class AvroConnection:
+    """Reads calls and answers them.
+
+    Calls begin in the order in which they arrive. Those that overlap may be stored and answered in another order; a
+    client that needs the order waits for each answer, as Flume's do.
+    """
+
+    def __init__(
+        self,
+        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        place: Place,
+        config: AvroSourceConfig,
+        handler: CallHandler,
+    ) -> None:
+        self._reader, self._writer = streams
+        self._place = place
+        self._config = config
+        self._handler = handler
+        self._frames = FrameReader(config.request_bytes_max)
+        is_compressed = config.compression == "deflate"
+        self._inflater = Inflater() if is_compressed else None
+        self._deflater = Deflater.for_answers() if is_compressed else None
+        self._peer: PeerProtocol | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+        self._arriving_seconds = 0.0
+
+    async def serve(self) -> None:
+        """Answers calls until the client leaves, or does what is not allowed; then closes the connection."""
+        try:
+            while data := await self._read():
+                for piece in self._inflated(data):
+                    for frame in self._frames.feed(piece):
+                        await self._take(frame)
+                    self._handler.memory.note_arriving(self, self._frames.held_bytes, self._give_up)
+                    if self._inflater is not None:
+                        # A few bytes may be many pieces, and other clients must have their turn.
+                        await asyncio.sleep(0)
+        except (FramingError, CompressionError, BadCallError) as error:
+            self._log_problem("a connection was closed", error)
+        except TimeoutError:
+            seconds = self._config.request_seconds_max
+            self._log_problem("a connection was closed", f"a request was not complete after {seconds:g} seconds")
+        except OSError:
+            # The client has gone; what it sent is answered in vain.
+            pass
+        finally:
+            self._handler.memory.note_arriving(self, 0, self._give_up)
+            # Bytes that are no frame may follow calls that are being stored.
+            await self.finish()
+
+    async def finish(self) -> None:
+        """Closes the connection once the calls that it has are answered."""
+        try:
+            while self._answering:
+                await asyncio.wait(self._answering)
+        finally:
+            for task in self._answering:
+                task.cancel()
+            self._place.leave()
+            self._writer.close()
+
+    def _log_problem(self, message: str, problem: object) -> None:
+        self._handler.log_problem(self._place.address, message, problem)
+
+    def _give_up(self) -> None:
+        limit = self._config.inflight_bytes_max
+        self._log_problem("a connection was closed", f"incomplete requests had more than half of {limit} bytes")
+        self._writer.transport.abort()
+
+    async def _read(self) -> bytes:
+        """Returns what arrives next; nothing at the end of the connection. Raises TimeoutError for a slow client."""
+        await self._handler.memory.wait_for_room()
+        async with asyncio.timeout(self._config.request_seconds_max):
+            # A client that does not read its answers gets no further ones.
+            await self._writer.drain()
+        if not self._frames.is_inside:
+            self._arriving_seconds = 0.0
+            self._note_idle()
+            data = await self._reader.read(READ_BYTES)
+            self._place.work()
+            return data
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        async with asyncio.timeout(self._config.request_seconds_max - self._arriving_seconds):
+            data = await self._reader.read(READ_BYTES)
+        self._arriving_seconds += clock() - began
+        return data
+
+    def _note_idle(self) -> None:
+        if not self._answering and not self._frames.is_inside:
+            self._place.wait()
+
+    def _inflated(self, data: bytes) -> Iterator[bytes]:
+        return iter((data,)) if self._inflater is None else self._inflater.feed(data)
+
+    async def _take(self, frame: Frame) -> None:
+        """Begins to answer a call; waits while the connection has as many as it may."""
+        self._arriving_seconds = 0.0
+        position, handshake = 0, b""
+        if self._peer is None:
+            greeting = self._handler.handshakes.greet(frame.payload)
+            self._peer, position, handshake = greeting.peer, greeting.end, greeting.response
+            if self._peer is None:
+                self._send(frame.serial, handshake)
+                return
+        task = asyncio.create_task(self._answer(frame, position, self._peer, handshake))
+        self._answering.add(task)
+        task.add_done_callback(self._note_answered)
+        while len(self._answering) >= _CALLS_AT_ONCE_MAX:
+            await asyncio.wait(self._answering, return_when=asyncio.FIRST_COMPLETED)
+
+    def _note_answered(self, task: "asyncio.Task[None]") -> None:
+        self._answering.discard(task)
+        self._note_idle()
+
+    async def _answer(self, frame: Frame, position: int, peer: PeerProtocol, handshake: bytes) -> None:
+        with self._handler.memory.storing(len(frame.payload)):
+            answer = await self._handler.answer(frame.payload, position, peer, self._place.address)
+        self._send(frame.serial, handshake + answer)
+
+    def _send(self, serial: int, answer: bytes) -> None:
+        if self._writer.is_closing():
+            return
+        sent = framed(serial, *filter(None, (answer,)))
+        self._writer.write(sent if self._deflater is None else self._deflater.deflated(sent))
+
+
+def make_protocol(
+    place: Place, config: AvroSourceConfig, handler: CallHandler, connections: "set[asyncio.Task[None]]"
+) -> asyncio.Protocol:
+    """Returns what serves the connection of a place, in a task that is in `connections` until its end."""
+
+    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        place.abort = writer.transport.abort
+        task = asyncio.create_task(AvroConnection((reader, writer), place, config, handler).serve())
+        connections.add(task)
+        task.add_done_callback(partial(_end, connections))
+
+    return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=READ_BYTES), begin)
+
+
+def _end(connections: "set[asyncio.Task[None]]", task: "asyncio.Task[None]") -> None:
+    connections.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        raise error
