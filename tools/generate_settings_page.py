@@ -23,6 +23,7 @@ from millrace_server.agent.lines.config import LinesConfig, MultilineConfig
 from millrace_server.agent.selectors import AnySelectorConfig
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
 from millrace_server.agent.sink_group_config import SinkGroupConfig
+from millrace_server.agent.sinks.avro.config import AvroTlsConfig
 from millrace_server.agent.sinks.millrace.config import ClientTlsConfig
 from millrace_server.agent.sinks.sink import SinkConfig
 from millrace_server.agent.sources.source import SourceConfig
@@ -108,6 +109,7 @@ def _sections() -> Iterator[str]:
     yield "## `[sinks.NAME]`\n"
     yield from _section(_ALL_SINKS.title, SinkConfig, level=3)
     yield from _choices("Sink", AnySinkConfig, [_ALL_SINKS])
+    yield from _section("`tls` of a sink avro", AvroTlsConfig, level=3)
     yield from _section("`tls` of a sink millrace", ClientTlsConfig, level=3)
     yield from _section("`[sink_groups.NAME]`", SinkGroupConfig)
 

@@ -175,6 +175,8 @@ def _column(key: str, values: HeaderValues) -> event_pb2.HeaderColumn | None:
 
 def _column_of_cells(key: str, cells: Sequence[bytes | None]) -> event_pb2.HeaderColumn | None:
     sizes = [0 if cell is None else len(cell) + 1 for cell in cells]
+    if not any(sizes):
+        return None
     return event_pb2.HeaderColumn(key=key, sizes=sizes, values=b"".join(filter(None, cells)))
 
 
