@@ -141,7 +141,7 @@ def _run_into_parquet(folder: Path, chance: random.Random, kill_count: int) -> N
             until(lambda: len(agent.acknowledged) > count)
         until(lambda: set(agent.acknowledged) <= set(bodies_in_parquet(lake)))
         stored = bodies_in_parquet(lake)
-    print(f"{len(agent.acknowledged)} events, {agent.repeat_count} calls repeated, {len(stored)} stored")  # noqa: T201
+    print(f"{len(agent.acknowledged)} events, {agent.repeat_count} calls repeated, {len(stored)} stored")  # noqa: T201 - how much that was
     # Copies come from repeated calls alone: between Millrace's servers each event passes once.
     assert len(stored) - len(set(stored)) <= agent.repeat_count * _BATCH_EVENTS
 

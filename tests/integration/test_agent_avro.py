@@ -29,7 +29,7 @@ def sink_toml(name: str, *collectors: FlumeServer) -> str:
 
 
 def client_of(server: Millraced, tls: ssl.SSLContext | None = None) -> FlumeClient:
-    host, _, port = server.wait_for("listening")["address"].rpartition(":")
+    host, _, port = server.wait_for("listening")["address"].partition("//")[2].rpartition(":")
     return FlumeClient((host, int(port)), tls=tls)
 
 

@@ -1,6 +1,6 @@
 """Types of settings that refer to something: a channel, a user's own code, or a time zone."""
 
-import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
@@ -31,6 +31,13 @@ KnownChannelName = Annotated[ChannelName, ChannelReference(is_own=False)]
 
 OwnChannelName = Annotated[ChannelName, ChannelReference(is_own=True)]
 """One of the source's channels."""
+
+
+def check_fastavro(value: str) -> str:
+    """Returns the type of a component that needs fastavro; raises ValueError if that is not installed."""
+    if importlib.util.find_spec("fastavro") is None:
+        raise ValueError(f'is {shown_value(value)}, which needs fastavro; install "millrace-server[avro]"')
+    return value
 
 
 def named_tables(tables: Mapping[str, Any], key: str) -> dict[str, dict[str, Any]]:

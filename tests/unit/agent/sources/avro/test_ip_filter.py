@@ -61,7 +61,7 @@ async def admitted(address: str, *rules: str) -> bool:
         (["deny:ip:10.0.0.1|10.0.0.2"], True),
     ],
 )
-async def test_admits_by_the_first_rule_that_matches(rules: list[str], admits: bool, dns: Dns) -> None:  # noqa: FBT001
+async def test_admits_by_the_first_rule_that_matches(rules: list[str], admits: bool, dns: Dns) -> None:  # noqa: FBT001 - a parameter
     """Without a rule that matches, a client may connect; nothing but * and ? is special."""
     assert await admitted("10.0.0.1", *rules) is admits
     assert await admitted("::ffff:10.0.0.1", *rules) is admits

@@ -1,15 +1,14 @@
 """Settings of the sink `avro`."""
 
-import importlib.util
 import ssl
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace.setting_units import ByteSize
-from millrace_server.agent.sinks.millrace.config import Endpoint, check_unique
+from millrace_server.agent.setting_types import check_fastavro
+from millrace_server.agent.sinks.receivers import ClientCertificateConfig, Endpoints
 from millrace_server.agent.sinks.sink import NonRejectingSinkConfig, Sink, SinkContext, sink_class
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.files import NamedPath
@@ -17,29 +16,16 @@ from millrace_server.files import NamedPath
 _MIB = 1 << 20
 
 
-class AvroTlsConfig(BaseModel, frozen=True, extra="forbid"):
+class AvroTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
     """How the sink connects over TLS, of version 1.2 or 1.3. The files, in PEM, are read again with each connection."""
 
     ca: NamedPath | None = None
     """File of the certificates that the servers' certificates must be signed with; by default those of the operating
     system."""
 
-    certificate: NamedPath | None = None
-    """File of the sink's own certificate, followed by the intermediate ones."""
-
-    private_key: NamedPath | None = Field(None, validate_default=True)
-    """File of its key, without a password."""
-
     check_host_name: bool = True
     """Whether a server's certificate must have the host name of its endpoint. Flume's sink does not check that, so the
     certificates of an old fleet may all have one name; then `false` admits every certificate that `ca` has signed."""
-
-    @field_validator("private_key")
-    @classmethod
-    def _check_pair(cls, key: Path | None, info: ValidationInfo) -> Path | None:
-        if "certificate" in info.data and (key is None) != (info.data["certificate"] is None):
-            raise ValueError("certificate and private_key come together, and one of them is missing")
-        return key
 
     def context(self) -> ssl.SSLContext:
         """Reads the files. Raises ComponentError."""
@@ -64,7 +50,7 @@ class AvroSinkConfig(NonRejectingSinkConfig):
     type: Literal["avro"]
     """Sends to Flume's Avro sources."""
 
-    endpoints: Annotated[list[Endpoint], Field(min_length=1), AfterValidator(check_unique)]
+    endpoints: Endpoints
     """The receivers, each as `host:port`. One at a time receives the events: the first that can be reached, until it
     fails; then the next."""
 
@@ -95,12 +81,7 @@ class AvroSinkConfig(NonRejectingSinkConfig):
     """The connection is closed after this time, between two batches, and the next one begins with the first of the
     endpoints, whose names are resolved again; so new receivers behind a load balancer get their share. None: never."""
 
-    @field_validator("type")
-    @classmethod
-    def _check_is_installed(cls, value: Literal["avro"]) -> Literal["avro"]:
-        if importlib.util.find_spec("fastavro") is None:
-            raise ValueError('is "avro", which needs fastavro; install "millrace-server[avro]"')
-        return value
+    _check_is_installed = field_validator("type")(check_fastavro)
 
     @field_validator("compression_level")
     @classmethod

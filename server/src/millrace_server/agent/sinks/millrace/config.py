@@ -1,16 +1,14 @@
 """The forwarding sink's configuration."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator
+from pydantic import Field
 
-from millrace.setting_problems import shown_value
 from millrace.setting_units import ByteSize
 from millrace_server.agent.setting_types import ChannelName
+from millrace_server.agent.sinks.receivers import ClientCertificateConfig, Endpoints
 from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkContext, sink_class
 from millrace_server.files import NamedPath
-from millrace_server.network import Address
 
 if TYPE_CHECKING:
     from millrace_client.security import Tls
@@ -18,46 +16,12 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 
 
-def _check_endpoint(text: str) -> str:
-    try:
-        address = Address.parse(text)
-    except ValueError as error:
-        raise ValueError(f"is {shown_value(text)}; {error}") from None
-    if not address.port:
-        raise ValueError(f"is {shown_value(text)}; its port must be from 1 on: that of a server")
-    return text
-
-
-def check_unique(endpoints: list[str]) -> list[str]:
-    """Returns the endpoints of a sink; raises ValueError if one comes twice."""
-    if len(set(endpoints)) != len(endpoints):
-        raise ValueError("names a server twice; each may come once")
-    return endpoints
-
-
-Endpoint = Annotated[str, AfterValidator(_check_endpoint)]
-"""`host:port` of one server. A name that stands for several servers in turn breaks what `endpoints` promises."""
-
-
-class ClientTlsConfig(BaseModel, frozen=True, extra="forbid"):
+class ClientTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
     """How a sink connects over TLS. The files, in PEM, are read again with each connection."""
 
     ca: NamedPath | None = None
     """File of the certificates that the servers' certificates must be signed with; `system`: the operating system's; by
     default those that come with gRPC."""
-
-    certificate: NamedPath | None = None
-    """File of the sink's own certificate, followed by the intermediate ones."""
-
-    private_key: NamedPath | None = Field(None, validate_default=True)
-    """File of its key, without a password."""
-
-    @field_validator("private_key")
-    @classmethod
-    def _check_pair(cls, key: Path | None, info: ValidationInfo) -> Path | None:
-        if "certificate" in info.data and (key is None) != (info.data["certificate"] is None):
-            raise ValueError("certificate and private_key come together, and one of them is missing")
-        return key
 
     def client_tls(self) -> "Tls":
         # Imports gRPC's client only in servers that forward.
@@ -72,7 +36,7 @@ class MillraceSinkConfig(SinkConfig):
     type: Literal["millrace"]
     """Forwards to another Millrace server."""
 
-    endpoints: Annotated[list[Endpoint], Field(min_length=1), AfterValidator(check_unique)]
+    endpoints: Endpoints
     """The servers. One at a time receives the events.
 
     The sink stays with its server, also over a restart, until that has taken nothing for `failover_seconds`; then it

@@ -53,12 +53,13 @@ class CallHandler:
             self.log_problem(client, "a call was refused", error)
             return error_answer(f"BAD_ARGUMENT: {error}")
         except Exception as error:  # noqa: BLE001 - a bug, or a user's interceptor; other calls continue
-            self._log_unexpected(error)
+            self.log_unexpected(error)
             return error_answer("INTERNAL: the source itself failed; its log has the reason")
 
-    def _log_unexpected(self, error: Exception) -> None:
+    def log_unexpected(self, error: Exception) -> None:
+        """Logs an error that is a bug, or a user's interceptor's."""
         if self._failure_log.admits(f"{type(error).__name__}: {error}"):
-            _log.error("a call could not be stored", source=self._source, exc_info=error)
+            _log.error("a call could not be answered", source=self._source, exc_info=error)
 
     async def _store(self, reader: EventReader, client: str) -> Status:
         try:

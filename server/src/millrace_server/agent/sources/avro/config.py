@@ -1,22 +1,20 @@
 """Settings of the source `avro`."""
 
-import importlib.util
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from millrace.setting_problems import shown_value
 from millrace.setting_units import ByteSize
 from millrace_server.agent.avro_rpc.event_reader import TABLE_EVENTS_MAX
+from millrace_server.agent.setting_types import check_fastavro
 from millrace_server.agent.sources.avro.ip_filter import IpFilterRule
 from millrace_server.agent.sources.source import (
     ListeningSourceConfig,
     Source,
     SourceContext,
-    check_plaintext_allowed,
+    check_listen_address,
     source_class,
 )
-from millrace_server.network import Address
 
 _MIB = 1 << 20
 _INFLIGHT_REQUESTS = 8
@@ -76,22 +74,12 @@ class AvroSourceConfig(ListeningSourceConfig):
     read, and half for incomplete ones, beyond which the connection is closed whose request has been arriving longest.
     """
 
-    @field_validator("type")
-    @classmethod
-    def _check_is_installed(cls, value: Literal["avro"]) -> Literal["avro"]:
-        if importlib.util.find_spec("fastavro") is None:
-            raise ValueError('is "avro", which needs fastavro; install "millrace-server[avro]"')
-        return value
+    _check_is_installed = field_validator("type")(check_fastavro)
 
     @field_validator("listen")
     @classmethod
     def _check_listen(cls, text: str, info: ValidationInfo) -> str:
-        try:
-            address = Address.parse(text)
-        except ValueError as error:
-            raise ValueError(f"is {shown_value(text)}; {error}") from None
-        check_plaintext_allowed(text, address, info.data)
-        return text
+        return check_listen_address(text, info.data)
 
     @field_validator("inflight_bytes_max")
     @classmethod

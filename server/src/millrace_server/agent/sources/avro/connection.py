@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from functools import partial
 
 from millrace_server.agent.avro_rpc.calls import BadCallError
 from millrace_server.agent.avro_rpc.compression import CompressionError, Deflater, Inflater
@@ -63,21 +62,29 @@ class AvroConnection:
         except OSError:
             # The client has gone; what it sent is answered in vain.
             pass
+        except Exception as error:  # noqa: BLE001 - a bug in one connection must not end the others
+            self._handler.log_unexpected(error)
         finally:
             self._handler.memory.note_arriving(self, 0, self._give_up)
             # Bytes that are no frame may follow calls that are being stored.
             await self.finish()
 
     async def finish(self) -> None:
-        """Closes the connection once the calls that it has are answered."""
+        """Closes the connection once the calls that it has are answered, and the client has read the answers."""
         try:
             while self._answering:
                 await asyncio.wait(self._answering)
+            self._writer.close()
+            async with asyncio.timeout(self._config.request_seconds_max):
+                await self._writer.wait_closed()
+        except OSError:
+            # The client has gone, or does not read: TimeoutError is an OSError.
+            pass
         finally:
             for task in self._answering:
                 task.cancel()
+            self._writer.transport.abort()
             self._place.leave()
-            self._writer.close()
 
     def _log_problem(self, message: str, problem: object) -> None:
         self._handler.log_problem(self._place.address, message, problem)
@@ -154,12 +161,6 @@ def make_protocol(
         place.abort = writer.transport.abort
         task = asyncio.create_task(AvroConnection((reader, writer), place, config, handler).serve())
         connections.add(task)
-        task.add_done_callback(partial(_end, connections))
+        task.add_done_callback(connections.discard)
 
-    return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=READ_BYTES), begin)
-
-
-def _end(connections: "set[asyncio.Task[None]]", task: "asyncio.Task[None]") -> None:
-    connections.discard(task)
-    if not task.cancelled() and (error := task.exception()) is not None:
-        raise error
+    return asyncio.StreamReaderProtocol(asyncio.StreamReader(READ_BYTES), begin)

@@ -19,6 +19,8 @@ from millrace_server.network.accepting import Acceptor, Places, detect_dead_peer
 CLOSING_SECONDS_MAX = 5.0
 """How long calls that are being stored may take when the source stops."""
 
+_TOO_MANY = "there were more than connections_max or connections_per_address_max allow"
+
 _log = structlog.stdlib.get_logger(__name__)
 
 
@@ -44,10 +46,10 @@ class AvroSource:
         connections = set[asyncio.Task[None]]()
         make = partial(make_protocol, config=config, handler=handler, connections=connections)
         places = Places(config.connections_max, config.connections_per_address_max)
-        on_refused = partial(handler.log_problem, "", "a connection was closed", "connections_max is reached")
+        on_refused = partial(handler.log_problem, "", "a connection was closed", _TOO_MANY)
         detect_dead_peers(bound)
         acceptor = Acceptor(bound, places, make, tls, on_refused, admits=self._filter.admits)
-        _log.info("listening", source=self._name, address=str(self._address), tls=tls is not None)
+        _log.info("listening", source=self._name, address=f"{'tls' if tls else 'tcp'}://{self._address}")
         writer.report_running()
         try:
             await asyncio.Event().wait()

@@ -1,6 +1,5 @@
 """Settings of the source `spooldir`."""
 
-import importlib.util
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_val
 from millrace.setting_problems import shown_value
 from millrace.setting_units import ByteSize
 from millrace_server.agent.lines.config import LinesConfig
+from millrace_server.agent.setting_types import check_fastavro
 from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext, source_class
 from millrace_server.files import NamedPath
 
@@ -60,12 +60,7 @@ class AvroFormat(BaseModel, frozen=True, extra="forbid", defer_build=True):
     schema_header: HeaderName | None = None
     """The header for the schema of the file, as JSON."""
 
-    @field_validator("type")
-    @classmethod
-    def _check_is_installed(cls, value: Literal["avro"]) -> Literal["avro"]:
-        if importlib.util.find_spec("fastavro") is None:
-            raise ValueError('is "avro", which needs fastavro; install "millrace-server[avro]"')
-        return value
+    _check_is_installed = field_validator("type")(check_fastavro)
 
 
 AnyFormat = Annotated[LinesFormat | BlobFormat | AvroFormat, Field(discriminator="type")]
