@@ -39,6 +39,7 @@ class Millraced:
         data_dir: Path,
         stdin: int = subprocess.DEVNULL,
         python: str | None = None,
+        cwd: Path | None = None,
     ) -> None:
         self.data_dir = data_dir
         self.log: list[dict[str, Any]] = []
@@ -46,7 +47,7 @@ class Millraced:
         self._news = threading.Condition()
         self._is_closed = False
         self.arguments = tuple(arguments)
-        self.process = _start(self.arguments, stdin, python)
+        self.process = _start(self.arguments, stdin, python, cwd)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
@@ -104,12 +105,14 @@ class Millraced:
             self.other_output.append(line)
 
 
-def _start(arguments: Sequence[str], stdin: int, python: str | None) -> ForkedProgram | subprocess.Popen[bytes]:
+def _start(
+    arguments: Sequence[str], stdin: int, python: str | None, cwd: Path | None
+) -> ForkedProgram | subprocess.Popen[bytes]:
     """Starts `serve` with an interpreter, or from the fork server by default."""
     if python is None:
-        return ForkedProgram("millraced", ("serve", *arguments), stdin=stdin, stderr=subprocess.PIPE)
+        return ForkedProgram("millraced", ("serve", *arguments), stdin=stdin, stderr=subprocess.PIPE, cwd=cwd)
     command = [python, "-m", "millrace_server", "serve", *arguments]
-    return subprocess.Popen(command, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=cwd)
 
 
 def run_millraced(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -1,9 +1,12 @@
 """The results of a run, as a table and as JSON for comparisons."""
 
 import json
+import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +91,7 @@ class Report:
 
     def _plain(self) -> dict[str, Any]:
         return {
-            "machine": {"processor": platform.machine(), "python": platform.python_version()},
+            "machine": _machine(),
             "versions": {"grpcio": grpc.__version__, "protobuf": protobuf.__version__},
             "rounds": self.rounds,
             "scenarios": {scenario.name: _plain_scenario(scenario, figures) for scenario, figures in self.results},
@@ -97,6 +100,20 @@ class Report:
             else {"body_bytes": self.memory.body_bytes, "resident_bytes": self.memory.resident_bytes},
             **{name: [asdict(section) for section in sections] for name, (_, sections) in self.surveys.items()},
         }
+
+
+def _machine() -> dict[str, Any]:
+    described = Path("/proc/cpuinfo")
+    models = re.findall(r"^model name\s*: (.+)$", described.read_text(), re.MULTILINE) if described.exists() else []
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "processor": models[0] if models else platform.machine(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        # Above the number of cores, other programs had their share of them.
+        "load": round(os.getloadavg()[0], 1),
+    }
 
 
 def _plain_scenario(scenario: Scenario, figures: Mapping[str, Figures]) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import pytest
 import millrace_client as millrace
 from tests.conftest import StartMillraced
 from tests.fenced_blocks import blocks_of
-from tests.millraced import run_millraced
+from tests.millraced import Millraced, run_millraced
+from tests.scripts import run_script
 
 KEPT = Path(__file__).parents[1] / "compatibility" / "format_1"
 CONVERTED = "the files of a channel will be converted, and earlier versions cannot open them then"
@@ -115,6 +116,17 @@ def test_command_of_the_page_checks_a_configuration(kept_data: Path, tmp_path: P
     program, *arguments = block.replace("/etc/millrace/millrace.toml", str(config)).split()
     assert program == "millraced"
     assert run_millraced(*arguments).returncode == 4
+
+
+def test_commands_of_the_page_bring_events_to_an_earlier_version(kept_data: Path, millraced: Millraced) -> None:
+    """What one version exports, another one puts again."""
+    (block,) = blocks_of(KEPT.parents[2] / "docs" / "compatibility.md", "export")
+    folder = kept_data.parent
+    kept_data.rename(folder / "millrace-data")
+    with millrace.connect(millraced.grpc) as client:
+        client.admin.create_channel("orders", millrace.ChannelConfig(capacity=1_000))
+        run_script(block, folder, MILLRACE_SERVER=millraced.grpc)
+        assert _bodies(client) == [b"order %d" % number for number in range(4, 21)]
 
 
 def test_upgrade_without_check_says_what_to_do() -> None:

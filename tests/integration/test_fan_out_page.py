@@ -8,19 +8,9 @@ from pathlib import Path
 from tests.conftest import StartMillraced
 from tests.daemon_queries import stored_count
 from tests.fenced_blocks import blocks_of
-from tests.millraced import run_millraced
 
 PAGE = Path(__file__).parents[2] / "docs" / "fan_out.md"
 DOCUMENTED_ADDRESS = "127.0.0.1:7070"
-
-
-def test_configuration_with_a_filter_on_the_page_is_good(tmp_path: Path) -> None:
-    """It passes the check."""
-    [block] = blocks_of(PAGE, "check")
-    config = tmp_path / "millrace.toml"
-    config.write_text(block, encoding="utf-8")
-    checked = run_millraced("check", config)
-    assert checked.returncode == 0, checked.stderr
 
 
 def test_commands_and_program_of_the_page_do_what_they_say(start_millraced: StartMillraced) -> None:

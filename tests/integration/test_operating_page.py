@@ -1,30 +1,23 @@
 """The commands of docs/operating.md, executed."""
 
-import os
-import subprocess
-import sys
+import json
 from pathlib import Path
 
 from tests.fenced_blocks import blocks_of
 from tests.millraced import Millraced
+from tests.scripts import run_script
 
 PAGE = Path(__file__).parents[2] / "docs" / "operating.md"
 
 
-def test_commands_of_the_page_work(shared_server: Millraced) -> None:
-    """They list the producer of the page's own events."""
-    [block] = blocks_of(PAGE, "look")
-    script = "millrace channel create operated --type memory\n" + block.replace("orders", "operated")
-    ran = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        capture_output=True,
-        check=True,
-        encoding="utf-8",
-        env={
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "MILLRACE_SERVER": shared_server.grpc,
-        },
-        timeout=60,
-    )
-    assert ran.stdout.splitlines()[-1].startswith("put-")
+def test_commands_of_the_page_work(shared_server: Millraced, tmp_path: Path) -> None:
+    """They list the producer of the page's own events, show these over HTTP, and report on several servers."""
+    [look], [events], [report] = (blocks_of(PAGE, kind) for kind in ("look", "events", "report"))
+    create = "millrace channel create operated --type memory\n"
+    shown = run_script(create + look.replace("orders", "operated"), tmp_path, MILLRACE_SERVER=shared_server.grpc)
+    assert shown.splitlines()[-1].startswith("put-")
+    here = events.replace("127.0.0.1:7071", shared_server.http).replace("orders", "operated")
+    assert [json.loads(line)["body"] for line in run_script(here, tmp_path).splitlines()] == ["1", "2", "3"]
+    contexts = "".join(f"millrace context add prod-{one} --server {shared_server.grpc}\n" for one in (1, 2))
+    script = contexts + report.replace("127.0.0.1:7070", shared_server.grpc).replace("--interval 10", "--interval 0.1")
+    assert "operated" in run_script(script, tmp_path)

@@ -1,9 +1,6 @@
 """The commands, programs and configurations of docs/security.md, executed."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +9,7 @@ import millrace_client as millrace
 from tests.conftest import StartMillraced
 from tests.fenced_blocks import blocks_of
 from tests.millraced import Millraced, run_millraced
+from tests.scripts import run_script
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 DOCUMENTED_ADDRESS = "localhost:7070"
@@ -27,19 +25,7 @@ def bash(commands: str, folder: Path, server: Millraced | None = None) -> str:
     """Runs a block in a folder; what it says of the server's address and of pauses is replaced."""
     address = DOCUMENTED_ADDRESS if server is None else server.grpc.replace("127.0.0.1", "localhost")
     script = commands.replace(DOCUMENTED_ADDRESS, address).replace("sleep 2", "true")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    settings = {"PATH": path, "XDG_CONFIG_HOME": str(folder / "config")}
-    ran = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        capture_output=True,
-        check=False,
-        cwd=folder,
-        encoding="utf-8",
-        env={**os.environ, **settings},
-        timeout=60,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    return run_script(script, folder)
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +40,9 @@ def test_page_from_the_first_certificate_to_the_last_rotation(start_millraced: S
     """Each block works after the one before it, and what was rotated out is refused."""
     config = re.sub('= "(?=tls/|tokens)', f'= "{folder}/', block("server"))
     server = start_millraced(config)
+    program = block("python")
     assert "web.access" in bash(block("shell"), folder, server)
-    assert "GET / HTTP/1.1" in bash(f"python <<'END'\n{block('python')}END\n", folder, server)
+    assert "GET / HTTP/1.1" in bash(f"python <<'END'\n{program}END\n", folder, server)
     former = (folder / "edge-1.token").read_text()
     bash(block("token"), folder, server)
     bash(block("authority"), folder, server)

@@ -1,9 +1,12 @@
 """The documentation's site, built, and read as files."""
 
+import ast
+import importlib
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
@@ -12,19 +15,10 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser import running_chromium
+from tests.fenced_blocks import CHECKED, SYNTAX_ONLY, all_blocks
 from tests.unit.repository.checkout import ROOT
 
 LANGUAGES_RUN = {"bash", "python", "sh", "toml"}
-BLOCK = re.compile(r"^(<!-- run: [\w.]+ -->\n)?```(\w+)\n.*?^```$", re.MULTILINE | re.DOTALL)
-NOT_RUN = {
-    "docs/agent.md",
-    "docs/monitoring.md",
-    "docs/operating.md",
-    "docs/spark_on_a_cluster.md",
-    "docs/tracing.md",
-    "spark_connector/README.md",
-}
-"""Pages with commands that need programs or machines which tests do not have."""
 
 
 class _Page(HTMLParser):
@@ -100,11 +94,41 @@ def test_search_of_pages_opened_as_files_finds(site: Path) -> None:
 
 
 def test_blocks_of_all_pages_are_run_by_tests() -> None:
-    """Each block of a language that can be run says which test runs it."""
-    unmarked = []
-    for path in [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("[a-z]*/README.md"), ROOT / "README.md"]:
-        name = str(path.relative_to(ROOT))
-        if name not in NOT_RUN:
-            blocks = BLOCK.finditer(path.read_text())
-            unmarked += [(name, block[2]) for block in blocks if block[1] is None and block[2] in LANGUAGES_RUN]
+    """Each block of a language that can be run says how, and a test names its page and its kind."""
+    tests = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
+    unmarked, forgotten = [], []
+    for page in _documentation():
+        name = str(page.relative_to(ROOT))
+        readers = [text for text in tests if f'"{page.name}"' in text]
+        for block in all_blocks(page):
+            if block.kind is None:
+                unmarked += [(name, block)] if block.language in LANGUAGES_RUN else []
+            elif block.kind not in {SYNTAX_ONLY, CHECKED} and not any(f'"{block.kind}"' in text for text in readers):
+                forgotten.append((name, block.kind))
     assert unmarked == []
+    assert forgotten == []
+
+
+def test_programs_that_no_test_runs_use_what_exists() -> None:
+    """Blocks of Python that need a cluster are compiled, and have the attributes of modules that they use."""
+    for page in _documentation():
+        for block in all_blocks(page):
+            if block.kind == SYNTAX_ONLY and block.language == "python":
+                for module, attribute in _attributes_used(ast.parse(block.text)):
+                    assert hasattr(importlib.import_module(module), attribute), (page.name, module, attribute)
+
+
+def _documentation() -> list[Path]:
+    return [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md"), ROOT / "README.md"]
+
+
+def _attributes_used(program: ast.Module) -> Iterator[tuple[str, str]]:
+    imported = {
+        name.asname or name.name: name.name
+        for node in ast.walk(program)
+        if isinstance(node, ast.Import)
+        for name in node.names
+    }
+    for node in ast.walk(program):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in imported:
+            yield imported[node.value.id], node.attr

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - how every Spark program n
 import millrace_client as millrace
 from millrace_spark import MillraceSparkError, claim_ranges
 from tests.conftest import StartMillraced
+from tests.fenced_blocks import blocks_of
 from tests.millraced import Millraced
 
 pytestmark = pytest.mark.spark
@@ -409,27 +410,26 @@ def test_readme_programs_do_what_it_says(
 ) -> None:
     """The programs in the connector's README read as documented."""
     fill(channel, 7)
-    readme = (Path(__file__).parents[2] / "spark_connector" / "README.md").read_text()
+    readme = Path(__file__).parents[2] / "spark_connector" / "README.md"
 
-    def run(heading: str) -> None:
-        section = readme.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-        [program] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    def run(kind: str) -> None:
+        [program] = blocks_of(readme, kind)
         here = program.replace("mill-1:7070,mill-2:7070", client.endpoint)
         here = here.replace('parquet("orders")', f'parquet("{tmp_path}/orders")').replace(
             '"landed', f'"{tmp_path}/landed'
         )
         exec(here.replace('"orders"', f'"{channel.name}"'), {"spark": spark})  # noqa: S102 - the README's own program
 
-    run("Consuming")
+    run("consume")
     assert spark.read.parquet(f"{tmp_path}/orders").count() == 7
     assert queued_count(client, channel) == 0
     fill(channel, 5)
-    run("Streams")
+    run("stream")
     assert spark.read.parquet(f"{tmp_path}/landed").count() == 5
     assert queued_count(client, channel) == 0
     # Last, since its claim lasts until its lease ends.
     fill(channel, 9)
-    run("Batch reads")
+    run("batch")
     assert re.search(r"\|\s*9\|", capsys.readouterr().out)
 
 

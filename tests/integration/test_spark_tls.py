@@ -1,6 +1,7 @@
 """Spark and a server that asks for client certificates and tokens."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
@@ -11,9 +12,11 @@ from millrace_server.access.tokens import make_token
 from millrace_spark import claim_ranges
 from tests.certificates import Site
 from tests.conftest import StartMillraced
+from tests.fenced_blocks import blocks_of
 
 pytestmark = pytest.mark.spark
 
+README = Path(__file__).parents[2] / "spark_connector" / "README.md"
 _COUNT = 50
 _RIGHTS = '["append:*", "read:orders", "describe:*"]'
 """All that jobs need which read orders and write anywhere."""
@@ -51,6 +54,13 @@ def test_spark_reads_and_writes_over_tls_with_a_token(
     writer = stream.writeStream.format("millrace").options(**options, channel="copies")
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
     assert query.awaitTermination(_QUERY_SECONDS_MAX)
+    [documented] = blocks_of(README, "tls")
+    placed = {"ca.pem": site.ca, "client.pem": site.client.certificate, "client.key": site.client.private_key}
+    for theirs, ours in {**placed, "token": tmp_path / "token"}.items():
+        documented = documented.replace(f"/etc/millrace/{theirs}", str(ours))
+    described: dict[str, Any] = {"spark": spark}
+    exec(documented.replace("mill-1:7070", server.grpc), described)  # noqa: S102 - the README's own program
+    assert described["events"].isStreaming
     with millrace.connect(server.grpc, tls=site.client, token=token) as client:
         queued = {info.name: info.gauges.queued_events for info in client.admin.list_channels()}
     assert queued == {"orders": 0, "copies": _COUNT}

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - how every Spark program n
 
 import millrace_client as millrace
 from tests.conftest import StartMillraced
+from tests.fenced_blocks import blocks_of
 from tests.millraced import Millraced
 from tests.span_collector import Collector
 
@@ -366,14 +367,11 @@ def test_readme_programs_write_what_they_say(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel, tmp_path: Path
 ) -> None:
     """The programs in the connector's README write as documented."""
-    readme = (Path(__file__).parents[2] / "spark_connector" / "README.md").read_text()
+    readme = Path(__file__).parents[2] / "spark_connector" / "README.md"
     folder = tmp_path / "lines"
     folder.mkdir()
     (folder / "1.txt").write_text("a line\n")
-    section = readme.partition("## Writing\n")[2].partition("\n## ")[0]
-    programs = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    assert len(programs) == 2
-    for program in programs:
+    for program in (*blocks_of(readme, "write"), *blocks_of(readme, "write-stream")):
         here = program.replace("mill-1:7070,mill-2:7070", client.endpoint).replace('"orders"', f'"{channel.name}"')
         here = here.replace('"lines")', f'"{folder}")').replace("checkpoints/lines", f"{tmp_path}/checkpoint")
         exec(here, {"spark": spark})  # noqa: S102 - the README's own program

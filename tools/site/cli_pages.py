@@ -1,12 +1,15 @@
 """The reference of the command lines, from their help."""
 
 import re
+from functools import cache
+from typing import Any
 
 import typer
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
 from millrace_client.cli import program as client_program
+from millrace_client.cli.commands import COMMANDS, loaded_command
 from millrace_server import cli as server_program
 from millrace_spark.landing import program as spark_program
 
@@ -19,14 +22,26 @@ _INTRODUCTION = """\
 """
 
 
+_APPS = {"millrace": client_program.app, "millraced": server_program.app, "millrace-spark": spark_program.app}
+PROGRAMS = tuple(_APPS)
+
+
+@cache
+def command_of(program: str) -> Any:
+    """A program with all its commands, also those that it imports only when they are called."""
+    command: Any = get_command(_APPS[program])
+    if program == "millrace":
+        command.commands = {name: loaded_command(name) for name in COMMANDS}
+    return command
+
+
 def page() -> str:
     """All commands and options of the three programs, as Markdown."""
-    programs = {"millrace": client_program.app, "millraced": server_program.app, "millrace-spark": spark_program.app}
-    return _INTRODUCTION + "\n".join(_describe(name, app) for name, app in programs.items())
+    return _INTRODUCTION + "\n".join(_describe(program) for program in PROGRAMS)
 
 
-def _describe(name: str, app: typer.Typer) -> str:
-    command = get_command(app)
-    described: str = get_docs_for_click(obj=command, ctx=typer.Context(command), name=name)
+def _describe(program: str) -> str:
+    command = command_of(program)
+    described: str = get_docs_for_click(obj=command, ctx=typer.Context(command), name=program)
     # One level down: the page has the title.
     return re.sub(r"^#", "##", described, flags=re.MULTILINE)

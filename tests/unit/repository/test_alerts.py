@@ -47,6 +47,15 @@ def test_alerts_on_simulated_metrics_fire_in_time_and_only_where_they_should() -
         _promtool(*command.split()[1:])
 
 
+def test_command_of_the_page_points_alerts_to_another_runbook(tmp_path: Path) -> None:
+    """The documented `sed` replaces the page of every link, and keeps its section."""
+    [command] = blocks_of(ROOT / "docs" / "monitoring.md", "alerts")
+    (tmp_path / ALERTS.name).write_text(ALERTS.read_text())
+    subprocess.run(["bash", "-euc", command.replace("alerts.yaml", ALERTS.name)], cwd=tmp_path, check=True)
+    replaced = (tmp_path / ALERTS.name).read_text()
+    assert replaced.count("https://wiki.example/millrace/runbook.md#") == len(_alerts())
+
+
 def test_alerts_say_what_is_wrong_where_and_how_urgent_it_is() -> None:
     """Each has a severity, a summary and a longer description, and the link to its section of the runbook."""
     for alert in _alerts():
