@@ -34,6 +34,7 @@ from tests.bench.scenarios.durable import (
     file_take_scenario,
 )
 from tests.bench.scenarios.fan_out import file_fan_out_scenario, file_fan_out_stream_scenario
+from tests.bench.scenarios.flume import flume_scenario
 from tests.bench.scenarios.forwarding import file_forward_chain_scenario, file_forward_scenario
 from tests.bench.scenarios.lone_token import QUICK_LONE_TOKEN_PLAN, LoneTokenPlan, measure_lone_token
 from tests.bench.scenarios.many_channels import QUICK_MANY_CHANNELS_PLAN, ManyChannelsPlan, measure_many_channels
@@ -88,6 +89,7 @@ SCENARIOS = {
     "file_consumer": file_consumer_scenario,
     "file_fan_out": file_fan_out_scenario,
     "file_fan_out_stream": file_fan_out_stream_scenario,
+    "file_flume": flume_scenario,
     "file_forward": file_forward_scenario,
     "file_forward_chain": file_forward_chain_scenario,
 }

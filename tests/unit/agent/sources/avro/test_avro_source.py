@@ -29,6 +29,7 @@ from tests.flume_peer import (
     RpcError,
     Wire,
     md5,
+    write_event,
     write_events,
     write_map,
     write_string,
@@ -343,15 +344,24 @@ async def test_run_with_many_calls_being_stored_reads_no_more(writer: RecordingW
     """Then clients wait, and each of their calls is stored."""
     source = make_source(request_bytes_max=1 << 20, inflight_bytes_max=2 << 20)
     writer.may_store.clear()
-    events: list[Event] = [({}, bytes(600_000))]
+    call = HANDSHAKE + write_map({}) + write_string("append") + write_event(({}, bytes(150_000)))
+    later = call.removeprefix(HANDSHAKE)
+
+    def send_and_receive(client: FlumeClient) -> set[bytes]:
+        client.wire.send(0, call)
+        for serial in range(1, 4):
+            client.wire.send(serial, later)
+        answers = {client.wire.receive()[1][-3:] for _ in range(4)}
+        client.close()
+        return answers
+
     async with running(source, writer):
-        clients = [await talk(lambda: FlumeClient(address_of(source))) for _ in range(5)]
-        calls = [asyncio.create_task(talk(partial(client.append_batch, events))) for client in clients]
+        clients = [await talk(partial(FlumeClient, address_of(source))) for _ in range(5)]
+        talks = [asyncio.create_task(talk(partial(send_and_receive, client))) for client in clients]
         await writer.waiting.wait()
         writer.may_store.set()
-        assert await asyncio.gather(*calls) == ["OK"] * 5
-        for client in clients:
-            client.close()
+        assert await asyncio.gather(*talks) == [{bytes(3)}] * 5
+    assert len(writer.rows) == 20
 
 
 async def test_run_above_connections_max_replaces_idle_ones(writer: RecordingWriter) -> None:
