@@ -71,8 +71,8 @@ class AvroSourceConfig(ListeningSourceConfig):
         default_factory=lambda fields: _INFLIGHT_REQUESTS * fields["request_bytes_max"], ge=2048, le=1024 * 1024 * _MIB
     )
     """The size of all requests that are in memory: half for those that are being stored, beyond which nothing more is
-    read, and half for incomplete ones, beyond which the connection is closed whose request has been arriving longest.
-    """
+    read, and half for incomplete ones. If these take half of that, only the one that has been arriving longest is read
+    on, and its connection is closed if it is not complete within a second."""
 
     _check_is_installed = field_validator("type")(check_fastavro)
 

@@ -11,7 +11,8 @@ from millrace_server.agent.sources.avro.calls import CallHandler
 from millrace_server.agent.sources.avro.config import AvroSourceConfig
 from millrace_server.network.accepting import Place
 
-READ_BYTES = 256 * 1024
+READ_BYTES = 64 * 1024
+"""Each connection may hold twice as much that was not read yet."""
 
 _CALLS_AT_ONCE_MAX = 4
 """Calls of one connection that are stored at the same time, so that they share a sync; more wait."""
@@ -90,13 +91,12 @@ class AvroConnection:
         self._handler.log_problem(self._place.address, message, problem)
 
     def _give_up(self) -> None:
-        limit = self._config.inflight_bytes_max
-        self._log_problem("a connection was closed", f"incomplete requests had more than half of {limit} bytes")
+        self._log_problem("a connection was closed", "its incomplete request took memory that others needed")
         self._writer.transport.abort()
 
     async def _read(self) -> bytes:
         """Returns what arrives next; nothing at the end of the connection. Raises TimeoutError for a slow client."""
-        await self._handler.memory.wait_for_room()
+        await self._handler.memory.wait_for_room(self)
         async with asyncio.timeout(self._config.request_seconds_max):
             # A client that does not read its answers gets no further ones.
             await self._writer.drain()

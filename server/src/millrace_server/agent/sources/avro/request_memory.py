@@ -5,18 +5,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+_TURN_SECONDS = 1.0
+"""While memory is short, the request that has been arriving longest has this much time to be complete."""
+
 
 class _Arriving(NamedTuple):
     byte_count: int
+    began: float
     close: Callable[[], None]
 
 
 class RequestMemory:
-    """Bounds what requests take.
+    """Bounds what requests take: half of it is for those that are being stored, half for incomplete ones.
 
     Requests that are being stored end by themselves, so further ones can wait for them. Incomplete ones may never end:
-    their senders may be slow or gone. A new one must not wait for these, so the one that has been arriving longest is
-    given up.
+    their senders may be slow or gone. So if these take half of what they may, only the one that began first is read
+    on, and is given up if it takes long; and so it is if they take all of it, which compressed ones may do at once.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -25,43 +29,55 @@ class RequestMemory:
         self._arriving_bytes = 0
         # In the order in which they began.
         self._arriving: dict[object, _Arriving] = {}
-        self._has_room = asyncio.Event()
-        self._has_room.set()
+        self._has_changed = asyncio.Event()
 
-    async def wait_for_room(self) -> None:
-        """Waits while requests that are being stored take their half."""
-        while not self._has_room.is_set():
-            await self._has_room.wait()
+    async def wait_for_room(self, connection: object) -> None:
+        """Waits until a connection may read on."""
+        while not self._may_read(connection):
+            self._has_changed.clear()
+            try:
+                async with asyncio.timeout(_TURN_SECONDS):
+                    await self._has_changed.wait()
+            except TimeoutError:
+                self._give_up_slow()
+
+    def _may_read(self, connection: object) -> bool:
+        if self._storing_bytes >= self._half:
+            return False
+        return self._arriving_bytes < self._half // 2 or connection is next(iter(self._arriving))
+
+    def _give_up_slow(self) -> None:
+        is_short = self._arriving_bytes >= self._half // 2 and self._storing_bytes < self._half
+        oldest = next(iter(self._arriving.values()), None)
+        if is_short and oldest and asyncio.get_running_loop().time() - oldest.began >= _TURN_SECONDS:
+            self._give_up_oldest()
+
+    def _give_up_oldest(self) -> None:
+        oldest = next(iter(self._arriving))
+        given_up = self._arriving.pop(oldest)
+        self._arriving_bytes -= given_up.byte_count
+        self._has_changed.set()
+        given_up.close()
 
     @contextmanager
     def storing(self, byte_count: int) -> Iterator[None]:
         """Counts a request for as long as it is being stored."""
-        self._count_storing(byte_count)
+        self._storing_bytes += byte_count
         try:
             yield
         finally:
-            self._count_storing(-byte_count)
-
-    def _count_storing(self, byte_count: int) -> None:
-        self._storing_bytes += byte_count
-        if self._storing_bytes < self._half:
-            self._has_room.set()
-        else:
-            self._has_room.clear()
+            self._storing_bytes -= byte_count
+            self._has_changed.set()
 
     def note_arriving(self, connection: object, byte_count: int, close: Callable[[], None]) -> None:
-        """Notes how much of a request a connection has received; 0 if none is incomplete.
-
-        If incomplete requests take too much, closes the connections of those that began first.
-        """
+        """Notes how much of a request a connection has received; 0 if none is incomplete."""
         former = self._arriving.get(connection)
         self._arriving_bytes += byte_count - (former.byte_count if former else 0)
         if byte_count:
-            self._arriving[connection] = _Arriving(byte_count, close)
-        else:
-            self._arriving.pop(connection, None)
+            began = former.began if former else asyncio.get_running_loop().time()
+            self._arriving[connection] = _Arriving(byte_count, began, close)
+        elif former:
+            del self._arriving[connection]
+            self._has_changed.set()
         while self._arriving_bytes > self._half:
-            oldest = next(iter(self._arriving))
-            given_up = self._arriving.pop(oldest)
-            self._arriving_bytes -= given_up.byte_count
-            given_up.close()
+            self._give_up_oldest()
