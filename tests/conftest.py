@@ -48,9 +48,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: (not uses_shared_spark(item.nodeid), item.get_closest_marker("spark") is None))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where the nats-server with JetStream listens that the tests of a module share."""
+    """Where the nats-server with JetStream listens that all tests share; each uses channels of its own."""
     with JetStreamCluster(tmp_path_factory.mktemp("nats"), 1) as engine:
         yield engine.urls[0]
 

@@ -36,17 +36,19 @@ class Rpc:
         channels: ChannelService.
         admin: AdminService.
         connection: The connection itself, for calls without a stub.
+        channel_type: The type of channels that are made without one.
     """
 
     def __init__(self, connection: aio.Channel) -> None:
         self.connection = connection
+        self.channel_type: admin_service_pb2.ChannelType = admin_service_pb2.CHANNEL_TYPE_MEMORY
         self.channels: Any = channel_service_pb2_grpc.ChannelServiceStub(connection)
         self.admin: Any = admin_service_pb2_grpc.AdminServiceStub(connection)
 
     async def make_channel(self, name: str | None = None, **limits: Any) -> str:
         """Creates a channel, the test's own unless a name is given; returns its name."""
         name = name or f"channel-{next(_numbers)}"
-        config = admin_service_pb2.ChannelConfig(**{"type": admin_service_pb2.CHANNEL_TYPE_MEMORY, **limits})
+        config = admin_service_pb2.ChannelConfig(**{"type": self.channel_type, **limits})
         await self.admin.CreateChannel(
             admin_service_pb2.CreateChannelRequest(name=name, config=config), timeout=TIMEOUT_SECONDS
         )

@@ -1,26 +1,34 @@
 """Fixtures of the tests that use the wire protocol: one server for all of them, channels for each."""
 
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from millrace.v1 import admin_service_pb2 as pb
 from tests.millraced import Millraced
 from tests.rpc import Rpc, connected
 from tests.span_collector import Collector, collecting
 
 _FREE_PORTS = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
 # Tests leave transactions open, and the server must not wait for them when it stops.
+_ENGINE_TOML = 'server.engine = {{ type = "jetstream", servers = ["{}"], replicas = 1, stream_bytes_max = "64MB" }}\n'
 _CONFIG_TOML = "server.shutdown_grace_seconds = 0.0\nserver.channels_max = 100_000\n"
 
 
 @pytest.fixture(scope="session")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Millraced]:
     """A server for tests that create channels of their own; checks in the end that it has logged no fault."""
-    scratch = tmp_path_factory.mktemp("shared-server")
+    with _shared_server(tmp_path_factory.mktemp("shared-server"), "") as server:
+        yield server
+
+
+@contextmanager
+def _shared_server(scratch: Path, more_toml: str) -> Iterator[Millraced]:
     config, data_dir = scratch / "millrace.toml", scratch / "data"
-    config.write_text(_CONFIG_TOML)
+    config.write_text(f"{_CONFIG_TOML}{more_toml}")
     server = Millraced(("--config", str(config), "--data-dir", str(data_dir), *_FREE_PORTS), data_dir)
     try:
         yield server
@@ -31,10 +39,38 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Millrace
         server.kill()
 
 
+@pytest.fixture(scope="session")
+def replicating_server(tmp_path_factory: pytest.TempPathFactory, nats_url: str) -> Iterator[Millraced]:
+    """The same, whose replicated channels have an engine."""
+    with _shared_server(tmp_path_factory.mktemp("replicating-server"), _ENGINE_TOML.format(nats_url)) as server:
+        yield server
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs the tests of a module with `RUNS_REPLICATED = True` with replicated channels, too."""
+    if "channel_type" in metafunc.fixturenames and getattr(metafunc.module, "RUNS_REPLICATED", False):
+        metafunc.parametrize("channel_type", ["memory", "replicated"], indirect=True)
+
+
 @pytest.fixture
-async def rpc(shared_server: Millraced) -> AsyncGenerator[Rpc]:
+def channel_type(request: pytest.FixtureRequest) -> str:
+    """The type of the channels that a test makes without saying so."""
+    return str(getattr(request, "param", "memory"))
+
+
+@pytest.fixture
+def rpc_server(request: pytest.FixtureRequest, channel_type: str) -> Millraced:
+    """The shared server that has channels of this type."""
+    is_replicated = channel_type == "replicated"
+    server: Millraced = request.getfixturevalue("replicating_server" if is_replicated else "shared_server")
+    return server
+
+
+@pytest.fixture
+async def rpc(rpc_server: Millraced, channel_type: str) -> AsyncGenerator[Rpc]:
     """A connection to the shared server."""
-    async with connected(shared_server.grpc) as connection:
+    async with connected(rpc_server.grpc) as connection:
+        connection.channel_type = getattr(pb, f"CHANNEL_TYPE_{channel_type.upper()}")
         yield connection
 
 

@@ -133,7 +133,10 @@ async def test_create_of_one_name_many_times_at_once_makes_one(rpc: Rpc) -> None
         ({"type": 0}, "config.type: is CHANNEL_TYPE_UNSPECIFIED"),
         (
             {"type": 99},
-            "is 99; it must be CHANNEL_TYPE_MEMORY or CHANNEL_TYPE_FILE or CHANNEL_TYPE_SPILLABLE",
+            (
+                "is 99; it must be CHANNEL_TYPE_MEMORY or CHANNEL_TYPE_FILE or CHANNEL_TYPE_SPILLABLE or "
+                "CHANNEL_TYPE_REPLICATED"
+            ),
         ),
         ({"memory_capacity": 5}, 'config.memory_capacity: is only for type "spillable"'),
         ({"type": FILE, "memory_byte_capacity": 5}, 'config.memory_byte_capacity: is only for type "spillable"'),

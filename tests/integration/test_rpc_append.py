@@ -10,6 +10,8 @@ from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
 from tests.rpc import Refusal, Rpc, Stream, columns, events, refused, seconds
 
+RUNS_REPLICATED = True
+
 NO_KEEP_ALIVE = seconds(0)
 
 

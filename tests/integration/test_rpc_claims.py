@@ -9,6 +9,8 @@ from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace.v1 import channel_service_pb2 as pb
 from tests.rpc import Rpc, bodies_of, refused, seconds, sequences_of
 
+RUNS_REPLICATED = True
+
 READER = "reader-1"
 
 

@@ -16,6 +16,8 @@ from tests.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.millraced import Millraced
 from tests.rpc import Rpc, bodies_of, connected, events, seconds
 
+RUNS_REPLICATED = True
+
 _STREAMS = {"AppendStream", "Consume", "Read"}
 _SERVICE = pb.DESCRIPTOR.services_by_name["ChannelService"]
 # Unary calls only: gRPC's own retries lose messages of a stream that breaks during a write.
@@ -56,9 +58,9 @@ class Lossy:
 
 
 @pytest.fixture
-async def lossy(shared_server: Millraced) -> AsyncGenerator[Lossy]:
+async def lossy(rpc_server: Millraced) -> AsyncGenerator[Lossy]:
     async with (
-        cutting_proxy(shared_server.grpc) as proxy,
+        cutting_proxy(rpc_server.grpc) as proxy,
         connected(
             proxy.address,
             service_config=json.dumps(_RETRY_POLICY),

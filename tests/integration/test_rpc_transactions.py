@@ -12,6 +12,8 @@ from millrace.v1 import event_pb2
 from tests.millraced import Millraced
 from tests.rpc import Rpc, bodies_of, connected, refused, rows_of, seconds, sequences_of
 
+RUNS_REPLICATED = True
+
 NO_KEEP_ALIVE = seconds(0)
 
 
@@ -257,12 +259,12 @@ async def test_commit_with_a_stamp_stores_each_number_once(rpc: Rpc) -> None:
     assert await rpc.peek(name) == [b"0", b"1", b"2"]
 
 
-async def test_take_over_another_connection_works_on_the_same_transaction(shared_server: Millraced, rpc: Rpc) -> None:
+async def test_take_over_another_connection_works_on_the_same_transaction(rpc_server: Millraced, rpc: Rpc) -> None:
     """A transaction belongs to its channel, not to the connection that began it."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a")
     txn_id = await rpc.begin(name)
-    async with connected(shared_server.grpc) as other:
+    async with connected(rpc_server.grpc) as other:
         assert bodies_of((await other.take(txn_id)).batches) == [b"a"]
     await rpc.commit(txn_id)
     assert await rpc.peek(name) == []

@@ -146,6 +146,7 @@ class FakeAdmin:
     transactions: list[OpenTransaction] = field(default_factory=list)
     consumers: list[ConsumerInfo] = field(default_factory=list)
     producers: list[ProducerInfo] = field(default_factory=list)
+    moves: list[tuple[str, str]] = field(default_factory=list)
 
     def list_channels(self) -> list[ChannelInfo]:
         if self.errors:
@@ -179,6 +180,10 @@ class FakeAdmin:
         if self._existing(name).events and not force:
             raise ChannelNotEmptyError(f"channel {name!r} holds events", channel=name)
         del self.channels[name]
+
+    def move_channel(self, name: str, server: str) -> None:
+        self._existing(name)
+        self.moves.append((name, server))
 
     def purge_channel(self, name: str) -> int:
         events = self._existing(name).events

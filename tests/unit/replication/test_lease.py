@@ -226,9 +226,13 @@ async def test_lease_on_a_deleted_channel_is_taken_only_to_create_it_again(serve
     await waiting.answer()
     assert (other.is_held, deletions) == (False, [None])
     again = servers[1].lease()
-    again.takes_deleted = True
+    again.is_new = True
     await again.acquire()
     assert (again.is_current, again.entry.epoch, again.entry.is_deleted) == (True, 0, False)
+    await again.release(is_deleted=True)
+    once_more = await started(again.acquire())
+    await once_more.answer()
+    assert not again.is_held
 
 
 async def test_withdraw_ends_the_waiting(servers: Two) -> None:

@@ -1,4 +1,4 @@
-"""`millrace channels`, `millrace components` and `millrace channel create|show|update|delete|purge|find`."""
+"""`millrace channels`, `millrace components` and `millrace channel create|show|update|move|delete|purge|find`."""
 
 import json
 import math
@@ -10,16 +10,21 @@ import typer
 from millrace.command_line.tables import show
 from millrace.units import counted, parse_byte_size, parse_count, parse_duration
 from millrace_client import ChannelConfig, ChannelInfo, ChannelType, Client, Compression, FsyncPolicy
+from millrace_client.cli.channels_together import list_together
 from millrace_client.cli.exit_status import CommandError, ExitCode
 from millrace_client.cli.session import (
     ChannelArgument,
     JsonOption,
+    Session,
     checked,
+    parse_server,
     seconds_option,
     since_option,
     with_client,
     with_options,
+    with_session,
 )
+from millrace_client.cli.several_servers import servers_argument
 from millrace_client.cli.terminal import YesOption, note, note_to_terminal, require_confirmation
 from millrace_client.cli.views import (
     channel_page,
@@ -30,7 +35,7 @@ from millrace_client.cli.views import (
     updated_sentences,
 )
 
-channel_app = typer.Typer(no_args_is_help=True, help="Create, show, change, delete, purge and search channels.")
+channel_app = typer.Typer(no_args_is_help=True, help="Create, show, change, move, delete, purge and search channels.")
 
 
 def _whole(flag: str, metavar: str, help_text: str, **others: Any) -> Any:
@@ -95,13 +100,26 @@ _LIMITS: dict[str, Any] = {
 """The options of limits, by the fields of ChannelConfig."""
 
 
-@with_client
-def channels(client: Client, *, as_json: JsonOption = False) -> None:
+@with_session
+def channels(
+    session: Session,
+    servers: Annotated[
+        list[str] | None,
+        servers_argument("Contexts, or addresses, of servers to list together; by default the one server."),
+    ] = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
     """List all channels and their state.
 
-    AGE is how long ago the oldest event was committed.
+    AGE is how long ago the oldest event was committed. With servers, SERVER is the one that has the channel, or owns it
+    if it is replicated, and STANDBY counts those that would take it over. Exits with 3 if a server does not answer.
     """
-    listed = client.admin.list_channels()
+    if servers:
+        list_together(session, servers, as_json=as_json)
+        return
+    with session.open() as client:
+        listed = client.admin.list_channels()
     if as_json:
         typer.echo(json.dumps([document_of(channel) for channel in listed], indent=2))
         return
@@ -207,6 +225,30 @@ def purge(
     purged_count = client.admin.purge_channel(name)
     sentence = f"{name}: {counted(purged_count, 'event')} removed"
     typer.echo(json.dumps({"purged_count": purged_count}) if as_json else sentence)
+
+
+@channel_app.command()
+@with_client
+def move(
+    client: Client,
+    name: ChannelArgument,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="SERVER",
+            callback=checked(parse_server),
+            help="The address of the other server.",
+            show_default=False,
+        ),
+    ],
+) -> None:
+    """Hand a replicated channel over to another server.
+
+    Returns once that owns it. Open transactions are rolled back unless they end within half a second. The channel stays
+    there until the server stops or fails; other channels are still spread evenly over all servers.
+    """
+    client.admin.move_channel(name, target)
+    note_to_terminal(f"{name}: moved to {target}")
 
 
 @channel_app.command()

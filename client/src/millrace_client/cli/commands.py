@@ -23,7 +23,7 @@ COMMANDS = {
         "top_command:top",
         "Watch depth, fill and rates of channels, and the server's sources and sinks, until `q` or Ctrl-C.",
     ),
-    "channel": ("admin_commands:channel_app", "Create, show, change, delete, purge and search channels."),
+    "channel": ("admin_commands:channel_app", "Create, show, change, move, delete, purge and search channels."),
     "transactions": ("activity_commands:transactions", "List open transactions and deliveries."),
     "transaction": ("activity_commands:transaction_app", "End transactions of any client."),
     "claim": ("activity_commands:claim_app", "End claims of any reader."),

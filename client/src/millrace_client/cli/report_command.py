@@ -1,11 +1,10 @@
 """`millrace report`: the channels and components of several servers, what is wrong first."""
 
 import json
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
@@ -16,18 +15,10 @@ from rich.text import Text
 from millrace.command_line.tables import plain_table, show
 from millrace.units import counted
 from millrace_client import ChannelInfo, ComponentInfo, MillraceError
-from millrace_client.cli.contexts import context_names, load_contexts
 from millrace_client.cli.exit_status import CommandError, ExitCode, sentence_of
 from millrace_client.cli.problems import Severity, channel_problem, component_problem, component_severity
-from millrace_client.cli.session import (
-    CONTEXT_VARIABLE,
-    SERVER_VARIABLE,
-    JsonOption,
-    Session,
-    parse_server,
-    seconds_option,
-    with_session,
-)
+from millrace_client.cli.session import JsonOption, Session, seconds_option, with_session
+from millrace_client.cli.several_servers import SERVERS_AT_ONCE, servers_argument, sessions_of
 from millrace_client.cli.terminal import note
 from millrace_client.cli.top_command import ChannelWatch
 from millrace_client.cli.views import (
@@ -37,7 +28,6 @@ from millrace_client.cli.views import (
     rate_text,
 )
 
-_SERVERS_AT_ONCE = 16
 _CHANNELS_SHOWN = 50
 
 
@@ -72,15 +62,7 @@ class ChannelRow:
 @with_session
 def report(
     session: Session,
-    servers: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="SERVER",
-            help="Contexts, or addresses; by default all contexts.",
-            show_default=False,
-            autocompletion=context_names,
-        ),
-    ] = None,
+    servers: Annotated[list[str] | None, servers_argument("Contexts, or addresses; by default all contexts.")] = None,
     *,
     interval: Annotated[float, seconds_option(min=0.1, max=3600, help="Time over which rates are measured.")] = 1.0,
     limit: Annotated[
@@ -93,8 +75,8 @@ def report(
     Without servers, and unless options or the environment name one, it reports on the servers of all contexts. AGE is
     how long ago the oldest event was committed. Exits with 3 if a server does not answer.
     """
-    with ThreadPoolExecutor(_SERVERS_AT_ONCE) as threads:
-        asked = [threads.submit(_reported, *named, interval) for named in _sessions(session, servers or [])]
+    with ThreadPoolExecutor(SERVERS_AT_ONCE) as threads:
+        asked = [threads.submit(_reported, *named, interval) for named in sessions_of(session, servers or [])]
         reports = [one.result() for one in asked]
     if as_json:
         typer.echo(json.dumps([_document(one) for one in reports], indent=2))
@@ -102,26 +84,6 @@ def report(
         show(_page(reports, limit))
     if unknown := [one for one in reports if one.watch is None]:
         raise CommandError(ExitCode.UNREACHABLE, f"{counted(len(unknown), 'server')} of {len(reports)} did not answer")
-
-
-def _sessions(session: Session, names: Sequence[str]) -> Iterator[tuple[str, Session]]:
-    """Yields each server's name and how to connect to it."""
-    contexts = load_contexts().by_name
-    is_given = session.server or session.context_name or {SERVER_VARIABLE, CONTEXT_VARIABLE} & os.environ.keys()
-    for name in names or ([] if is_given else contexts):
-        if name in contexts:
-            yield name, replace(session, context_name=name, server=None)
-        else:
-            yield name, replace(session, context_name=None, server=_address(name))
-    if not names and (is_given or not contexts):
-        yield session.address, session
-
-
-def _address(name: str) -> str:
-    try:
-        return parse_server(name)
-    except ValueError as error:
-        raise CommandError(ExitCode.USAGE, f"{error}; see contexts with `millrace context list`") from error
 
 
 def _reported(name: str, session: Session, interval_seconds: float) -> ServerReport:

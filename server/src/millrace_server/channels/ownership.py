@@ -201,7 +201,7 @@ class Ownership:
     async def _run(self) -> None:
         shared = self._shared = await self._connected()
         lease = self._lease = shared.leases.of(self._handle.name)
-        lease.takes_deleted = self._is_new or self._handle.configured is not None
+        lease.takes_deleted, lease.is_new = self._handle.configured is not None, self._is_new
         lease.on_lost = lambda: self._depart(_Departure(is_loss=True))
         lease.on_surplus = lambda target: self._depart(_Departure(target=target))
         lease.on_deleted = self._hooks.deleted_elsewhere

@@ -32,6 +32,7 @@ class ChannelLease:
         on_lost: Called when the lease that this server held is lost.
         is_withdrawn: Whether this server waits for it no more.
         takes_deleted: Whether it takes a channel that was deleted, and so creates it again.
+        is_new: The same, until the channel is seen to exist.
         on_deleted: Called when the channel was deleted, and this server does not create it again.
         on_surplus: Called with another server's session that should own the channel, so that all have their share.
     """
@@ -39,7 +40,7 @@ class ChannelLease:
     def __init__(self, bucket: Bucket, channel: str, members: Membership, is_wanted: Callable[[], bool]) -> None:
         """`is_wanted`: whether this server should own more channels, as others have their share."""
         self.channel = channel
-        self.takes_deleted = False
+        self.takes_deleted = self.is_new = False
         self.on_lost: Callable[[], object] = _ignore
         self.on_deleted: Callable[[], object] = _ignore
         self.on_surplus: Callable[[str], object] = _ignore
@@ -84,6 +85,7 @@ class ChannelLease:
             return
         was_held = self.is_held
         self._holder, self._revision = Holder.decoded(entry.value), entry.revision
+        self.is_new &= self._holder.is_deleted
         self._seen_at = self._members.clock()
         self._changed.set()
         if was_held and not self.is_held:
@@ -161,7 +163,7 @@ class ChannelLease:
                 return False
         except EntriesUnavailableError:
             return False
-        if holder.is_deleted and not self.takes_deleted:
+        if holder.is_deleted and not (self.takes_deleted or self.is_new):
             self.withdraw()
             self.on_deleted()
             return False
