@@ -4,40 +4,67 @@ from fnmatch import fnmatchcase
 import pytest
 
 from millrace_server.agent.sinks.files.paths import PathTemplate
-from millrace_server.flume_import.options import to_glob, to_path_template, to_replacement, to_strptime_format
+from millrace_server.flume_import.patterns import (
+    has_single_dot,
+    to_globs,
+    to_path_template,
+    to_replacement,
+    to_strptime_format,
+)
+from millrace_server.flume_import.references import is_to_be_filled_in
 
 
 @pytest.mark.parametrize(
-    ("pattern", "glob"),
+    ("pattern", "globs"),
     [
-        ("example.log", "example.log"),
-        (r".*\.log", "*.log"),
-        (r"^app-[0-9].log$", "app-[0-9].log"),
-        ("[^a]bc", "[!a]bc"),
-        (".+x", "?*x"),
-        (r"a\*b", "a[*]b"),
-        (".*log.*", "*log*"),
+        ("example.log", ["example.log"]),
+        (r".*\.log", ["*.log"]),
+        (r"^app-[0-9].log$", ["app-[0-9].log"]),
+        ("[^a]bc", ["[!a]bc"]),
+        (".+x", ["?*x"]),
+        (r"a\*b", ["a[*]b"]),
+        (".*log.*", ["*log*"]),
+        (r"app-\d\.log", ["app-[0-9].log"]),
+        (r"(my|a)\.log(?:|\.1)", ["my.log", "my.log.1", "a.log", "a.log.1"]),
     ],
 )
-def test_glob_of_a_simple_expression_matches_the_same_names(pattern: str, glob: str) -> None:
-    """Expressions common in Flume's configurations have a shell pattern."""
-    assert to_glob(pattern) == glob
-    for name in ("example.log", "app-1.log", "xbc", "abc", "a*b", "my.log.1", "x"):
-        assert bool(re.fullmatch(pattern, name)) == fnmatchcase(name, glob)
+def test_globs_of_a_simple_expression_match_the_same_names(pattern: str, globs: list[str]) -> None:
+    """Expressions common in Flume's configurations have shell patterns."""
+    assert to_globs(pattern) == globs
+    for name in ("example.log", "app-1.log", "xbc", "abc", "a*b", "my.log.1", "a.log", "x"):
+        assert bool(re.fullmatch(pattern, name)) == any(fnmatchcase(name, glob) for glob in globs)
 
 
-@pytest.mark.parametrize("pattern", ["(a|b).log", r"a\d+", "ab?", "x{2}", "[ab]+"])
-def test_glob_of_anything_else_is_none(pattern: str) -> None:
-    """Patterns that a shell pattern cannot express are left to the operator."""
-    assert to_glob(pattern) is None
+@pytest.mark.parametrize(
+    "pattern", [r"a\d+", "ab?", "x{2}", "[ab]+", "(a|b)+", "((a|b)|c)", r"\w", "(" + "a|" * 65 + ")"]
+)
+def test_globs_of_anything_else_are_none(pattern: str) -> None:
+    """Patterns that shell patterns cannot express are left to the operator."""
+    assert to_globs(pattern) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "has_one"), [("a.log", True), (r"a\.log", False), (".*", False), ("[.]x.+", False)]
+)
+def test_has_single_dot_of_a_pattern_finds_dots_that_match_anything(pattern: str, has_one: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """Only a dot that is neither escaped nor repeated nor in a set counts."""
+    assert has_single_dot(pattern) is has_one
 
 
 def test_path_template_of_flumes_escapes_has_their_places() -> None:
-    """Headers and times are translated, times of one name are merged, braces are escaped, unknown escapes returned."""
-    template, unknown = to_path_template("/x/%y-%m-%d/%H%M/%{host}/{a}/%Q")
-    assert template == "/x/{time:%y-%m-%d}/{time:%H%M}/{header:host}/{{a}}/Q"
-    assert unknown == ["%Q"]
+    """Headers and times are translated, times of one name are merged, and braces are escaped."""
+    converted = to_path_template("/x/%y-%m-%d/%H%M/%{host}/{a}/%D")
+    template = "/x/{time:%y-%m-%d}/{time:%H%M}/{header:host}/{{a}}/{time:%m}/{time:%d}/{time:%y}"
+    assert converted == (template, [], [])
     PathTemplate.parse(template)
+
+
+def test_path_template_of_an_escape_without_counterpart_has_to_be_filled_in() -> None:
+    """Neither a time zone nor a time in milliseconds nor the agent's host has a place; padded numbers are told."""
+    template, unknown, padded = to_path_template("/x/%t/%z/%[localhost]/%e%k")
+    assert is_to_be_filled_in(template)
+    assert unknown == ["%t", "%z", "%[localhost]"]
+    assert padded == ["%e", "%k"]
 
 
 def test_strptime_format_of_javas_pattern_reads_the_same_times() -> None:

@@ -12,15 +12,16 @@ from millrace_server.agent.interceptors import AnyInterceptorConfig
 from millrace_server.agent.selectors import AnySelectorConfig
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
 from millrace_server.configuration.settings import Settings
-from millrace_server.flume_import import import_agent
+from tests.flume_imports import imported, sink_text
 from tests.unit.repository.checkout import ROOT
 from tools import generate_settings_page
 
 README = (ROOT / "README.md").read_text()
 AGENT_PAGE = (ROOT / "docs" / "agent.md").read_text()
+FLUME_PAGE = (ROOT / "docs" / "moving_from_flume.md").read_text()
 
 HDFS_VALUES = {
-    "hdfs.path": "/logs/%{host}/%Y-%m-%d",
+    "hdfs.path": "hdfs://namenode/logs/%{host}/%Y-%m-%d",
     "hdfs.codeC": "gzip",
     "hdfs.timeZone": "Europe/Berlin",
     "hdfs.roundValue": "10",
@@ -64,19 +65,16 @@ def test_types_of_everything_are_on_the_agent_page_and_in_the_readme() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flume", "millrace"), re.findall(r"^\| `(hdfs\.\w+|serializer)` \| `(\w+)` \|$", AGENT_PAGE, re.MULTILINE)
+    ("flume", "millrace"), re.findall(r"^\| `(hdfs\.\w+|serializer)` \| `(\w+)` \|$", FLUME_PAGE, re.MULTILINE)
 )
-def test_setting_of_flumes_hdfs_sink_imported_is_what_the_agent_page_says(flume: str, millrace: str) -> None:
+def test_setting_of_flumes_hdfs_sink_imported_is_what_the_page_says(flume: str, millrace: str) -> None:
     """The table describes what the import does."""
-    text = """
-        a.channels = c
-        a.channels.c.type = file
-        a.sinks = s
-        a.sinks.s.type = hdfs
-        a.sinks.s.channel = c
-        a.sinks.s.hdfs.path = /logs
-        a.sinks.s.hdfs.round = true
+    lines = """
+        type = hdfs
+        hdfs.path = hdfs://namenode/logs
+        hdfs.fileType = CompressedStream
+        hdfs.round = true
     """
-    without = import_agent(text).tables["sinks"]["s"]
-    table = import_agent(f"{text}\na.sinks.s.{flume} = {HDFS_VALUES.get(flume, '77')}\n").tables["sinks"]["s"]
+    without = imported(sink_text(lines)).tables["sinks"]["k"]
+    table = imported(sink_text(f"{lines}{flume} = {HDFS_VALUES.get(flume, '7')}")).tables["sinks"]["k"]
     assert {key for key in table if table[key] != without.get(key)} == {millrace}

@@ -3,7 +3,6 @@
 import gc
 import os
 import sys
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -18,10 +17,10 @@ import typer
 from millrace.command_line.program import new_program
 from millrace_server.cli.certificate_commands import dev_certificates
 from millrace_server.cli.flow_test_command import run_flow_tests
+from millrace_server.cli.flume_command import import_flume
 from millrace_server.cli.health_command import health
 from millrace_server.cli.log_commands import backup, log_app, restore
 from millrace_server.cli.reporting import (
-    EXIT_BAD_SETTINGS,
     EXIT_CANNOT_START,
     MEANINGS,
     complain,
@@ -191,56 +190,12 @@ def check(
         show_settings(file, settings)
 
 
-@app.command("import-flume")
-def import_flume(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Flume's properties file.")],
-    agent: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The agent to convert, if the file has several.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file, not to standard output.")
-    ] = None,
-) -> None:
-    """Convert a Flume agent's configuration; lists on standard error what has no equivalent, and why."""
-    from millrace.setting_file import SettingsError
-    from millrace_server.configuration.settings import check_settings
-    from millrace_server.flume_import import FlumeImportError, import_agent
-
-    try:
-        imported = import_agent(file.read_text("utf-8-sig"), agent)
-    except (OSError, UnicodeDecodeError, FlumeImportError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        complain(f"{file}: cannot be imported: {reason}")
-        raise typer.Exit(EXIT_BAD_SETTINGS) from None
-    toml = imported.toml()
-    if output is None:
-        typer.echo(toml, nl=False)
-    else:
-        _write_new(output, toml)
-    for note in imported.notes:
-        complain(f"{note.key}: {note.sentence}")
-    try:
-        check_settings(tomllib.loads(toml), str(output or "the result"))
-    except SettingsError as error:
-        for problem in error.problems:
-            complain(f"to be fixed by hand: {problem}")
-        raise typer.Exit(EXIT_BAD_SETTINGS) from None
-
-
-def _write_new(path: Path, text: str) -> None:
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        complain(f"{path}: cannot be written: {error.strerror}")
-        raise typer.Exit(EXIT_CANNOT_START) from None
-
-
 app.command("test")(run_flow_tests)
 app.command()(backup)
 app.command()(restore)
 app.command()(health)
 app.command()(upgrade)
 app.command("dev-certificates")(dev_certificates)
+app.command("import-flume")(import_flume)
 app.add_typer(log_app, name="log")
 app.add_typer(token_app, name="token")

@@ -11,7 +11,7 @@ from millrace_server.channels.config import DiskChannelConfig, LogChannelConfig,
 from millrace_server.channels.keys import KeyFileError, load_keys
 from millrace_server.cli.reporting import complain
 from millrace_server.configuration.settings import Settings
-from millrace_server.flume_import import to_toml
+from millrace_server.configuration.toml_text import to_toml
 
 
 def show_settings(file: Path, settings: Settings) -> None:

@@ -1,88 +1,95 @@
 """Conversion of Flume's channels."""
 
+import re
+from pathlib import PurePosixPath
+
+from millrace_server.flume_import.component_table import find_component
+from millrace_server.flume_import.conversion import OwnCode, convert
+from millrace_server.flume_import.kafka import convert_kafka_channel
 from millrace_server.flume_import.options import Options, Table, set_values
+from millrace_server.flume_import.references import fill_in
 
-_LOG_REASONS = {
-    "backupCheckpointDir": "both checkpoints lie in checkpoint_dir",
-    "checkpointOnClose": "a stop always writes a checkpoint",
-    "encryption.": "keys are not taken over: create new ones, and name them in the channel's table encryption",
-    "overflowTimeout": "a commit spills at once when the memory is full",
-    "overflowDeactivationThreshold": "a commit goes to memory again as soon as the log holds no event",
-    "avgEventSize": "bytes are counted exactly",
-    "use-fast-replay": "a replay is always fast",
-    "use-log-replay-v1": "there is one kind of replay",
-    "fsyncInterval": 'set fsync = "interval" to lose up to that much in a power cut',
-    "fsyncPerTransaction": 'set fsync = "interval" to lose up to a second in a power cut',
-}
+_MEMORY_CAPACITY = 10_000
+_OVERFLOW_CAPACITY = 100_000_000
+"""Flume's defaults of a spillable channel."""
 
-_ALTERNATIVES = {
-    "jdbc": "a channel of type file is durable too, and faster",
-    "kafka": "a channel of type file is durable; to put events into Kafka, write a sink of type custom",
-    "pseudotxn": "a channel of type memory has real transactions",
-}
+_LOG_SETTINGS = ("data_dirs", "checkpoint_dir", "backup_checkpoint", "checkpoint_interval_seconds", "segment_bytes_max",
+                 "min_free_bytes", "fsync", "fsync_interval_seconds", "encryption")  # fmt: skip
+_MAKE_A_KEY = "openssl rand -hex 32 > FILE; chmod 600 FILE"
 
 
-def convert_channel(type_name: str, options: Options) -> Table:
-    """Returns the table of a channel."""
-    table: Table = {"type": type_name}
-    match type_name:
-        case "memory":
-            _set_limits(table, options)
-            options.report_unused()
-            return table
-        case "file":
-            _set_limits(table, options)
-        case "spillablememory":
-            table = _spillable(options)
-        case _:
-            return _replace_by_file(type_name, options)
-    _set_log(table, options)
-    options.report_unused(_LOG_REASONS)
-    return table
+def convert_channel(options: Options) -> Table | None:
+    """Returns the table of a channel; None if it has no counterpart, which is recorded."""
+    component = find_component("channel", options.text("type"))
+    return convert(component, options, _OWN.get(component.name))
 
 
-def _replace_by_file(type_name: str, options: Options) -> Table:
-    reason = _ALTERNATIVES.get(type_name, "there are channels of type memory, file and spillable")
-    options.note("type", f"{reason}; this one becomes a channel of type file")
-    table: Table = {"type": "file"}
-    set_values(table, capacity=options.number("capacity"))
-    options.report_unused()
-    return table
-
-
-def _spillable(options: Options) -> Table:
-    table: Table = {"type": "spillable"}
-    overflow, memory = options.number("overflowCapacity"), options.number("memoryCapacity")
-    options.text("capacity")
-    set_values(table, capacity=None if overflow is None else overflow + (memory or 10_000), memory_capacity=memory)
+def _memory(options: Options, table: Table) -> None:
     byte_capacity = options.number("byteCapacity")
-    _set_limits(table, options)
-    set_values(table, memory_byte_capacity=byte_capacity)
-    return table
+    if byte_capacity == 0:
+        options.changed("byteCapacity", "Flume has no limit then; here it is a fifth of the memory", "byte_capacity")
+    set_values(table, byte_capacity=byte_capacity or None)
 
 
-def _set_limits(table: Table, options: Options) -> None:
-    keep_alive = options.number("keep-alive")
-    set_values(
-        table,
-        capacity=options.number("capacity"),
-        transaction_capacity=options.number("transactionCapacity"),
-        byte_capacity=options.number("byteCapacity") or None,
-        byte_capacity_buffer_percentage=options.number("byteCapacityBufferPercentage"),
-        keep_alive_seconds=None if keep_alive is None else float(keep_alive),
-    )
-
-
-def _set_log(table: Table, options: Options) -> None:
+def _file(options: Options, table: Table) -> None:
     directories = [part.strip() for part in options.text("dataDirs").split(",") if part.strip()]
-    set_values(
-        table,
-        data_dirs=directories or None,
-        checkpoint_dir=options.text("checkpointDir") or None,
-        backup_checkpoint=options.flag("useDualCheckpoints"),
-        checkpoint_interval_seconds=options.seconds("checkpointInterval"),
-        segment_bytes_max=options.number("maxFileSize"),
-        min_free_bytes=options.number("minimumRequiredSpace"),
-    )
+    set_values(table, data_dirs=directories or None, checkpoint_dir=options.text("checkpointDir") or None)
     if directories:
-        options.note("dataDirs", "each channel gets a directory of its own in there; Flume's events are not read")
+        sentence = "each channel has a directory of its own in there; what Flume has there is not read, so let it drain"
+        options.changed("dataDirs", sentence, "data_dirs")
+    if options.has_any("encryption."):
+        table["encryption"] = _encryption(options)
+
+
+def _encryption(options: Options) -> Table:
+    """Keeps a channel encrypted: with a new key, since Flume's files are not read, and its key store is Java's."""
+    key = options.text("encryption.activeKey") or fill_in("KEY")
+    store = options.text("encryption.keyProvider.keyStoreFile")
+    for ignored in ("encryption.keyProvider.keys", "encryption.cipherProvider", "encryption.keyProvider"):
+        options.text(ignored)
+    key_id = re.sub(r"[^A-Za-z0-9._-]", "-", key)[:64]
+    directory = PurePosixPath(store).parent if store else PurePosixPath("/etc/millrace")
+    path = str(directory / f"{key_id}.key")
+    sentence = (
+        f"records are encrypted by AES-GCM, with keys in files; until there is {path}, the channel does not open: make "
+        f"it with {_MAKE_A_KEY}. Older keys are not needed, since what Flume has stored is not read"
+    )
+    options.changed("encryption.activeKey", sentence, "encryption")
+    return {"active_key": key_id, "keys": {key_id: path}}
+
+
+def _spillable(options: Options, table: Table) -> None:
+    memory, overflow = options.number("memoryCapacity"), options.number("overflowCapacity")
+    memory = _MEMORY_CAPACITY if memory is None or memory < 0 else memory
+    overflow = _OVERFLOW_CAPACITY if overflow is None or overflow < 0 else overflow
+    memory = memory if memory or overflow else _MEMORY_CAPACITY
+    byte_capacity = options.number("byteCapacity") or None
+    _file(options, table)
+    if not memory:
+        # Without its part in memory it is a file channel, as Flume's guide says.
+        table |= {"type": "file", "capacity": overflow}
+    elif not overflow:
+        table |= {"type": "memory", "capacity": memory}
+        set_values(table, byte_capacity=byte_capacity)
+        for setting in _LOG_SETTINGS:
+            table.pop(setting, None)
+    else:
+        table |= {"capacity": memory + overflow, "memory_capacity": memory}
+        set_values(table, memory_byte_capacity=byte_capacity)
+
+
+def _jdbc(options: Options, table: Table) -> None:
+    capacity = options.number("maximum.capacity") or 0
+    if capacity > 0:
+        table["capacity"] = capacity
+    else:
+        options.changed("maximum.capacity", "there is no limit in Flume; here it is 1,000,000 events", "capacity")
+
+
+_OWN: dict[str, OwnCode] = {
+    "memory": _memory,
+    "file": _file,
+    "spillablememory": _spillable,
+    "jdbc": _jdbc,
+    "kafka": convert_kafka_channel,
+}

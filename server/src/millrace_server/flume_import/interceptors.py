@@ -1,149 +1,70 @@
-"""Conversion of Flume's interceptors and selectors."""
+"""Conversion of Flume's interceptors."""
 
-from millrace_server.flume_import.options import Options, Table, set_values, to_replacement, to_strptime_format
+import re
 
-_CLASSES = {
-    "TimestampInterceptor": "timestamp",
-    "HostInterceptor": "host",
-    "StaticInterceptor": "static",
-    "RemoveHeaderInterceptor": "remove_header",
-    "UUIDInterceptor": "uuid",
-    "SearchAndReplaceInterceptor": "search_replace",
-    "RegexFilteringInterceptor": "regex_filter",
-    "RegexExtractorInterceptor": "regex_extractor",
-}
-"""Class names that may replace the short name of a type, with "$Builder" appended."""
+from millrace_server.flume_import.component_table import find_component
+from millrace_server.flume_import.conversion import OwnCode, convert
+from millrace_server.flume_import.options import Options, Table, set_values
+from millrace_server.flume_import.patterns import to_replacement, to_strptime_format
+
+_LIST_SEPARATOR = r"\s*,\s*"
 
 
-def convert_interceptors(options: Options) -> list[Table]:
+def convert_interceptors(source: Options) -> list[Table]:
     """Returns the tables of a source's interceptors, in order."""
-    return [table for _, each in options.components("interceptors") if (table := _convert(each))]
+    names = source.words("interceptors")
+    options = source.subset("interceptors", "interceptors")
+    tables = [table for name in names if (table := _convert(options.subset(name))) is not None]
+    options.leave_out_unread("belongs to no interceptor that the source lists")
+    return tables
 
 
 def _convert(options: Options) -> Table | None:
-    type_name = options.text("type")
-    short = _CLASSES.get(type_name.removesuffix("$Builder").rpartition(".")[2], type_name.lower())
-    convert = _CONVERTERS.get(short)
-    if convert is None:
-        options.note("type", f"{type_name} has no counterpart: write an interceptor of type custom in Python")
-        options.discard_unused()
-        return None
-    table = convert(options)
-    options.report_unused()
-    return table
+    component = find_component("interceptor", options.text("type"))
+    return convert(component, options, _OWN.get(component.name))
 
 
-def _timestamp(options: Options) -> Table:
-    table: Table = {"type": "timestamp"}
-    header = options.text("headerName") or options.text("header")
-    set_values(table, header=header or None, preserve_existing=options.flag("preserveExisting"))
-    return table
+def _remove_header(options: Options, table: Table) -> None:
+    separator, listed = options.text("fromListSeparator") or _LIST_SEPARATOR, options.text("fromList")
+    try:
+        names = re.split(separator, listed)
+    except re.error:
+        options.left_out("fromListSeparator", "is no regular expression here; names are separated at commas", "names")
+        names = re.split(_LIST_SEPARATOR, listed)
+    names = [name for name in (options.text("withName"), *names) if name]
+    set_values(table, names=list(dict.fromkeys(names)) or None)
 
 
-def _host(options: Options) -> Table:
-    uses_ip = options.flag("useIP")
-    table: Table = {"type": "host", "use": "name" if uses_ip is False else "ip"}
-    set_values(table, header=options.text("hostHeader") or None, preserve_existing=options.flag("preserveExisting"))
-    return table
-
-
-def _static(options: Options) -> Table:
-    table: Table = {"type": "static", "key": options.text("key", "key"), "value": options.text("value", "value")}
-    set_values(table, preserve_existing=options.flag("preserveExisting"))
-    return table
-
-
-def _remove_header(options: Options) -> Table:
-    table: Table = {"type": "remove_header"}
-    separator = options.text("fromListSeparator")
-    if separator and separator not in {r"\s*,\s*", ","}:
-        options.note("fromListSeparator", "names are separated at commas")
-    names = [options.text("withName"), *options.text("fromList").split(",")]
-    names = [name.strip() for name in names if name.strip()]
-    set_values(table, names=names or None, pattern=options.text("matching") or None)
-    return table
-
-
-def _uuid(options: Options) -> Table:
-    table: Table = {"type": "uuid"}
-    set_values(
-        table,
-        header=options.text("headerName") or None,
-        prefix=options.text("prefix") or None,
-        preserve_existing=options.flag("preserveExisting"),
-    )
-    return table
-
-
-def _search_replace(options: Options) -> Table:
+def _search_replace(options: Options, table: Table) -> None:
+    table["replacement"] = to_replacement(options.text("replaceString"))
     if options.text("charset", "UTF-8").upper() not in {"UTF-8", "UTF8"}:
-        options.note("charset", "texts are UTF-8; let the source convert them, by its setting charset")
-    replacement = to_replacement(options.text("replaceString"))
-    return {"type": "search_replace", "pattern": options.text("searchPattern"), "replacement": replacement}
+        options.left_out("charset", "bodies are UTF-8: let the source convert them, by its setting charset")
 
 
-def _regex_filter(options: Options) -> Table:
-    action = "drop" if options.flag("excludeEvents") else "keep"
-    return {"type": "regex_filter", "pattern": options.text("regex", ".*"), "action": action}
-
-
-def _regex_extractor(options: Options) -> Table:
-    table: Table = {"type": "regex_extractor", "pattern": options.text("regex")}
+def _regex_extractor(options: Options, table: Table) -> None:
     names, millis = [], {}
-    for serializer, one in options.components("serializers"):
+    listed = options.words("serializers")
+    serializers = options.subset("serializers", "interceptors")
+    for serializer in listed:
+        one = serializers.subset(serializer)
         name, type_name, pattern = one.text("name", serializer), one.text("type", "default"), one.text("pattern")
         names.append(name)
-        if "Millis" in type_name and (time_format := to_strptime_format(pattern)):
-            millis[name] = time_format
-        elif type_name not in {"", "default"}:
-            one.note("type", f"{type_name} has no counterpart; the header gets the text that was found")
-        one.report_unused()
+        if type_name.endswith("MillisSerializer"):
+            time_format = to_strptime_format(pattern)
+            if time_format is None:
+                one.left_out("pattern", f'"{pattern}" has no counterpart: the header gets the text that was found')
+            else:
+                millis[name] = time_format
+                one.changed("pattern", "times without a zone are in UTC; see time_zone")
+        elif type_name != "default" and not type_name.endswith("PassThroughSerializer"):
+            one.left_out("type", f"{type_name} has no counterpart: the header gets the text that was found")
+        one.leave_out_unread("is no property of a serializer in Flume's user guide")
+    serializers.leave_out_unread("belongs to no serializer that the interceptor lists")
     set_values(table, names=names or None, millis=millis or None)
-    return table
 
 
-_CONVERTERS = {
-    "timestamp": _timestamp,
-    "host": _host,
-    "static": _static,
+_OWN: dict[str, OwnCode] = {
     "remove_header": _remove_header,
-    "uuid": _uuid,
     "search_replace": _search_replace,
-    "regex_filter": _regex_filter,
     "regex_extractor": _regex_extractor,
 }
-
-
-def convert_selector(options: Options) -> Table | None:
-    """Returns the table of a source's selector; None for the default, which sends every event to every channel."""
-    type_name = options.text("type", "replicating").lower()
-    table: Table | None = None
-    match type_name:
-        case "multiplexing":
-            table = _multiplexing(options)
-        case "load_balancing":
-            policy = options.text("policy", "round_robin").lower()
-            table = {"type": "load_balancing", "policy": policy}
-        case "replicating":
-            optional = options.words("optional")
-            if optional:
-                table = {"type": "replicating", "optional": optional}
-        case _:
-            options.note("type", f"{type_name} has no counterpart: write a selector of type custom in Python")
-    options.report_unused()
-    return table
-
-
-def _multiplexing(options: Options) -> Table:
-    header = options.text("header", "flume.selector.header")
-    mapping = {value: channels.split() for value, channels in options.subset("mapping").items()}
-    # Below `optional.` are header values; `optional` itself lists the optional channels of all events.
-    optional = {value: channels.split() for value, channels in options.subset("optional").items()}
-    table: Table = {"type": "multiplexing", "header": header, "mapping": mapping}
-    if default := options.words("default"):
-        table["default"] = default
-    else:
-        options.note("default", "there is none: events that match nothing are dropped, and counted")
-    if optional:
-        table["optional"] = optional
-    return table

@@ -1,211 +1,132 @@
 """Conversion of Flume's sources."""
 
 import os
-import shlex
 
-from millrace_server.flume_import.interceptors import convert_interceptors, convert_selector
-from millrace_server.flume_import.options import ANY_HOST, Options, Table, set_values, to_glob
+from millrace_server.flume_import.component_table import find_component
+from millrace_server.flume_import.conversion import OwnCode, convert
+from millrace_server.flume_import.interceptors import convert_interceptors
+from millrace_server.flume_import.kafka import convert_kafka_source
+from millrace_server.flume_import.options import ANY_HOST, Options, Table, address, set_values
+from millrace_server.flume_import.patterns import has_single_dot, to_globs
+from millrace_server.flume_import.references import fill_in, is_to_be_filled_in
+from millrace_server.flume_import.selectors import convert_selector
+from millrace_server.flume_import.tls import server_tls
 
-_ALTERNATIVES = {
-    "netcat": "use the source syslog, which takes lines over TCP, or the source exec with netcat",
-    "netcatudp": "use the source syslog, which takes datagrams",
-    "seq": "use `millrace bench put`, or the source exec with seq",
-    "org.apache.flume.source.stresssource": "use `millrace bench put`",
-    "jms": "write a source of type custom in Python",
-    "org.apache.flume.source.kafka.kafkasource": "write a source of type custom in Python",
-}
-_RPC = "has no source of its own: every server takes events over gRPC at server.listen; senders name the channel"
-_SYSLOG_TYPES = {"syslogtcp": "tcp", "multiport_syslogtcp": "tcp", "syslogudp": "udp"}
-_TLS = dict.fromkeys(("ssl", "keystore", "keystore-password"), "add a table tls, with files in PEM")
-
-
-def convert_source(type_name: str, options: Options) -> Table | None:
-    """Returns the table of a source; None if it has no counterpart, which is noted."""
-    channels = options.words("channels")
-    shared: Table = {"channels": channels}
-    set_values(shared, selector=convert_selector(options.subset("selector")))
-    if interceptors := convert_interceptors(options):
-        shared["interceptors"] = interceptors
-    kind = type_name.lower()
-    if kind in _SYSLOG_TYPES:
-        return _syslog(_SYSLOG_TYPES[kind], options) | shared
-    convert = _CONVERTERS.get(kind)
-    if convert is not None:
-        return convert(options) | shared
-    if kind in {"avro", "thrift"}:
-        options.note("", f"{_RPC} ({', '.join(channels)})")
-    else:
-        advice = _ALTERNATIVES.get(kind, "write a source of type custom in Python")
-        options.note("type", f"{type_name} has no counterpart: {advice}")
-    options.discard_unused()
-    return None
+_LOOPBACK = ("127.", "localhost", "::1", "[::1]")
+_WEEK_SECONDS = 604_800.0
+_COUNT_MAX = 10**15
+_BLOB_BYTES = 100_000_000
+_LINE_CHARACTERS = 2_048
+"""Flume's defaults of the deserializers."""
 
 
-def _exec(options: Options) -> Table:
-    command, shell = options.text("command"), options.text("shell")
-    table: Table = {"type": "exec"}
-    if shell:
-        table |= {"shell": True, "command": command}
-    else:
-        table["command"] = shlex.split(command) or [command]
-    table["restart"] = "always" if options.flag("restart") else "never"
-    set_values(table, batch_events_max=options.number("batchSize"), linger_seconds=options.seconds("batchTimeout"))
-    if command.split()[:1] == ["tail"]:
-        options.note("command", "a source of type taildir reads files that grow, and loses nothing in a crash")
-    options.report_unused(
-        {
-            "restartThrottle": "a command that ends often is restarted after increasing delays",
-            "logStdErr": "its standard error is always logged",
-        }
-    )
+def convert_source(options: Options) -> Table | None:
+    """Returns the table of a source; None if it has no counterpart, which is recorded."""
+    component = find_component("source", options.text("type"))
+    channels = options.channels("channels")
+    selector = convert_selector(options, channels)
+    interceptors = convert_interceptors(options)
+    table = convert(component, options, _OWN.get(component.name))
+    if table is None:
+        return None
+    table = {"type": table.pop("type"), "channels": channels} | table
+    set_values(table, selector=selector, interceptors=interceptors or None)
     return table
 
 
-def _spooldir(options: Options) -> Table:
-    table: Table = {"type": "spooldir", "directory": options.text("spoolDir")}
-    suffix, delete = options.text("fileSuffix"), options.text("deletePolicy", "never")
-    if delete.lower() == "immediate":
-        table["done"] = {"type": "delete"}
-    elif suffix:
-        table["done"] = {"type": "rename", "suffix": suffix}
-    order = options.text("consumeOrder", "oldest").lower()
-    if order == "random":
-        options.note("consumeOrder", "there is no random order; the oldest file comes first")
-    elif order != "oldest":
-        table["order"] = order
-    for key, setting in (("includePattern", "include"), ("ignorePattern", "exclude")):
-        _set_glob(table, options, key, setting)
-    set_values(
-        table,
-        recursive=options.flag("recursiveDirectorySearch"),
-        poll_seconds=options.seconds("pollDelay"),
-        batch_events_max=options.number("batchSize"),
-        file_header=_header_key(options, "fileHeader", "fileHeaderKey", "file"),
-        basename_header=_header_key(options, "basenameHeader", "basenameHeaderKey", "basename"),
-        format=_format(options),
-    )
-    options.report_unused(
-        {
-            "trackerDir": "the channels themselves remember what they have stored",
-            "trackingPolicy": "done files are renamed, moved or deleted",
-            "maxBackoff": "delays after a failure grow up to 30 seconds",
-            "bufferMaxLines": "without effect in Flume too",
-            "deserializer.": "has no counterpart in this format",
-        }
-    )
-    return table
+def _listen(options: Options, host_key: str, default_host: str = "") -> str:
+    host = options.text(host_key, default_host) or fill_in("HOST")
+    return address(host, options.text("port") or fill_in("PORT"))
 
 
-def _format(options: Options) -> Table | None:
-    deserializer = options.text("deserializer", "LINE")
-    kind = "blob" if "Blob" in deserializer else deserializer.lower()
-    settings = options.subset("deserializer")
-    charset, errors = options.text("inputCharset"), options.text("decodeErrorPolicy").lower()
-    line_bytes_max, file_bytes_max = settings.number("maxLineLength"), settings.number("maxBlobLength")
-    for key in ("outputCharset", "schemaType"):
-        settings.text(key)
-    settings.report_unused()
-    if kind == "blob":
-        return {"type": "blob"} | ({"file_bytes_max": file_bytes_max} if file_bytes_max else {})
-    if kind == "avro":
-        return {"type": "avro", "body": "avro"}
-    if kind != "line":
-        options.note("deserializer", f"{deserializer} has no counterpart; lines are read")
-    # By default, Flume fails on a file that it cannot decode.
-    table: Table = {"type": "lines", "line_bytes_max": line_bytes_max or 2048, "decode_errors": errors or "fail"}
-    set_values(table, charset=charset or None)
-    return table
+def _allow_plaintext(options: Options, table: Table, host: str, *, may_be_tls: bool = True) -> None:
+    """Sets `allow_plaintext` where it was asked for and is needed."""
+    is_plain = not may_be_tls or "tls" not in table
+    if options.shared.allow_plaintext and is_plain and not host.startswith(_LOOPBACK):
+        table["allow_plaintext"] = True
 
 
-def _taildir(options: Options) -> Table:
-    groups = options.words("filegroups")
-    group_paths = options.subset("filegroups")
-    group_headers = options.subset("headers")
-    paths: list[str] = []
-    path_headers: dict[str, dict[str, str]] = {}
-    for group in groups:
-        directory, name = os.path.split(group_paths.text(group))
-        glob = to_glob(name)
-        if glob is None:
-            options.note(f"filegroups.{group}", f'"{name}" is not a shell pattern; all files of the directory are read')
-            glob = "*"
-        paths.append(f"{directory}/{glob}")
-        if headers := dict(group_headers.subset(group).items()):
-            path_headers[paths[-1]] = headers
-    # Flume's source reads any file that its pattern matches.
-    table: Table = {"type": "taildir", "paths": paths, "exclude": []}
-    set_values(
-        table,
-        path_headers=path_headers or None,
-        skip_to_end=options.flag("skipToEnd"),
-        idle_close_seconds=options.seconds("idleTimeout"),
-        batch_events_max=options.number("batchSize"),
-        byte_offset_header="byteoffset" if options.flag("byteOffsetHeader") else None,
-        file_header=_header_key(options, "fileHeader", "fileHeaderKey", "file"),
-    )
-    options.report_unused(
-        {
-            "positionFile": "the channels themselves remember what they have stored; Flume's positions are not read; "
-            "set skip_to_end = true, or have the files read from their beginning",
-            "writePosInterval": "positions are stored with the events, in one commit",
-            "cachePatternMatching": "new files are always found",
-            "maxBatchCount": "files take turns",
-            "backoffSleepIncrement": "files are looked at twice a second, and more often while they grow",
-            "maxBackoffSleep": "files are looked at twice a second, and more often while they grow",
-        }
-    )
-    return table
+def _serve(options: Options, table: Table, listen: str, *flags: str) -> None:
+    """Sets where a source listens, and over what."""
+    table["listen"] = listen
+    set_values(table, tls=server_tls(options, *flags))
+    _allow_plaintext(options, table, listen)
 
 
-def _syslog(protocol: str, options: Options) -> Table:
-    host = options.text("host", ANY_HOST) or options.text("bind")
-    ports = options.words("ports") or [options.text("port", "514")]
-    table: Table = {
-        "type": "syslog",
-        "allow_plaintext": True,
-        "listen": [f"{protocol}://{host}:{port}" for port in ports],
-    }
+def _netcat(options: Options, table: Table) -> None:
+    # Flume closes no connection; this is the longest that one may be silent here.
+    table["idle_seconds_max"] = _WEEK_SECONDS
+    _serve(options, table, _listen(options, "bind"))
+
+
+def _avro(options: Options, table: Table) -> None:
+    rules = [rule.strip() for rule in options.text("ipFilterRules").split(",") if rule.strip()]
+    if options.flag("ipFilter") and rules:
+        table["ip_filter_rules"] = rules
+    elif rules:
+        options.unneeded("ipFilterRules", "they have no effect, since ipFilter is not true")
+    _serve(options, table, _listen(options, "bind"))
+
+
+def _sequence(options: Options, table: Table) -> None:
+    count = options.number("totalEvents")
+    # More than can be counted here is without end.
+    set_values(table, count=count if count is not None and count <= _COUNT_MAX else None)
+
+
+def _netcat_udp(options: Options, table: Table) -> None:
+    listen = _listen(options, "bind")
+    table |= {"listen": [f"udp://{listen}"], "keep_fields": ["all"]}
+    _allow_plaintext(options, table, listen, may_be_tls=False)
+
+
+def _http(options: Options, table: Table) -> None:
+    handler, blob_bytes = options.text("handler"), options.number("handler.maxBlobLength")
+    if handler.endswith("BlobHandler"):
+        blob_bytes = blob_bytes or _BLOB_BYTES
+        options.changed("handler", "a body is one event, unless its Content-Type is that of JSON")
+    elif handler and not handler.endswith("JSONHandler"):
+        sentence = f"{handler} has no counterpart: requests are JSON, JSON lines, or one event each"
+        options.left_out("handler", sentence, "listen")
+    set_values(table, body_bytes_max=blob_bytes)
+    _serve(options, table, _listen(options, "bind", ANY_HOST), "enableSSL")
+
+
+def _syslog(transport: str, options: Options, table: Table) -> None:
+    host = options.text("host") or fill_in("HOST")
+    ports = options.words("ports" if "ports" in options else "port") or [fill_in("PORT")]
+    table["listen"] = [f"{transport}://{address(host, port)}" for port in ports]
     keep = options.text("keepFields", "none").lower()
     if keep in {"all", "true"}:
         table["keep_fields"] = ["all"]
     elif keep not in {"none", "false"}:
         table["keep_fields"] = keep.split()
-    set_values(
-        table,
-        message_bytes_max=options.number("eventSize"),
-        client_ip_header=options.text("clientIPHeader") or None,
-        port_header=options.text("portHeader") or None,
-        batch_events_max=options.number("batchSize"),
-    )
-    options.report_unused(
-        _TLS | {"charset.": "messages are kept as their bytes", "numProcessors": "there is one event loop"}
-    )
-    return table
+    if transport == "tcp":
+        set_values(table, tls=server_tls(options))
+    _allow_plaintext(options, table, host, may_be_tls=transport == "tcp")
 
 
-def _http(options: Options) -> Table:
-    host, port = options.text("bind", ANY_HOST), options.text("port", "5140")
-    table: Table = {"type": "http", "allow_plaintext": True, "listen": f"{host}:{port}"}
-    handler = options.text("handler")
-    if handler and "JSONHandler" not in handler:
-        options.note("handler", "bodies of other types than JSON become one event each, as with Flume's BlobHandler")
-    settings = options.subset("handler")
-    set_values(table, body_bytes_max=settings.number("maxBlobLength"))
-    settings.report_unused()
-    options.report_unused(
-        _TLS | {"QueuedThreadPool.": "there is no thread pool", "HttpConfiguration.": "not configurable"}
-    )
-    return table
+def _syslog_tcp(options: Options, table: Table) -> None:
+    _syslog("tcp", options, table)
 
 
-def _set_glob(table: Table, options: Options, key: str, setting: str) -> None:
-    pattern = options.text(key)
-    if pattern and pattern not in {"^.*$", "^$"}:
-        glob = to_glob(pattern)
-        if glob is None:
-            options.note(key, f'"{pattern}" is not a shell pattern; write {setting} by hand')
-        else:
-            table[setting] = [glob]
+def _syslog_udp(options: Options, table: Table) -> None:
+    _syslog("udp", options, table)
+
+
+def _exec(options: Options, table: Table) -> None:
+    command, shell = options.text("command"), options.text("shell")
+    if not shell:
+        # Flume splits at spaces, and knows no quotes.
+        table["command"] = command.split()
+    elif shell.split() == ["/bin/sh", "-c"]:
+        table |= {"shell": True, "command": command}
+    else:
+        table["command"] = [*shell.split(), command]
+    table["restart"] = "always" if options.flag("restart") else "never"
+    if command.split()[:1] == ["tail"]:
+        sentence = "a source of type taildir reads files that grow, and loses nothing in a crash"
+        options.advise("command", sentence, "command")
 
 
 def _header_key(options: Options, flag: str, key: str, default: str) -> str | None:
@@ -213,4 +134,113 @@ def _header_key(options: Options, flag: str, key: str, default: str) -> str | No
     return name if options.flag(flag) else None
 
 
-_CONVERTERS = {"exec": _exec, "spooldir": _spooldir, "taildir": _taildir, "http": _http}
+def _spooldir(options: Options, table: Table) -> None:
+    table["done"] = _done(options)
+    order = options.text("consumeOrder", "oldest").lower()
+    if order == "random":
+        options.changed("consumeOrder", "there is no random order: the oldest file is read first", "order")
+    elif order != "oldest":
+        table["order"] = order
+    for key, setting, harmless in (("includePattern", "include", "^.*$"), ("ignorePattern", "exclude", "^$")):
+        pattern = options.text(key, harmless)
+        if pattern != harmless:
+            table[setting] = _globs(options, key, pattern, setting)
+    set_values(
+        table,
+        file_header=_header_key(options, "fileHeader", "fileHeaderKey", "file"),
+        basename_header=_header_key(options, "basenameHeader", "basenameHeaderKey", "basename"),
+        format=_format(options),
+    )
+
+
+def _done(options: Options) -> Table | None:
+    suffix = options.text("fileSuffix", ".COMPLETED")
+    policy, tracking = options.text("deletePolicy", "never"), options.text("trackingPolicy", "rename")
+    if policy.lower() == "immediate":
+        return {"type": "delete"}
+    if tracking.lower() != "rename":
+        options.changed("trackingPolicy", "files that are done are renamed, moved or deleted", "done")
+    return {"type": "rename", "suffix": suffix}
+
+
+def _format(options: Options) -> Table:
+    deserializer = options.text("deserializer", "LINE")
+    kind = deserializer.removesuffix("$Builder").rpartition(".")[2].lower().removesuffix("deserializer")
+    charset, errors = options.text("inputCharset"), options.text("decodeErrorPolicy", "FAIL").lower()
+    if kind == "blob":
+        options.changed("deserializer", "a larger file is bad, where Flume makes several events of it", "format")
+        return {"type": "blob", "file_bytes_max": options.number("deserializer.maxBlobLength") or _BLOB_BYTES}
+    if kind == "avro":
+        if options.text("deserializer.schemaType", "HASH").upper() != "LITERAL":
+            options.changed("deserializer.schemaType", "a header has the schema itself, not its hash", "format")
+        return {"type": "avro", "body": "avro", "schema_header": "flume.avro.schema.literal"}
+    if kind != "line":
+        options.left_out("deserializer", f"{deserializer} has no counterpart: lines are read", "format")
+    longest = options.number("deserializer.maxLineLength") or options.number("bufferMaxLineLength")
+    if options.text("deserializer.outputCharset", "UTF-8").upper() != "UTF-8":
+        options.left_out("deserializer.outputCharset", "bodies are UTF-8", "format")
+    table: Table = {"type": "lines", "line_bytes_max": longest or _LINE_CHARACTERS, "decode_errors": errors}
+    set_values(table, charset=charset or None)
+    return table
+
+
+def _globs(options: Options, key: str, pattern: str, setting: str) -> list[str]:
+    """Returns shell patterns for a regular expression of file names; to be filled in if there are none."""
+    globs = None if is_to_be_filled_in(pattern) else to_globs(pattern)
+    if globs is None:
+        options.left_out(key, f'"{pattern}" cannot be written as shell patterns: write {setting} by hand', setting)
+        return [fill_in(f"SHELL PATTERN FOR {pattern}")]
+    if has_single_dot(pattern):
+        options.changed(key, f"a dot in {pattern} is taken for a dot, not for any character", setting)
+    return globs
+
+
+def _taildir(options: Options, table: Table) -> None:
+    paths: list[str] = []
+    path_headers: dict[str, dict[str, str]] = {}
+    for group in options.words("filegroups"):
+        key = f"filegroups.{group}"
+        directory, name = os.path.split(options.text(key))
+        globs = _globs(options, key, name, "paths")
+        # Here, a pattern that begins with a wildcard matches no name that begins with a dot.
+        globs += [f".{glob.removeprefix('?')}" for glob in globs if glob.startswith(("*", "?"))]
+        found = [f"{_literal(directory)}/{glob}" for glob in globs]
+        paths.extend(path for path in found if path not in paths)
+        headers = dict(options.subset(f"headers.{group}", "path_headers").items())
+        if headers:
+            path_headers |= {path: headers for path in found if path not in path_headers}
+    # Flume's source reads any file that its pattern matches.
+    table |= {"paths": paths, "exclude": []}
+    sentence = (
+        "Flume's positions are not read: files are read from their beginning, or with skip_to_end = true only what is "
+        "appended from now on"
+    )
+    options.text("positionFile")
+    options.changed("positionFile", sentence, "paths")
+    set_values(
+        table,
+        path_headers=path_headers or None,
+        byte_offset_header="byteoffset" if options.flag("byteOffsetHeader") else None,
+        file_header=_header_key(options, "fileHeader", "fileHeaderKey", "file"),
+    )
+
+
+def _literal(directory: str) -> str:
+    """Returns a directory as the part of a shell pattern that matches only itself."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in directory)
+
+
+_OWN: dict[str, OwnCode] = {
+    "avro": _avro,
+    "exec": _exec,
+    "http": _http,
+    "kafka": convert_kafka_source,
+    "multiport_syslogtcp": _syslog_tcp,
+    "netcat": _netcat,
+    "netcatudp": _netcat_udp,
+    "seq": _sequence,
+    "spooldir": _spooldir,
+    "syslogtcp": _syslog_tcp,
+    "syslogudp": _syslog_udp,
+    "taildir": _taildir,
+}

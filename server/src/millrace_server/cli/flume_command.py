@@ -1,0 +1,153 @@
+"""`millraced import-flume`: converts the configuration of a Flume agent."""
+
+import os
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from millrace_server.cli.reporting import EXIT_BAD_SETTINGS, EXIT_CANNOT_START, complain
+
+if TYPE_CHECKING:
+    from millrace_server.flume_import import ImportedAgent, Property, Wishes
+
+_FILE_BYTES_MAX = 16 << 20
+
+
+def import_flume(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Flume's properties files; later ones override earlier ones."),
+    ],
+    agent: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The agent to convert, if the files have several.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file, not to standard output.")
+    ] = None,
+    define: Annotated[
+        list[str] | None,
+        typer.Option("--define", "-D", metavar="NAME=VALUE", help="A Java system property, for ${sys:NAME}."),
+    ] = None,
+    tls_directory: Annotated[
+        Path | None,
+        typer.Option(metavar="DIRECTORY", help="Write certificates and keys of PKCS #12 keystores to PEM files there."),
+    ] = None,
+    *,
+    allow_plaintext: Annotated[
+        bool, typer.Option("--allow-plaintext", help="Let sources listen without TLS where other machines reach them.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail, and write nothing, if anything has no counterpart.")
+    ] = False,
+) -> None:
+    """Convert a Flume agent's configuration; says on standard error what differs or has no counterpart, and why.
+
+    Values may refer to environment variables: ${env:NAME} is read from the environment of this command.
+    """
+    from millrace_server.flume_import import Wishes
+
+    wishes = Wishes(dict(os.environ), _definitions(define or []), allow_plaintext, tls_directory)
+    imported, lines = _import(files, agent, wishes)
+    _report(imported, lines)
+    if strict and not imported.is_complete:
+        complain("nothing was written, since something is left out, and --strict was given")
+        raise typer.Exit(EXIT_BAD_SETTINGS)
+    toml = imported.toml()
+    if output is None:
+        typer.echo(toml, nl=False)
+    else:
+        _write_new(output, toml)
+    _check(toml, output)
+
+
+def _definitions(texts: list[str]) -> dict[str, str]:
+    split = [text.partition("=") for text in texts]
+    if wrong := [name for name, equals, _ in split if not (name and equals)]:
+        complain(f"--define {wrong[0]}: must be NAME=VALUE")
+        raise typer.Exit(EXIT_BAD_SETTINGS)
+    return {name: value for name, _, value in split}
+
+
+def _import(files: list[Path], agent: str | None, wishes: "Wishes") -> "tuple[ImportedAgent, dict[str, str]]":
+    """Returns an agent, and the place of each property as `FILE:LINE`; complains and exits if there is none."""
+    from millrace_server.flume_import import FlumeImportError, import_agent
+
+    properties: list[Property] = []
+    lines: dict[str, str] = {}
+    for file in files:
+        found = _properties(file)
+        properties.extend(found)
+        lines |= {item.key: f"{file}:{item.line}" for item in found}
+    try:
+        return import_agent(properties, agent, wishes), lines
+    except FlumeImportError as error:
+        complain(f"{' and '.join(map(str, files))}: cannot be imported: {error}")
+        raise typer.Exit(EXIT_BAD_SETTINGS) from None
+
+
+def _properties(file: Path) -> "list[Property]":
+    from millrace_server.flume_import import PropertiesError, parse_properties
+
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(_FILE_BYTES_MAX + 1)
+        if len(content) <= _FILE_BYTES_MAX:
+            return parse_properties(content.decode("utf-8-sig"))
+        reason = f"is larger than {_FILE_BYTES_MAX} bytes"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        reason = f"line {line}: is not UTF-8"
+    except (PropertiesError, ValueError) as error:
+        reason = str(error)
+    complain(f"{file}: cannot be imported: {reason}")
+    raise typer.Exit(EXIT_BAD_SETTINGS)
+
+
+def _report(imported: "ImportedAgent", lines: dict[str, str]) -> None:
+    """Writes what to know about each property, and a summary."""
+    from millrace_server.flume_import import FATE_WORDS, Fate
+
+    for note in imported.notes:
+        place = f"{lines[note.key]}: " if note.key in lines else ""
+        fate = "could be better" if note.fate is Fate.CONVERTED else FATE_WORDS[note.fate]
+        complain(f"{place}{note.key}: {fate}: {note.sentence}")
+    for agent, count in imported.other_agents.items():
+        owner = f"agent {agent}" if agent else "no agent"
+        complain(f"{_counted(count)} of {owner}: not looked at")
+    total = sum(imported.counts.values())
+    parts = ", ".join(f"{imported.counts.get(fate, 0)} {word}" for fate, word in FATE_WORDS.items())
+    defaults = ", ".join(f"{count} {FATE_WORDS[fate]}" for fate, count in imported.default_counts.items())
+    of_defaults = f"; of Flume's defaults: {defaults}" if defaults else ""
+    complain(f"agent {imported.agent}, {_counted(total)}: {parts}{of_defaults}")
+
+
+def _counted(count: int) -> str:
+    return f"{count} propert{'y' if count == 1 else 'ies'}"
+
+
+def _check(toml: str, output: Path | None) -> None:
+    from millrace.setting_file import SettingsError
+    from millrace_server.configuration.settings import check_settings, load_settings
+
+    try:
+        if output is None:
+            check_settings(tomllib.loads(toml), "the result")
+        else:
+            load_settings(output)
+    except SettingsError as error:
+        for problem in error.problems:
+            complain(f"to be fixed by hand: {problem.located(error.source)}")
+        raise typer.Exit(EXIT_BAD_SETTINGS) from None
+
+
+def _write_new(path: Path, text: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        complain(f"{path}: cannot be written: {error.strerror}")
+        raise typer.Exit(EXIT_CANNOT_START) from None

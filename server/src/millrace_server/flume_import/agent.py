@@ -1,0 +1,268 @@
+"""Import of one agent of a Flume configuration."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from millrace_server.configuration.toml_text import to_toml
+from millrace_server.flume_import.channels import convert_channel
+from millrace_server.flume_import.component_table import find_component
+from millrace_server.flume_import.ledger import Fate, Ledger, Note, Place
+from millrace_server.flume_import.names import free_name, new_names
+from millrace_server.flume_import.options import Import, Options, Table
+from millrace_server.flume_import.properties import Property
+from millrace_server.flume_import.references import Surroundings, is_to_be_filled_in, without_marks
+from millrace_server.flume_import.sinks import convert_group, convert_sink
+from millrace_server.flume_import.sources import convert_source
+
+_KINDS = ("channels", "sources", "sinks", "sinkgroups")
+_AGENT_KEYS = {*_KINDS, "configfilters"}
+_SECTIONS = {"sinkgroups": "sink_groups"}
+"""How kinds of components are called here, if not the same."""
+
+_DEFAULT_CAPACITIES = {"memory": 100, "file": 1_000_000, "spillable": 1_000_000}
+_GROUP_LEAST = 2
+_KAFKA_NAME_LENGTH = 58
+"""How much of a channel's name leaves room for `-kafka`."""
+
+
+class FlumeImportError(Exception):
+    """Raised when there is nothing to import; the message says why."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What an import may use and do, beyond reading the files."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """The environment that values refer to."""
+    definitions: Mapping[str, str] = field(default_factory=dict)
+    """System properties of Flume's Java process."""
+    allow_plaintext: bool = False
+    """Whether sources may listen in plain text where other machines reach them."""
+    tls_directory: Path | None = None
+    """Where to write the certificates and keys of keystores; None: nowhere."""
+
+
+@dataclass(frozen=True)
+class ImportedAgent:
+    """The result of an import."""
+
+    agent: str
+    tables: dict[str, dict[str, Table]]
+    """The tables of the configuration, by kind and name."""
+    ledger: Ledger
+    """What has become of each property of the agent."""
+    other_agents: dict[str, int]
+    """How many properties the files have of each other agent, or of none, whose name is empty."""
+
+    @property
+    def notes(self) -> list[Note]:
+        return self.ledger.notes
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing was left out."""
+        return all(note.fate is not Fate.LEFT_OUT for note in self.notes) and Fate.LEFT_OUT not in self.counts
+
+    @property
+    def counts(self) -> dict[Fate, int]:
+        """How many properties have each fate."""
+        fates = list(self.ledger.fates.values())
+        return {fate: fates.count(fate) for fate in Fate if fate in fates}
+
+    @property
+    def default_counts(self) -> dict[Fate, int]:
+        """How many of Flume's defaults have changed in meaning, or are left out: of properties that are absent."""
+        given = set(self.ledger.fates)
+        # A note may also be about a component as a whole.
+        absent = {note for note in self.notes if not any(f"{key}.".startswith(f"{note.key}.") for key in given)}
+        fates = [note.fate for note in absent]
+        return {fate: fates.count(fate) for fate in (Fate.CHANGED, Fate.LEFT_OUT) if fate in fates}
+
+    def toml(self) -> str:
+        """Returns the configuration, with a comment beside what has changed in meaning or is left out."""
+        head = [f"Converted from Flume's agent {self.agent}."]
+        comments: dict[tuple[str, str], list[str]] = {("", ""): head}
+        for note in self.notes:
+            place = self.ledger.places[note]
+            table = self.tables.get(place.kind, {}).get(place.name)
+            if table is not None and note.fate is not Fate.UNNEEDED:
+                key = place.setting if place.setting in table else ""
+                comments.setdefault((f"{place.kind}.{place.name}", key), []).append(note.comment())
+            elif note.fate is Fate.LEFT_OUT:
+                head.append(f"Left out: {note.key}: {note.sentence}.")
+        return to_toml(self.tables, comments)
+
+
+def agents_of(properties: Sequence[Property]) -> list[str]:
+    """Returns the agents that properties describe."""
+    split = (item.key.split(".", 2) for item in properties)
+    return list(dict.fromkeys(parts[0] for parts in split if len(parts) > 1 and parts[1] in _AGENT_KEYS))
+
+
+def import_agent(
+    properties: Sequence[Property], agent: str | None = None, wishes: Wishes | None = None
+) -> ImportedAgent:
+    """Converts one agent; its name may be omitted if there is only one. Of a repeated key the last value counts.
+
+    Raises FlumeImportError if there is no such agent.
+    """
+    agents = agents_of(properties)
+    if agent is None and len(agents) != 1:
+        problem = f"it describes {' and '.join(agents)}; choose one with --agent" if agents else "it describes no agent"
+        raise FlumeImportError(problem)
+    agent = agent or agents[0]
+    if agent not in agents:
+        raise FlumeImportError(f"it describes no agent {agent}, but {' and '.join(agents) or 'none'}")
+    return _AgentImport(agent, {item.key: item.value for item in properties}, wishes or Wishes()).result(agents)
+
+
+class _AgentImport:
+    def __init__(self, agent: str, values: Mapping[str, str], wishes: Wishes) -> None:
+        self._agent = agent
+        self._all = values
+        own = {key: value for key, value in values.items() if key.startswith(f"{agent}.")}
+        self._ledger = Ledger(own)
+        around = Surroundings(wishes.environment, wishes.definitions, values, set(), set())
+        written = {word for key, value in own.items() if _is_of(key, "sources", "channels") for word in value.split()}
+        read = {value.strip() for key, value in own.items() if _is_of(key, "sinks", "channel")}
+        shared = Import(self._ledger, around, {}, written, read, {}, wishes.allow_plaintext, wishes.tls_directory)
+        place = Place("", "")
+        self._options = Options(agent, {key.removeprefix(f"{agent}."): own[key] for key in own}, shared, place)
+        self._shared = shared
+        self._tables: dict[str, dict[str, Table]] = {}
+
+    def result(self, agents: list[str]) -> ImportedAgent:
+        self._read_filters()
+        convert: dict[str, Callable[[Options], Table | None]] = {
+            "channels": convert_channel,
+            "sources": convert_source,
+            "sinks": convert_sink,
+            "sinkgroups": convert_group,
+        }
+        for kind in _KINDS:
+            self._convert_all(kind, convert[kind])
+        self._add_components()
+        self._fit_files_to_channels()
+        self._reduce_groups()
+        self._options.leave_out_unread("is no property of an agent")
+        tables = {kind: {name: _shown(table) for name, table in named.items()} for kind, named in self._tables.items()}
+        return ImportedAgent(self._agent, tables, self._ledger, self._others(agents))
+
+    def _others(self, agents: list[str]) -> dict[str, int]:
+        owners = [key.partition(".")[0] for key in self._all if key not in self._shared.surroundings.used]
+        counted = [owner if owner in agents else "" for owner in owners if owner != self._agent]
+        return {owner: counted.count(owner) for owner in dict.fromkeys(counted)}
+
+    def _read_filters(self) -> None:
+        """Reads the configuration filters first, since the values of all others may refer to them."""
+        for name, options in self._components("configfilters"):
+            component = find_component("configuration filter", options.text("type"))
+            if component.becomes:
+                self._shared.surroundings.environment_filters.add(name)
+            else:
+                options.omit(f"{component.name} has no counterpart: {component.advice}")
+
+    def _components(self, kind: str) -> list[tuple[str, Options]]:
+        """Removes and returns the properties of each component that the agent lists, by Flume's name."""
+        listed = list(dict.fromkeys(self._options.words(kind)))
+        subset = self._options.subset(kind)
+        ours = new_names(listed)
+        section = _SECTIONS.get(kind, kind)
+        found = []
+        for name in listed:
+            place = Place(section, ours[name])
+            values = {key.removeprefix(f"{name}."): value for key, value in subset.raw(name).items()}
+            found.append((name, Options(f"{self._agent}.{kind}.{name}", values, self._shared, place)))
+        subset.leave_out_unread(f"belongs to none of the {kind} that the agent lists")
+        return found
+
+    def _convert_all(self, kind: str, convert: Callable[[Options], Table | None]) -> None:
+        names = self._shared.names.setdefault(kind, {})
+        section = _SECTIONS.get(kind, kind)
+        for name, options in self._components(kind):
+            if is_to_be_filled_in(name):
+                options.omit("its name is to be filled in")
+                continue
+            table = self._convert(kind, options, convert)
+            if table is None:
+                continue
+            names[name] = options.place.name
+            self._tables.setdefault(section, {})[options.place.name] = table
+            if name != options.place.name:
+                sentence = f"it is called {options.place.name} here: names have lower-case letters, digits, . _ and -"
+                options.changed("type" if kind != "sinkgroups" else "sinks", sentence)
+
+    def _convert(self, kind: str, options: Options, convert: Callable[[Options], Table | None]) -> Table | None:
+        if kind != "sinkgroups" and not options.peek("type"):
+            options.omit("it has no type, so Flume leaves it out too")
+            return None
+        table = convert(options)
+        if table is None:
+            return None
+        if not table.get("channels" if kind == "sources" else "channel", True):
+            options.omit("it has no channel, so Flume leaves it out too")
+            return None
+        return table
+
+    def _add_components(self) -> None:
+        """Adds the components that Flume needs none for, under names that no other component has."""
+        for kind, added in self._shared.added.items():
+            named = self._tables.setdefault(kind, {})
+            for channel, table in added.items():
+                named[free_name(f"{channel[:_KAFKA_NAME_LENGTH]}-kafka", named)] = table
+
+    def _fit_files_to_channels(self) -> None:
+        """Lowers the number of events in a file to what its channel can hold until the file is finished."""
+        channels = self._tables.get("channels", {})
+        for name, sink in self._tables.get("sinks", {}).items():
+            if sink["type"] != "files":
+                continue
+            channel = channels[str(sink["channel"])]
+            capacity = channel.get("capacity", _DEFAULT_CAPACITIES[str(channel["type"])])
+            most = max(1, capacity // 2) if isinstance(capacity, int) else None
+            if most is not None and isinstance(sink["roll_events"], int) and sink["roll_events"] > most:
+                sink["roll_events"] = most
+                sentence = (
+                    f"half of what channel {sink['channel']} holds, where events stay until their file is finished"
+                )
+                place = Place("sinks", name, "roll_events")
+                self._ledger.settle(f"{self._agent}.sinks.{name}", Fate.CHANGED, sentence, place)
+
+    def _reduce_groups(self) -> None:
+        """Removes sinks that were left out from groups, and groups that then have fewer than two."""
+        sinks = self._tables.get("sinks", {})
+        groups = self._tables.get("sink_groups", {})
+        for name, group in list(groups.items()):
+            listed = group["sinks"]
+            assert isinstance(listed, list), "created by convert_group"
+            left = [sink for sink in listed if sink in sinks]
+            group["sinks"] = left
+            if len(left) < _GROUP_LEAST:
+                flume = next(key for key, ours in self._shared.names["sinkgroups"].items() if ours == name)
+                self._ledger.omit(f"{self._agent}.sinkgroups.{flume}", "fewer than two of its sinks are left")
+                del groups[name]
+
+
+def _is_of(key: str, kind: str, setting: str) -> bool:
+    """Whether a property is this setting of a component of a kind."""
+    parts = key.split(".")
+    return parts[1:2] == [kind] and parts[3:] == [setting]
+
+
+def _shown(value: Table) -> Table:
+    """Returns a table in which text that has to be filled in is a table, so that no check takes it for a value."""
+
+    def show(part: object) -> object:
+        match part:
+            case str() if is_to_be_filled_in(part):
+                return {"fill_in": without_marks(part)}
+            case dict():
+                return {without_marks(str(key)): show(inner) for key, inner in part.items()}
+            case list():
+                return [show(inner) for inner in part]
+            case _:
+                return part
+
+    return {key: show(inner) for key, inner in value.items()}

@@ -1,0 +1,103 @@
+"""Conversion of a component as the table of components says."""
+
+from collections.abc import Callable
+
+from millrace_server.flume_import.component_table import OWN, Component, Row
+from millrace_server.flume_import.options import Options, Table
+from millrace_server.flume_import.references import is_to_be_filled_in
+
+OwnCode = Callable[[Options, Table], None]
+"""Converts what the table leaves to the code of a component; may change what was converted before."""
+
+
+def convert(
+    component: Component, options: Options, own: OwnCode | None = None, type_key: str | None = "type"
+) -> Table | None:
+    """Returns the table of a component; None if it has no counterpart, which is recorded.
+
+    `type_key` is the property that names its type; None if that is the key of the component itself.
+    """
+    if not component.becomes:
+        _leave_out(component, options)
+        return None
+    table: Table = {"type": component.becomes}
+    for row in component.rows:
+        if row.to and row.read_as != OWN:
+            _convert_row(row, options, table)
+    if own is not None:
+        own(options, table)
+    if component.changed:
+        options.changed(type_key, component.changed)
+    settle_rest(component, options)
+    return table
+
+
+def _leave_out(component: Component, options: Options) -> None:
+    for key in options.unread():
+        row = component.row_of(key)
+        if row is not None and row.missing:
+            options.left_out(key, row.missing)
+    options.omit(f"{component.types[-1]} has no counterpart: {component.advice}")
+
+
+def _convert_row(row: Row, options: Options, table: Table) -> None:
+    is_given = row.name in options
+    value = _read(row, options) if is_given else None
+    if value is None and row.default is not None:
+        value = _default(row)
+    if value is None:
+        return
+    table[row.to] = value
+    if is_given and row.changed:
+        options.changed(row.name, row.changed, row.to)
+
+
+def _read(row: Row, options: Options) -> object:
+    if row.choices is not None:
+        return _choice(row, options)
+    if row.read_as in {"number", "seconds", "milliseconds", "flag"}:
+        text = options.peek(row.name)
+        if is_to_be_filled_in(text):
+            return options.text(row.name)
+    reader: dict[str, Callable[[str], object]] = {
+        "text": lambda key: options.text(key) or None,
+        "words": lambda key: options.words(key) or None,
+        "number": options.number,
+        "seconds": options.seconds,
+        "milliseconds": options.milliseconds,
+        "flag": options.flag,
+    }
+    return reader[row.read_as](row.name)
+
+
+def _choice(row: Row, options: Options) -> object:
+    assert row.choices is not None, "the caller has seen it"
+    text = options.text(row.name)
+    if not text or is_to_be_filled_in(text):
+        return text or None
+    found = row.choices.get(text.lower())
+    if found is None:
+        options.left_out(row.name, f'is "{text}", which has no counterpart; the default is used')
+    return found
+
+
+def _default(row: Row) -> object:
+    if row.choices is not None:
+        return row.choices[str(row.default)]
+    if row.read_as == "milliseconds":
+        assert isinstance(row.default, int), "durations are numbers"
+        return row.default / 1_000
+    return row.default
+
+
+def settle_rest(component: Component, options: Options) -> None:
+    """Records what becomes of the properties that were not read, by the table; those it does not have are unknown."""
+    for key in options.unread():
+        options.discard(key)
+        row = component.row_of(key)
+        if row is None:
+            options.left_out(key, f"is no property of {component.name} in Flume's user guide")
+        elif row.missing:
+            options.left_out(key, row.missing)
+        else:
+            options.unneeded(key, row.unneeded or "has no effect together with the other properties")

@@ -1,0 +1,201 @@
+"""Conversion of Flume's components for Kafka, whose Java client becomes librdkafka."""
+
+import re
+
+from millrace_server.flume_import.component_table import kafka_properties
+from millrace_server.flume_import.options import Options, Table, set_values
+from millrace_server.flume_import.references import fill_in
+from millrace_server.flume_import.tls import StoreNames, store_tls
+
+_HEADERS = ["key", "topic", "partition", "offset", "timestamp"]
+"""What Flume's source makes headers of, by these names."""
+
+_STORES = StoreNames(
+    key="ssl.keystore.location",
+    key_password="ssl.keystore.password",  # noqa: S106 - the name of a property
+    key_type="ssl.keystore.type",
+    trust="ssl.truststore.location",
+    trust_password="ssl.truststore.password",  # noqa: S106 - the name of a property
+    trust_type="ssl.truststore.type",
+)
+_RESETS = {"earliest": "earliest", "latest": "latest", "none": "fail"}
+_JAAS = re.compile(r"""\b(?P<name>username|password)\s*=\s*(?P<quote>["'])(?P<value>.*?)(?P=quote)""")
+_WHOLE_HEADER = re.compile(r"%\{(?P<name>[^}]+)\}")
+_FLUME_FORMAT = "records are Avro of a FlumeEvent, which is not decoded or made here: headers and body are in one"
+_KERBEROS = (
+    "Kerberos needs a librdkafka built with it, which that of PyPI was not; principal and keytab of the JAAS file "
+    "are sasl.kerberos.principal and sasl.kerberos.keytab in client. SCRAM and certificates need neither"
+)
+_CONNECTING = {"kafka.bootstrap.servers", "brokerList", "groupId", "readSmallestOffset", "partitionIdHeader"}
+_CLIENTS = ("kafka.consumer.", "kafka.producer.")
+_DEFAULT_TOPIC = "default-flume-topic"
+_CHANNEL_TOPIC = "flume-channel"
+_DEFAULT_GROUP = "flume"
+
+
+def convert_kafka_source(options: Options, table: Table) -> None:
+    """Converts the properties of a Kafka source that the table of components leaves to code."""
+    _set_servers(options, table)
+    topics, pattern = options.text("kafka.topics") or options.text("topic"), options.text("kafka.topics.regex")
+    if pattern:
+        table["topic_pattern"] = pattern
+    else:
+        table["topics"] = _listed(topics) or [fill_in("TOPIC")]
+    options.text("topic")
+    _set_group(options, table)
+    _set_client(options, table, "kafka.consumer")
+    table |= {"headers": _headers(options), "header_prefix": ""}
+    if options.flag("useFlumeEventFormat"):
+        options.left_out("useFlumeEventFormat", _FLUME_FORMAT, "headers")
+
+
+def convert_kafka_sink(options: Options, table: Table) -> None:
+    """Converts the properties of a Kafka sink that the table of components leaves to code."""
+    _set_servers(options, table)
+    _set_topic(options, table)
+    batch = [options.number(key) for key in ("flumeBatchSize", "kafka.flumeBatchSize", "batchSize")]
+    set_values(table, batch_events_max=next((size for size in batch if size), None))
+    table |= {"key_header": "key", "header_prefix": ""}
+    _read_renamed(options)
+    _set_client(options, table, "kafka.producer")
+    if options.flag("useFlumeEventFormat"):
+        options.left_out("useFlumeEventFormat", _FLUME_FORMAT, "header_prefix")
+
+
+def convert_kafka_channel(options: Options, _table: Table) -> None:
+    """Converts a channel in Kafka to one in a log, and what feeds or follows its topic to a source or a sink.
+
+    Where the agent only writes to it, others read the topic: they get it from a sink. Where the agent only reads from
+    it, others write to the topic: a source reads it.
+    """
+    name = options.prefix.rpartition(".")[2]
+    is_written, is_read = name in options.shared.written, name in options.shared.read
+    topic = options.text("kafka.topic") or options.text("topic") or _CHANNEL_TOPIC
+    options.text("topic")
+    is_wrapped = options.flag("parseAsFlumeEvent") is not False
+    if is_written == is_read:
+        for key in [key for key in options.unread() if key in _CONNECTING or key.startswith(_CLIENTS)]:
+            options.text(key)
+            options.unneeded(key, "the topic is not used any more")
+        sentence = f"events are in a log here, not in the topic {topic}: let its sinks drain that before you stop Flume"
+        options.changed("type", sentence)
+        return
+    kind = "sinks" if is_written else "sources"
+    other: Table = {"type": "kafka"}
+    added = options.shared.added.setdefault(kind, {})
+    added[options.place.name] = other
+    _set_servers(options, other)
+    if is_written:
+        other |= {"channel": options.place.name, "topic": topic, "key_header": "key", "header_prefix": ""}
+        set_values(other, partition_header=options.text("partitionIdHeader") or None)
+        _set_client(options, other, "kafka.producer")
+    else:
+        other |= {"channels": [options.place.name], "topics": [topic]}
+        _set_group(options, other)
+        _set_client(options, other, "kafka.consumer")
+        other |= {"headers": _HEADERS, "header_prefix": ""}
+    what = "a sink puts them" if is_written else "a source reads them"
+    options.changed("type", f"events are in a log here, and {what}: it is called {options.place.name}-kafka")
+    if is_wrapped:
+        options.left_out("parseAsFlumeEvent", _FLUME_FORMAT)
+
+
+def _set_servers(options: Options, table: Table) -> None:
+    deprecated = options.text("brokerList")
+    table["bootstrap_servers"] = _listed(options.text("kafka.bootstrap.servers") or deprecated) or [
+        fill_in("HOST:PORT")
+    ]
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _set_group(options: Options, table: Table) -> None:
+    deprecated = options.text("groupId")
+    table["group"] = options.text("kafka.consumer.group.id") or deprecated or _DEFAULT_GROUP
+    reset = options.text("kafka.consumer.auto.offset.reset")
+    if not reset:
+        reset = "earliest" if options.flag("readSmallestOffset") else "latest"
+    table["offset_reset"] = _RESETS.get(reset.lower(), "fail")
+
+
+def _set_topic(options: Options, table: Table) -> None:
+    deprecated = options.text("topic")
+    topic = options.text("kafka.topic") or deprecated or _DEFAULT_TOPIC
+    header, is_overriding = options.text("topicHeader", "topic"), options.flag("allowTopicOverride") is not False
+    if match := _WHOLE_HEADER.fullmatch(topic):
+        topic, header, is_overriding = _DEFAULT_TOPIC, match["name"], True
+        options.changed("kafka.topic", f"events without the header {header} go to {topic}", "topic")
+    elif "%" in topic:
+        options.left_out("kafka.topic", "a topic can be one header, not a part of it", "topic")
+        topic = fill_in(topic)
+    table["topic"] = topic
+    if is_overriding:
+        table["topic_header"] = header
+
+
+def _headers(options: Options) -> list[str]:
+    """Returns what becomes headers of events, by Flume's names."""
+    headers = list(_HEADERS)
+    topic_header = options.text("topicHeader", "topic")
+    if options.flag("setTopicHeader") is False:
+        headers.remove("topic")
+    elif topic_header != "topic":
+        options.left_out("topicHeader", "the header with the topic is called topic", "headers")
+    if options.text("timestampHeader", "timestamp") != "timestamp":
+        options.left_out("timestampHeader", "the header with the record's time is called timestamp", "headers")
+    _read_renamed(options)
+    return headers
+
+
+def _read_renamed(options: Options) -> None:
+    for key in [key for key in options.unread() if key.startswith("header.")]:
+        if options.text(key) != key.removeprefix("header."):
+            options.left_out(key, "headers keep their names, and all of them are taken over")
+
+
+def _set_client(options: Options, table: Table, prefix: str) -> None:
+    """Sets how to connect, and the further properties of the client."""
+    client = options.subset(prefix, "client")
+    protocol = client.text("security.protocol", "PLAINTEXT").upper()
+    if protocol.endswith("SSL"):
+        table["tls"] = store_tls(client, _STORES)
+        _read_host_check(client)
+    if protocol.startswith("SASL_"):
+        table["sasl"] = _sasl(client)
+    known = kafka_properties()
+    others: Table = {}
+    for key, value in client.items():
+        if key in known.missing:
+            client.left_out(key, known.missing[key])
+        elif key in known.unneeded:
+            client.unneeded(key, known.unneeded[key])
+        elif key.startswith(("ssl.", "sasl.")) and protocol == "PLAINTEXT":
+            client.unneeded(key, "has no effect with the security.protocol PLAINTEXT")
+        else:
+            others[known.renamed.get(key, key)] = _kibibytes(value) if key == "buffer.memory" else value
+    set_values(table, client=others or None)
+
+
+def _kibibytes(value: str) -> str:
+    return str(int(value) // 1_024) if value.isdecimal() else value
+
+
+def _read_host_check(client: Options) -> None:
+    name = "ssl.endpoint.identification.algorithm"
+    if not client.text(name):
+        client.changed(name, "names in the certificates of brokers are checked, which Flume does only if asked", "tls")
+
+
+def _sasl(client: Options) -> Table:
+    """Returns the table `sasl`."""
+    mechanism = client.text("sasl.mechanism", "GSSAPI")
+    jaas = client.text("sasl.jaas.config")
+    table: Table = {"mechanism": mechanism}
+    table |= {match["name"]: match["value"] for match in _JAAS.finditer(jaas)}
+    if mechanism == "GSSAPI":
+        client.left_out("sasl.mechanism", _KERBEROS, "sasl")
+    elif len(table) == 1:
+        client.left_out("sasl.jaas.config", "no user is known: set username and password_file in sasl")
+    return table
