@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # mkdocs loads this file by its path.
 sys.path.insert(0, str(ROOT))
 
-from tools.site import cli_pages, proto_pages  # noqa: E402 - found by the line above
+from tools.site import cli_pages, flume_pages, proto_pages  # noqa: E402 - found by the line above
 
 BROUGHT = {
     "index.md": "README.md",
@@ -33,7 +33,11 @@ _VENDORED_SHIM = "assets/javascripts/iframe-worker.js"
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that are not in `docs`."""
-    generated = {"reference/cli.md": cli_pages.page(), "reference/grpc.md": proto_pages.page()}
+    generated = {
+        "reference/cli.md": cli_pages.page(),
+        "reference/flume_properties.md": flume_pages.page(),
+        "reference/grpc.md": proto_pages.page(),
+    }
     for place, path in BROUGHT.items():
         generated[place] = (ROOT / path).read_text(encoding="utf-8")
     for place, content in generated.items():
