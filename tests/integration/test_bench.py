@@ -75,6 +75,14 @@ def test_bench_of_restarts_reports_how_soon_a_channel_is_open(tmp_path: Path) ->
 
 
 @pytest.mark.torture
+def test_bench_of_kafka_reports_the_shares_of_bare_loops(tmp_path: Path) -> None:
+    """Source and sink are measured beside bare loops of the same client library."""
+    shown, report = _bench(tmp_path, "kafka")
+    assert "share of the bare loop's rate" in shown
+    assert [len(section["lines"]) for section in report["kafka"]] == [3, 3]
+    assert all(line["value"] > 0 for section in report["kafka"] for line in section["lines"])
+
+
 def test_bench_of_taildir_reports_how_fast_lines_are_read(tmp_path: Path) -> None:
     """Memory and file channels are measured, and the cost of the source once everything is read."""
     shown, report = _bench(tmp_path, "taildir")

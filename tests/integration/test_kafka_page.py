@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from tests.certificates import Site
 from tests.conftest import StartMillraced
 from tests.fenced_blocks import blocks_of
-from tests.kafka_brokers import WAIT_SECONDS_MAX, Broker, Record
+from tests.kafka_brokers import ONE_BY_ONE, WAIT_SECONDS_MAX, Broker, Record
 from tests.millrace_program import run_millrace
 from tests.millraced import run_millraced
 
@@ -57,7 +57,7 @@ def test_channel_between_two_clusters_copies_records_as_they_are(start_millraced
 
 
 def _produce(cluster: Broker, numbers: range) -> None:
-    producer = Producer({"bootstrap.servers": cluster.server})
+    producer = Producer({"bootstrap.servers": cluster.server, **ONE_BY_ONE})
     for number in numbers:
         value = None if number % 10 == 0 else b"%d" % number
         producer.produce("orders", value, b"k%d\xff" % number, number % 2, headers=[("h", b"\xfe")])

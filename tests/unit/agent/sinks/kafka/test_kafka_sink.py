@@ -261,3 +261,33 @@ async def test_run_to_missing_topics_tells_its_own_from_those_of_events(
     await empty(channel, sink_of(broker, topic, topic_header="to"), reader)
     assert sent(broker, topic) == [b"y"]
     assert queued(registry.get("rejected")) == [b"x"]
+
+
+class _RefusingBrokers(Producer):
+    """Sees brokers that refuse a transaction with a certain record, as they do with one that is too large for them."""
+
+    def produce(self, topic: str, value: Any = None, *arguments: Any, **keywords: Any) -> None:
+        super().produce(topic, value, *arguments[:2], **keywords)
+        report = arguments[2]
+        if value == b"refused":
+            self.is_refused = True
+            if report is not None:
+                report(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), SimpleNamespace(topic=lambda: topic))
+
+    def commit_transaction(self, timeout: float = 0) -> None:
+        if getattr(self, "is_refused", False):
+            self.is_refused = False
+            raise KafkaException(KafkaError(KafkaError._INCONSISTENT, "1 failed", txn_requires_abort=True))
+        super().commit_transaction(timeout)
+
+
+async def test_run_with_event_that_the_brokers_refuse_finds_it_by_reports(
+    broker: Broker, topic: str, registry: ChannelRegistry, channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transaction that fails is repeated with a report of each record, which tells what is at fault."""
+    monkeypatch.setattr(transactions, "Producer", _RefusingBrokers)
+    await append(channel, b"000", b"refused", b"001")
+    reader = reader_of(registry, deliveries_max=1, dead_letter_channel="rejected")
+    await empty(channel, sink_of(broker, topic), reader)
+    assert sorted(sent(broker, topic)) == numbered(0, 1)
+    assert queued(registry.get("rejected")) == [b"refused"]

@@ -13,7 +13,7 @@ from millrace.columns import HEADER_KEYS_MAX, check_columns
 from millrace.v1 import event_pb2
 from millrace_server.agent.kafka.header_names import HeaderNames
 from millrace_server.agent.sinks.kafka.config import KafkaSinkConfig
-from millrace_server.agent.sinks.kafka.records import Record, RecordWriter
+from millrace_server.agent.sinks.kafka.records import ANY_PARTITION, Record, RecordWriter
 from millrace_server.agent.sources.kafka.config import KafkaSourceConfig
 from millrace_server.agent.sources.kafka.records import REPEATED, RecordBatch, RecordReader
 
@@ -132,9 +132,8 @@ def test_read_and_write_any_records_gives_them_back(
             written += RecordWriter(_sink_config()).records(stored.raw)
     for at, (record, (value, key, headers)) in enumerate(zip(written, records, strict=True)):
         expected = {name: each or b"" for name, each in headers if name not in NAMES}
-        assert (record.value, record.key) == (value, key)
-        assert Counter(record.headers or ()) == Counter(expected.items())
-        assert record.timestamp == 1_700_000_000_000 + at
+        assert record[:5] == ("orders", value, key, ANY_PARTITION, 1_700_000_000_000 + at)
+        assert Counter(record[5] or ()) == Counter(expected.items())
 
 
 def _sink_config() -> KafkaSinkConfig:

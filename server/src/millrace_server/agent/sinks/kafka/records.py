@@ -4,7 +4,7 @@ import json
 from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise, repeat
-from typing import NamedTuple
+from typing import cast
 
 from millrace.v1 import event_pb2
 from millrace.wire_format import Buffer
@@ -22,15 +22,8 @@ _PARTITION_MAX = (1 << 31) - 1
 _TIMESTAMP_MAX = (1 << 63) - 1
 
 
-class Record(NamedTuple):
-    """The arguments of `produce`, in its order."""
-
-    topic: str
-    value: bytes | None
-    key: bytes | None
-    partition: int
-    timestamp: int
-    headers: _Headers
+Record = tuple[str, bytes | None, bytes | None, int, int, _Headers]
+"""Topic, value, key, partition, timestamp and headers."""
 
 
 class RecordWriter:
@@ -41,7 +34,7 @@ class RecordWriter:
         self._names = config.names
 
     def records(self, encoded: Buffer) -> Iterator[Record]:
-        """Yields the records of serialized columns; raises EventsRejectedError at one that no broker would take."""
+        """Returns the records of serialized columns; raises EventsRejectedError at one that no broker would take."""
         columns = event_pb2.EventColumns.FromString(encoded)  # type: ignore[arg-type] # stubs know bytes only
         count = columns.count
         cells = {header.key: _cells(header, count) for header in columns.headers}
@@ -51,15 +44,18 @@ class RecordWriter:
         def column(header: str | None) -> _Cells | None:
             return None if header is None else cells.get(header)
 
-        yield from map(
-            Record,
+        # Tuples, since making an object of each of them takes longer than producing it.
+        rows = zip(
             self._topics(column(config.topic_header)),
             self._values(columns, cells.get(self._names.tombstone)),
             column(config.key_header) or repeat(None),
             _numbers(column(config.partition_header), ANY_PARTITION, config.partition_header, _PARTITION_MAX),
             _numbers(column(config.timestamp_header), NOW, config.timestamp_header, _TIMESTAMP_MAX),
             _header_lists({key: values for key, values in cells.items() if key not in self._names}, count),
+            # Some repeat without end.
+            strict=False,
         )
+        return cast("Iterator[Record]", rows)
 
     def _restore_bytes(self, cells: dict[str, _Cells]) -> None:
         """Decodes the headers that a source of type `kafka` has marked as Base64."""

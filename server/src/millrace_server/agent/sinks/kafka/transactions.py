@@ -1,7 +1,7 @@
 """The producer of a sink: sends events in transactions, each of which moves the sink's place. It runs on one thread."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import structlog
@@ -16,9 +16,6 @@ from millrace_server.agent.sinks.kafka.records import Record, RecordWriter
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-_POLL_EVERY = 1_000
-"""Delivery reports are served after so many records, so that an error ends a transaction early."""
-
 _QUEUE_WAIT_SECONDS = 0.1
 _ABORT_SECONDS = 2.0
 
@@ -45,6 +42,9 @@ _FENCINGS = {
     KafkaError.PRODUCER_FENCED,
     KafkaError._FENCED,  # noqa: SLF001 - see above
 }
+
+
+_Report = Callable[[KafkaError | None, Message], None]
 
 
 class TransactionalProducer:
@@ -77,7 +77,6 @@ class TransactionalProducer:
                     **properties,
                     "transactional.id": self._id,
                     "delivery.report.only.error": True,
-                    "on_delivery": self._on_delivery,
                     "error_cb": self._on_error,
                 }
             )
@@ -138,47 +137,50 @@ class TransactionalProducer:
                 "the brokers do not keep the metadata of offsets, so the sink must be the only one that takes from the "
                 "channel, and another consumer has taken events that are not settled"
             )
-        self._failed = None
-        try:
-            self._producer.begin_transaction()
-            self._produce(batches)
-            self._commit(place)
-        except EventsRejectedError:
-            self._abort()
-            raise
-        except KafkaException as error:
-            if error.args[0].txn_requires_abort():
+        failure: KafkaException | None = None
+        # Reports about each record take longer than all else, so they are asked for only once a transaction has failed.
+        for on_delivery in (None, self._on_delivery):
+            self._failed = None
+            try:
+                self._producer.begin_transaction()
+                self._produce(batches, on_delivery)
+                self._commit(place)
+            except EventsRejectedError:
                 self._abort()
-                self._raise_rejection()
-            raise self._component_error(error) from None
-        self.place = place
+                raise
+            except KafkaException as error:
+                if not error.args[0].txn_requires_abort():
+                    raise self._component_error(error) from None
+                failure = error
+                self._abort()
+            else:
+                self.place = place
+                return
+        self._raise_rejection()
+        assert failure is not None, "one of the attempts has raised"
+        raise self._component_error(failure)
 
-    def _produce(self, batches: Iterable[Buffer]) -> None:
-        produce, topics = self._producer.produce, self._topics
+    def _produce(self, batches: Iterable[Buffer], on_delivery: _Report | None) -> None:
         for batch in batches:
-            for index, record in enumerate(self._writer.records(batch)):
-                if record.topic not in topics:
-                    self._find_topic(record.topic)
-                topic, value, key, partition, timestamp, headers = record
-                try:
-                    produce(topic, value, key, partition, timestamp=timestamp, headers=headers)
-                except BufferError:
-                    self._produce_later(record)
-                except KafkaException as error:
-                    if error.args[0].code() in _REJECTIONS:
-                        raise EventsRejectedError(f"{topic}: {described(error)}") from None
-                    raise
-                if index % _POLL_EVERY == 0:
-                    self._producer.poll(0)
+            for record in self._writer.records(batch):
+                if record[0] not in self._topics:
+                    self._find_topic(record[0])
+                self._produce_one(record, on_delivery)
+            # Serves what librdkafka has to report, such as errors of connections.
+            self._producer.poll(0)
 
-    def _produce_later(self, record: Record) -> None:
+    def _produce_one(self, record: Record, on_delivery: _Report | None) -> None:
         topic, value, key, partition, timestamp, headers = record
         while True:
-            self._producer.poll(_QUEUE_WAIT_SECONDS)
             try:
-                self._producer.produce(topic, value, key, partition, timestamp=timestamp, headers=headers)
+                self._producer.produce(topic, value, key, partition, on_delivery, timestamp=timestamp, headers=headers)
             except BufferError:
+                self._producer.poll(_QUEUE_WAIT_SECONDS)
                 continue
+            except KafkaException as error:
+                if error.args[0].code() in _REJECTIONS:
+                    raise EventsRejectedError(f"{topic}: {described(error)}") from None
+                raise
             return
 
     def _commit(self, place: Place) -> None:
