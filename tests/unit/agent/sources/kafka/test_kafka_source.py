@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from millrace_server.agent.components import ComponentState
 from millrace_server.agent.sources.kafka import consumer, source
@@ -120,22 +121,42 @@ async def test_run_with_header_names_that_are_no_text_goes_on_without_them(broke
         await until(lambda: component.incident_counts["unreadable_headers"] == 1)
 
 
-async def test_run_of_group_members_shares_the_partitions(mock: MockCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        pytest.param(
+            {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 200}, id="eager", marks=pytest.mark.torture
+        ),
+        pytest.param(
+            {
+                "session.timeout.ms": 6_000,
+                "heartbeat.interval.ms": 200,
+                "partition.assignment.strategy": "cooperative-sticky",
+            },
+            id="cooperative",
+            marks=pytest.mark.torture,
+        ),
+        pytest.param({"group.protocol": "consumer"}, id="consumer-protocol"),
+    ],
+)
+async def test_run_of_group_members_shares_the_partitions(
+    mock: MockCluster, tmp_path: Path, protocol: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
     """Each member goes on where the group's offsets are, and stores no record that another one has stored."""
+    group = topic = request.node.callspec.id
     for partition in range(4):
-        mock.produce("shared", numbered(*range(partition, 400, 4)), partition)
-    client = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 200, "auto.commit.interval.ms": 50}
-    settings = config_of(mock, topics=["shared"], group="members", client=client)
+        mock.produce(topic, numbered(*range(partition, 400, 4)), partition)
+    settings = config_of(mock, topics=[topic], group=group, client={**protocol, "auto.commit.interval.ms": 50})
     first, second = registry_with(), registry_with()
-    async with running_source(settings, first, tmp_path / "1") as one:
+    async with running_source(settings, first, tmp_path / "1"):
         await until(lambda: first.get("lines").event_count == 400)
         for partition in range(4):
             # The mock cluster refuses commits during a rebalance, which Kafka takes until all members have joined.
-            await asyncio.to_thread(mock.wait_for_commit, "members", "shared", partition, 100)
-        async with running_source(settings, second, tmp_path / "2"):
-            await until(lambda: one.incident_counts["rebalance"] >= 3)
+            await asyncio.to_thread(mock.wait_for_commit, group, topic, partition, 100)
+        async with running_source(settings, second, tmp_path / "2") as two:
+            await until(lambda: two.incident_counts["rebalance"] >= 1)
             for partition in range(4):
-                mock.produce("shared", numbered(*range(400 + partition, 440, 4)), partition)
+                mock.produce(topic, numbered(*range(400 + partition, 440, 4)), partition)
             await until(lambda: first.get("lines").event_count + second.get("lines").event_count >= 440)
             bodies = bodies_in(first) + bodies_in(second)
             assert sorted(map(int, bodies)) == list(range(440))
@@ -152,7 +173,9 @@ async def test_revoke_of_partition_waits_until_what_was_fetched_is_stored(mock: 
     tested = PartitionConsumer(config_of(mock, topics=["shared"], group="revoked"), "in", lambda _: [[]], report)
     try:
         tested.is_stored.clear()
-        revoking = asyncio.create_task(asyncio.to_thread(tested._on_revoke, tested._consumer, []))
+        revoking = asyncio.create_task(
+            asyncio.to_thread(tested._on_revoke, tested._consumer, [TopicPartition("shared", 0)])
+        )
         await asyncio.wait({revoking}, timeout=0.1)
         assert not revoking.done()
         tested.is_stored.set()

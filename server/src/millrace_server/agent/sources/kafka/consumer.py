@@ -221,7 +221,7 @@ class PartitionConsumer:
         else:
             consumer.assign(placed)
         self._set_paused(placed)
-        self._report("rebalance", "partitions were assigned", partitions=_names(partitions))
+        self._report_rebalance("assigned", partitions)
         for partition in placed:
             # So that a start at the end of a partition is not moved to a later end by a restart.
             self.note_stored((partition.topic, partition.partition), partition.offset)
@@ -234,7 +234,12 @@ class PartitionConsumer:
                 partitions=_names(partitions),
             )
         self._forget(partitions)
-        self._report("rebalance", "partitions were revoked", partitions=_names(partitions))
+        self._report_rebalance("revoked", partitions)
+
+    def _report_rebalance(self, what: str, partitions: list[TopicPartition]) -> None:
+        # Members that work together are told of changes that do not concern them.
+        if partitions:
+            self._report("rebalance", f"partitions were {what}", partitions=_names(partitions))
 
     def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._forget(partitions)

@@ -86,7 +86,6 @@ class _Pump:
                 self._consumer.is_stored.clear()
                 upcoming = self._thread.submit(self._consumer.fetch)
                 await self._store(fetched, upcoming)
-                self._consumer.is_stored.set()
         finally:
             upcoming.cancel()
 
@@ -100,18 +99,19 @@ class _Pump:
 
     async def _store(self, fetched: Sequence[Fetched], upcoming: "asyncio.Future[list[Fetched]]") -> None:
         tasks = [asyncio.create_task(self._store_partition(each)) for each in fetched]
-        pending = set(tasks)
+        storing = asyncio.gather(*tasks)
+        # At once, since a rebalance on the thread may wait for it.
+        storing.add_done_callback(lambda _: self._consumer.is_stored.set())
         try:
-            while pending:
-                done, pending = await asyncio.wait(pending, timeout=STAY_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
-                for task in done:
-                    task.result()
-                if pending and upcoming.done():
+            while not storing.done():
+                await asyncio.wait({storing}, timeout=STAY_SECONDS)
+                if not storing.done() and upcoming.done():
                     await self._thread.submit(self._consumer.stay_in_group)
+            storing.result()
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, storing, return_exceptions=True)
 
     async def _store_partition(self, fetched: Fetched) -> None:
         writer, assigned = self._writer, fetched.assigned
