@@ -52,6 +52,9 @@ class AvroConnection:
                     for frame in self._frames.feed(piece):
                         await self._take(frame)
                     self._handler.memory.note_arriving(self, self._frames.held_bytes, self._give_up)
+                    if self._writer.transport.is_closing():
+                        # It was given up, and must not go on to decompress.
+                        return
                     if self._inflater is not None:
                         # A few bytes may be many pieces, and other clients must have their turn.
                         await asyncio.sleep(0)
