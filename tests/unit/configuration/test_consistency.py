@@ -104,6 +104,21 @@ def test_check_of_a_sink_that_forwards_elsewhere_is_well() -> None:
     assert problems_of(sinks={"a": sink("127.0.0.1:7072"), "b": sink("127.0.0.1:7070", "other")}) == []
 
 
+def flume(listen: str, channel: str = "orders") -> dict[str, Any]:
+    return {"type": "avro", "channels": [channel], "listen": listen}
+
+
+def test_check_of_an_avro_sink_that_sends_to_an_own_source_is_refused() -> None:
+    """A source that fills another channel may be among its receivers."""
+    out = {"type": "avro", "channel": "orders", "endpoints": ["far:4141", "localhost:4141"]}
+    [problem] = problems_of(sources={"flume": flume("127.0.0.1:4141")}, sinks={"out": out})
+    assert problem == (
+        'sinks.out.endpoints[1]: is "localhost:4141", which is this server, whose channel "orders" the sink both '
+        "reads and would fill; it must be another server"
+    )
+    assert problems_of(sources={"flume": flume("127.0.0.1:4141", "other")}, sinks={"out": out}) == []
+
+
 def test_embedded_agent_listens_nowhere_and_so_has_no_conflicts() -> None:
     """Its sources may use the server's addresses."""
     EmbeddedAgent({"channels": CHANNELS, "sources": {"web": web("127.0.0.1:7070")}})

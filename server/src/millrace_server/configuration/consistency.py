@@ -160,24 +160,33 @@ def address_conflicts(tables: Mapping[str, Any], listening: Mapping[str, str]) -
 
 
 def _loops(tables: Mapping[str, Any], grpc: list[_Place]) -> Iterator[Problem]:
-    sources = named_tables(tables, "sources")
     for name, sink in named_tables(tables, "sinks").items():
-        target, channel = sink.get("target_channel"), sink.get("channel")
-        source = sources.get(target, {}) if isinstance(target, str) else {}
-        is_filled = target == channel or (source.get("type") == "grpc" and channel in _texts(source.get("channels")))
-        if sink.get("type") != "millrace" or not is_filled:
-            continue
+        receivers = _own_receivers(tables, sink, grpc)
         endpoints = sink.get("endpoints")
         for index, endpoint in enumerate(endpoints if isinstance(endpoints, list) else ()):
             path = ("sinks", name, "endpoints", index)
             for place in _places(path, endpoint):
-                if any(place.conflicts_with(own) for own in grpc):
+                if any(place.conflicts_with(own) for own in receivers):
+                    advice = ", or target_channel another channel" if sink["type"] == "millrace" else ""
                     yield Problem(
                         path,
                         f"is {shown_value(endpoint)}, which is this server, whose channel "
                         f"{shown_value(sink['channel'])} the sink both reads and would fill; it must be another "
-                        "server, or target_channel another channel",
+                        f"server{advice}",
                     )
+
+
+def _own_receivers(tables: Mapping[str, Any], sink: Mapping[str, Any], grpc: list[_Place]) -> list[_Place]:
+    """Returns this server's addresses where a sink's events would come into the channel that the sink reads."""
+    sources = named_tables(tables, "sources")
+    target, channel = sink.get("target_channel"), sink.get("channel")
+    if sink.get("type") == "avro":
+        flume = [one for one in sources.values() if one.get("type") == "avro"]
+        filling = [one for one in flume if channel in _texts(one.get("channels"))]
+        return [place for source in filling for place in _places((), source.get("listen"))]
+    source = sources.get(target, {}) if isinstance(target, str) else {}
+    is_filled = target == channel or (source.get("type") == "grpc" and channel in _texts(source.get("channels")))
+    return grpc if sink.get("type") == "millrace" and is_filled else []
 
 
 def _places(path: SettingPath, value: object) -> Iterator[_Place]:
