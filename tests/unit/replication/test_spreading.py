@@ -67,3 +67,10 @@ def test_server_below_its_share_wants_more() -> None:
     assert not is_below_share("a", _owners("aa"), members)
     assert is_below_share("b", _owners("aa"), members)
     assert not is_below_share("a", _owners("aab"), members)
+
+
+def test_server_with_other_channels_has_no_share() -> None:
+    """Only those count that share channels, and what an operator has moved does not."""
+    members = {"a": Member(channels=["c0", "c1"]), "b": Member(channels=["x", "y", "z"])}
+    assert is_below_share("a", {"c0": Holder("a")}, members)
+    assert not is_below_share("a", {"c0": Holder("a"), "c1": Holder("a", is_pinned=True)}, members)

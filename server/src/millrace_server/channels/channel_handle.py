@@ -138,6 +138,13 @@ class ChannelHandle:
         return str(self.fault or "")
 
     @property
+    def is_troubled(self) -> bool:
+        """Whether the channel is not open here though it should be: to stand by for another server is in order."""
+        if self.state is ChannelState.STANDING_BY:
+            return bool(self._waits_for)
+        return self.state is not ChannelState.OPEN
+
+    @property
     def owner(self) -> Owner | None:
         """Which server owns the channel; None unless this server stands by."""
         return None if self._owner_of is None else self._owner_of()

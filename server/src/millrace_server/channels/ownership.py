@@ -217,14 +217,13 @@ class Ownership:
     async def _connected(self) -> SharedEngine:
         if not self._engines.is_serving:
             self._wait_for("the server has not started yet")
-        while (shared := await self._engine_if_usable()) is None:  # noqa: ASYNC110 - only time can help
-            await asyncio.sleep(_CONNECT_SECONDS)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_READY_SECONDS):
-                await shared.leases.ready()
-        if not shared.leases.is_ready:
-            self._wait_for("the engine does not answer")
+        late = asyncio.get_running_loop().call_later(_READY_SECONDS, self._wait_for, "the engine does not answer yet")
+        try:
+            while (shared := await self._engine_if_usable()) is None:  # noqa: ASYNC110 - only time can help
+                await asyncio.sleep(_CONNECT_SECONDS)
             await shared.leases.ready()
+        finally:
+            late.cancel()
         return shared
 
     async def _engine_if_usable(self) -> SharedEngine | None:
@@ -279,6 +278,7 @@ class Ownership:
                 await lease.release(departure.target, is_pinned=departure.is_pinned)
             _log.info("channel left", channel=self._handle.name, **departure._asdict())
             self._move(Stage.STANDING_BY)
+        self._departing = None
         self._departed.set()
 
     # Taking over.

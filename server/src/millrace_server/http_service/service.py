@@ -22,7 +22,6 @@ from millrace_server.access.audit import Audit
 from millrace_server.access.control import AccessControl, Identity, credentials_of
 from millrace_server.access.permissions import Permission
 from millrace_server.agent.components import Component
-from millrace_server.channels.channel_handle import ChannelState
 from millrace_server.channels.registry import ChannelRegistry, TimeSlices
 from millrace_server.configuration.settings import ServerSettings
 from millrace_server.console.routes import CHANGING_PATHS, Console
@@ -116,7 +115,7 @@ class HttpService:
         if getattr(request.state, _HIDES_DETAIL):
             return JSONResponse({"status": "serving"})
         # A failed part does not fail the probe: a restart of the server would not repair it.
-        channels = {one.name: one.state.value for one in self._registry.handles() if one.state is not ChannelState.OPEN}
+        channels = {one.name: one.state.value for one in self._registry.handles() if one.is_troubled}
         parts = {f"{one.kind.key}s/{one.name}": one.state.value for one in self._components if not one.state.is_healthy}
         troubled = {"channels": channels, "components": parts}
         return JSONResponse({"status": "serving"} | {what: those for what, those in troubled.items() if those})

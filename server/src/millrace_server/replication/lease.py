@@ -106,7 +106,7 @@ class ChannelLease:
         while not self.is_withdrawn and not await self.try_acquire():
             self._changed.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._seconds_to_wait() or _RETRY_SECONDS):
+                async with asyncio.timeout(self._seconds_to_look_again()):
                     await self._changed.wait()
 
     def withdraw(self) -> None:
@@ -140,6 +140,11 @@ class ChannelLease:
         if self._holder.session:
             return self._members.seconds_to_end(self._holder.session)
         return self._reserved_seconds()
+
+    def _seconds_to_look_again(self) -> float:
+        wait_seconds = self._seconds_to_wait() or _RETRY_SECONDS
+        # To whom a vacant channel is left may change at any time.
+        return wait_seconds if self._holder.session else min(wait_seconds, _RETRY_SECONDS)
 
     def _reserved_seconds(self) -> float:
         """How long the vacant channel is left to another server."""

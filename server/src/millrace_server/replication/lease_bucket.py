@@ -137,13 +137,8 @@ class JetStreamLeases:
         self.members.offer(self._offered)
         await self._leases[channel].release()
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether all entries were seen once, so that who owns what is known, and this server is a member."""
-        return self._has_seen_all.is_set() and bool(self.members.session)
-
     async def ready(self) -> None:
-        """Waits for that."""
+        """Waits until all entries were seen once, so that who owns what is known, and this server is a member."""
         await self._has_seen_all.wait()
         await self.members.has_begun.wait()
 

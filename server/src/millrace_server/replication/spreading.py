@@ -26,11 +26,11 @@ def counts_of(owners: Mapping[str, Holder], members: Mapping[str, Member]) -> Co
 
 
 def is_below_share(session: str, owners: Mapping[str, Holder], members: Mapping[str, Member]) -> bool:
-    """Whether a session owns fewer channels than it would if all servers had the same number."""
-    sharing = [member for member in members.values() if member.channels]
-    pinned_count = sum(holder.is_pinned for holder in owners.values())
-    channel_count = len({channel for member in sharing for channel in member.channels}) - pinned_count
-    return counts_of(owners, members)[session] * max(len(sharing), 1) < channel_count
+    """Whether a session owns fewer channels than it would if all servers with its channels had the same number."""
+    pinned = {channel for channel, holder in owners.items() if holder.is_pinned}
+    channels = set(members[session].channels) - pinned
+    sharing_count = sum(not channels.isdisjoint(member.channels) for member in members.values())
+    return counts_of(owners, members)[session] * sharing_count < len(channels)
 
 
 def planned_moves(owners: Mapping[str, Holder], members: Mapping[str, Member]) -> list[Move]:

@@ -1,0 +1,156 @@
+"""Replicated channels of registries in this process that share a real engine."""
+
+import asyncio
+import itertools
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from millrace_server.channels import ownership
+from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
+from millrace_server.channels.config import ReplicatedChannelConfig
+from millrace_server.channels.ownership import Ownership, Stage
+from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.channels.stream_store import StreamStores
+from millrace_server.errors import ChannelCorruptError, NotOwnerError
+from millrace_server.replication.engine_settings import EngineSettings
+from millrace_server.replication.stream import StreamLimits
+from tests.channel_events import append, begin_with_takes, numbered
+from tests.file_channels import until
+from tests.stream_logs import engine_at, new_name
+
+HAS_THREADS = True
+
+_LIMITS = StreamLimits(replicas=1, stream_bytes_max=1 << 22)
+
+
+def _config(url: str, **limits: Any) -> ReplicatedChannelConfig:
+    engine = EngineSettings(
+        type="jetstream", servers=[url], replicas=1, stream_bytes_max=_LIMITS.stream_bytes_max, lease_seconds=30.0
+    )
+    return ReplicatedChannelConfig(type="replicated", engine=engine, **limits)
+
+
+@asynccontextmanager
+async def _registry(address: str) -> AsyncIterator[ChannelRegistry]:
+    registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=100)
+    registry.serve_at(address)
+    try:
+        yield registry
+    finally:
+        await registry.close()
+
+
+async def _until_state(handle: ChannelHandle, state: ChannelState) -> None:
+    await until(lambda: handle.state is state)
+
+
+def _queued(handle: ChannelHandle) -> list[tuple[int, bytes]]:
+    return numbered(list(handle.channel._contents.held_batches()))
+
+
+_LEGAL = set(re.findall(r"^    (\w+) -> (\w+) ", Stage.__doc__ or "", re.MULTILINE))
+
+
+@pytest.mark.parametrize(("source", "target"), list(itertools.product(Stage, Stage)))
+async def test_move_is_possible_only_as_documented(source: Stage, target: Stage) -> None:
+    """Any other is a bug."""
+    owned = Ownership.__new__(Ownership)
+    owned.stage = source
+    if (source.name, target.name) in _LEGAL:
+        owned._move(target)
+        assert owned.stage is target
+    else:
+        with pytest.raises(AssertionError):
+            owned._move(target)
+
+
+async def test_close_hands_the_channel_over_with_its_events_and_claims(nats_url: str) -> None:
+    """The other server has taken over before anyone asks; what was taken is there again."""
+    name = new_name()
+    async with _registry("b:1") as other:
+        async with _registry("a:1") as one:
+            first = one.create(name, _config(nats_url))
+            await first.opened.wait()
+            await append(first.channel, b"1", b"2")
+            second = other.create(name, _config(nats_url))
+            await _until_state(second, ChannelState.STANDING_BY)
+            await until(lambda: second.owner is not None and second.owner.address == "a:1")
+            await begin_with_takes(first.channel, 1)
+            one.drain()
+            await one.handed_over()
+            await _until_state(second, ChannelState.OPEN)
+            with pytest.raises(NotOwnerError, match="owned by b:1"):
+                one.get(name)
+        assert _queued(second) == [(1, b"1"), (2, b"2")]
+
+
+async def test_channel_whose_stream_was_lost_is_corrupt_until_it_is_deleted(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty channel in its place would be a silent loss."""
+    monkeypatch.setattr("millrace_server.replication.stream_reading.MISSING_SECONDS_MAX", 0.1)
+    name = new_name()
+    async with _registry("a:1") as one:
+        handle = one.create(name, _config(nats_url))
+        await handle.opened.wait()
+        await append(handle.channel, b"1")
+    async with engine_at(nats_url) as engine:
+        await StreamStores(engine).delete(name, _LIMITS)
+    async with _registry("b:1") as other:
+        lost = other.create(name, _config(nats_url))
+        await _until_state(lost, ChannelState.CORRUPT)
+        with pytest.raises(ChannelCorruptError):
+            other.get(name)
+        assert await other.mark_deleted(name)
+        await other.delete(name)
+        again = other.create(name, _config(nats_url), is_new=True)
+        await _until_state(again, ChannelState.OPEN)
+        assert again.channel.next_sequence == 1
+
+
+async def test_channel_without_its_engine_says_what_it_waits_for(
+    unused_tcp_port_factory: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for it, and the server can be stopped."""
+    monkeypatch.setattr(ownership, "_READY_SECONDS", 0.1)
+    async with _registry("a:1") as one:
+        handle = one.create(new_name(), _config(f"nats://127.0.0.1:{unused_tcp_port_factory()}"))
+        async with asyncio.timeout(60):
+            await handle.opened.wait()
+        assert (handle.state, handle.is_troubled) == (ChannelState.STANDING_BY, True)
+        assert handle.trouble == "the engine does not answer yet"
+        with pytest.raises(NotOwnerError) as refused:
+            one.get(handle.name)
+        assert refused.value.metadata["address"] == ""
+
+
+async def test_channel_of_a_server_without_an_address_waits_for_it(nats_url: str) -> None:
+    """Its port is known only once it listens."""
+    registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=100)
+    handle = registry.create(new_name(), _config(nats_url))
+    await handle.opened.wait()
+    assert handle.trouble == "the server has not started yet"
+    registry.serve_at("a:1")
+    await _until_state(handle, ChannelState.OPEN)
+    assert not handle.is_troubled
+    await registry.close()
+
+
+async def test_retire_leaves_the_channel_to_the_others(nats_url: str) -> None:
+    """It is removed from one server's file; its stream stays."""
+    name = new_name()
+    async with _registry("a:1") as one, _registry("b:1") as other:
+        first = one.create(name, _config(nats_url))
+        await first.opened.wait()
+        await append(first.channel, b"1")
+        second = other.create(name, _config(nats_url, capacity=50, transaction_capacity=50))
+        await _until_state(second, ChannelState.STANDING_BY)
+        await one.retire(name)
+        assert name not in one
+        await _until_state(second, ChannelState.OPEN)
+        assert _queued(second) == [(1, b"1")]
+        assert second.channel.config.capacity == 50
