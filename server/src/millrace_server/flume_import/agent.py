@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 from millrace_server.configuration.toml_text import to_toml
@@ -74,10 +75,9 @@ class ImportedAgent:
     @property
     def default_counts(self) -> dict[Fate, int]:
         """How many of Flume's defaults have changed in meaning, or are left out: of properties that are absent."""
-        given = set(self.ledger.fates)
-        # A note may also be about a component as a whole.
-        absent = {note for note in self.notes if not any(f"{key}.".startswith(f"{note.key}.") for key in given)}
-        fates = [note.fate for note in absent]
+        # A note may also be about a component as a whole, whose name is the beginning of keys.
+        given = {beginning for key in self.ledger.fates for beginning in accumulate(key.split("."), "{}.{}".format)}
+        fates = [note.fate for note in self.notes if note.key not in given]
         return {fate: fates.count(fate) for fate in (Fate.CHANGED, Fate.LEFT_OUT) if fate in fates}
 
     def toml(self) -> str:
@@ -170,13 +170,12 @@ class _AgentImport:
         subset = self._options.subset(kind)
         ours = new_names(listed)
         section = _SECTIONS.get(kind, kind)
-        found = []
-        for name in listed:
-            place = Place(section, ours[name])
-            values = {key.removeprefix(f"{name}."): value for key, value in subset.raw(name).items()}
-            found.append((name, Options(f"{self._agent}.{kind}.{name}", values, self._shared, place)))
+        values = subset.take_by_component(listed)
         subset.leave_out_unread(f"belongs to none of the {kind} that the agent lists")
-        return found
+        return [
+            (name, Options(f"{self._agent}.{kind}.{name}", values[name], self._shared, Place(section, ours[name])))
+            for name in listed
+        ]
 
     def _convert_all(self, kind: str, convert: Callable[[Options], Table | None]) -> None:
         names = self._shared.names.setdefault(kind, {})

@@ -1,6 +1,6 @@
 """The properties of one Flume component, as they are read and accounted for."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -111,16 +111,19 @@ class Options:
 
     def subset(self, prefix: str, setting: str = "") -> "Options":
         """Removes and returns the properties whose keys begin with a prefix and a dot; they belong to a setting."""
-        values = {key.removeprefix(f"{prefix}."): value for key, value in self.raw(prefix).items()}
+        begin = f"{prefix}."
+        values = {key.removeprefix(begin): self._values.pop(key) for key in self.unread() if key.startswith(begin)}
         place = self.place._replace(setting=self.place.setting or setting)
         return Options(f"{self.prefix}.{prefix}", values, self.shared, place)
 
-    def raw(self, prefix: str) -> dict[str, str]:
-        """Removes and returns the properties whose keys begin with a prefix and a dot, without accounting for them."""
-        chosen = {key: value for key, value in self._values.items() if key.startswith(f"{prefix}.")}
-        for key in chosen:
-            del self._values[key]
-        return chosen
+    def take_by_component(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Removes and returns the properties of each of these components, whose names come before the first dot."""
+        taken: dict[str, dict[str, str]] = {name: {} for name in names}
+        for key in self.unread():
+            name, dot, rest = key.partition(".")
+            if dot and name in taken:
+                taken[name][rest] = self._values.pop(key)
+        return taken
 
     def items(self) -> Iterator[tuple[str, str]]:
         """Removes and yields all remaining properties."""
