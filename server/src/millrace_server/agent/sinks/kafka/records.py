@@ -2,7 +2,7 @@
 
 import json
 from base64 import b64decode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise, repeat
 from typing import cast
 
@@ -79,9 +79,9 @@ class RecordWriter:
         return (self._config.topic if value is None else value.decode(errors="replace") for value in values)
 
     @staticmethod
-    def _values(columns: event_pb2.EventColumns, tombstones: _Cells | None) -> Iterator[bytes | None]:
+    def _values(columns: event_pb2.EventColumns, tombstones: _Cells | None) -> Iterable[bytes | None]:
         bodies, ends = columns.bodies, accumulate(columns.body_sizes[:], initial=0)
-        values: Iterator[bytes] = (bodies[start:end] for start, end in pairwise(ends))
+        values = [bodies[start:end] for start, end in pairwise(ends)]
         if tombstones is None:
             return values
         return (

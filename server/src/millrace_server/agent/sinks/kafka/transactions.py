@@ -12,7 +12,7 @@ from millrace_server.agent.channel_reader import EventsRejectedError
 from millrace_server.agent.kafka.client import described
 from millrace_server.agent.sinks.kafka.config import KafkaSinkConfig
 from millrace_server.agent.sinks.kafka.place import METADATA_BYTES_MAX, Place, UnknownPlaceError
-from millrace_server.agent.sinks.kafka.records import Record, RecordWriter
+from millrace_server.agent.sinks.kafka.records import RecordWriter
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -161,27 +161,27 @@ class TransactionalProducer:
         raise self._component_error(failure)
 
     def _produce(self, batches: Iterable[Buffer], on_delivery: _Report | None) -> None:
-        for batch in batches:
-            for record in self._writer.records(batch):
-                if record[0] not in self._topics:
-                    self._find_topic(record[0])
-                self._produce_one(record, on_delivery)
-            # Serves what librdkafka has to report, such as errors of connections.
-            self._producer.poll(0)
-
-    def _produce_one(self, record: Record, on_delivery: _Report | None) -> None:
-        topic, value, key, partition, timestamp, headers = record
-        while True:
-            try:
-                self._producer.produce(topic, value, key, partition, on_delivery, timestamp=timestamp, headers=headers)
-            except BufferError:
-                self._producer.poll(_QUEUE_WAIT_SECONDS)
-                continue
-            except KafkaException as error:
-                if error.args[0].code() in _REJECTIONS:
-                    raise EventsRejectedError(f"{topic}: {described(error)}") from None
-                raise
-            return
+        produce, topics = self._producer.produce, self._topics
+        topic = self._config.topic
+        try:
+            for batch in batches:
+                for topic, value, key, partition, timestamp, headers in self._writer.records(batch):
+                    if topic not in topics:
+                        self._find_topic(topic)
+                    while True:
+                        try:
+                            produce(topic, value, key, partition, on_delivery, timestamp=timestamp, headers=headers)
+                        except BufferError:
+                            # The queue is full.
+                            self._producer.poll(_QUEUE_WAIT_SECONDS)
+                        else:
+                            break
+                # Serves what librdkafka has to report, such as errors of connections.
+                self._producer.poll(0)
+        except KafkaException as error:
+            if error.args[0].code() in _REJECTIONS:
+                raise EventsRejectedError(f"{topic}: {described(error)}") from None
+            raise
 
     def _commit(self, place: Place) -> None:
         metadata = place.metadata()
