@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, Secret
 
 from millrace.setting_problems import shown_value
 from millrace_server.channels.config import CHANNEL_NAME_PATTERN
+from millrace_server.network import Address
 
 _T = TypeVar("_T")
 
@@ -38,6 +39,20 @@ def check_fastavro(value: str) -> str:
     if importlib.util.find_spec("fastavro") is None:
         raise ValueError(f'is {shown_value(value)}, which needs fastavro; install "millrace-server[avro]"')
     return value
+
+
+def _check_server(text: str) -> str:
+    try:
+        address = Address.parse(text)
+    except ValueError as error:
+        raise ValueError(f"is {shown_value(text)}; {error}") from None
+    if not address.port:
+        raise ValueError(f"is {shown_value(text)}; its port must be from 1 on: that of a server")
+    return text
+
+
+ServerAddress = Annotated[str, AfterValidator(_check_server)]
+"""`host:port` of a server to connect to."""
 
 
 def named_tables(tables: Mapping[str, Any], key: str) -> dict[str, dict[str, Any]]:

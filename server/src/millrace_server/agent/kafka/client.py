@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, Secret, SecretStr, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, Secret, SecretStr, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.rate_limited_log import RateLimit
-from millrace_server.agent.setting_types import revealed
+from millrace_server.agent.setting_types import ServerAddress, revealed
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.files import NamedPath, read_named
 from millrace_server.network import Address
@@ -74,16 +74,6 @@ _CODE = {
 """What confluent-kafka takes as Python objects."""
 
 PropertyValue = str | int | float | bool
-
-
-def _check_server(text: str) -> str:
-    try:
-        address = Address.parse(text)
-    except ValueError as error:
-        raise ValueError(f"is {shown_value(text)}; {error}") from None
-    if not address.port:
-        raise ValueError(f"is {shown_value(text)}; its port must be from 1 on: that of a broker")
-    return text
 
 
 class KafkaTlsConfig(BaseModel, frozen=True, extra="forbid"):
@@ -171,7 +161,7 @@ class KafkaClientConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build
     own_properties: ClassVar[Mapping[str, str]] = {}
     """Properties that the component itself needs in a certain way, with the setting to use instead, or why."""
 
-    bootstrap_servers: Annotated[list[Annotated[str, AfterValidator(_check_server)]], Field(min_length=1)]
+    bootstrap_servers: Annotated[list[ServerAddress], Field(min_length=1)]
     """Some brokers of the cluster, as `host:port`; they tell of all others."""
 
     tls: KafkaTlsConfig | None = None

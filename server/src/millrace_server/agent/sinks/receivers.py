@@ -5,19 +5,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator
 
-from millrace.setting_problems import shown_value
+from millrace_server.agent.setting_types import ServerAddress
 from millrace_server.files import NamedPath
-from millrace_server.network import Address
-
-
-def _check_endpoint(text: str) -> str:
-    try:
-        address = Address.parse(text)
-    except ValueError as error:
-        raise ValueError(f"is {shown_value(text)}; {error}") from None
-    if not address.port:
-        raise ValueError(f"is {shown_value(text)}; its port must be from 1 on: that of a server")
-    return text
 
 
 def _check_unique(endpoints: list[str]) -> list[str]:
@@ -26,7 +15,7 @@ def _check_unique(endpoints: list[str]) -> list[str]:
     return endpoints
 
 
-Endpoint = Annotated[str, AfterValidator(_check_endpoint)]
+Endpoint = ServerAddress
 """`host:port` of one server. A name that stands for several servers in turn breaks what `endpoints` promises."""
 
 Endpoints = Annotated[list[Endpoint], Field(min_length=1), AfterValidator(_check_unique)]
