@@ -149,7 +149,9 @@ def _run_into_parquet(folder: Path, chance: random.Random, kill_count: int) -> N
 def _run_into_flume(folder: Path, chance: random.Random, kill_count: int) -> None:
     def trouble(collector: FlumeServer) -> None:
         with collector.changed:
-            collector.answers.append(chance.choice(["FAILED", "error", "close", "lost"]))
+            # One at a time: the sink waits longer after each failure in a row.
+            if not collector.answers:
+                collector.answers.append(chance.choice(["FAILED", "error", "close", "lost"]))
 
     with tiers(folder, "edge") as [edge], flume_server() as collector:
         address = source_address(edge)
