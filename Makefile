@@ -34,8 +34,8 @@ setup: ## creates .venv with the three distributions, both programs and all tool
 	        "name one with: make setup PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) tools/set_up.py "$(VENV)"
 
-run: setup ## sends a log file through two agents into Spark and shows the result: make run [LOG=path]
-	@$(BIN)/python examples/access_log/run.py $(if $(LOG),"$(LOG)")
+run: setup ## sends a log file through two agents into Spark and shows the result: make run [LOG=path] [ENGINE=jetstream]
+	@$(BIN)/python examples/access_log/run.py $(if $(ENGINE),--engine "$(ENGINE)") $(if $(LOG),"$(LOG)")
 
 test: setup ## runs the tests except the long ones: make test [TESTS=path] [WORKERS=2]
 	@$(BIN)/python -m pytest $(TESTS) --numprocesses $(WORKERS) --dist loadfile

@@ -10,9 +10,12 @@ import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
+
+from examples.access_log.interruptions import uninterrupted
 
 _PROGRAM = Path(sys.executable).with_name("nats-server")
 _HOST = "127.0.0.1"
@@ -61,6 +64,16 @@ class Node:
         return f"http://{_HOST}:{self.monitoring_port}"
 
     @property
+    def _log(self) -> Path:
+        return self.directory / "server.log"
+
+    @property
+    def last_words(self) -> str:
+        """The last line of its log, for the case that it is not ready."""
+        lines = self._log.read_text(errors="replace").splitlines()
+        return lines[-1] if lines else "its log is empty"
+
+    @property
     def is_running(self) -> bool:
         """Whether its process exists."""
         return self._process is not None and self._process.poll() is None
@@ -71,7 +84,7 @@ class Node:
         self.directory.mkdir(parents=True, exist_ok=True)
         config = self.directory / "server.conf"
         config.write_text(self._config(routes))
-        with (self.directory / "server.log").open("ab") as log:
+        with self._log.open("ab") as log, uninterrupted():
             # In its own session, so that Ctrl-C reaches only this program, which then stops it.
             self._process = subprocess.Popen([_PROGRAM, "-c", config], stderr=log, start_new_session=True)
 
@@ -157,7 +170,7 @@ class JetStreamCluster:
         for node in self.nodes:
             self.start_node(node)
         for node in self.nodes:
-            _wait_for(node.when_ready, f"node {node.name} ({node.directory / 'server.log'})")
+            _wait_for(node.when_ready, partial(_not_ready, node))
 
     def start_node(self, node: Node) -> None:
         """Starts a node unless it runs; does not wait until it is ready."""
@@ -170,7 +183,7 @@ class JetStreamCluster:
         Raises:
             ClusterError: It has none within a minute.
         """
-        return _wait_for(lambda: self._leader_of(stream), f"the leader of stream {stream}")
+        return _wait_for(lambda: self._leader_of(stream), lambda: f"the leader of stream {stream}")
 
     def _leader_of(self, stream: str) -> Node | None:
         # Each node asks for itself, since one that was cut off does not know that it leads no more.
@@ -206,11 +219,15 @@ def _leader_in(document: dict[str, Any], stream: str) -> str | None:
     return None
 
 
-def _wait_for(find: Callable[[], T | None], what: str) -> T:
+def _not_ready(node: Node) -> str:
+    return f"node {node.name} ({node.last_words})"
+
+
+def _wait_for(find: Callable[[], T | None], what: Callable[[], str]) -> T:
     give_up_at = time.monotonic() + _WAIT_SECONDS_MAX
     while (found := find()) is None:
         if time.monotonic() > give_up_at:
-            raise ClusterError(f"{what} was not ready within {_WAIT_SECONDS_MAX:.0f} s")
+            raise ClusterError(f"{what()} was not ready within {_WAIT_SECONDS_MAX:.0f} s")
         time.sleep(_POLL_SECONDS)
     return found
 

@@ -1,36 +1,37 @@
-"""Crashes of the agents while the job runs."""
+"""Crashes while the job runs: what is killed, and how long it took until all was well again."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from rich.console import Console
 
-from examples.access_log.local_server import LocalServer, Restart
+from examples.access_log.local_server import LocalServer
+
+Crash = Callable[[], str]
+"""Kills something, waits until its work goes on, and returns a sentence about it."""
 
 
 @contextmanager
-def crash_during(server: LocalServer, console: Console, when: str) -> Iterator[None]:
-    """Kills and restarts a server while the block runs, and prints a line about it.
+def crash_during(crash: Crash, console: Console) -> Iterator[None]:
+    """Lets something crash while the block runs, and prints a line about it.
 
-    Args:
-        server: The server to kill.
-        console: The console for the line.
-        when: The time of the crash, in words.
-
-    Raises:
-        ServerError: It did not start again.
+    Raises what the crash raises, such as ServerError if a server did not start again.
     """
     with ThreadPoolExecutor(1, "crash") as thread:
-        crash = thread.submit(server.kill_and_restart)
+        told = thread.submit(crash)
         yield
-        print_restart(console, server.name, when, crash.result())
+        console.print(told.result(), soft_wrap=True)
 
 
-def print_restart(console: Console, name: str, when: str, restart: Restart) -> None:
-    """Prints how long a restart took, and how many events the server recovered."""
-    console.print(
-        f"Killed the {name} (SIGKILL) {when}: after {restart.seconds:.2f} s it was back, with "
-        f"{restart.event_count:,} events, which it read from its log in {restart.replay_seconds:.2f} s",
-        soft_wrap=True,
-    )
+def crash_of(server: LocalServer, when: str) -> Crash:
+    """Returns the crash of a server, which is started again at once; `when` is the time of the crash, in words."""
+
+    def crash() -> str:
+        restart = server.kill_and_restart()
+        return (
+            f"Killed the {server.name} (SIGKILL) {when}: after {restart.seconds:.2f} s it was back, with "
+            f"{restart.event_count:,} events, which it read from its log in {restart.replay_seconds:.2f} s"
+        )
+
+    return crash

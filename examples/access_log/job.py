@@ -30,8 +30,8 @@ _ARRIVAL_SECONDS_MAX = 300.0
 class Job:
     """Lets a log grow, and lands what the collector receives, in as many rounds as needed.
 
-    The agents are killed while the log grows, first the edge agent and then the collector. The landing is killed when
-    it has landed and acknowledged some of the events, unless it is done before.
+    While the log grows, agents are killed, and what else `agents.crashes` has. The landing is killed when it has landed
+    and acknowledged some of the events, unless it is done before.
     """
 
     log: LogFile
@@ -97,7 +97,7 @@ class Job:
             while _acknowledged_count(collector) < self.log.line_count:
                 self._land_round(collector, line_type, show, is_killed=False)
         # Sequences begin at 1 in a new channel, and unlike counters survive a restart of the server.
-        account.events_committed = collector.admin.get_channel(CHANNEL).gauges.next_sequence - 1
+        account.events_committed = _gauges(collector).next_sequence - 1
         account.landed = self._landed_fingerprint()
         return account
 
@@ -106,10 +106,9 @@ class Job:
         live_log.write_up_to(0.4, on_written)
         # So that the crashes happen while events are on their way.
         self._wait_for(collector, 1)
-        with crash_during(self.agents.edge, self.console, "while the log was growing"):
-            live_log.write_up_to(0.7, on_written)
-        with crash_during(self.agents.collector, self.console, "while the edge was forwarding to it"):
-            live_log.write_up_to(1.0, on_written)
+        for left, crash in reversed(list(enumerate(reversed(self.agents.crashes)))):
+            with crash_during(crash, self.console):
+                live_log.write_up_to(1.0 - 0.6 * left / len(self.agents.crashes), on_written)
 
     def _land_round(
         self, collector: millrace.Client, line_type: str, show: Callable[[], None], *, is_killed: bool
@@ -179,15 +178,25 @@ def _wait_until(landing: LandingProcess, condition: Callable[[], bool], show: Ca
         time.sleep(_POLL_SECONDS)
 
 
+def _gauges(client: millrace.Client) -> millrace.ChannelGauges:
+    """Returns the gauges of the channel; waits while no server owns it."""
+    give_up = time.monotonic() + _ARRIVAL_SECONDS_MAX
+    while (channel := client.admin.get_channel(CHANNEL)).state is millrace.ChannelState.STANDING_BY:
+        if time.monotonic() > give_up:
+            raise ServerError(f"no server has taken channel {CHANNEL} over within {_ARRIVAL_SECONDS_MAX:.0f} s")
+        time.sleep(_POLL_SECONDS)
+    return channel.gauges
+
+
 def _is_full(client: millrace.Client) -> bool:
     """Whether the next batch does not fit the channel, in events or in bytes."""
-    return client.admin.get_channel(CHANNEL).gauges.waiting_commits > 0
+    return _gauges(client).waiting_commits > 0
 
 
 def _queued_count(client: millrace.Client) -> int:
-    return client.admin.get_channel(CHANNEL).gauges.queued_events
+    return _gauges(client).queued_events
 
 
 def _acknowledged_count(client: millrace.Client) -> int:
-    gauges = client.admin.get_channel(CHANNEL).gauges
+    gauges = _gauges(client)
     return gauges.next_sequence - 1 - gauges.queued_events

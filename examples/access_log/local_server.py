@@ -18,6 +18,9 @@ _START_SECONDS_MAX = 30.0
 _STOP_SECONDS_MAX = 15.0
 _POLL_SECONDS = 0.01
 
+_OPENINGS = (b'"channel opened"', b'"channel taken over"')
+"""In the log's entries about channels that are open now: that of a file, and of a replicated one."""
+
 T = TypeVar("T")
 
 
@@ -59,14 +62,13 @@ class LocalServer:
         """The address for gRPC, `host:port`, which a restart keeps."""
         return self._addresses["grpc"]
 
-    def wait_until_open(self) -> None:
-        """Waits until the server listens and has opened the channel.
+    def wait_until_listening(self) -> None:
+        """Waits until the server listens for the first time.
 
         Raises:
             ServerError: It did not start.
         """
         self._addresses = self._wait_for(self._read_addresses)
-        self._wait_for(lambda: self._find_opened(0))
 
     def kill_and_restart(self) -> Restart:
         """Kills the server, starts it with the same data and addresses, and waits for the channel.
@@ -75,16 +77,41 @@ class LocalServer:
             ServerError: It did not start again.
         """
         begun = time.monotonic()
+        self.kill()
+        log_bytes = self.log_bytes
+        self.start_again()
+        opened = self.wait_for_opening(log_bytes)
+        return Restart(event_count=opened["events"], replay_seconds=opened["seconds"], seconds=time.monotonic() - begun)
+
+    def kill(self) -> None:
+        """Kills the server; `start_again` or `stop` follows."""
         self._process.kill()
         self._process.wait()
         # A killed server leaves this file, which would look as if the next one already listened.
         self._address_file.unlink()
-        log_bytes = self._log.stat().st_size
+
+    def start_again(self) -> None:
+        """Starts the server after `kill` with the same data and addresses, and waits until it listens.
+
+        Raises:
+            ServerError: It did not start.
+        """
         with uninterrupted():
             self._process = self._start()
         self._wait_for(self._read_addresses)
-        opened = self._wait_for(lambda: self._find_opened(log_bytes))
-        return Restart(event_count=opened["events"], replay_seconds=opened["seconds"], seconds=time.monotonic() - begun)
+
+    @property
+    def log_bytes(self) -> int:
+        """The size of the server's log: where its next entry begins."""
+        return self._log.stat().st_size
+
+    def wait_for_opening(self, log_bytes: int) -> dict[str, Any]:
+        """Waits for an entry about the opening of the channel after a position in the log, and returns it.
+
+        Raises:
+            ServerError: There was none in time.
+        """
+        return self._wait_for(lambda: self._find_opened(log_bytes))
 
     def stop(self) -> None:
         """Stops the server gracefully.
@@ -141,21 +168,22 @@ class LocalServer:
             log_file.seek(log_bytes)
             # The last line may be incomplete.
             lines = log_file.read().rpartition(b"\n")[0].splitlines()
-        openings: Iterator[dict[str, Any]] = (json.loads(line) for line in lines if b'"channel opened"' in line)
+        openings: Iterator[dict[str, Any]] = (json.loads(line) for line in lines if any(map(line.count, _OPENINGS)))
         return next((opening for opening in openings if opening["channel"] == self._channel), None)
 
 
 @contextmanager
-def local_server(config_toml: str, channel: str, log: Path) -> Iterator[LocalServer]:
+def local_server(config_toml: str, channel: str, log: Path, *, stands_by: bool = False) -> Iterator[LocalServer]:
     """Runs a server while the block runs.
 
     Args:
         config_toml: The configuration, without addresses and data folder.
-        channel: One of its file channels.
+        channel: One of its channels.
         log: The path of its log. Its data is beside the log, and is removed at the end.
+        stands_by: Whether another server owns the channel, so that this one does not open it.
 
     Yields:
-        The server, which listens and has opened the channel.
+        The server, which listens and has opened the channel, unless it stands by.
 
     Raises:
         ServerError: It did not start, or did not stop in time.
@@ -169,7 +197,9 @@ def local_server(config_toml: str, channel: str, log: Path) -> Iterator[LocalSer
         try:
             with uninterrupted():
                 server = LocalServer(config, channel, scratch, log)
-            server.wait_until_open()
+            server.wait_until_listening()
+            if not stands_by:
+                server.wait_for_opening(0)
             yield server
         finally:
             if server is not None:

@@ -118,10 +118,21 @@ def test_run_when_it_is_terminated_at_once_leaves_nothing(tmp_path: Path) -> Non
     assert [command for command in processes_below(tmp_path) if "java" in command or "millraced" in command] == []
 
 
-def stop_at(folder: Path, log: Path, moment: str, number: signal.Signals) -> str:
+@pytest.mark.parametrize("moment", ["Starting three nodes", pytest.param("Killed the node", marks=pytest.mark.torture)])
+def test_run_on_a_cluster_when_it_is_interrupted_stops_the_nodes(tmp_path: Path, moment: str) -> None:
+    """Ctrl-C also ends the nodes of the engine, and removes what they stored."""
+    log = write_access_log(tmp_path / "access.log", 2_500)
+    reported = stop_at(tmp_path, log, moment, signal.SIGINT, "--engine", "jetstream")
+    assert reported == "run: stopped; the agents, the nodes and Spark are stopped too\n"
+    assert processes_below(tmp_path) == []
+    output = tmp_path / "build" / "access_log" / "access.log"
+    assert {path.name for path in output.iterdir()} <= {"collector-1.log", "collector-2.log", "edge.log"}
+
+
+def stop_at(folder: Path, log: Path, moment: str, number: signal.Signals, *options: str) -> str:
     """Runs the program and sends it a signal when it has printed something; returns its standard error."""
     with subprocess.Popen(
-        [sys.executable, "-u", RUN, log],
+        [sys.executable, "-u", RUN, *options, log],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -2,8 +2,8 @@
 
 import io
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from examples.access_log import job
-from examples.access_log.agents import RoundLimits, two_agents
+from examples.access_log.agents import Agents, RoundLimits, two_agents
+from examples.access_log.cluster import agents_on_a_cluster
 from examples.access_log.job import Job
 from examples.access_log.landing import LandingPlan, LandingProcess
 from examples.access_log.log_file import open_log_file
@@ -37,7 +38,11 @@ class SessionLanding(LandingProcess):
 
 @contextmanager
 def job_on(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, log: Path, limits: RoundLimits
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    log: Path,
+    limits: RoundLimits,
+    start: Callable[[Path, RoundLimits], AbstractContextManager[Agents]] = two_agents,
 ) -> Iterator[tuple[Job, list[LandingPlan], io.StringIO]]:
     """Yields a job with its own agents and landings in this process, the plans of the landings, and the output."""
     shown = io.StringIO()
@@ -49,7 +54,7 @@ def job_on(
         yield SessionLanding(spark, plan, log.parent)
 
     monkeypatch.setattr(job, "local_landing", landing_here)
-    with two_agents(log.parent, limits) as agents:
+    with start(log.parent, limits) as agents:
         console = Console(file=shown, width=200)
         yield (
             Job(log=open_log_file(log), agents=agents, output=log.parent, console=console, limits=limits),
@@ -80,6 +85,26 @@ def test_job_with_a_log_larger_than_the_channel_takes_several_rounds(
     assert shown.getvalue().count("Killed the collector") == 1
     assert shown.getvalue().count("The landing was done before it could be killed.") == 1
     assert "Killed the landing" not in shown.getvalue()
+
+
+@pytest.mark.timeout(600)
+def test_job_on_a_cluster_that_loses_a_node_and_the_owner_accounts_for_each_line(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other collector takes the channel over, whose sequences are those of the file's lines; nothing is left."""
+    log = tmp_path / "some.log"
+    log.write_text("".join(f"line {number}\n" for number in range(2_000)))
+    with job_on(spark, monkeypatch, log, RoundLimits(), agents_on_a_cluster) as (clustered_job, _, shown):
+        assert clustered_job.run()
+    for reported in ("Killed the edge", "Killed the node", "Killed collector-", "rows landed         2,000"):
+        assert shown.getvalue().count(reported) == 1
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "landing.toml") == [
+        "collector-1.log",
+        "collector-2.log",
+        "edge.log",
+        "landed",
+        "some.log",
+    ]
 
 
 def test_job_that_loses_lines_says_so(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

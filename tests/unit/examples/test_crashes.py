@@ -4,7 +4,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from examples.access_log.crashes import crash_during, print_restart
+from examples.access_log.crashes import crash_during, crash_of
 from examples.access_log.local_server import LocalServer, Restart, ServerError
 
 RESTART = Restart(event_count=1_200, replay_seconds=0.25, seconds=1.5)
@@ -35,9 +35,9 @@ class FakeServer(LocalServer):
 
 
 def test_crash_during_lets_the_block_go_on_and_waits_for_the_restart() -> None:
-    """The server is killed while the block runs, and the line is printed after the block."""
+    """The server is killed while the block runs; one line with events and durations is printed after the block."""
     server, shown = FakeServer(), io.StringIO()
-    with crash_during(server, Console(file=shown, width=40), "in between"):
+    with crash_during(crash_of(server, "in between"), Console(file=shown, width=40)):
         assert server.is_killed.wait(60)
         assert shown.getvalue() == ""
         server.may_restart.set()
@@ -49,12 +49,5 @@ def test_crash_during_when_the_server_does_not_restart_raises() -> None:
     """The error of the restart is raised."""
     server = FakeServer(ServerError("it did not start"))
     server.may_restart.set()
-    with pytest.raises(ServerError, match="it did not start"), crash_during(server, Console(), "in between"):
+    with pytest.raises(ServerError, match="it did not start"), crash_during(crash_of(server, ""), Console()):
         pass
-
-
-def test_print_restart_prints_events_and_durations() -> None:
-    """The output is one line with both durations."""
-    shown = io.StringIO()
-    print_restart(Console(file=shown, width=40), "edge", "in between", RESTART)
-    assert shown.getvalue() == TOLD
