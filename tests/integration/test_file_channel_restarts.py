@@ -1,14 +1,18 @@
-"""File channels of servers that end in different ways and are restarted, perhaps with another configuration."""
+"""File channels of servers that end in different ways and are restarted, perhaps with another configuration.
+
+Replicated channels must keep the same over restarts, without files.
+"""
 
 import os
 import shutil
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 import pytest
 
+from examples.jetstream_cluster import JetStreamCluster
 from millrace.v1 import admin_service_pb2
 from millrace.v1 import channel_service_pb2 as pb
 from tests.conftest import StartMillraced
@@ -16,6 +20,7 @@ from tests.millraced import Millraced
 from tests.rpc import Rpc, bodies_of, connected, refused, seconds, sequences_of
 
 OPEN, REPLAYING = admin_service_pb2.CHANNEL_STATE_OPEN, admin_service_pb2.CHANNEL_STATE_REPLAYING
+STANDING_BY = admin_service_pb2.CHANNEL_STATE_STANDING_BY
 LOG_FAILED = admin_service_pb2.CHANNEL_STATE_LOG_FAILED
 SMALL_TOML = """
 [channels.orders]
@@ -24,6 +29,26 @@ keep_alive_seconds = 0.0
 segment_bytes_max = 65536
 min_free_bytes = 0
 """
+
+
+REPLICATED_TOML = """
+[channels.orders]
+type = "replicated"
+keep_alive_seconds = 0.0
+segment_bytes_max = 65536
+min_free_bytes = 0
+engine = {{ type = "jetstream", servers = ["{}"], replicas = 1, stream_bytes_max = "64MB", lease_seconds = 1.0 }}
+"""
+
+
+@pytest.fixture(params=["file", "replicated"])
+def small_toml(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The configuration of a channel of each type; a replicated one has an engine of its own."""
+    if request.param == "file":
+        yield SMALL_TOML
+        return
+    with JetStreamCluster(tmp_path / "nats", 1) as engine:
+        yield REPLICATED_TOML.format(engine.urls[0])
 
 
 @asynccontextmanager
@@ -35,8 +60,8 @@ async def open_on(server: Millraced, name: str = "orders") -> AsyncGenerator[Rpc
 
 
 async def state_of(rpc: Rpc, name: str = "orders") -> int:
-    """The state of a channel, once it is known."""
-    while (state := (await rpc.look(name)).state) == REPLAYING:
+    """The state of a channel, once it is known, and this server's to tell."""
+    while (state := (await rpc.look(name)).state) in {REPLAYING, STANDING_BY}:
         pass
     return state
 
@@ -54,9 +79,9 @@ def data_of(server: Millraced, name: str = "orders") -> Path:
     return server.data_dir / "channels" / name
 
 
-async def test_restart_keeps_the_order_of_commits(start_millraced: StartMillraced) -> None:
+async def test_restart_keeps_the_order_of_commits(start_millraced: StartMillraced, small_toml: str) -> None:
     """Whatever was taken and returned, by rollback or by a kill, events are delivered in the order of commits."""
-    server = start_millraced(SMALL_TOML)
+    server = start_millraced(small_toml)
     async with open_on(server) as rpc:
         late, early = await rpc.begin("orders"), await rpc.begin("orders")
         await rpc.put(late, b"5", b"6")
@@ -67,7 +92,7 @@ async def test_restart_keeps_the_order_of_commits(start_millraced: StartMillrace
         for max_events in (1, 3, 2):
             await rpc.take(await rpc.begin("orders"), max_events=max_events)
     server.kill()
-    again = start_millraced(SMALL_TOML, server.data_dir)
+    again = start_millraced(small_toml, server.data_dir)
     async with open_on(again) as rpc:
         txn_id = await rpc.begin("orders")
         taken = await rpc.take(txn_id, max_events=4)
@@ -75,15 +100,17 @@ async def test_restart_keeps_the_order_of_commits(start_millraced: StartMillrace
         await rpc.rollback(txn_id)
         await rpc.append("orders", b"7")
     assert again.stop() == 0
-    async with open_on(start_millraced(SMALL_TOML, server.data_dir)) as rpc:
+    async with open_on(start_millraced(small_toml, server.data_dir)) as rpc:
         assert await take_all(rpc) == [b"1", b"2", b"3", b"4", b"5", b"6", b"7"]
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
-async def test_restart_remembers_how_transactions_ended(*, is_killed: bool, start_millraced: StartMillraced) -> None:
+async def test_restart_remembers_how_transactions_ended(
+    *, is_killed: bool, start_millraced: StartMillraced, small_toml: str
+) -> None:
     """Repeats of ended transactions get the same answers; those that were open are unknown."""
     # The server must not wait for the transaction that is left open.
-    server = start_millraced("server.shutdown_grace_seconds = 0.0\n" + SMALL_TOML)
+    server = start_millraced("server.shutdown_grace_seconds = 0.0\n" + small_toml)
     async with open_on(server) as rpc:
         together = [await rpc.begin("orders") for _ in range(2)]
         for txn_id in together:
@@ -98,26 +125,31 @@ async def test_restart_remembers_how_transactions_ended(*, is_killed: bool, star
         server.kill()
     else:
         server.stop()
-    async with open_on(start_millraced(SMALL_TOML, server.data_dir)) as rpc:
+    async with open_on(start_millraced(small_toml, server.data_dir)) as rpc:
         assert await rpc.commit(*together) == answer
         assert await rpc.commit(together[1]) == answer
         await rpc.rollback(rolled_back)
         async with refused(grpc.StatusCode.FAILED_PRECONDITION, "TXN_STATE"):
             await rpc.commit(rolled_back)
-        async with refused(grpc.StatusCode.NOT_FOUND, "TXN_NOT_FOUND"):
+        # A server that leaves a channel to others says in the log what it has ended.
+        is_told = small_toml != SMALL_TOML and not is_killed
+        unknown = (grpc.StatusCode.NOT_FOUND, "TXN_NOT_FOUND")
+        async with refused(*((grpc.StatusCode.ABORTED, "LEASE_EXPIRED") if is_told else unknown)):
             await rpc.commit(left)
         assert await take_all(rpc) == [b"put", b"put", b"last"]
 
 
-async def test_restart_with_another_capacity_keeps_what_is_there(start_millraced: StartMillraced) -> None:
+async def test_restart_with_another_capacity_keeps_what_is_there(
+    start_millraced: StartMillraced, small_toml: str
+) -> None:
     """A channel that exceeds its new capacity delivers everything, and accepts events once they fit."""
-    server = start_millraced(SMALL_TOML + "capacity = 5\n")
+    server = start_millraced(small_toml + "capacity = 5\n")
     async with open_on(server) as rpc:
         await rpc.append("orders", *(b"%d" % number for number in range(5)))
         async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "CHANNEL_FULL"):
             await rpc.append("orders", b"5")
     server.kill()
-    again = start_millraced(SMALL_TOML + "capacity = 3\n", server.data_dir)
+    again = start_millraced(small_toml + "capacity = 3\n", server.data_dir)
     async with open_on(again) as rpc:
         txn_id = await rpc.begin("orders")
         await rpc.take(txn_id, max_events=2)
@@ -132,7 +164,7 @@ async def test_restart_with_another_capacity_keeps_what_is_there(start_millraced
         async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "CHANNEL_FULL"):
             await rpc.append("orders", b"6")
     again.kill()
-    async with open_on(start_millraced(SMALL_TOML + "capacity = 6\n", server.data_dir)) as rpc:
+    async with open_on(start_millraced(small_toml + "capacity = 6\n", server.data_dir)) as rpc:
         await rpc.append("orders", b"6", b"7")
         assert await take_all(rpc) == [b"2", b"3", b"4", b"5", b"6", b"7"]
 
@@ -263,27 +295,29 @@ async def test_restart_with_several_directories_finds_all_in_any_order(
         assert await take_all(rpc) == bodies
 
 
-async def test_kill_behind_an_answered_release_brings_no_claim_back(start_millraced: StartMillraced) -> None:
+async def test_kill_behind_an_answered_release_brings_no_claim_back(
+    start_millraced: StartMillraced, small_toml: str
+) -> None:
     """A SIGKILL directly after the answer does not restore the claim."""
-    server = start_millraced(SMALL_TOML)
+    server = start_millraced(small_toml)
     epochs = []
     for reader_id in ("first", "second", "third"):
         async with open_on(server) as rpc:
             epochs.append((await rpc.claim("orders", reader_id, lease=seconds(600))).epoch)
             await rpc.channels.Release(pb.ReleaseRequest(channel="orders", reader_id=reader_id))
             server.kill()
-        server = start_millraced(SMALL_TOML, server.data_dir)
+        server = start_millraced(small_toml, server.data_dir)
     assert epochs == sorted(set(epochs))
 
 
-async def test_restart_keeps_a_claim_with_its_epoch(start_millraced: StartMillraced) -> None:
+async def test_restart_keeps_a_claim_with_its_epoch(start_millraced: StartMillraced, small_toml: str) -> None:
     """The reader continues from its position; another reader still waits, and a later claim has a later epoch."""
-    server = start_millraced(SMALL_TOML)
+    server = start_millraced(small_toml)
     async with open_on(server) as rpc:
         await rpc.append("orders", b"1", b"2", b"3")
         claim = await rpc.claim("orders", "reader", lease=seconds(600))
     server.kill()
-    async with open_on(start_millraced(SMALL_TOML, server.data_dir)) as rpc:
+    async with open_on(start_millraced(small_toml, server.data_dir)) as rpc:
         async with refused(grpc.StatusCode.FAILED_PRECONDITION, "CHANNEL_CLAIMED"):
             await rpc.claim("orders", "other")
         again = await rpc.claim("orders", "reader")

@@ -202,7 +202,7 @@ class Ownership:
         shared = self._shared = await self._connected()
         lease = self._lease = shared.leases.of(self._handle.name)
         lease.takes_deleted, lease.is_new = self._handle.configured is not None, self._is_new
-        lease.on_lost = lambda: self._depart(_Departure(is_loss=True))
+        lease.on_lost = self._lose
         lease.on_surplus = lambda target: self._depart(_Departure(target=target))
         lease.on_deleted = self._hooks.deleted_elsewhere
         try:
@@ -330,7 +330,10 @@ class Ownership:
             await opened.abandon()
         else:
             self._move(Stage.LEAVING)
+            # An engine that does not answer holds it up no longer than the lease.
+            lease.on_lost = opened.chain.abandon
             await self._hand_over(channel, opened)
+            lease.on_lost = self._lose
         return departure
 
     async def _hand_over(self, channel: Channel, opened: OpenStream) -> None:
@@ -339,10 +342,16 @@ class Ownership:
         channel.drain(self._refusal)
         while channel.open_transactions and self._clock() < give_up:  # noqa: ASYNC110 - they end in many places
             await asyncio.sleep(_POLL_SECONDS)
-        self._close(channel)
+        # So the next owner can tell their callers why they have ended.
+        channel.transactions.expire_all()
         try:
+            # What is in flight ends as it would have, so that the checkpoint knows how.
+            await channel.appends.wait_until_durable()
+            self._close(channel)
             await opened.store.close()
         except MillraceError as error:
+            self._close(channel)
+            await opened.abandon()
             _log.warning("a channel is left without a checkpoint", channel=self._handle.name, error=str(error))
 
     def _close(self, channel: Channel) -> None:
@@ -358,7 +367,10 @@ class Ownership:
         channel = self._handle.channel_if_open
         if channel is not None and channel.fault is not None:
             # The log decides: this server takes part in it no more, and opens it again if no other does.
-            self._depart(_Departure(is_loss=True))
+            self._lose()
+
+    def _lose(self) -> None:
+        self._depart(_Departure(is_loss=True))
 
     def _depart(self, departure: _Departure) -> bool:
         """Ends the serving; returns False if the channel is not served, or is left already."""

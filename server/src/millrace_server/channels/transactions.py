@@ -350,6 +350,12 @@ class Transactions:
         txn.lease.renew()
         return txn
 
+    def expire_all(self) -> None:
+        """Rolls back all open transactions as if their leases had expired; those that are being committed go on."""
+        for txn in tuple(self._open.values()):
+            if txn.committing is None:
+                self._expire(txn)
+
     def _expire(self, txn: Transaction) -> None:
         self._contents.counters.leases_expired += 1
         self._roll_back(txn, TxnState.EXPIRED)
