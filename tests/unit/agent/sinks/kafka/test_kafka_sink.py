@@ -19,7 +19,7 @@ from millrace_server.agent.supervision import ComponentError
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry
 from tests.agent_components import registry_with, until
-from tests.channel_events import Row, append, queued, stored_rows
+from tests.channel_events import Row, append, begin_with_takes, queued, stored_rows
 from tests.forward_targets import reader_of
 from tests.kafka_brokers import Broker, values_of
 
@@ -291,3 +291,18 @@ async def test_run_with_event_that_the_brokers_refuse_finds_it_by_reports(
     await empty(channel, sink_of(broker, topic), reader)
     assert sorted(sent(broker, topic)) == numbered(0, 1)
     assert queued(registry.get("rejected")) == [b"refused"]
+
+
+async def test_run_beside_another_consumer_needs_brokers_that_keep_metadata(
+    broker: Broker, topic: str, registry: ChannelRegistry, channel: Channel
+) -> None:
+    """Without the metadata of the place, events that may return below it could be lost; so none are sent above it."""
+    await append(channel, *numbered(*range(10)))
+    txn_id = await begin_with_takes(channel, 4)
+    with pytest.raises(ComponentError, match="do not keep the metadata of offsets"):
+        await sink_of(broker, topic).run(reader := reader_of(registry))
+    reader.nack_all()
+    assert sent(broker, topic) == []
+    await channel.transactions.commit([txn_id], None)
+    await empty(channel, sink_of(broker, topic), reader_of(registry))
+    assert sorted(sent(broker, topic)) == numbered(*range(4, 10))

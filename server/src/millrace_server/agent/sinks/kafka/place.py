@@ -49,11 +49,14 @@ class Place:
 
     @property
     def has_gaps(self) -> bool:
-        return len(self._sent) > 1
+        return bool(self._gaps())
 
     def metadata(self) -> str:
-        gaps = self._sent.gaps(1, self.next_sequence - 1) if len(self._sent) else []
-        return _MARK + ",".join(f"{first}-{last}" for first, last in gaps)
+        return _MARK + ",".join(f"{first}-{last}" for first, last in self._gaps())
+
+    def _gaps(self) -> list[tuple[int, int]]:
+        """Returns the events below the next sequence that were not sent."""
+        return self._sent.gaps(1, self.next_sequence - 1)
 
     def after(self, batches: Iterable[StoredBatch], oldest_sequence: int) -> "Place":
         """Returns the place once these events are sent; those below the channel's oldest one count as sent."""
