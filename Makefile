@@ -51,6 +51,9 @@ proto: setup ## regenerates the code from protos/
 docs: setup ## builds the documentation's site in build/site; with Chromium also draws pictures: make docs [PICTURES=1]
 	@$(BIN)/python -m tools.generate_settings_page
 	@$(BIN)/python -m tools.generate_errors_page
+	@$(if $(PICTURES),$(BIN)/python -m tools.site.diagrams)
+	@$(if $(PICTURES),$(BIN)/python -m tools.site.performance_plots)
+	@$(if $(PICTURES),$(BIN)/python -m tools.site.terminals)
 	@$(if $(PICTURES),$(BIN)/python -m tools.photograph_console)
 	@$(if $(PICTURES),$(BIN)/python -m tests.simulation.pictures)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

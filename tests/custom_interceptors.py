@@ -1,11 +1,11 @@
 """Interceptors and selectors as users write them, found by import path."""
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.supervision import ComponentError
-from tests.agent_components import WAIT_SECONDS_MAX
 
 
 class Uppercase:
@@ -45,15 +45,13 @@ def failing_on(text: str) -> FailingOn:
 
 
 class Blocking:
-    """Blocks until it is released."""
+    """Blocks for a while."""
 
-    def __init__(self) -> None:
-        self.is_entered = threading.Event()
-        self.is_released = threading.Event()
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
 
     def intercept(self, table: EventTable) -> EventTable:
-        self.is_entered.set()
-        assert self.is_released.wait(WAIT_SECONDS_MAX)
+        time.sleep(self._seconds)
         return table
 
 

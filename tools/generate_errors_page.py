@@ -32,16 +32,36 @@ _SERVER = """
 
 The effect is `none` if it is certain that the server has done nothing of the call.
 
-| reason | gRPC code | meaning | effect | advice | what people can do, for example with `millrace` |
+| reason | gRPC code | cause | effect | advice | remedy, for example with `millrace` |
 | --- | --- | --- | --- | --- | --- |
 """
 
 _CLIENT = """
 ## Reasons of the Python client
 
-| reason | meaning | effect | advice | what people can do, for example with `millrace` |
+| reason | cause | effect | advice | remedy, for example with `millrace` |
 | --- | --- | --- | --- | --- |
 """
+
+_REMEDIES = {
+    "BAD_ARGUMENT": "correct the argument that the message names, with its value and what is allowed",
+    "BAD_NAME": "choose a name that matches the pattern in the message",
+    "OFFSET_GAP": "use a transaction in one program only, and begin a new one; send the numbers of a stamp in order",
+    "TXN_STATE": "begin a new transaction; after a lost answer repeat the commit, whose outcome the channel remembers",
+    "NOT_CLAIMED": "claim the channel again, and read from the first sequence of the new claim",
+    "NOT_A_CHANNEL": "name one of the source's channels, which `millraced graph` shows",
+    "CHANNEL_CONFIGURED": "remove its table from the file, and reload the server with SIGHUP",
+    "STALE_EPOCH": "let the newer reader go on; give each pipeline a reader id of its own, or claim the channel again",
+    "CANCELLED": "repeat the call, with the same transaction or stamp if it changes something",
+    "CLIENT_CLOSED": "connect again, and keep the client open for as long as its channels are used",
+    "CLIENT_FORKED": "connect in the child process, after the fork",
+    "STREAM_ENDED": "wait for the events to be delivered again; acknowledge sooner if the lease has run out",
+    "BUFFER_FULL": "wait for results, raise `buffer_bytes_max`, or let `send` block",
+    "PRODUCER_CLOSED": "create a new producer; close one only after its last `send`",
+    "EVENT_DROPPED": "raise `buffer_bytes_max`, or choose another `overflow`",
+    "SEND_FAILED": "see the reason of the cause on this page",
+}
+"""Where the command line has nothing to add to the message, but a program's author has something to do."""
 
 
 def page() -> str:
@@ -81,8 +101,8 @@ def _meaning(kind: type[Exception]) -> str:
 
 def _end_of_row(kind: type[MillraceError]) -> str:
     effect = "none" if issubclass(kind, RefusedError) else "unknown"
-    advice = ADVICE.get(kind.default_reason, "").format(channel="CHANNEL")
-    return f"{effect} | {kind.default_advice.value} | {advice or 'see the message'} |\n"
+    remedy = ADVICE.get(kind.default_reason) or _REMEDIES[kind.default_reason]
+    return f"{effect} | {kind.default_advice.value} | {remedy.format(channel='CHANNEL')} |\n"
 
 
 if __name__ == "__main__":

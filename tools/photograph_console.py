@@ -118,8 +118,8 @@ class Load:
 
 
 @contextmanager
-def loaded_server() -> Iterator[str]:
-    """A server under load; returns the address of its HTTP port."""
+def loaded_server(load_seconds: float = LOAD_SECONDS) -> Iterator[dict[str, str]]:
+    """A server that has been under load for some seconds; returns the addresses of its ports, `grpc` and `http`."""
     with TemporaryDirectory() as name, ExitStack() as running:
         folder = Path(name)
         (folder / "logs").mkdir()
@@ -136,10 +136,10 @@ def loaded_server() -> Iterator[str]:
         running.callback(server.terminate)
         while not addresses.exists():
             time.sleep(STEP_SECONDS)
-        address = json.loads(addresses.read_text())
-        running.callback(Load(address["grpc"], folder).end)
-        time.sleep(LOAD_SECONDS)
-        yield address["http"]
+        found = json.loads(addresses.read_text())
+        running.callback(Load(found["grpc"], folder).end)
+        time.sleep(load_seconds)
+        yield found
 
 
 def take(browser: Browser, address: str, picture: Picture) -> None:
@@ -159,10 +159,10 @@ def main() -> None:
     if chromium is None:
         sys.exit("the pictures need a browser: apt-get install chromium")
     PICTURES.mkdir(exist_ok=True)
-    with loaded_server() as address, sync_playwright() as playwright:
+    with loaded_server() as addresses, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for picture in ALL:
-            take(browser, address, picture)
+            take(browser, addresses["http"], picture)
         browser.close()
 
 

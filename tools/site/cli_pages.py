@@ -17,7 +17,17 @@ _INTRODUCTION = """\
 # Command lines
 
 `millrace` comes with `millrace-client[cli]` and with `millrace-server`, `millraced` with `millrace-server`, and
-`millrace-spark` with `millrace-spark[cli]`. Each shows the same by `--help`.
+`millrace-spark` with `millrace-spark[cli]`. Each shows the same by `--help`, and its exit codes, which scripts can rely
+on.
+
+Each command that lists or shows something has `--json`. On a narrow terminal, tables show fewer columns; in a pipe they
+have all of them, one row per line.
+
+`millrace --install-completion` installs completion for the current shell: bash, zsh or fish. It completes commands,
+options, and names that the server knows, such as those of channels. For packages,
+`_MILLRACE_COMPLETE=source_zsh millrace` prints the script, and likewise for the other shells and programs.
+
+`millraced serve --log-level warning` logs only what needs attention. The audit log's file stays complete.
 
 """
 

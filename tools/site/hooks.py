@@ -27,6 +27,9 @@ _LINK = re.compile(r"(?P<text>!?\[[^\]]*\])\((?P<target>[^)\s]+)\)")
 _ATTRIBUTE = re.compile(r'(?P<name>src|srcset|href)="(?P<target>[^"]+)"')
 
 
+_PICTURE = re.compile(r'<picture>\s*<source[^>]*srcset="(?P<dark>[^"]+)">\s*(?P<image><img[^>]*>)\s*</picture>')
+
+
 _SHIM = re.compile(r'https://[^"]+/iframe-worker/shim')
 _VENDORED_SHIM = "assets/javascripts/iframe-worker.js"
 
@@ -70,7 +73,14 @@ def on_page_markdown(
         return match[0] if "text" not in match.groupdict() else f"{match['text'][1:-1]} (`{match['target']}`)"
 
     # A file that is no page is named where the link was.
-    return _ATTRIBUTE.sub(follow, _LINK.sub(follow, markdown))
+    return _PICTURE.sub(_by_scheme, _ATTRIBUTE.sub(follow, _LINK.sub(follow, markdown)))
+
+
+def _by_scheme(picture: re.Match[str]) -> str:
+    """Both pictures, of which the theme shows one: the scheme of a page is not always that of the system."""
+    dark = re.sub(r'src="[^"]+"', f'src="{picture["dark"]}#only-dark"', picture["image"])
+    light = re.sub(r'src="([^"]+)"', r'src="\1#only-light"', picture["image"])
+    return light + dark
 
 
 def _site_target(target: str, origin: PurePosixPath, place: PurePosixPath, files: Files) -> str | None:

@@ -1,4 +1,4 @@
-"""The generated docs/settings.md, and the lists of types and of Flume's settings in docs/agent.md and the README."""
+"""The generated docs/settings.md, and the lists of types and of Flume's settings in docs/agent.md."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,6 @@ from tests.flume_imports import imported, sink_text
 from tests.unit.repository.checkout import ROOT
 from tools import generate_settings_page
 
-README = (ROOT / "README.md").read_text()
 AGENT_PAGE = (ROOT / "docs" / "agent.md").read_text()
 FLUME_PAGE = (ROOT / "docs" / "moving_from_flume.md").read_text()
 
@@ -54,14 +53,13 @@ def test_settings_page_read_as_tables_has_every_setting_with_its_default() -> No
             assert any(row.startswith(beginning) for row in rows), f"{model.__name__}.{name}"
 
 
-def test_types_of_everything_are_on_the_agent_page_and_in_the_readme() -> None:
+def test_types_of_everything_are_on_the_agent_page() -> None:
     """Every type must be documented."""
     for union in (AnySourceConfig, AnySinkConfig, AnyInterceptorConfig, AnySelectorConfig):
         _, choices = choices_of(union)
         assert len(choices) > 3
         for tag in choices:
             assert f"`{tag}`" in AGENT_PAGE, tag
-            assert f"`{tag}`" in README or tag == "custom", tag
 
 
 @pytest.mark.parametrize(
