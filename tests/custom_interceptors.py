@@ -1,11 +1,11 @@
 """Interceptors and selectors as users write them, found by import path."""
 
 import threading
-import time
 from collections.abc import Mapping, Sequence
 
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.supervision import ComponentError
+from tests.agent_components import WAIT_SECONDS_MAX
 
 
 class Uppercase:
@@ -45,13 +45,15 @@ def failing_on(text: str) -> FailingOn:
 
 
 class Blocking:
-    """Blocks for a while."""
+    """Blocks until it is released."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self) -> None:
+        self.is_entered = threading.Event()
+        self.is_released = threading.Event()
 
     def intercept(self, table: EventTable) -> EventTable:
-        time.sleep(self._seconds)
+        self.is_entered.set()
+        assert self.is_released.wait(WAIT_SECONDS_MAX)
         return table
 
 

@@ -37,8 +37,10 @@ _TAKE_PAUSE_SECONDS = 0.2
 _TAKE_WAIT_SECONDS = 0.1
 _PAUSE_SECONDS = 0.02
 _SHOWN_EVENTS_MAX = 1_000
+_DRAIN_SECONDS_MAX = 300.0
 _ROLLBACK_PROBABILITY = 0.1
-_TXN_ENDED = frozenset({"TXN_NOT_FOUND", "LEASE_EXPIRED"})
+_TXN_ENDED = frozenset({"TXN_NOT_FOUND", "TXN_STATE", "LEASE_EXPIRED"})
+"""Reasons of commits that have not been made, and will not be."""
 
 
 class _Callers:
@@ -262,9 +264,10 @@ async def _drain(servers: SharedServers, channel: str) -> None:
     """Takes everything that is left, and closes the account."""
     account = servers.accounts[channel]
     # What takers that were cut off have taken comes back when their transactions' leases end.
-    while account.removed != account.stored:
-        with suppress(aio.AioRpcError):
-            await _take_some(servers, await servers.owner(channel), channel)
+    async with asyncio.timeout(_DRAIN_SECONDS_MAX):
+        while account.removed != account.stored:
+            with suppress(aio.AioRpcError):
+                await _take_some(servers, await servers.owner(channel), channel)
     owner = await servers.owner(channel)
     account.close((await owner.rpc.look(channel)).gauges.next_sequence)
 

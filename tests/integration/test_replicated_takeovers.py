@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import grpc
@@ -13,62 +13,10 @@ import millrace_client as millrace
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import channel_service_pb2_grpc
 from tests.conftest import StartMillraced
-from tests.millraced import Millraced
-from tests.stream_logs import new_name
+from tests.replicated_servers import SHORT_LEASE_SECONDS, WAIT_SECONDS, ReplicatedServers, until
 
-_WAIT_SECONDS = 60.0
-_SHORT_LEASE_SECONDS = 2.0
 _LONG_LEASE_SECONDS = 60.0
 """A test that ends before it has not waited for the end of a lease."""
-
-
-class _Servers:
-    """Servers that share one channel."""
-
-    def __init__(self, start: StartMillraced, nats_url: str, count: int, lease_seconds: float) -> None:
-        self.channel = new_name()
-        engine = f'type = "jetstream", servers = ["{nats_url}"], replicas = 1, stream_bytes_max = "64MB"'
-        self._toml = (
-            f'[channels."{self.channel}"]\ntype = "replicated"\n'
-            f"engine = {{ {engine}, lease_seconds = {lease_seconds} }}\n"
-        )
-        self._start = start
-        self.running: dict[str, Millraced] = {}
-        for _ in range(count):
-            self.start()
-
-    def start(self, address: str = "127.0.0.1:0") -> Millraced:
-        """Starts a server, a new one or one that has ended."""
-        server = self._start(self._toml, arguments=("--listen", address))
-        self.running[server.grpc] = server
-        return server
-
-    def owner(self) -> Millraced:
-        """The server that serves the channel."""
-        until(lambda: self._owner_if_known() is not None)
-        owner = self._owner_if_known()
-        assert owner is not None
-        return owner
-
-    def _owner_if_known(self) -> Millraced | None:
-        for address, server in self.running.items():
-            with millrace.connect(address, timeout_seconds=5.0) as client:
-                if client.admin.list_channels()[0].state is millrace.ChannelState.OPEN:
-                    return server
-        return None
-
-    def others(self) -> list[Millraced]:
-        """Those that stand by."""
-        owner = self.owner()
-        return [server for server in self.running.values() if server is not owner]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for something that no event tells."""
-    give_up = time.monotonic() + _WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
 
 
 class _Appender:
@@ -135,9 +83,9 @@ def _check(appender: _Appender, found: list[int]) -> None:
 
 def test_kill_of_the_owner_loses_nothing_and_no_call(start_millraced: StartMillraced, nats_url: str) -> None:
     """The other server takes over when the lease has expired, with its sequences and stamps."""
-    servers = _Servers(start_millraced, nats_url, 2, _SHORT_LEASE_SECONDS)
+    servers = ReplicatedServers(start_millraced, nats_url, 2, SHORT_LEASE_SECONDS)
     owner, [other] = servers.owner(), servers.others()
-    with millrace.connect(other.grpc, timeout_seconds=_WAIT_SECONDS) as client:
+    with millrace.connect(other.grpc, timeout_seconds=WAIT_SECONDS) as client:
         with _appending(client, servers.channel) as appender:
             appender.wait_for(50)
             owner.kill()
@@ -148,19 +96,19 @@ def test_kill_of_the_owner_loses_nothing_and_no_call(start_millraced: StartMillr
 
 def test_owner_that_stood_still_serves_nothing_afterwards(start_millraced: StartMillraced, nats_url: str) -> None:
     """A take that arrived meanwhile is refused, also by the first look after the standstill."""
-    servers = _Servers(start_millraced, nats_url, 2, _SHORT_LEASE_SECONDS)
+    servers = ReplicatedServers(start_millraced, nats_url, 2, SHORT_LEASE_SECONDS)
     owner, [other] = servers.owner(), servers.others()
-    with millrace.connect(other.grpc, timeout_seconds=_WAIT_SECONDS) as client:
+    with millrace.connect(other.grpc, timeout_seconds=WAIT_SECONDS) as client:
         client.channel(servers.channel).append([b"0", b"1"])
     with (
-        millrace.connect(other.grpc, timeout_seconds=_WAIT_SECONDS) as client,
+        millrace.connect(other.grpc, timeout_seconds=WAIT_SECONDS) as client,
         grpc.insecure_channel(owner.grpc) as connection,
     ):
         calls = channel_service_pb2_grpc.ChannelServiceStub(connection)
         calls.BeginTxn(pb.BeginTxnRequest(channel=servers.channel, txn_id="t"))
         owner.send(signal.SIGSTOP)
         try:
-            taking = calls.Take.future(pb.TakeRequest(txn_id="t", channel=servers.channel), timeout=_WAIT_SECONDS)
+            taking = calls.Take.future(pb.TakeRequest(txn_id="t", channel=servers.channel), timeout=WAIT_SECONDS)
             servers.running = {other.grpc: other}
             servers.owner()
             assert _taken(client, servers.channel) == [0, 1]
@@ -168,16 +116,16 @@ def test_owner_that_stood_still_serves_nothing_afterwards(start_millraced: Start
             owner.send(signal.SIGCONT)
         with pytest.raises(grpc.RpcError, match="owned by"):
             taking.result()
-        with millrace.connect(owner.grpc, timeout_seconds=_WAIT_SECONDS) as former:
+        with millrace.connect(owner.grpc, timeout_seconds=WAIT_SECONDS) as former:
             assert former.channel(servers.channel).append([b"2"]).first_sequence == 3
             until(lambda: former.admin.list_channels()[0].owner == other.grpc)
 
 
 def test_stop_of_the_owner_hands_over_at_once(start_millraced: StartMillraced, nats_url: str) -> None:
     """Callers notice nothing but a delay, which is no lease long."""
-    servers = _Servers(start_millraced, nats_url, 2, _LONG_LEASE_SECONDS)
+    servers = ReplicatedServers(start_millraced, nats_url, 2, _LONG_LEASE_SECONDS)
     owner, [other] = servers.owner(), servers.others()
-    with millrace.connect(owner.grpc, timeout_seconds=_WAIT_SECONDS) as client:
+    with millrace.connect(owner.grpc, timeout_seconds=WAIT_SECONDS) as client:
         with _appending(client, servers.channel) as appender:
             appender.wait_for(50)
             assert owner.stop() == 0
@@ -192,11 +140,11 @@ def test_stop_of_the_owner_hands_over_at_once(start_millraced: StartMillraced, n
 
 def test_rolling_restart_of_three_servers_fails_no_call(start_millraced: StartMillraced, nats_url: str) -> None:
     """Each is stopped and started again while clients of two of them append."""
-    servers = _Servers(start_millraced, nats_url, 3, _LONG_LEASE_SECONDS)
+    servers = ReplicatedServers(start_millraced, nats_url, 3, _LONG_LEASE_SECONDS)
     [first, second, _] = servers.running
     with (
-        millrace.connect(first, timeout_seconds=_WAIT_SECONDS) as one,
-        millrace.connect(second, timeout_seconds=_WAIT_SECONDS) as other,
+        millrace.connect(first, timeout_seconds=WAIT_SECONDS) as one,
+        millrace.connect(second, timeout_seconds=WAIT_SECONDS) as other,
     ):
         with _appending(one, servers.channel) as appender:
             for address in list(servers.running):

@@ -121,27 +121,33 @@ def connected(endpoints: Sequence[str], security: Security) -> Iterator[dict[str
         }
 
 
-def owned(channels: Iterable[millrace.ChannelInfo]) -> list[millrace.ChannelInfo]:
-    """Returns the channels that are not another server's, which has them in its own list."""
-    return [info for info in channels if info.state is not millrace.ChannelState.STANDING_BY]
+def is_shared(info: millrace.ChannelInfo) -> bool:
+    """Whether several servers have the channel, each of which leads to the one that owns it."""
+    return info.config.type is millrace.ChannelType.REPLICATED
 
 
-def check_aliases(homes: dict[str, str], endpoint: str, channels: Sequence[millrace.ChannelInfo]) -> None:
-    """Checks that no server is named twice, such as by `localhost` and `127.0.0.1`.
+def check_aliases(homes: dict[str, str], endpoint: str, channels: Iterable[millrace.ChannelInfo]) -> None:
+    """Checks that no channel can be reached by two endpoints, such as by `localhost` and `127.0.0.1`.
 
     Raises:
-        OptionError: Two endpoints have a channel with the same id.
+        OptionError: Two endpoints have a channel with the same id, or share one.
     """
-    for info in owned(channels):
-        if (home := homes.setdefault(info.channel_id, endpoint)) != endpoint:
-            raise OptionError(
-                f"option endpoints: {home} and {endpoint} are the same server, since channel {info.name} has the same "
-                "id on both; name the server once"
-            )
+    for info in channels:
+        key = info.name if is_shared(info) else info.channel_id
+        if (home := homes.setdefault(key, endpoint)) != endpoint:
+            raise OptionError(f"option endpoints: {home} and {endpoint} {_reached_twice(info)}")
+
+
+def _reached_twice(info: millrace.ChannelInfo) -> str:
+    if is_shared(info):
+        return f"share the replicated channel {info.name}; name one of them, which leads to the channel's owner"
+    return f"are the same server, since channel {info.name} has the same id on both; name the server once"
 
 
 def find_shards(clients: Mapping[str, millrace.Client], wanted: Sequence[str]) -> list[Shard]:
     """Returns the shards that match these names and patterns. A channel need not be on every server.
+
+    A replicated channel is one shard, of the first server that shares it.
 
     Raises:
         MillraceSparkError: A server is unreachable, or a name or pattern matches no channel on any server.
@@ -154,8 +160,10 @@ def find_shards(clients: Mapping[str, millrace.Client], wanted: Sequence[str]) -
     for endpoint, client in clients.items():
         with translated_errors(endpoint, ", ".join(wanted)):
             infos = client.admin.list_channels()
-        check_aliases(homes, endpoint, infos)
-        there.extend(Shard(info.name, endpoint) for info in owned(infos))
+        check_aliases(homes, endpoint, (info for info in infos if not is_shared(info)))
+        # The shard of a replicated channel keeps its name when the channel moves to another server.
+        known = {shard.channel for shard in there}
+        there.extend(Shard(info.name, endpoint) for info in infos if not (is_shared(info) and info.name in known))
     for name in wanted:
         if not any(is_meant(shard.channel, (name,)) for shard in there):
             channels = ", ".join(sorted({shard.channel for shard in there})) or "no channels"

@@ -205,14 +205,13 @@ async def test_deliver_when_an_own_selector_raises_on_an_event_dead_letters_it()
 
 async def test_deliver_while_an_interceptor_takes_its_time_leaves_the_loop_to_others() -> None:
     """It runs on a thread of the source's own."""
-    registry = registry_of(a=memory())
-    writer = writer_of(registry, ["a"], Blocking(0.2))
+    registry, blocking = registry_of(a=memory()), Blocking()
+    writer = writer_of(registry, ["a"], blocking)
     delivering = asyncio.create_task(writer.deliver(table_of(b"1"), batch_stamp(0, 0)))
-    turns = 0
-    while not delivering.done():
-        await asyncio.sleep(0.002)
-        turns += 1
-    assert turns > 20
+    await until(blocking.is_entered.is_set)
+    assert not delivering.done()
+    blocking.is_released.set()
+    await delivering
     assert held(registry, "a") == {"a": [b"1"]}
 
 
@@ -227,13 +226,14 @@ async def test_deliver_of_several_batches_has_interceptors_run_on_one_thread() -
 
 async def test_deliver_when_cancelled_during_an_interceptor_stores_nothing() -> None:
     """The interceptor's result is discarded."""
-    registry = registry_of(a=memory())
-    writer = writer_of(registry, ["a"], Blocking(0.05))
+    registry, blocking = registry_of(a=memory()), Blocking()
+    writer = writer_of(registry, ["a"], blocking)
     delivering = asyncio.create_task(writer.deliver(table_of(b"1"), batch_stamp(0, 0)))
-    await asyncio.sleep(0.01)
+    await until(blocking.is_entered.is_set)
     delivering.cancel()
     with pytest.raises(asyncio.CancelledError):
         await delivering
+    blocking.is_released.set()
     await writer.deliver(table_of(b"2"), batch_stamp(1, 1))
     assert held(registry, "a") == {"a": [b"2"]}
 

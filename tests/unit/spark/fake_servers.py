@@ -30,7 +30,7 @@ class FakeChannelState:
     epoch: int = 100
     acknowledged: list[int] = field(default_factory=list)
     renewals: int = 0
-    channel_state: millrace.ChannelState = millrace.ChannelState.OPEN
+    type: millrace.ChannelType = millrace.ChannelType.MEMORY
 
     def next_event(self, sequence: int) -> int:
         """Returns the first event at or after a sequence, or the next sequence if there is none."""
@@ -126,7 +126,12 @@ class FakeClient:
             )
             claim = SimpleNamespace(reader_id=state.reader_id, epoch=state.epoch) if state.reader_id else None
             return SimpleNamespace(
-                name=name, channel_id=state.channel_id, gauges=gauges, claim=claim, state=state.channel_state
+                name=name,
+                channel_id=state.channel_id,
+                config=SimpleNamespace(type=state.type),
+                gauges=gauges,
+                claim=claim,
+                state=millrace.ChannelState.OPEN,
             )
 
 

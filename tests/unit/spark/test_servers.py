@@ -5,7 +5,7 @@ import pytest
 import millrace_client as millrace
 from millrace_client import MillraceError, SequenceGoneError, UnavailableError
 from millrace_spark import MillraceSparkError, OptionError
-from millrace_spark.servers import RetryPolicy, find_shards
+from millrace_spark.servers import RetryPolicy, check_aliases, find_shards
 from tests.unit.spark.fake_servers import FakeServers
 
 
@@ -118,9 +118,10 @@ def test_find_shards_of_a_server_under_two_names_is_refused(fakes: FakeServers) 
         find_shards(clients(fakes, "a:1", "b:1", "localhost:1"), ["orders"])
 
 
-def test_find_shards_takes_a_channel_at_its_owner_only(fakes: FakeServers) -> None:
-    """Servers that stand by for the owner list the channel, too, but have none of its events."""
-    fakes.channels["b:1", "audit-1"].channel_state = millrace.ChannelState.STANDING_BY
+def test_find_shards_takes_a_replicated_channel_once_whoever_owns_it(fakes: FakeServers) -> None:
+    """All servers that share it list it; its shard is the same after a takeover, so that a query goes on with it."""
+    shared = fakes.channels["b:1", "audit-1"] = fakes.channels["a:1", "audit-1"]
+    shared.type = millrace.ChannelType.REPLICATED
     assert [str(shard) for shard in find_shards(clients(fakes, "a:1", "b:1"), ["audit-1"])] == ["audit-1@a:1"]
 
 
@@ -131,3 +132,15 @@ def test_find_shards_by_name_on_one_server_makes_no_call(fakes: FakeServers) -> 
         "orders@a:1",
         "nowhere@a:1",
     ]
+
+
+def test_check_aliases_of_a_replicated_channel_at_two_servers_says_so(fakes: FakeServers) -> None:
+    """A batch that were written to it through both would be taken for a repeat of itself."""
+    fakes.channels["b:1", "audit-1"] = fakes.channels["a:1", "audit-1"]
+    fakes.channels["a:1", "audit-1"].type = millrace.ChannelType.REPLICATED
+    homes: dict[str, str] = {}
+    check_aliases(homes, "a:1", fakes.connect("a:1").admin.list_channels())
+    with pytest.raises(
+        OptionError, match=r"^option endpoints: a:1 and b:1 share the replicated channel audit-1; name one of them"
+    ):
+        check_aliases(homes, "b:1", fakes.connect("b:1").admin.list_channels())

@@ -20,6 +20,7 @@ from millrace_server.cli.flow_test_command import run_flow_tests
 from millrace_server.cli.flume_command import import_flume
 from millrace_server.cli.health_command import health
 from millrace_server.cli.log_commands import backup, log_app, restore
+from millrace_server.cli.migrate_command import migrate
 from millrace_server.cli.reporting import (
     EXIT_CANNOT_START,
     MEANINGS,
@@ -193,6 +194,7 @@ def check(
 app.command("test")(run_flow_tests)
 app.command()(backup)
 app.command()(restore)
+app.command()(migrate)
 app.command()(health)
 app.command()(upgrade)
 app.command("dev-certificates")(dev_certificates)

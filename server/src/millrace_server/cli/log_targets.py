@@ -70,9 +70,7 @@ def readable_log(
     from millrace_server.log_tools.stream_view import stream_view
 
     assert channel is not None, "it was found by its name"
-    codec = make_codec(replicated)
-    codec = replace(codec, keys={**codec.keys, **_keys(key)})
-    with stream_view(channel, replicated.engine, codec) as view_of_stream:
+    with stream_view(channel, replicated.engine, stream_codec(replicated, key)) as view_of_stream:
         yield ReadableStream(view_of_stream)
 
 
@@ -82,6 +80,12 @@ def _replicated(config: Path | None, channel: str | None) -> ReplicatedChannelCo
         return None
     limits = _channels(config, None)[1].get(channel)
     return None if limits is None else limits.replicated
+
+
+def stream_codec(limits: ReplicatedChannelConfig, key: list[str] | None) -> PayloadCodec:
+    """Returns the codec of a replicated channel, with further keys."""
+    codec = make_codec(limits)
+    return replace(codec, keys={**codec.keys, **_keys(key)})
 
 
 def find_log(
@@ -112,16 +116,22 @@ def choose_log(
     if config is None or channel is None or directories:
         raise UsageError("--config FILE and --channel NAME must be given together, and without directories")
 
+    limits = configured_channel(config, channel)
+    if (disk_limits := limits.on_disk) is None:
+        raise UsageError(f"{config}: channel {channel} is of type {limits.type}, which has no files")
+    target = _target(_channels(config, None)[0], channel, disk_limits)
+    return replace(target, codec=replace(target.codec, keys={**target.codec.keys, **keys}))
+
+
+def configured_channel(config: Path, channel: str) -> AnyChannelConfig:
+    """Returns the configuration of a channel in a server's file or its catalog; raises UsageError if there is none."""
     data_dir, channels = _channels(config, None)
     limits = channels.get(channel)
     if limits is None:
         raise UsageError(
             f"{config}: neither this file nor the catalog in {data_dir} has a channel {safe_text(channel)}"
         )
-    if (disk_limits := limits.on_disk) is None:
-        raise UsageError(f"{config}: channel {channel} is of type {limits.type}, which has no files")
-    target = _target(data_dir, channel, disk_limits)
-    return replace(target, codec=replace(target.codec, keys={**target.codec.keys, **keys}))
+    return limits
 
 
 def configured_logs(config: Path | None, data_dir: str | None) -> list[LogTarget]:

@@ -5,7 +5,7 @@ import json
 import random
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -15,9 +15,13 @@ from nats.js.errors import APIError, NotFoundError
 
 from millrace_server.replication.engine import CALL_SECONDS, Engine, EngineError
 from millrace_server.replication.stream_reading import (
+    CHANNEL_ID,
     CHECKPOINT,
     LOG,
+    MADE_AT,
+    MIGRATION,
     RETRY_SECONDS,
+    MigratingError,
     SetBackError,
     StreamMissingError,
     StreamReader,
@@ -61,13 +65,18 @@ class Stream(StreamReader):
         Raises:
             EngineError: The engine refuses it, or does not answer.
             LogCorruptError: A stream of this name was not made by Millrace, or there is none, and there must be one.
+            MigratingError: It is none that a server may own now.
         """
         try:
             info = await self.patiently(self._info) if not may_create else await self._info()
         except StreamMissingError as error:
             if not may_create:
                 raise LogCorruptError(f"stream {self.name}: is missing, and the channel had one") from error
-            info = await self._create()
+            info = await self._create({})
+        if state := (info.config.metadata or {}).get(MIGRATION):
+            raise MigratingError(
+                f"stream {self.name}: `millraced migrate` has marked it as {state!r}; run it to the end"
+            )
         wanted = (self._limits.replicas, self._limits.stream_bytes_max)
         if (info.config.num_replicas, info.config.max_bytes) != wanted:
             info.config.num_replicas, info.config.max_bytes = wanted
@@ -78,7 +87,20 @@ class Stream(StreamReader):
                     raise await self._refused(error) from error
         return self._state_in(info)
 
-    async def _create(self) -> api.StreamInfo:
+    async def create(self, channel_id: bytes, made_at_microseconds: int, migration: str) -> StreamState:
+        """Creates the stream of a channel that exists elsewhere, marked, so that no server owns it; EngineError."""
+        identity = {CHANNEL_ID: channel_id.hex(), MADE_AT: str(made_at_microseconds), MIGRATION: migration}
+        return self._state_in(await self._create(identity))
+
+    async def mark(self, migration: str) -> None:
+        """Marks how far a migration is; raises EngineError."""
+        info = await self._info()
+        metadata = {key: value for key, value in (info.config.metadata or {}).items() if key != MIGRATION}
+        info.config.metadata = {**metadata, MIGRATION: migration} if migration else metadata
+        with self._errors():
+            await self._jetstream.update_stream(info.config)
+
+    async def _create(self, metadata: Mapping[str, str]) -> api.StreamInfo:
         config = api.StreamConfig(
             name=self.name,
             subjects=[f"{self._subject}.{LOG}", f"{self._subject}.{CHECKPOINT}"],
@@ -90,8 +112,9 @@ class Stream(StreamReader):
             retention=api.RetentionPolicy.LIMITS,
             allow_direct=True,
             metadata={
-                "millrace_channel_id": secrets.token_bytes(16).hex(),
-                "millrace_made_at_microseconds": str(time.time_ns() // 1000),
+                CHANNEL_ID: secrets.token_bytes(16).hex(),
+                MADE_AT: str(time.time_ns() // 1000),
+                **metadata,
             },
         )
         with self._errors():

@@ -33,6 +33,9 @@ UNKNOWN_SECONDS_MAX = 300.0
 RETRY_SECONDS = 0.1
 _FETCHES_MAX = 8
 
+CHANNEL_ID, MADE_AT, MIGRATION = "millrace_channel_id", "millrace_made_at_microseconds", "millrace_migration"
+"""Keys of a stream's metadata."""
+
 _NAME_PREFIX = "MILLRACE_"
 _STREAM_MISSING = 10059
 
@@ -41,6 +44,10 @@ ResultT = TypeVar("ResultT")
 
 class StreamMissingError(EngineError):
     """Raised when the engine has no such stream, or says so while it starts."""
+
+
+class MigratingError(EngineError):
+    """Raised when a channel is being moved between a stream and files, or was moved to files."""
 
 
 class SetBackError(LogCorruptError):
@@ -57,6 +64,8 @@ class StreamState:
     last_sequence: int
     """0 if nothing was ever appended."""
     byte_count: int
+    migration: str = ""
+    """How far a migration is, during which no server owns the channel; empty: none is going on."""
 
 
 class StreamReader:
@@ -100,12 +109,13 @@ class StreamReader:
     def _state_in(self, info: api.StreamInfo) -> StreamState:
         metadata = info.config.metadata or {}
         try:
-            channel_id = bytes.fromhex(metadata["millrace_channel_id"])
-            made_at = int(metadata["millrace_made_at_microseconds"])
+            channel_id = bytes.fromhex(metadata[CHANNEL_ID])
+            made_at = int(metadata[MADE_AT])
         except (KeyError, ValueError):
             raise LogCorruptError(f"stream {self.name}: was not made by Millrace") from None
         state = info.state
-        return StreamState(channel_id, made_at, state.first_seq, state.last_seq, state.bytes)
+        migration = metadata.get(MIGRATION, "")
+        return StreamState(channel_id, made_at, state.first_seq, state.last_seq, state.bytes, migration)
 
     async def ending_behind(self, sequence: int) -> int:
         """Returns the last sequence, which must not be before this one; raises EngineError or SetBackError."""

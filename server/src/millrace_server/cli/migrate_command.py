@@ -1,0 +1,75 @@
+"""The command that moves a channel from files into an engine, and back."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from millrace_server.channels.config import ReplicatedChannelConfig
+    from millrace_server.log_tools.migration import StreamPlace
+
+
+def migrate(
+    channel: Annotated[str, typer.Argument(metavar="CHANNEL", help="The channel's name, the same in both files.")],
+    *,
+    source: Annotated[Path, typer.Option("--from", metavar="FILE", help="The server's file as it was.")],
+    target: Annotated[
+        Path, typer.Option("--to", metavar="FILE", help="The server's file with the channel's new type.")
+    ],
+    key: Annotated[
+        list[str] | None, typer.Option("--key", metavar="ID=FILE", help="A former encryption key; repeatable.")
+    ] = None,
+) -> None:
+    """Move a stopped channel from type file to replicated, or back, with all that belongs to it.
+
+    Sequences, commit times, stamps, claims and ended transactions stay. Stop all servers that have the channel. Run it
+    again if it was interrupted. Files that were moved are kept beside, as CHANNEL.migrated.
+    """
+    from millrace_server.cli.log_targets import choose_log, configured_channel, exit_on_error
+    from millrace_server.log_tools.layout import UsageError
+    from millrace_server.logs import safe_text
+
+    with exit_on_error():
+        before, after = configured_channel(source, channel), configured_channel(target, channel)
+        replicated = after.replicated or before.replicated
+        if replicated is None or {before.type, after.type} != {"file", "replicated"}:
+            raise UsageError(
+                f"channel {safe_text(channel)} is of type {before.type} in {source} and of type {after.type} in "
+                f"{target}; one of them must be file, the other replicated"
+            )
+        files = choose_log(None, source if before.on_disk else target, channel, key)
+        with _stream_place(channel, replicated, key) as stream:
+            # Imports the engine's library, which may not be installed.
+            from millrace_server.log_tools.migration import FilesPlace, into_files, into_stream
+
+            place = FilesPlace(files.data_dirs, files.checkpoint_dir, files.codec)
+            moved = into_stream(place, stream) if before.on_disk else into_files(stream, place)
+    where = str(files.data_dirs[0]) if before.replicated else stream.stream.name
+    typer.echo(safe_text(f"Moved channel {channel} with {moved} events to {where}."))
+
+
+@contextmanager
+def _stream_place(channel: str, config: "ReplicatedChannelConfig", key: list[str] | None) -> "Iterator[StreamPlace]":
+    """Connects to the engine until the end of the block; raises UnavailableError if it does not answer."""
+    import asyncio
+
+    from millrace_server.cli.log_targets import stream_codec
+    from millrace_server.log_tools.layout import UnavailableError
+    from millrace_server.log_tools.migration import StreamPlace
+    from millrace_server.replication.engine import Engine, EngineError
+    from millrace_server.replication.owner_entries import EntriesUnavailableError
+    from millrace_server.replication.stream import StreamLimits
+
+    settings = config.engine
+    try:
+        engine = asyncio.run(Engine.of(settings))
+        try:
+            limits = StreamLimits(replicas=settings.replicas, stream_bytes_max=settings.stream_bytes_max)
+            yield StreamPlace(channel, engine, limits, stream_codec(config, key))
+        finally:
+            engine.close()
+    except (EngineError, EntriesUnavailableError) as error:
+        raise UnavailableError(str(error)) from error

@@ -1,0 +1,103 @@
+"""Writes a recovered channel as a new log, and compares two of them."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+from millrace.columns import HEADER_KEYS_MAX, ColumnsCutter
+from millrace.v1 import event_pb2
+from millrace_server.channels.batches import StoredBatch
+from millrace_server.channels.records import State, state_record
+from millrace_server.channels.recovery import Recovered
+from millrace_server.log_tools.layout import DamagedError, ToolError
+from millrace_server.log_tools.verify import differences
+from millrace_server.storage.v1 import records_pb2 as pb
+from millrace_server.wal.format import Kind
+from millrace_server.wal.interfaces import Log
+from millrace_server.wal.records import Record, Submission
+
+_GROUP_BYTES = 4 << 20
+_SEGMENT_BYTES = 256 << 20
+
+
+async def write_log(log: Log, recovered: Recovered) -> None:
+    """Writes a channel to a log that was started and holds nothing.
+
+    Sequences, commit times, stamps, ended transactions and the claim are kept.
+
+    Raises:
+        ToolError: The log refuses it.
+    """
+    first_sequence = recovered.queue.first_sequence
+    next_sequence = recovered.next_sequence if first_sequence is None else first_sequence
+    records: list[Record] = [state_record(_state(recovered, next_sequence))]
+    begins_segment, size, segment_bytes = True, 0, 0
+    for batch in recovered.queue:
+        for sequence, columns, times in _parts(batch):
+            payload = columns.SerializeToString()
+            records += [(Kind.PUT, [payload]), (Kind.COMMIT, [_commit(sequence, columns, len(payload), times)])]
+            size += len(payload)
+        if size < _GROUP_BYTES:
+            continue
+        await _submit(log, records, begins_segment=begins_segment)
+        segment_bytes += size
+        records, size, begins_segment = [], 0, segment_bytes > _SEGMENT_BYTES
+        if begins_segment:
+            segment_bytes = 0
+            records = [state_record(_state(recovered, batch.end_sequence))]
+    if records:
+        await _submit(log, records, begins_segment=begins_segment)
+
+
+def _state(recovered: Recovered, next_sequence: int) -> State:
+    # What lies between the events, and behind them, is passed over as the reserve of a state allows.
+    return State(
+        next_sequence,
+        recovered.ledger.snapshot(),
+        list(recovered.ended.items()),
+        recovered.claim,
+        recovered.last_commit_time,
+        recovered.next_sequence,
+    )
+
+
+def _parts(batch: StoredBatch) -> Iterator[tuple[int, event_pb2.EventColumns, Sequence[int]]]:
+    """Yields a batch as one record has it, with the commit time of each event; with too many keys, event by event."""
+    columns = event_pb2.EventColumns.FromString(bytes(batch.window.columns()))
+    times = [batch.first_time + offset for offset in batch.commit_offsets()] or [batch.first_time] * batch.count
+    if len(columns.headers) <= HEADER_KEYS_MAX:
+        yield batch.first_sequence, columns, times
+        return
+    cutter = ColumnsCutter(columns)
+    for index, time in enumerate(times):
+        yield batch.first_sequence + index, cutter.cut(index, index + 1), [time]
+
+
+def _commit(sequence: int, columns: event_pb2.EventColumns, raw_bytes: int, times: Sequence[int]) -> bytes:
+    return pb.Commit(
+        first_sequence=sequence,
+        commit_time=times[0],
+        commit_offsets=[time - times[0] for time in times] if times[-1] > times[0] else [],
+        put_counts=[columns.count],
+        put_body_bytes=[len(columns.bodies)],
+        put_raw_bytes=[raw_bytes],
+    ).SerializeToString()
+
+
+async def _submit(log: Log, records: Sequence[Record], *, begins_segment: bool) -> None:
+    stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def done(_submission: Submission, error: Exception | None) -> None:
+        if error is None:
+            stored.set_result(None)
+        else:
+            stored.set_exception(ToolError(f"the new log cannot be written: {error}"))
+
+    log.submit(records, needs_sync=True, begins_segment=begins_segment, done=done)
+    await stored
+
+
+def check_same(before: Recovered, after: Recovered, where: str) -> None:
+    """Raises DamagedError if two recoveries are not of the same channel, wherever its events lie."""
+    found = differences(before, after, compares_places=False)
+    if found:
+        raise DamagedError(f"{where}: returns something else than was written: {', '.join(found)}")

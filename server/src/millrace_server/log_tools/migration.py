@@ -1,0 +1,309 @@
+"""Moves a channel that no server uses from files into a stream of an engine, and back.
+
+At each moment at most one of the two can be opened by a server. A stream is marked until all is in it, and a marked one
+is opened by no server; files are written under another name. When the copy was compared with the original, files that
+were moved are renamed to `NAME.migrated`, and a stream that was moved stays marked. So a migration that was interrupted
+is run again: it then goes on, or begins again where nothing was decided.
+"""
+
+import asyncio
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from millrace_server.channels.channel_file import ChannelFile, ChannelIdentity
+from millrace_server.channels.directories import lock_directory
+from millrace_server.channels.recovery import Recovered
+from millrace_server.files import make_directories, sync_directory
+from millrace_server.histograms import Histograms
+from millrace_server.log_tools.backup import os_errors_as_refusals
+from millrace_server.log_tools.layout import ChannelLayout, DamagedError, UnavailableError, UsageError, find_layout
+from millrace_server.log_tools.log_copy import check_same, write_log
+from millrace_server.log_tools.stream_view import StreamView
+from millrace_server.log_tools.verify import recover_without
+from millrace_server.log_tools.view import open_view
+from millrace_server.replication.chain import Chain
+from millrace_server.replication.engine import Engine
+from millrace_server.replication.lease_bucket import JetStreamBucket
+from millrace_server.replication.owner_entries import Holder, Member, channel_key, session_key
+from millrace_server.replication.stream import Stream, StreamLimits
+from millrace_server.replication.stream_log import StreamLog
+from millrace_server.replication.stream_reading import StreamMissingError, StreamState
+from millrace_server.wal.disk import OsDisk
+from millrace_server.wal.log import WriteAheadLog
+from millrace_server.wal.payload_codec import PayloadCodec
+from millrace_server.wal.segments import LogCorruptError, SegmentFiles
+from millrace_server.wal.writer_threads import WriterThreads
+
+COPYING, COPIED = "copying from files", "copied from files"
+MOVING, MOVED = "moving to files", "moved to files"
+"""What a stream is marked with."""
+
+_ADDRESS = "millraced migrate"
+_ID_BYTES = 16
+_POLL_SECONDS = 0.2
+_MIGRATED = ".migrated"
+_UNFINISHED = ".migrating"
+
+
+@dataclass(frozen=True, slots=True)
+class FilesPlace:
+    """A channel in files, or where it is to be."""
+
+    data_dirs: Sequence[Path]
+    checkpoint_dir: Path
+    codec: PayloadCodec
+
+    @property
+    def directories(self) -> list[Path]:
+        """All directories, each once."""
+        return list(dict.fromkeys([*self.data_dirs, self.checkpoint_dir]))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlace:
+    """A channel in a stream, or where it is to be."""
+
+    name: str
+    engine: Engine
+    limits: StreamLimits
+    codec: PayloadCodec
+
+    @property
+    def stream(self) -> Stream:
+        return Stream(self.engine, self.name, self.limits)
+
+    def state(self) -> StreamState | None:
+        """Returns the stream's state; None where there is none. Raises EngineError."""
+        try:
+            return self.engine.call(self.stream.state()).result()
+        except StreamMissingError:
+            return None
+
+    def mark(self, migration: str) -> None:
+        """Marks the stream."""
+        self.engine.call(self.stream.mark(migration)).result()
+
+    def view(self, state: StreamState) -> StreamView:
+        """Returns the stream to be read."""
+        return StreamView(self.name, Chain(self.engine, self.stream, state), self.codec)
+
+
+def into_stream(source: FilesPlace, target: StreamPlace) -> int:
+    """Moves a channel from files into a stream; returns the number of its events.
+
+    Raises:
+        DirectoryInUseError, UnavailableError: A server uses the channel, or the engine does not answer.
+        UsageError: There is no such channel, or another one is in the stream.
+        DamagedError: The files are damaged; or the stream returns something else than was written.
+    """
+    state = target.state()
+    if state is not None and state.migration == COPIED and not all(path.exists() for path in source.directories):
+        # It was decided: the files were being put aside.
+        return _finish_stream(source, target, state)
+    with _locked(source.directories):
+        layout = find_layout(source.directories, source.checkpoint_dir)
+        identity = layout.identity
+        if identity is None:
+            raise DamagedError(f"{layout.directories[0]}: no file says which channel it is; repair it first")
+        with open_view(layout, is_live=False) as view:
+            try:
+                recovered = recover_without(view, source.codec)
+            except LogCorruptError as error:
+                raise DamagedError(f"{error}; repair the channel first") from error
+            _check_target(target, state, identity)
+            if state is not None:
+                target.engine.call(target.stream.delete()).result()
+            creating = target.stream.create(identity.channel_id, identity.made_at_microseconds, COPYING)
+            _fill_stream(target, target.engine.call(creating).result(), recovered)
+        target.mark(COPIED)
+        copied = target.state()
+        assert copied is not None, "it was created"
+        return _finish_stream(source, target, copied)
+
+
+def _check_target(target: StreamPlace, state: StreamState | None, identity: ChannelIdentity) -> None:
+    """Raises UsageError if the stream holds something that is not a copy, or a former life, of this channel."""
+    if state is None:
+        return
+    if not state.migration:
+        raise UsageError(f"stream {target.stream.name} exists; delete its channel, or name another one")
+    if state.channel_id != identity.channel_id:
+        raise UsageError(f"stream {target.stream.name} is of another channel, {state.channel_id.hex()}; delete it")
+    if state.migration == MOVING:
+        raise UsageError(f"stream {target.stream.name} is being moved to files; finish that first")
+
+
+def _fill_stream(target: StreamPlace, state: StreamState, recovered: Recovered) -> None:
+    chain = Chain(target.engine, target.stream, state)
+    chain.fence(_ADDRESS)
+    log = StreamLog(chain, target.codec)
+    if any(True for _ in log.replay()):
+        raise DamagedError(f"stream {target.stream.name}: holds records, though it is new")
+    log.start(WriterThreads(), Histograms())
+    try:
+        asyncio.run(write_log(log, recovered))
+    finally:
+        log.close()
+    written = target.state()
+    assert written is not None, "it was written"
+    check_same(recovered, _recovered(target, written), f"stream {target.stream.name}")
+
+
+def _finish_stream(source: FilesPlace, target: StreamPlace, state: StreamState) -> int:
+    for path in source.directories:
+        if path.exists():
+            _put_aside(path)
+    # A former stream of this name may have had greater epochs.
+    _forget_owner(target)
+    event_count = _recovered(target, state).queue.event_count
+    target.mark("")
+    return event_count
+
+
+def _put_aside(path: Path) -> None:
+    aside = path.with_name(path.name + _MIGRATED)
+    if aside.exists():
+        aside = path.with_name(f"{path.name}{_MIGRATED}-{time.time_ns()}")
+    with os_errors_as_refusals("rename", path):
+        _rename(path, aside)
+
+
+def _rename(path: Path, target: Path) -> None:
+    path.rename(target)
+    sync_directory(target.parent)
+
+
+def _recovered(place: StreamPlace, state: StreamState) -> Recovered:
+    try:
+        return place.view(state).recover()
+    except LogCorruptError as error:
+        raise DamagedError(str(error)) from error
+
+
+def into_files(source: StreamPlace, target: FilesPlace) -> int:
+    """Moves a channel from a stream into files; returns the number of its events.
+
+    Raises:
+        UnavailableError: A server owns the channel, or the engine does not answer.
+        UsageError: There is no such channel, or something else is where the files are to be.
+        DamagedError: The stream is damaged; or the disk returns something else than was written.
+    """
+    state = source.state()
+    if state is None:
+        raise UsageError(f"stream {source.stream.name}: there is none")
+    if state.migration in {COPYING, COPIED}:
+        raise UsageError(f"stream {source.stream.name} is being filled from files; finish that first")
+    home = target.data_dirs[0]
+    if not home.exists() and state.migration == MOVED:
+        raise UsageError(f"stream {source.stream.name} was moved to files already, and {home} does not exist")
+    if not home.exists():
+        _write_files(source, target, state)
+    layout = find_layout([home])
+    if layout.identity is None or layout.identity.channel_id != state.channel_id:
+        raise UsageError(f"{home}: is not the channel of stream {source.stream.name}; move it away")
+    if not state.migration and ((now := source.state()) is None or now.migration != MOVING):
+        # Both were there, and could be opened: neither may be given up unseen.
+        raise UsageError(f"{home} and stream {source.stream.name} both hold the channel; move one of them away")
+    source.mark(MOVED)
+    with open_view(layout, is_live=False) as view:
+        return recover_without(view, target.codec).queue.event_count
+
+
+def _write_files(source: StreamPlace, target: FilesPlace, state: StreamState) -> None:
+    _refuse_owner(source)
+    source.mark(MOVING)
+    # No server opens it from now on, and the one that may own it still appends nothing more.
+    chain = Chain(source.engine, source.stream, state)
+    chain.fence(_ADDRESS)
+    fenced = source.state()
+    assert fenced is not None, "it was fenced"
+    recovered = _recovered(source, fenced)
+    home = target.data_dirs[0]
+    unfinished = home.with_name(home.name + _UNFINISHED)
+    with os_errors_as_refusals("write", unfinished):
+        shutil.rmtree(unfinished, ignore_errors=True)
+        make_directories(unfinished)
+        log_id = secrets.token_bytes(_ID_BYTES)
+        identity = ChannelIdentity(source.name, state.channel_id, log_id, state.made_at_microseconds)
+        ChannelFile(identity, 0, 1).write(unfinished)
+        log = WriteAheadLog(SegmentFiles(OsDisk(), [unfinished], log_id), target.codec)
+        if any(True for _ in log.replay()):
+            raise DamagedError(f"{unfinished}: is not empty")
+        asyncio.run(_fill_files(log, recovered))
+        _check_files(find_layout([unfinished]), target.codec, recovered)
+        now = source.state()
+        if now is None or now.last_sequence != fenced.last_sequence:
+            # It had opened the stream just before that was marked.
+            raise UnavailableError(
+                f"a server has taken over channel {source.name} meanwhile; stop it, then run it again"
+            )
+        _rename(unfinished, home)
+
+
+async def _fill_files(log: WriteAheadLog, recovered: Recovered) -> None:
+    log.start()
+    try:
+        await write_log(log, recovered)
+    finally:
+        await asyncio.to_thread(log.close)
+
+
+def _check_files(layout: ChannelLayout, codec: PayloadCodec, recovered: Recovered) -> None:
+    with open_view(layout, is_live=False) as view:
+        check_same(recovered, recover_without(view, codec), str(layout.directories[0]))
+
+
+# Owners.
+
+
+def _refuse_owner(place: StreamPlace) -> None:
+    """Raises UnavailableError if a server that lives owns the channel; waits for a sign of life of one that may."""
+
+    async def find() -> str:
+        bucket = await JetStreamBucket.opened(place.engine, place.limits.replicas)
+        entry = await bucket.read(channel_key(place.name))
+        holder = Holder.decoded(entry.value) if entry else Holder()
+        if not holder.session:
+            return ""
+        first = await bucket.read(session_key(holder.session))
+        if first is None or (member := Member.decoded(first.value)).is_ended:
+            return ""
+        give_up_at = time.monotonic() + member.lease_seconds
+        while time.monotonic() < give_up_at:
+            await asyncio.sleep(_POLL_SECONDS)
+            again = await bucket.read(session_key(holder.session))
+            if again is None or Member.decoded(again.value).is_ended:
+                return ""
+            if again.revision != first.revision:
+                return holder.address
+        return ""
+
+    if address := asyncio.run(find()):
+        raise UnavailableError(f"the server at {address} owns channel {place.name}; stop all servers that have it")
+
+
+def _forget_owner(place: StreamPlace) -> None:
+    async def forget() -> None:
+        bucket = await JetStreamBucket.opened(place.engine, place.limits.replicas)
+        key = channel_key(place.name)
+        entry = await bucket.read(key)
+        if entry is not None:
+            await bucket.write(key, Holder().encoded(), entry.revision)
+
+    asyncio.run(forget())
+
+
+@contextmanager
+def _locked(directories: Sequence[Path]) -> Iterator[None]:
+    with ExitStack() as locks:
+        for path in directories:
+            if not path.is_dir():
+                raise UsageError(f"{path}: there is no channel")
+            locks.callback(os.close, lock_directory(path))
+        yield

@@ -1,0 +1,121 @@
+"""Producers, consumers and sinks at a replicated channel whose owner is killed: they follow, and store or ack once."""
+
+import asyncio
+import threading
+from collections import Counter
+
+import pytest
+
+import millrace_client as millrace
+from millrace_client import ConsumerConfig, Producer, ProducerConfig, aio
+from tests.conftest import StartMillraced
+from tests.replicated_servers import SHORT_LEASE_SECONDS, WAIT_SECONDS, ReplicatedServers, until
+
+_EVENTS = 2_000
+_CONSUMER_CONFIG = ConsumerConfig(delivery_events_max=20, reconnect_seconds=0.05)
+
+
+@pytest.fixture
+def servers(start_millraced: StartMillraced, nats_url: str) -> ReplicatedServers:
+    """Two servers that share a channel."""
+    return ReplicatedServers(start_millraced, nats_url, 2, SHORT_LEASE_SECONDS)
+
+
+def _numbers(first: int = 0, count: int = _EVENTS) -> list[bytes]:
+    return [b"%d" % number for number in range(first, first + count)]
+
+
+def _queued(servers: ReplicatedServers) -> list[bytes]:
+    """All events of the channel, in their order."""
+    with millrace.connect(servers.owner().grpc) as client:
+        batches = client.channel(servers.channel).peek(max_events=1_000_000)
+        return [body for batch in batches for body in batch.bodies()]
+
+
+def _fill(servers: ReplicatedServers, bodies: list[bytes]) -> None:
+    with millrace.connect(servers.owner().grpc) as client:
+        for start in range(0, len(bodies), 100):
+            client.channel(servers.channel).append(bodies[start : start + 100])
+
+
+async def test_producers_when_the_owner_is_killed_store_each_event_once(servers: ReplicatedServers) -> None:
+    """Both variants, each with the addresses of all servers, of which one owns the channel at a time."""
+    owner = servers.owner()
+    config = ProducerConfig(batch_events_max=50, backoff_seconds=0.02, backoff_seconds_max=0.2)
+    addresses = list(servers.running)
+    with Producer(addresses, servers.channel, config=config) as producer:
+        async with aio.AsyncProducer(addresses, servers.channel, config=config) as async_producer:
+            stored, also_stored = [], []
+            for index, (body, other) in enumerate(zip(_numbers(), _numbers(_EVENTS), strict=True)):
+                stored.append(producer.send(body))
+                also_stored.append(await async_producer.send(other))
+                if index == _EVENTS // 2:
+                    # So that some are on their way.
+                    await also_stored[0]
+                    owner.kill()
+            async with asyncio.timeout(WAIT_SECONDS):
+                assert all([(await future).stored for future in also_stored])
+        assert all(future.result(WAIT_SECONDS).stored for future in stored)
+    del servers.running[owner.grpc]
+    assert sorted(map(int, _queued(servers))) == list(range(2 * _EVENTS))
+
+
+async def test_consumers_when_the_owner_is_killed_get_and_remove_all_events(servers: ReplicatedServers) -> None:
+    """Both variants go on at the next owner, which delivers again what was not acknowledged at the former one."""
+    _fill(servers, _numbers())
+    owner, addresses = servers.owner(), list(servers.running)
+    seen: Counter[bytes] = Counter()
+    with millrace.Consumer(addresses, servers.channel, _CONSUMER_CONFIG) as threaded:
+        thread = threading.Thread(target=_consume, args=(threaded, seen))
+        thread.start()
+        async with aio.AsyncConsumer(addresses, servers.channel, _CONSUMER_CONFIG) as consumer:
+            async for delivery in consumer:
+                seen.update(delivery.bodies())
+                await delivery.ack()
+                if owner.grpc in servers.running and len(seen) > _EVENTS // 4:
+                    del servers.running[owner.grpc]
+                    owner.kill()
+                if len(seen) == _EVENTS:
+                    break
+        # What the one has prefetched goes to the other.
+        await asyncio.to_thread(until, lambda: not _held(servers))
+        threaded.close()
+        await asyncio.to_thread(thread.join, WAIT_SECONDS)
+    assert sorted(map(int, seen)) == list(range(_EVENTS))
+    assert max(seen.values()) <= 2, "the owner changed once"
+
+
+def _consume(consumer: millrace.Consumer, seen: Counter[bytes]) -> None:
+    for delivery in consumer:
+        seen.update(delivery.bodies())
+        delivery.ack()
+
+
+def _held(servers: ReplicatedServers) -> int:
+    """The events of the channel, delivered ones included."""
+    with millrace.connect(servers.owner().grpc) as client:
+        gauges = client.admin.get_channel(servers.channel).gauges
+        return gauges.queued_events + gauges.taken_events
+
+
+def test_sink_when_the_owner_is_killed_forwards_each_event_once_and_in_order(
+    servers: ReplicatedServers, start_millraced: StartMillraced
+) -> None:
+    """It names all servers that share the channel, and goes on at the one that takes over."""
+    owner = servers.owner()
+    endpoints = ", ".join(f'"{address}"' for address in servers.running)
+    edge = start_millraced(
+        f'[channels.orders]\ntype = "file"\n[sinks.on]\ntype = "millrace"\nchannel = "orders"\n'
+        f'endpoints = [{endpoints}]\ntarget_channel = "{servers.channel}"\nfailover_seconds = 0.5\n'
+        f"batch_bytes_max = 512\n"
+    )
+    with millrace.connect(edge.grpc) as client:
+        orders = client.channel("orders")
+        for start in range(0, _EVENTS, 100):
+            orders.append(_numbers(start, 100))
+            if start == _EVENTS // 2:
+                until(lambda: client.admin.get_channel("orders").gauges.queued_events < _EVENTS // 2)
+                owner.kill()
+                del servers.running[owner.grpc]
+        until(lambda: client.admin.get_channel("orders").gauges.queued_events == 0)
+    assert _queued(servers) == _numbers()
