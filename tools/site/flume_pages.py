@@ -46,7 +46,7 @@ def _of_component(component: Component) -> str:
 
 def _fate(row: Row) -> str:
     if row.to:
-        return f"`{row.to}`" + (f"; {row.changed}" if row.changed else "")
+        return f"`{row.to}`"
     if row.unneeded:
         return f"not needed: {row.unneeded}"
     return f"left out: {row.missing}"

@@ -67,7 +67,7 @@ def test_rows_have_exactly_one_fate() -> None:
     for component, row in ROWS:
         assert [bool(row.to), bool(row.unneeded), bool(row.missing)].count(True) == 1, row
         assert component.becomes or component.advice or component.name == "default", component
-        if row.default is not None or row.changed or row.choices:
+        if row.default is not None or row.choices:
             assert row.to, row
             assert row.read_as != OWN, row
 
@@ -139,7 +139,7 @@ def _sample(row: Row) -> str:
     """A value that the property may have."""
     if row.choices:
         return next(iter(row.choices))
-    return {"flag": "true", "text": "x1", "words": "x1"}.get(row.read_as, "2000")
+    return {"flag": "true", "text": "x1"}.get(row.read_as, "2000")
 
 
 def _key(component: Component, row: Row) -> str:
@@ -175,6 +175,6 @@ def test_properties_imported_one_by_one_have_the_fates_of_their_rows(component: 
         elif row.unneeded:
             assert (fate, row.unneeded in sentences) == (Fate.UNNEEDED, True), key
         elif row.read_as != OWN:
-            assert fate is (Fate.CHANGED if row.changed else Fate.CONVERTED), key
+            assert fate is Fate.CONVERTED, key
         elif not row.name.endswith(".*"):
             assert not any("is no property" in sentence for sentence in sentences), key

@@ -2,31 +2,36 @@
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
 OWN = "own"
 """How a property is read that the code of its component converts."""
+CHOICE = "choice"
+"""How a property is read that has one of a few values."""
+
+_READ_BY_TABLE = ("text", "number", "seconds", "milliseconds", "flag")
+_GROUPS, _KAFKA_CLIENT = "group", "kafka client"
+"""The tables that hold no components of a kind."""
 
 
 class Row(NamedTuple):
     """A property of a component, and what becomes of it; exactly one of `to`, `unneeded` and `missing` is set."""
 
     name: str
-    pattern: re.Pattern[str]
     to: str = ""
     """The setting that it is converted to."""
     read_as: str = "text"
-    choices: Mapping[str, str] | None = None
+    choices: Mapping[str, str] = {}
     """The values that it may have, and what they become."""
     default: object = None
     """Flume's default, where it is written since the default here is another one."""
-    changed: str = ""
-    """How the meaning differs."""
     unneeded: str = ""
+    """Why nothing is lost without it."""
     missing: str = ""
+    """What to do, as it has no counterpart."""
 
 
 class Component(NamedTuple):
@@ -34,13 +39,14 @@ class Component(NamedTuple):
 
     kind: str
     types: list[str]
-    becomes: str
-    """The type here; empty if it has no counterpart."""
-    advice: str
-    """What to do if it has none."""
-    changed: str
-    """What differs for all of its users."""
+    """Its names: the short one first, then those of its classes."""
     rows: list[Row]
+    becomes: str = ""
+    """The type here; empty if it has no counterpart."""
+    advice: str = ""
+    """What to do if it has none."""
+    changed: str = ""
+    """What differs for all of its users."""
 
     @property
     def name(self) -> str:
@@ -50,13 +56,14 @@ class Component(NamedTuple):
     def row_of(self, key: str) -> Row | None:
         """Returns the row of a property; one whose name is exactly this precedes patterns."""
         exact = next((row for row in self.rows if row.name == key), None)
-        return exact or next((row for row in self.rows if row.pattern.fullmatch(key)), None)
+        return exact or next((row for row in self.rows if _pattern(row.name).fullmatch(key)), None)
 
 
 @cache
 def all_components() -> list[Component]:
     """Returns all components of the table."""
-    return [_component(entry, _table()["groups"]) for entry in _table()["component"]]
+    kinds = [kind for kind in _table() if kind not in {_GROUPS, _KAFKA_CLIENT}]
+    return [_component(kind, name, entry) for kind in kinds for name, entry in _table()[kind].items()]
 
 
 def find_component(kind: str, type_name: str) -> Component:
@@ -65,11 +72,10 @@ def find_component(kind: str, type_name: str) -> Component:
     for component in all_components():
         if component.kind == kind and wanted in map(str.lower, component.types):
             return component
-    return _unknown(kind, type_name)
+    article = "an" if kind.startswith("i") else "a"
+    advice = _ADVICE.get(kind, f"write {article} {kind} of type custom in Python")
+    return _component(kind, type_name, {"advice": advice})
 
-
-_CUSTOM_GROUPS = {"source": "source", "sink": "sink", "selector": "type", "interceptor": "type", "channel": "channel"}
-"""The properties of components of a user's own, by kind."""
 
 _ADVICE = {
     "channel": "there are channels of type memory, file, spillable and replicated",
@@ -79,11 +85,10 @@ _ADVICE = {
 }
 
 
-def _unknown(kind: str, type_name: str) -> Component:
-    article = "an" if kind.startswith("i") else "a"
-    advice = _ADVICE.get(kind, f"write {article} {kind} of type custom in Python")
-    group = _table()["groups"].get(_CUSTOM_GROUPS.get(kind, ""), {})
-    return Component(kind, [type_name], "", advice, "", [_row(name, entry) for name, entry in group.items()])
+@cache
+def kafka_client() -> Component:
+    """Returns the properties of Kafka's Java clients; all others have the same name in librdkafka."""
+    return _component(_KAFKA_CLIENT, _KAFKA_CLIENT, _table()[_KAFKA_CLIENT])
 
 
 @cache
@@ -91,36 +96,32 @@ def _table() -> dict[str, Any]:
     return tomllib.loads((files(__package__) / "components.toml").read_text(encoding="utf-8"))
 
 
-class KafkaProperties(NamedTuple):
-    """What becomes of the properties of Kafka's Java clients; those of none of these keep their names."""
-
-    renamed: Mapping[str, str]
-    unneeded: Mapping[str, str]
-    """Why, by property."""
-    missing: Mapping[str, str]
-    """What to do, by property."""
-
-
-def kafka_properties() -> KafkaProperties:
-    """Returns what becomes of the properties of Kafka's Java clients."""
-    return KafkaProperties(*(_table()[f"kafka_{part}"] for part in ("names", "unneeded", "missing")))
-
-
-def _component(entry: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]]) -> Component:
+def _component(kind: str, name: str, entry: Mapping[str, Any]) -> Component:
+    groups = _table()[_GROUPS]
     # What a component says of itself precedes what it shares with others.
-    properties = dict(entry.get("properties", {}))
-    for group in entry.get("includes", []):
-        properties = {**groups[group], **properties}
-    rows = [_row(name, row) for name, row in properties.items()]
-    becomes, advice, changed = (entry.get(key, "") for key in ("becomes", "advice", "changed"))
-    return Component(entry["kind"], entry["types"], becomes, advice, changed, rows)
+    parts = [groups.get(kind, {}), *(groups[group] for group in entry.get("includes", [])), entry]
+    rows = {row.name: row for part in parts for row in _rows(part)}
+    said = {key: entry.get(key, "") for key in ("becomes", "advice", "changed")}
+    return Component(kind, [name, *entry.get("classes", [])], list(rows.values()), **said)
 
 
-def _row(name: str, entry: Mapping[str, Any]) -> Row:
-    values = dict(entry)
-    return Row(name, _pattern(name), read_as=values.pop("as", "text"), **values)
+def _rows(entry: Mapping[str, Any]) -> Iterator[Row]:
+    defaults = entry.get("default", {})
+    for read_as in _READ_BY_TABLE:
+        for name, setting in entry.get(read_as, {}).items():
+            yield Row(name, setting, read_as, default=defaults.get(name))
+    for name, choices in entry.get(CHOICE, {}).items():
+        for setting, values in choices.items():
+            yield Row(name, setting, CHOICE, values, defaults.get(name))
+    for setting, names in entry.get(OWN, {}).items():
+        yield from (Row(name, setting, OWN) for name in names.split())
+    for why, names in entry.get("unneeded", {}).items():
+        yield from (Row(name, unneeded=why) for name in names.split())
+    for advice, names in entry.get("missing", {}).items():
+        yield from (Row(name, missing=advice) for name in names.split())
 
 
+@cache
 def _pattern(name: str) -> re.Pattern[str]:
     pattern = re.sub(r"<\w+>", "[^.]+", re.escape(name))
     if pattern.endswith(r"\*"):

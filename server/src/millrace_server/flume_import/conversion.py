@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from millrace_server.flume_import.component_table import OWN, Component, Row
-from millrace_server.flume_import.options import Options, Table
+from millrace_server.flume_import.component_table import CHOICE, OWN, Component, Row
+from millrace_server.flume_import.options import Options, Table, set_values
 from millrace_server.flume_import.references import is_to_be_filled_in
 
 OwnCode = Callable[[Options, Table], None]
@@ -41,48 +41,28 @@ def _leave_out(component: Component, options: Options) -> None:
 
 
 def _convert_row(row: Row, options: Options, table: Table) -> None:
-    is_given = row.name in options
-    value = _read(row, options) if is_given else None
+    value = _read(row, options) if row.name in options else None
     if value is None and row.default is not None:
         value = _default(row)
-    if value is None:
-        return
-    table[row.to] = value
-    if is_given and row.changed:
-        options.changed(row.name, row.changed, row.to)
+    set_values(table, **{row.to: value})
 
 
 def _read(row: Row, options: Options) -> object:
-    if row.choices is not None:
-        return _choice(row, options)
-    if row.read_as in {"number", "seconds", "milliseconds", "flag"}:
-        text = options.peek(row.name)
-        if is_to_be_filled_in(text):
-            return options.text(row.name)
+    if is_to_be_filled_in(options.peek(row.name)):
+        return options.text(row.name)
     reader: dict[str, Callable[[str], object]] = {
         "text": lambda key: options.text(key) or None,
-        "words": lambda key: options.words(key) or None,
         "number": options.number,
         "seconds": options.seconds,
         "milliseconds": options.milliseconds,
         "flag": options.flag,
+        CHOICE: lambda key: options.choice(key, row.choices),
     }
     return reader[row.read_as](row.name)
 
 
-def _choice(row: Row, options: Options) -> object:
-    assert row.choices is not None, "the caller has seen it"
-    text = options.text(row.name)
-    if not text or is_to_be_filled_in(text):
-        return text or None
-    found = row.choices.get(text.lower())
-    if found is None:
-        options.left_out(row.name, f'is "{text}", which has no counterpart; the default is used')
-    return found
-
-
 def _default(row: Row) -> object:
-    if row.choices is not None:
+    if row.read_as == CHOICE:
         return row.choices[str(row.default)]
     if row.read_as == "milliseconds":
         assert isinstance(row.default, int), "durations are numbers"

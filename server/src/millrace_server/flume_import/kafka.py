@@ -2,7 +2,7 @@
 
 import re
 
-from millrace_server.flume_import.component_table import kafka_properties
+from millrace_server.flume_import.component_table import Row, kafka_client
 from millrace_server.flume_import.options import Options, Table, set_values
 from millrace_server.flume_import.references import fill_in
 from millrace_server.flume_import.tls import StoreNames, store_tls
@@ -164,17 +164,18 @@ def _set_client(options: Options, table: Table, prefix: str) -> None:
         _read_host_check(client)
     if protocol.startswith("SASL_"):
         table["sasl"] = _sasl(client)
-    known = kafka_properties()
+    known = kafka_client()
     others: Table = {}
     for key, value in client.items():
-        if key in known.missing:
-            client.left_out(key, known.missing[key])
-        elif key in known.unneeded:
-            client.unneeded(key, known.unneeded[key])
+        row = known.row_of(key) or Row(key, to=key)
+        if row.missing:
+            client.left_out(key, row.missing)
+        elif row.unneeded:
+            client.unneeded(key, row.unneeded)
         elif key.startswith(("ssl.", "sasl.")) and protocol == "PLAINTEXT":
             client.unneeded(key, "has no effect with the security.protocol PLAINTEXT")
         else:
-            others[known.renamed.get(key, key)] = _kibibytes(value) if key == "buffer.memory" else value
+            others[row.to] = _kibibytes(value) if key == "buffer.memory" else value
     set_values(table, client=others or None)
 
 

@@ -98,6 +98,13 @@ class Options:
     def flag(self, key: str) -> bool | None:
         return self._parse(key, lambda text: _FLAGS[text.lower()], "true or false")
 
+    def choice(self, key: str, choices: Mapping[str, str]) -> str | None:
+        """Returns what a value, in any case, becomes."""
+        text = self.text(key)
+        if text and text.lower() not in choices:
+            self.left_out(key, f'is "{text}", which has no counterpart; the default is used')
+        return choices.get(text.lower())
+
     def _parse(self, key: str, convert: Callable[[str], T], what: str) -> T | None:
         text = self.text(key)
         # What is to be filled in is told already.
