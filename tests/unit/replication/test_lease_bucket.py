@@ -1,13 +1,14 @@
 """Leases in a real key-value bucket."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
 import pytest
+from nats.js.client import JetStreamContext
 
 from millrace_server.replication.engine import Engine
-from millrace_server.replication.lease_bucket import JetStreamBucket, JetStreamLeases
+from millrace_server.replication.lease_bucket import BUCKET, JetStreamBucket, JetStreamLeases
 from tests.file_channels import until
 
 _LEASE_SECONDS = 5.0
@@ -17,6 +18,10 @@ async def _leases(engine: Engine, address: str) -> JetStreamLeases:
     leases = JetStreamLeases(await JetStreamBucket.opened(engine, 1), address, _LEASE_SECONDS)
     await leases.ready()
     return leases
+
+
+async def _empty(jetstream: JetStreamContext, bucket: str) -> None:
+    await jetstream.purge_stream(f"KV_{bucket}")
 
 
 @pytest.fixture
@@ -56,6 +61,29 @@ async def test_lease_that_an_operator_deleted_is_free(servers: list[JetStreamLea
     await other.acquire()
     await lost.wait()
     assert (one.is_current, other.is_current) == (False, True)
+
+
+@pytest.mark.parametrize("remove", [JetStreamContext.delete_key_value, _empty], ids=["deleted", "emptied"])
+async def test_bucket_that_an_operator_removes_is_filled_again(
+    servers: list[JetStreamLeases], remove: Callable[[JetStreamContext, str], Awaitable[object]]
+) -> None:
+    """Servers begin new sessions, and the channel is owned again, by either, with the epoch that they remember."""
+    one, other = (leases.of("removed") for leases in servers)
+    lost = asyncio.Event()
+    one.on_lost = lost.set
+    await one.acquire()
+    await one.confirm(7)
+    await until(lambda: other.entry.epoch == 7)
+    engine = servers[0]._bucket.engine
+    await asyncio.wrap_future(engine.call(remove(engine.jetstream, BUCKET)))
+    await lost.wait()
+    waiting = [asyncio.create_task(lease.acquire()) for lease in (one, other)]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    owner = one if one.is_current else other
+    assert (owner.is_current, owner.entry.epoch) == (True, 7)
+    await until(lambda: one.owner == other.owner == owner.entry)
+    await owner.release()
+    await asyncio.gather(*waiting)
 
 
 async def test_leases_of_a_new_server_are_handed_to_it_until_all_have_the_same_number(

@@ -187,6 +187,8 @@ class ChannelLease:
             try:
                 revision = await self._bucket.write(self._key, value, revision)
             except EntryConflictError:
+                # Whatever is read next counts: the bucket may have been emptied, or set back.
+                self._revision = 0
                 return False
             except EntriesUnavailableError:
                 return await self._has_written(value, revision)

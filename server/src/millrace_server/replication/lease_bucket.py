@@ -39,9 +39,10 @@ ResultT = TypeVar("ResultT")
 class JetStreamBucket(Bucket):
     """The entries of all servers in the engine's bucket. Requests run on the engine's event loop."""
 
-    def __init__(self, engine: Engine, bucket: KeyValue) -> None:
+    def __init__(self, engine: Engine, bucket: KeyValue, config: KeyValueConfig) -> None:
         self.engine = engine
         self._bucket = bucket
+        self._config = config
 
     @classmethod
     async def opened(cls, engine: Engine, replicas: int) -> "JetStreamBucket":
@@ -50,18 +51,13 @@ class JetStreamBucket(Bucket):
         Raises EngineError if the engine refuses it, or does not answer.
         """
         config = KeyValueConfig(bucket=BUCKET, history=1, replicas=replicas)
-
-        async def open_bucket() -> KeyValue:
-            with suppress(nats.js.errors.BucketNotFoundError):
-                return await engine.jetstream.key_value(BUCKET)
-            return await engine.jetstream.create_key_value(config)
-
         try:
-            return cls(engine, await asyncio.wrap_future(engine.call(open_bucket())))
+            bucket = await asyncio.wrap_future(engine.call(_bucket_in(engine, config)))
         except (nats.errors.Error, OSError, TimeoutError) as error:
             raise EngineError(
                 f"bucket {BUCKET} with {replicas} replicas: {str(error) or type(error).__name__}"
             ) from error
+        return cls(engine, bucket, config)
 
     async def read(self, key: str) -> Entry | None:
         try:
@@ -88,8 +84,10 @@ class JetStreamBucket(Bucket):
     async def watch(self, silence_seconds: float) -> Any:
         """Yields keys and entries as they change, all of them first; ends where it is silent for too long.
 
-        A silent watch may have ended with a server of the engine, without a word. On the engine's event loop.
+        A silent watch may have ended with a server of the engine, without a word, or with the bucket, which is created
+        again: no event is lost with it. On the engine's event loop.
         """
+        self._bucket = await _bucket_in(self.engine, self._config)
         watcher: Any = await self._bucket.watchall()  # Its methods have no types.
         try:
             while True:
@@ -209,6 +207,12 @@ class JetStreamLeases:
             except (nats.errors.Error, OSError, TimeoutError) as error:
                 _log.debug("the watch of the owners ended", error=str(error) or type(error).__name__)
                 await asyncio.sleep(self._renew_seconds / RENEWALS_PER_LEASE)
+
+
+async def _bucket_in(engine: Engine, config: KeyValueConfig) -> KeyValue:
+    with suppress(nats.js.errors.BucketNotFoundError):
+        return await engine.jetstream.key_value(BUCKET)
+    return await engine.jetstream.create_key_value(config)
 
 
 def _entry(found: KeyValue.Entry) -> Entry | None:
