@@ -289,3 +289,43 @@ def test_serve_when_it_fails_by_a_bug_logs_the_traceback(tmp_path: Path) -> None
     [entry] = map(json.loads, result.stderr.splitlines())
     assert entry["event"] == "the server failed"
     assert entry["exception"].endswith("RuntimeError: a bug")
+
+
+IMPORTS_OF_A_SERVER = """
+import json, os, pathlib, signal, sys, threading, time
+from millrace_server.cli import main
+
+def stop_when_open():
+    log = pathlib.Path(sys.argv[-1])
+    while not log.exists():
+        time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Thread(target=stop_when_open, daemon=True).start()
+try:
+    main()
+except SystemExit:
+    print(*sorted(name for name in sys.modules if name.startswith(("nats", "millrace_server.replication"))))
+"""
+
+ENGINE_SETTINGS = {
+    "millrace_server.replication",
+    "millrace_server.replication.engine_access",
+    "millrace_server.replication.engine_settings",
+    "millrace_server.replication.nkeys",
+}
+"""What describes the configuration, of which the engine is a part."""
+
+
+def test_serve_without_replicated_channels_imports_nothing_of_an_engine(tmp_path: Path) -> None:
+    """Neither the engine's library nor what uses it, from the start of a server with a file channel to its end."""
+    (tmp_path / "millrace.toml").write_text(ORDERS_TOML + '[channels.logged]\ntype = "file"\n')
+    config = ("--config", tmp_path / "millrace.toml", *options(tmp_path), "--address-file", tmp_path / "address")
+    result = subprocess.run(
+        [sys.executable, "-c", IMPORTS_OF_A_SERVER, "serve", *config],
+        capture_output=True,
+        check=True,
+        encoding="utf-8",
+        timeout=60.0,
+    )
+    assert set(result.stdout.split()) == ENGINE_SETTINGS
