@@ -1,5 +1,6 @@
 """The container: Dockerfile, build context, configuration and Compose, checked without a container engine."""
 
+import itertools
 import re
 import shlex
 import subprocess
@@ -8,6 +9,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -16,9 +18,11 @@ from millrace_server.configuration.settings import Settings, load_settings
 from millrace_server.network import Address
 from tests.certificates import Authority
 from tests.dockerfile import DOCKERFILE, instructions
+from tests.nats_config import nats_accepts
 from tests.unit.repository.checkout import ROOT
 
 COMPOSE = ROOT / "deploy" / "compose.yaml"
+CLUSTER = ROOT / "deploy" / "compose.cluster.yaml"
 SUFFIX_SECONDS = re.compile(r"(\d+)s")
 
 
@@ -193,3 +197,54 @@ def test_image_serves_over_tls_and_with_tokens_by_default(
     assert (image_settings.server.allow_plaintext, image_settings.server.allow_anonymous) == (False, False)
     assert service["ports"][0] == "7070:7070"
     assert _allows(image_settings, "web", "append:web.access")
+
+
+def test_cluster_in_compose_has_three_servers_that_share_channels_on_three_nodes(
+    secrets: Path, image_settings: Settings
+) -> None:
+    """Each server has an address of its own that is published, and finds the nodes by the names of their services."""
+    compose = yaml.safe_load(CLUSTER.read_text())
+    found = compose["services"]
+    nodes, servers = ([name for name in found if name.startswith(kind)] for kind in ("nats-", "millrace-"))
+    assert (len(nodes), len(servers)) == (3, 3)
+    toml = (CLUSTER.parent / "cluster.toml").read_text()
+    advertised = set()
+    for name in servers:
+        words = found[name]["command"]
+        options = dict(itertools.pairwise(words))
+        address = options["--advertise"].replace("${MILLRACE_HOST:-localhost}", "localhost")
+        assert f"./cluster.toml:{options['--config']}:ro" in found[name]["volumes"]
+        (published,) = found[name]["ports"]
+        port, _, inside = published.partition(":")
+        assert (address, int(inside)) == (f"localhost:{port}", _ports(image_settings)["grpc"])
+        advertised.add(address)
+        path = secrets / "cluster.toml"
+        path.write_text(toml.replace("/run/secrets", str(secrets)))
+        settings = load_settings(path, {"advertise": address})
+        assert settings.server.engine is not None
+        assert [urlsplit(url).hostname for url in settings.server.engine.servers] == nodes
+        assert found[name]["networks"] == ["clients", "engine"]
+        assert f"{name}:{settings.server.data_dir}" in found[name]["volumes"]
+        assert float(found[name]["stop_grace_period"].removesuffix("s")) > settings.server.shutdown_grace_seconds
+    assert len(advertised) == len(servers)
+
+
+def test_nodes_in_compose_are_reached_by_the_servers_only(tmp_path: Path) -> None:
+    """They ask for no credentials, so nothing of them is published; their program accepts their configuration."""
+    compose = yaml.safe_load(CLUSTER.read_text())
+    assert compose["networks"]["engine"] == {"internal": True}
+    config = (CLUSTER.parent / "nats.conf").read_text()
+    for name, service in compose["services"].items():
+        if name.startswith("nats-"):
+            assert "ports" not in service
+            assert (service["networks"], service["environment"]) == (["engine"], {"NATS_NAME": name})
+            assert f"{name}:/data" in service["volumes"]
+            assert f"nats://{name}:6222" in config
+    assert "sync_interval: always" in config
+    assert nats_accepts(config, tmp_path, {"NATS_NAME": "n"})
+
+
+def test_services_of_the_cluster_in_compose_have_no_rights_that_they_do_not_need() -> None:
+    """None may change its image, nor have capabilities."""
+    for one in yaml.safe_load(CLUSTER.read_text())["services"].values():
+        assert (one["cap_drop"], one["read_only"]) == (["ALL"], True)

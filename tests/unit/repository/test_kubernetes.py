@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
@@ -17,11 +18,14 @@ from tests.certificates import Authority
 from tests.dockerfile import instructions
 from tests.fenced_blocks import blocks_of
 from tests.millraced import run_millraced
+from tests.nats_config import nats_accepts
 from tests.unit.repository.checkout import ROOT
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 VERSIONS = ("1.31", "1.37")
 MOUNTED = ("/etc/millrace-tls", "/var/run/secrets/kubernetes.io/serviceaccount")
+SERVERS = ("millrace", "millrace-replicated")
+NODES = "millrace-nats"
 CUSTOM_KINDS = {"ServiceMonitor"}
 """Kinds that are not Kubernetes' own, of which there is no schema here."""
 
@@ -41,17 +45,36 @@ def manifests() -> Manifests:
 
 @pytest.fixture
 def settings(manifests: Manifests, tmp_path: Path) -> Settings:
-    """The configuration of the servers, with secrets where they are mounted."""
-    certificate, private_key = Authority().issue(tmp_path, "made")
-    certificate.rename(tmp_path / "tls.crt")
-    private_key.rename(tmp_path / "tls.key")
-    toml = manifests["ConfigMap", "millrace"]["data"]["millrace.toml"]
+    """The configuration of the servers with file channels, with secrets where they are mounted."""
+    return _settings_of(manifests, "millrace", tmp_path)
+
+
+@pytest.fixture
+def replicated_settings(manifests: Manifests, tmp_path: Path) -> Settings:
+    """The configuration of the first server with replicated channels."""
+    return _settings_of(manifests, "millrace-replicated", tmp_path)
+
+
+def _settings_of(manifests: Manifests, name: str, scratch: Path) -> Settings:
+    authority = Authority()
+    certificate, private_key = authority.issue(scratch, "made")
+    certificate.rename(scratch / "tls.crt")
+    private_key.rename(scratch / "tls.key")
+    (scratch / "ca.crt").write_bytes(authority.certificate)
+    (scratch / "password").write_text("secret")
+    (scratch / "password").chmod(0o640)
+    toml = manifests["ConfigMap", name]["data"]["millrace.toml"]
     for folder in MOUNTED:
         assert folder in toml
-        toml = toml.replace(folder, str(tmp_path))
-    path = tmp_path / "millrace.toml"
+    for folder in (*MOUNTED, "/etc/millrace-nats/"):
+        toml = toml.replace(folder, f"{scratch}/")
+    path = scratch / "millrace.toml"
     path.write_text(toml)
-    return load_settings(path)
+    (container,) = manifests["StatefulSet", name]["spec"]["template"]["spec"]["containers"]
+    words = [word.replace("$(POD_NAME)", f"{name}-0") for word in container.get("args", ())]
+    assert words[:1] in ([], ["serve"])
+    given = dict(zip(words[1::2], words[2::2], strict=True))
+    return load_settings(path, {"advertise": given["--advertise"]} if given else None)
 
 
 def _pods(manifests: Manifests) -> Iterator[dict[str, Any]]:
@@ -102,25 +125,26 @@ def test_volumes_that_are_mounted_are_there(manifests: Manifests) -> None:
     created = {"millrace-ca", *(name for kind, name in manifests if kind == "ConfigMap")}
     for template in _pods(manifests):
         volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
-        claimed = {"data"} if "millraced" in {one["name"] for one in template["spec"]["containers"]} else set()
+        claimed = {"data"} if {"millraced", "nats"} & {one["name"] for one in template["spec"]["containers"]} else set()
         for container in template["spec"]["containers"]:
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes.keys() | claimed
         assert {volume["configMap"]["name"] for volume in volumes.values() if "configMap" in volume} <= created
 
 
-def test_servers_serve_over_tls_where_their_probes_ask(manifests: Manifests, settings: Settings) -> None:
+@pytest.mark.parametrize("name", SERVERS)
+def test_servers_serve_over_tls_where_their_probes_ask(manifests: Manifests, tmp_path: Path, name: str) -> None:
     """Ports, probes, the user, the rights of the key and the volumes fit the configuration and the image."""
+    settings = _settings_of(manifests, name, tmp_path)
     ports = _ports(settings)
-    assert {port["name"]: port["port"] for port in manifests["Service", "millrace"]["spec"]["ports"]} == ports
-    pod = manifests["StatefulSet", "millrace"]["spec"]["template"]["spec"]
+    assert {port["name"]: port["port"] for port in manifests["Service", name]["spec"]["ports"]} == ports
+    pod = manifests["StatefulSet", name]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert {port["name"]: port["containerPort"] for port in container["ports"]} == ports
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"] == {"path": "/healthz", "port": "http", "scheme": "HTTPS"}
     user = dict(instructions())["USER"].partition(":")[0]
     assert {pod["securityContext"][key] for key in ("runAsUser", "fsGroup")} == {int(user)}
-    secret = next(volume["secret"] for volume in pod["volumes"] if "secret" in volume)
-    assert secret["defaultMode"] & 0o007 == 0
+    assert all(volume["secret"]["defaultMode"] & 0o007 == 0 for volume in pod["volumes"] if "secret" in volume)
     assert {mount["mountPath"] for mount in container["volumeMounts"]} > {MOUNTED[0], str(settings.server.data_dir)}
     assert pod["terminationGracePeriodSeconds"] > settings.server.shutdown_grace_seconds
 
@@ -146,7 +170,8 @@ def test_clients_may_do_what_they_do(manifests: Manifests, settings: Settings, t
     assert settings.auth.jwt is not None
     policy = manifests["NetworkPolicy", "millrace"]["spec"]["ingress"]
     admitted = policy[0]["from"][0]["podSelector"]["matchLabels"]
-    clients = [template for template in _pods(manifests) if template["spec"]["serviceAccountName"] != "millrace"]
+    own = {*SERVERS, NODES}
+    clients = [template for template in _pods(manifests) if template["spec"]["serviceAccountName"] not in own]
     clients.append({**yaml.safe_load(manifests["ConfigMap", "landing"]["data"]["executor.yaml"])})
     for template in clients:
         assert admitted.items() <= template["metadata"]["labels"].items()
@@ -165,6 +190,48 @@ def test_clients_may_do_what_they_do(manifests: Manifests, settings: Settings, t
         assert _allows(settings, "system:serviceaccount:default:spark", f"describe:{name}")
 
 
+def _names_of(manifests: Manifests, name: str) -> list[str]:
+    """The names of the pods of a StatefulSet, by which its Service, of the same name, makes them known."""
+    spec = manifests["StatefulSet", name]["spec"]
+    labels = spec["template"]["metadata"]["labels"]
+    assert spec["serviceName"] == name
+    assert spec["selector"]["matchLabels"] == manifests["Service", name]["spec"]["selector"] == labels
+    assert manifests["PodDisruptionBudget", name]["spec"]["selector"]["matchLabels"] == labels
+    assert manifests["NetworkPolicy", name]["spec"]["podSelector"]["matchLabels"] == labels
+    return [f"{name}-{number}.{name}.default.svc" for number in range(spec["replicas"])]
+
+
+def test_servers_that_share_channels_reach_all_nodes_of_the_engine(
+    manifests: Manifests, replicated_settings: Settings
+) -> None:
+    """Each has an address of its own, and the nodes' names, ports and password, and no channel that is not shared."""
+    own, nodes = _names_of(manifests, "millrace-replicated"), _names_of(manifests, NODES)
+    assert replicated_settings.server.advertise == f"{own[0]}:{_ports(replicated_settings)['grpc']}"
+    engine = replicated_settings.server.engine
+    assert engine is not None
+    assert (len(nodes), engine.replicas, len(own)) == (3, 3, 3)
+    ports = {port["name"]: port["port"] for port in manifests["Service", NODES]["spec"]["ports"]}
+    for urls, port in ((engine.servers, ports["client"]), (engine.monitoring_urls, ports["monitor"])):
+        assert [(urlsplit(url).hostname, urlsplit(url).port) for url in urls] == [(node, port) for node in nodes]
+    (container,) = manifests["StatefulSet", NODES]["spec"]["template"]["spec"]["containers"]
+    assert {port["name"]: port["containerPort"] for port in container["ports"]} == ports
+    pod = manifests["StatefulSet", "millrace-replicated"]["spec"]["template"]["spec"]
+    secrets = {volume["name"]: volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume}
+    password = next(one for one in container["env"] if one["name"] == "CLIENT_PASSWORD")
+    assert password["valueFrom"]["secretKeyRef"] == {"name": secrets["engine"], "key": "password"}
+    assert {channel.type for channel in replicated_settings.channels.values()} == {"replicated"}
+
+
+def test_nodes_are_configured_as_the_engine_understands(manifests: Manifests, tmp_path: Path) -> None:
+    """The program accepts the configuration, and each node has the routes to all of them, by names in certificates."""
+    config = manifests["ConfigMap", NODES]["data"]["nats.conf"]
+    _settings_of(manifests, "millrace-replicated", tmp_path)
+    assert all(f"nats://{node}:6222" in config for node in _names_of(manifests, NODES))
+    assert "sync_interval: always" in config
+    environment = {"POD_NAME": "n", "CLIENT_PASSWORD": "p1"}
+    assert nats_accepts(config.replace("/etc/nats-tls", str(tmp_path)), tmp_path, environment)
+
+
 def test_commands_of_the_page_fit_the_manifests(manifests: Manifests, settings: Settings, tmp_path: Path) -> None:
     """The page applies files that exist, creates what they name, and its certificate has every name of a server."""
     page = ROOT / "docs" / "kubernetes.md"
@@ -174,12 +241,26 @@ def test_commands_of_the_page_fit_the_manifests(manifests: Manifests, settings: 
             if word.startswith("deploy/"):
                 assert (ROOT / word).is_file(), word
     created = {shlex.split(line)[4] for line in commands if " create secret " in line}
-    assert created == {"millrace-tls", "millrace-scrape"}
+    mounted = {
+        volume["secret"]["secretName"]
+        for template in _pods(manifests)
+        for volume in template["spec"]["volumes"]
+        if "secret" in volume
+    }
+    assert created == mounted | {"millrace-scrape"}
     assert any("create configmap millrace-ca " in line for line in commands)
-    (block,) = blocks_of(page, "certificates")
-    words = shlex.split(block)
-    names = {words[index + 1] for index, word in enumerate(words) if word == "--name"}
-    assert names == {*settings.server.http_hosts, "millrace-any.default.svc"}
-    words[words.index("certificates")] = str(tmp_path / "certificates")
-    assert run_millraced(*words[1:]).returncode == 0
-    assert {"ca.pem", "server.pem", "server.key"} <= {path.name for path in (tmp_path / "certificates").iterdir()}
+    expected = {
+        "certificates": {*settings.server.http_hosts, "millrace-any.default.svc"},
+        "replicated-certificates": {
+            *_names_of(manifests, "millrace-replicated"),
+            *_names_of(manifests, NODES),
+            "millrace-replicated-any.default.svc",
+        },
+    }
+    for kind, hosts in expected.items():
+        (block,) = blocks_of(page, kind)
+        words = shlex.split(block)
+        assert {words[index + 1] for index, word in enumerate(words) if word == "--name"} == hosts
+        words[words.index(kind)] = str(tmp_path / kind)
+        assert run_millraced(*words[1:]).returncode == 0
+        assert {"ca.pem", "server.pem", "server.key"} <= {path.name for path in (tmp_path / kind).iterdir()}

@@ -75,20 +75,24 @@ def serve(
             metavar="FILE", help="Write both addresses to this file as JSON, once the server accepts connections."
         ),
     ] = None,
+    *,
     listen: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Address of gRPC; overrides server.listen.")
     ] = None,
     http_listen: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Address of HTTP; overrides server.http_listen.")
     ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Where clients reach this server; overrides server.advertise."),
+    ] = None,
     data_dir: Annotated[
         str | None, typer.Option(metavar="DIRECTORY", help="Directory of the data; overrides server.data_dir.")
     ] = None,
-    *,
     log_level: Annotated[LogLevel, typer.Option(help="Log entries of this level and above.")] = LogLevel.INFO,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; a second one stops at once. SIGHUP reloads the file."""
-    options = {"listen": listen, "http_listen": http_listen, "data_dir": data_dir}
+    options = {"listen": listen, "http_listen": http_listen, "advertise": advertise, "data_dir": data_dir}
     overrides = {field: value for field, value in options.items() if value is not None}
     # By default, gRPC logs failed handshakes and large headers, so that unauthenticated clients could fill the log.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -132,7 +132,8 @@ def make_dev_certificates(folder: Path, names: Iterable[str]) -> DevCertificates
     folder.mkdir(parents=True, exist_ok=True)
     authority = Authority()
     write_atomically(files.ca, authority.certificate, mode=_CERTIFICATE_MODE)
-    authority.issue(folder, files.certificate.stem, hosts=hosts, usages=[_SERVER])
+    # Nodes of an engine are each other's clients with the same certificate.
+    authority.issue(folder, files.certificate.stem, hosts=hosts, usages=[_SERVER, _CLIENT])
     authority.issue(folder, files.client_certificate.stem, hosts=(), usages=[_CLIENT])
     return files
 
