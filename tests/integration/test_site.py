@@ -19,7 +19,7 @@ from tests.fenced_blocks import CHECKED, SYNTAX_ONLY, all_blocks
 from tests.guide_reader import GUIDES
 from tests.unit.repository.checkout import ROOT
 
-LANGUAGES_RUN = {"bash", "python", "sh", "toml"}
+LANGUAGES_RUN = {"bash", "console", "python", "sh", "toml"}
 
 
 class _Page(HTMLParser):
