@@ -6,7 +6,7 @@ import pytest
 
 from millrace_server.channels.batches import Form
 from millrace_server.channels.queue import RUN_EVENTS_MAX, AnswerLimits
-from millrace_server.errors import ChannelCorruptError, ChannelLogFailedError, SequenceGoneError
+from millrace_server.errors import ChannelCorruptError, ChannelLogFailedError, NotOwnerError, SequenceGoneError
 from millrace_server.wal.payload_codec import KeyMismatchError, KeyMissingError
 from tests.channel_events import append, begin, begin_with_takes, bodies_of, queued, take
 from tests.file_channels import DATA, FileChannel, file_channel
@@ -160,6 +160,19 @@ async def test_load_that_the_disk_refuses_is_damage(disk: SimulatedDisk) -> None
         with pytest.raises(ChannelCorruptError):
             await begin_with_takes(opened.channel, 1)
         assert "Input/output error" in opened.faults[0]
+
+
+async def test_load_where_another_server_may_own_the_channel_is_no_damage(disk: SimulatedDisk) -> None:
+    """A later owner removes what it has consumed, before the former one knows that it was overtaken."""
+    async with file_channel(disk) as opened:
+        await append(opened.channel, b"a")
+        forget(opened)
+        txn_id = begin(opened.channel)
+        opened.channel.guard_reading(lambda: False)
+        disk.fail("read", 1, errno.EIO)
+        with pytest.raises(NotOwnerError):
+            await take(opened.channel, txn_id)
+        assert (opened.faults, opened.columns.fault) == ([], None)
 
 
 @pytest.mark.parametrize("kind", [KeyMissingError, KeyMismatchError])

@@ -117,6 +117,8 @@ class Contents:
         self._queue_times = queue_times
         self._closing_error: Callable[[], MillraceError] | None = None
         self.may_be_read: Callable[[], bool] = lambda: True
+        if columns is not None:
+            columns.refuse_reading = self.refuse_reading
         self._subscribers: set[Subscriber] = set()
         self._taken: dict[int, StoredBatch] = {}
         self._assigned_sequence = next_sequence

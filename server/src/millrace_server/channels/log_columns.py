@@ -104,6 +104,7 @@ class LogColumns:
 
     Attributes:
         fault: Why the first events could not be read that cannot be; `on_damage` gets the cause, for the server's log.
+        refuse_reading: Raises where the log may be another server's by now, which removes from it what it has consumed.
         first_segment_id: The oldest segment when the channel was opened.
     """
 
@@ -112,6 +113,7 @@ class LogColumns:
         self._recent = recent
         self.fault: MillraceError | None = None
         self.on_damage: Callable[[str], None] = lambda _: None
+        self.refuse_reading: Callable[[], None] = lambda: None
         self.first_segment_id = 0
 
     def add(self, stored: StoredColumns) -> None:
@@ -159,6 +161,10 @@ class LogColumns:
         if self.first_segment_id <= oldest < self._log.first_segment_id:
             # PeekEvents holds no segments back: they are removed even while it still reads their events.
             return SequenceGoneError("the events were consumed meanwhile, and their segment was removed")
+        try:
+            self.refuse_reading()
+        except MillraceError as refusal:
+            return refusal
         fault = ChannelLogFailedError(_LOCKED) if isinstance(error, KeyMissingError) else ChannelCorruptError(_DAMAGED)
         if self.fault is None:
             self.fault = fault
