@@ -61,6 +61,7 @@ from tests.bench.scenarios.spark import QUICK_SPARK_PLAN, SparkPlan, measure_spa
 from tests.bench.scenarios.starts import StartsPlan, measure_starts
 from tests.bench.scenarios.taildir import QUICK_TAILDIR_PLAN, TaildirPlan, measure_taildir
 from tests.bench.scenarios.take import take_in_rows_scenario, take_scenario
+from tests.bench.scenarios.takeovers import QUICK_TAKEOVER_PLAN, TakeoverPlan, measure_takeovers
 from tests.bench.world import World, running_world
 
 _QUICK_ROUNDS = 3
@@ -106,6 +107,7 @@ SURVEYS = {
     "small_batches": Survey("Small batches", measure_small_batches, SmallBatchesPlan(), QUICK_SMALL_BATCHES_PLAN),
     "many_channels": Survey("Many channels", measure_many_channels, ManyChannelsPlan(), QUICK_MANY_CHANNELS_PLAN),
     "replicated": Survey("Replicated channels", measure_replicated, ReplicatedPlan(), QUICK_REPLICATED_PLAN),
+    "takeovers": Survey("Takeovers", on_thread(measure_takeovers), TakeoverPlan(), QUICK_TAKEOVER_PLAN),
     "spark": Survey("Spark", on_thread(measure_spark), SparkPlan(), QUICK_SPARK_PLAN),
 }
 _MEMORY = "memory"

@@ -92,6 +92,15 @@ def test_bench_of_taildir_reports_how_fast_lines_are_read(tmp_path: Path) -> Non
 
 
 @pytest.mark.torture
+def test_bench_of_takeovers_reports_how_soon_the_next_owner_serves(tmp_path: Path) -> None:
+    """With large and with small batches, for an owner that died and for one that left."""
+    shown, report = _bench(tmp_path, "takeovers")
+    assert "its owner died, beside the lease" in shown
+    [section] = report["takeovers"]
+    assert len(section["lines"]) == 4
+
+
+@pytest.mark.torture
 @pytest.mark.timeout(900)
 def test_bench_of_spark_reports_batches_and_streams(tmp_path: Path) -> None:
     """Each is compared with Spark's own sources or with a source without servers, and with its target."""
