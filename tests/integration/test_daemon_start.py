@@ -320,7 +320,7 @@ ENGINE_SETTINGS = {
 def test_serve_without_replicated_channels_imports_nothing_of_an_engine(tmp_path: Path) -> None:
     """Neither the engine's library nor what uses it, from the start of a server with a file channel to its end."""
     (tmp_path / "millrace.toml").write_text(ORDERS_TOML + '[channels.logged]\ntype = "file"\n')
-    config = ("--config", tmp_path / "millrace.toml", *options(tmp_path), "--address-file", tmp_path / "address")
+    config = ["--config", str(tmp_path / "millrace.toml"), *options(tmp_path, address_file=str(tmp_path / "address"))]
     result = subprocess.run(
         [sys.executable, "-c", IMPORTS_OF_A_SERVER, "serve", *config],
         capture_output=True,

@@ -1,8 +1,9 @@
 """Leases in a real key-value bucket."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
+from typing import Any
 
 import pytest
 from nats.js.client import JetStreamContext
@@ -65,7 +66,7 @@ async def test_lease_that_an_operator_deleted_is_free(servers: list[JetStreamLea
 
 @pytest.mark.parametrize("remove", [JetStreamContext.delete_key_value, _empty], ids=["deleted", "emptied"])
 async def test_bucket_that_an_operator_removes_is_filled_again(
-    servers: list[JetStreamLeases], remove: Callable[[JetStreamContext, str], Awaitable[object]]
+    servers: list[JetStreamLeases], remove: Callable[[JetStreamContext, str], Coroutine[Any, Any, object]]
 ) -> None:
     """Servers begin new sessions, and the channel is owned again, by either, with the epoch that they remember."""
     one, other = (leases.of("removed") for leases in servers)
