@@ -83,7 +83,7 @@ class Owners:
         while True:
             with suppress(EngineError, LogFailedError):
                 engine = self._rng.choice(self._engines)
-                return await OwnedLog.opened(engine, self._name, limits=LIMITS, epoch_known=self._epoch)
+                return await OwnedLog.opened(engine, self._name, limits=LIMITS, sequence_known=self._epoch)
             await asyncio.sleep(0.1)
 
     async def _append_all(self, log: OwnedLog, view: list[bytes]) -> None:

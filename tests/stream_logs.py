@@ -59,13 +59,13 @@ class OwnedLog:
         *,
         codec: PayloadCodec | None = None,
         limits: StreamLimits = LIMITS,
-        epoch_known: int = 0,
+        sequence_known: int = 0,
     ) -> "OwnedLog":
         """Takes the channel over."""
 
         def take_over() -> OwnedLog:
-            chain = Chain.opened(engine, Stream(engine, name, limits), may_create=not epoch_known)
-            chain.fence("127.0.0.1:1", epoch_known)
+            chain = Chain.opened(engine, Stream(engine, name, limits), may_create=not sequence_known)
+            chain.fence("127.0.0.1:1", sequence_known)
             payload_codec = codec or PayloadCodec()
             log, checkpoints = StreamLog(chain, payload_codec), StreamCheckpoints(chain, payload_codec)
             checkpoint = next(checkpoints.valid_checkpoints(), None)
@@ -110,6 +110,22 @@ class OwnedLog:
     async def close(self) -> None:
         """Stops the log's thread."""
         await asyncio.to_thread(self.log.close)
+
+
+async def set_back(engine: Engine, name: str, last_sequence: int) -> None:
+    """Lets a channel's stream end with an earlier message, as one that was restored from a backup does."""
+
+    async def restore() -> None:
+        stream = Stream(engine, name, LIMITS)
+        config = (await engine.jetstream.stream_info(stream.name)).config
+        kept = [await engine.jetstream.get_msg(stream.name, sequence) for sequence in range(1, last_sequence + 1)]
+        await engine.jetstream.delete_stream(stream.name)
+        await engine.jetstream.add_stream(config)
+        for message in kept:
+            assert message.subject is not None
+            await engine.jetstream.publish(message.subject, message.data or b"")
+
+    await asyncio.wrap_future(engine.call(restore()))
 
 
 @asynccontextmanager

@@ -17,10 +17,12 @@ from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stream_store import StreamStores
 from millrace_server.errors import ChannelCorruptError, NotOwnerError
 from millrace_server.replication.engine_settings import EngineSettings
+from millrace_server.replication.lease_bucket import JetStreamBucket
+from millrace_server.replication.owner_entries import Holder, channel_key
 from millrace_server.replication.stream import StreamLimits
 from tests.channel_events import append, begin_with_takes, numbered
 from tests.file_channels import until
-from tests.stream_logs import engine_at, new_name
+from tests.stream_logs import engine_at, new_name, set_back
 
 HAS_THREADS = True
 
@@ -110,6 +112,50 @@ async def test_channel_whose_stream_was_lost_is_corrupt_until_it_is_deleted(
         again = other.create(name, _config(nats_url), is_new=True)
         await _until_state(again, ChannelState.OPEN)
         assert again.channel.next_sequence == 1
+
+
+async def test_channel_whose_stream_was_set_back_behind_the_last_fence_is_corrupt(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner has left a note of the last message, so another server misses what came behind the epoch."""
+    monkeypatch.setattr("millrace_server.replication.stream_reading.MISSING_SECONDS_MAX", 0.1)
+    name = new_name()
+    async with _registry("a:1") as one:
+        handle = one.create(name, _config(nats_url))
+        await handle.opened.wait()
+        for body in (b"1", b"2"):
+            await append(handle.channel, body)
+    async with engine_at(nats_url) as engine:
+        # The fence and the first commit; the second one, and the checkpoint at the end, are lost.
+        await set_back(engine, name, 2)
+    async with _registry("b:1") as other:
+        lost = other.create(name, _config(nats_url))
+        await until(lambda: lost.state in {ChannelState.CORRUPT, ChannelState.OPEN})
+        assert lost.state is ChannelState.CORRUPT
+
+
+async def test_owner_notes_how_far_its_stream_has_come(nats_url: str) -> None:
+    """Also one that is killed later leaves a note, which is at most a lease old."""
+    name = new_name()
+    async with _registry("a:1") as one:
+        config = _config(nats_url)
+        engine_settings = config.engine.model_copy(update={"lease_seconds": 1.0})
+        handle = one.create(name, config.model_copy(update={"engine": engine_settings}))
+        await handle.opened.wait()
+        await append(handle.channel, b"1")
+        async with engine_at(nats_url) as engine:
+            bucket = await JetStreamBucket.opened(engine, 1)
+
+            async def noted() -> Holder:
+                async for change in bucket.watch(60.0):
+                    if change is not None and change[0] == channel_key(name):
+                        holder = Holder.decoded(change[1].value)
+                        if holder.last_sequence:
+                            return holder
+                raise TimeoutError
+
+            holder = await asyncio.wrap_future(engine.call(noted()))
+            assert (holder.address, holder.epoch, holder.last_sequence) == ("a:1", 1, 2)
 
 
 async def test_channel_without_its_engine_says_what_it_waits_for(

@@ -41,11 +41,11 @@ class _Server:
 
 
 @asynccontextmanager
-async def _server(engine: Engine, name: str, epoch_known: int = 0, **limits: Any) -> AsyncIterator[_Server]:
+async def _server(engine: Engine, name: str, sequence_known: int = 0, **limits: Any) -> AsyncIterator[_Server]:
     config = small_limits(**limits)
     changes: list[str] = []
     limits_of_stream = StreamLimits(replicas=1, stream_bytes_max=_STREAM_BYTES_MAX)
-    attempt = TakeOver(limits_of_stream, "127.0.0.1:1", epoch_known)
+    attempt = TakeOver(limits_of_stream, "127.0.0.1:1", sequence_known)
     store, chain = await StreamStores(engine).open(name, config, attempt, ReplayProgress(), changes.append)
     channel = Channel(name, config, store.storage, TxnDirectory(100), ANSWER_BYTES_MAX)
     try:

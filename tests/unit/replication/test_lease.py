@@ -62,6 +62,41 @@ async def test_release_hands_over_at_once_with_the_epoch(servers: Two) -> None:
     assert other.owner is None
 
 
+async def test_note_is_kept_by_later_owners_until_the_channel_is_deleted(servers: Two) -> None:
+    """Each of them must find at least that much in the stream, also one that has noted nothing itself."""
+    one, other = (server.lease() for server in servers)
+    await one.acquire()
+    await one.confirm(7)
+    await one.note(9)
+    await one.note(8)
+    await settle()
+    assert other.entry.sequence_known == 9
+    await one.release(last_sequence=12)
+    await other.acquire()
+    assert (other.entry.epoch, other.entry.sequence_known) == (7, 12)
+    await other.confirm(14)
+    assert other.entry.sequence_known == 14
+    await other.release()
+    assert other.entry.last_sequence == 12
+    await one.acquire()
+    await one.release(is_deleted=True, last_sequence=20)
+    assert one.entry == Holder(is_deleted=True)
+
+
+async def test_note_of_a_server_that_was_overtaken_changes_nothing(bucket: SharedBucket, servers: Two) -> None:
+    """Its messages may never have been stored; nor does it get the lease back."""
+    one, other = (server.lease() for server in servers)
+    await one.acquire()
+    bucket.cut_off("a")
+    await other.acquire()
+    await other.confirm(9)
+    await one.note(100)
+    bucket.connect("a")
+    await one.note(100)
+    await settle()
+    assert (one.entry, other.is_current, other.entry.sequence_known) == (other.entry, True, 9)
+
+
 async def test_end_of_a_session_frees_its_leases_at_once(servers: Two) -> None:
     """Also those that were not released."""
     one, other = (server.lease() for server in servers)
@@ -256,5 +291,5 @@ async def test_entry_that_no_server_has_written_is_nobodys(bucket: SharedBucket,
 
 def test_holder_encoded_is_decoded_again() -> None:
     """All of it."""
-    holder = Holder("a", "mill:7070", 7, "b", is_pinned=True, is_deleted=True)
+    holder = Holder("a", "mill:7070", 7, 8, "b", is_pinned=True, is_deleted=True)
     assert Holder.decoded(holder.encoded()) == holder

@@ -233,7 +233,7 @@ async def test_replay_where_a_message_was_lost_is_refused(nats_url: str) -> None
             await log.submit(b"1")
         await asyncio.wrap_future(engine.call(engine.jetstream.delete_stream(log.chain.stream.name)))
         with pytest.raises(LogCorruptError, match="is missing, and the channel had one"):
-            await OwnedLog.opened(engine, name, epoch_known=log.chain.epoch)
+            await OwnedLog.opened(engine, name, sequence_known=log.chain.epoch)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -244,7 +244,7 @@ async def test_open_of_a_stream_that_was_set_back_is_refused(nats_url: str) -> N
         async with owned_log(engine, name) as log:
             await log.submit(b"1")
         with pytest.raises(LogCorruptError, match=r"ends with message 2; there was a message 3, so it was lost or set"):
-            await OwnedLog.opened(engine, name, epoch_known=3)
+            await OwnedLog.opened(engine, name, sequence_known=3)
 
 
 @pytest.mark.usefixtures("impatient")

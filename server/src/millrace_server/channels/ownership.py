@@ -14,6 +14,7 @@ from millrace_server.channels.engines import Engines, SharedEngine
 from millrace_server.channels.ownership_hooks import OwnershipHooks
 from millrace_server.channels.stream_store import OpenStream, TakeOver
 from millrace_server.errors import BadArgumentError, ChannelLogFailedError, DiskFullError, MillraceError, NotOwnerError
+from millrace_server.replication.chain import Chain
 from millrace_server.replication.engine import EngineError
 from millrace_server.replication.lease import ChannelLease, LeaseLostError
 from millrace_server.replication.stream import StreamLimits
@@ -275,7 +276,9 @@ class Ownership:
             if departure.is_deletion:
                 await self._delete_stream(shared, lease)
             else:
-                await lease.release(departure.target, is_pinned=departure.is_pinned)
+                await lease.release(
+                    departure.target, is_pinned=departure.is_pinned, last_sequence=opened.chain.last_sequence
+                )
             _log.info("channel left", channel=self._handle.name, **departure._asdict())
             self._move(Stage.STANDING_BY)
         self._departing = None
@@ -286,7 +289,7 @@ class Ownership:
     async def _take_over(self, shared: SharedEngine, lease: ChannelLease) -> OpenStream | None:
         """Opens the channel; returns None where that fails."""
         handle = self._handle
-        attempt = TakeOver(self._limits, shared.leases.members.address, lease.entry.epoch)
+        attempt = TakeOver(self._limits, shared.leases.members.address, lease.entry.sequence_known)
         handle.log_progress_later()
         opened: OpenStream | None = None
         try:
@@ -318,6 +321,7 @@ class Ownership:
         self._handle.store = opened.store
         channel = self._hooks.serve(opened.store.storage)
         channel.guard_reading(lambda: lease.is_current)
+        noting = asyncio.get_running_loop().create_task(self._note_sequences(opened.chain, lease, departing))
         departure = await departing
         if departure.is_loss:
             self._move(Stage.LOSING)
@@ -334,7 +338,19 @@ class Ownership:
             lease.on_lost = opened.chain.abandon
             await self._hand_over(channel, opened)
             lease.on_lost = self._lose
+        # What it writes must not come behind the release.
+        await noting
         return departure
+
+    async def _note_sequences(self, chain: Chain, lease: ChannelLease, departing: "asyncio.Future[_Departure]") -> None:
+        """Notes how far the stream has come, once a lease, so that one that is set back is not taken for whole.
+
+        That costs each channel that is written to an entry, so not more often.
+        """
+        assert self._shared is not None, "the channel is served"
+        seconds = self._shared.leases.members.lease_seconds
+        while not (await asyncio.wait({departing}, timeout=seconds))[0]:
+            await lease.note(chain.last_sequence)
 
     async def _hand_over(self, channel: Channel, opened: OpenStream) -> None:
         """Lets open transactions end, and writes a checkpoint, so that the next owner reads hardly anything."""

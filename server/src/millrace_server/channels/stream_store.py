@@ -60,8 +60,8 @@ class TakeOver(NamedTuple):
     """Those of the stream from now on."""
     address: str
     """Where clients reach this server."""
-    epoch_known: int = 0
-    """The greatest epoch of the channel that was ever seen: a stream that ends before it was lost or set back."""
+    sequence_known: int = 0
+    """The last message that the stream is known to have had: one that ends before it was lost or set back."""
 
 
 class OpenStream(NamedTuple):
@@ -133,8 +133,8 @@ class StreamStores:
         """Runs on a thread, since it blocks on the engine."""
         codec = make_codec(config)
         stream = Stream(self._engine, name, attempt.limits)
-        chain = Chain.opened(self._engine, stream, may_create=not attempt.epoch_known)
-        chain.fence(attempt.address, attempt.epoch_known)
+        chain = Chain.opened(self._engine, stream, may_create=not attempt.sequence_known)
+        chain.fence(attempt.address, attempt.sequence_known)
         log, checkpoints = StreamLog(chain, codec), StreamCheckpoints(chain, codec)
         columns = LogColumns(log, self._recent)
         recovered = recover(log, checkpoints, columns, progress)

@@ -63,21 +63,21 @@ class Chain:
         """The largest body that one message has."""
         return self._engine.message_bytes_max - HEADER_BYTES_MAX - HEAD_BYTES
 
-    def fence(self, address: str, epoch_known: int = 0) -> None:
+    def fence(self, address: str, sequence_known: int = 0) -> None:
         """Makes this server the owner: nothing that an earlier one appends from now on is stored.
 
         Args:
             address: Where clients reach this server; operators find it in the stream.
-            epoch_known: The greatest epoch, or later sequence, that was ever seen; 0 without any.
+            sequence_known: The last message that the stream is known to have had; 0 without any.
 
         Raises:
             EngineError: The engine does not answer.
-            LogCorruptError: The stream ends before that epoch.
+            LogCorruptError: The stream ends before that message.
         """
         body = json.dumps({"address": address, "nonce": secrets.token_hex(8)}).encode()
         for _ in range(_FENCES_MAX):
-            if self._last_sequence < epoch_known:
-                self._last_sequence = self._engine.call(self.stream.ending_behind(epoch_known)).result()
+            if self._last_sequence < sequence_known:
+                self._last_sequence = self._engine.call(self.stream.ending_behind(sequence_known)).result()
             try:
                 self.epoch = self.append(LOG, self.message(MessageKind.FENCE, [body]))
             except LogTakenOverError:

@@ -122,11 +122,32 @@ class ChannelLease:
         if not self.is_held or not await self._write(replace(self._holder, epoch=epoch)) or not self.is_current:
             raise LeaseLostError(f"the lease on channel {self.channel!r} was lost")
 
-    async def release(self, reserved_for: str = "", *, is_pinned: bool = False, is_deleted: bool = False) -> None:
-        """Gives the lease back, so that another server takes over at once; does nothing without it. Never raises."""
+    async def note(self, last_sequence: int) -> None:
+        """Tells all servers that the channel's stream has this message; does nothing without the lease. Never raises.
+
+        Args:
+            last_sequence: A message that a quorum has: a later one might be lost, and would condemn a good stream.
+        """
+        if self.is_held and last_sequence > self._holder.last_sequence:
+            await self._write(replace(self._holder, last_sequence=last_sequence))
+
+    async def release(
+        self, reserved_for: str = "", *, is_pinned: bool = False, is_deleted: bool = False, last_sequence: int = 0
+    ) -> None:
+        """Gives the lease back, so that another server takes over at once; does nothing without it. Never raises.
+
+        Args:
+            reserved_for: The session that is to take the channel before others.
+            is_pinned: Whether the channel is to stay there.
+            is_deleted: Whether the channel was deleted.
+            last_sequence: See `note`.
+        """
         if self.is_held:
-            epoch = 0 if is_deleted else self._holder.epoch
-            await self._write(Holder("", "", epoch, reserved_for, is_pinned, is_deleted))
+            left = Holder(reserved_for=reserved_for, is_pinned=is_pinned, is_deleted=is_deleted)
+            if not is_deleted:
+                last_sequence = max(last_sequence, self._holder.last_sequence)
+                left = replace(left, epoch=self._holder.epoch, last_sequence=last_sequence)
+            await self._write(left)
         self._session = ""
 
     def _is_ours(self) -> bool:
@@ -174,7 +195,7 @@ class ChannelLease:
             return False
         session = self._members.session
         is_pinned = holder.is_pinned and holder.reserved_for == session
-        taken = Holder(session, self._members.address, holder.epoch, is_pinned=is_pinned)
+        taken = Holder(session, self._members.address, holder.epoch, holder.last_sequence, is_pinned=is_pinned)
         if self._seconds_to_wait() or not session or not await self._write(taken):
             return False
         self._session = session

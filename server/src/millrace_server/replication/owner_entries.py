@@ -85,12 +85,20 @@ class Holder(_Value):
     """Where clients reach the server."""
     epoch: int = 0
     """The newest epoch of the channel that an owner has confirmed; 0: none yet."""
+    last_sequence: int = 0
+    """The last message of the channel's stream that an owner has noted. A quorum of its replicas had it, so a stream
+    that ends before it was set back."""
     reserved_for: str = ""
     """The session that is to take the channel before others."""
     is_pinned: bool = False
     """Whether an operator has moved the channel there, so that it is not moved to spread channels evenly."""
     is_deleted: bool = False
     """Whether the channel was deleted."""
+
+    @property
+    def sequence_known(self) -> int:
+        """The last message that the channel's stream is known to have had; 0: it may never have existed."""
+        return max(self.epoch, self.last_sequence)
 
 
 @dataclass(frozen=True, slots=True)
