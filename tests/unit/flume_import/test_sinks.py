@@ -59,6 +59,42 @@ def test_import_of_a_path_of_an_unknown_file_system_has_to_be_filled_in(path: st
 
 
 @pytest.mark.parametrize(
+    ("path", "becomes"),
+    [("FILE:///x", "file:///x"), ("file:/x", "file:///x"), ("HDFS://nn/X", "hdfs://nn/X"), ("S3A://b/x", "s3://b/x")],
+)
+def test_import_of_a_path_with_any_spelling_of_a_scheme_names_the_same_directory(path: str, becomes: str) -> None:
+    """The sink would take other spellings than its own for local directories."""
+    assert sink_of(HDFS.replace("hdfs://nn/x", path))["path"] == becomes
+
+
+@pytest.mark.parametrize("path", ["viewfs://c/x", "ofs://c/x", "wasb://b@a/x", "c:/logs", "file:x"])
+def test_import_of_a_path_of_another_file_system_has_to_be_filled_in(path: str) -> None:
+    """It is left out, since no sink could write there, and --strict fails."""
+    text = sink_text(HDFS.replace("hdfs://nn/x", path))
+    assert imported(text).tables["sinks"]["k"]["path"] == {"fill_in": path}
+    assert fates_of(text)["a.sinks.k.hdfs.path"] is Fate.LEFT_OUT
+
+
+@pytest.mark.parametrize(
+    ("lines", "setting", "missing"),
+    [
+        ("type = hdfs\nhdfs.fileType = DataStream", "path", "hdfs.path"),
+        (HDFS.replace("hdfs://nn/x", ""), "path", "hdfs.path"),
+        ("type = file_roll", "path", "sink.directory"),
+        ("type = avro\nport = 1", "endpoints", "hostname"),
+        ("type = org.apache.flume.sink.kafka.KafkaSink", "bootstrap_servers", "kafka.bootstrap.servers"),
+    ],
+)
+def test_import_without_a_property_that_flume_needs_is_not_complete(lines: str, setting: str, missing: str) -> None:
+    """What is to be filled in is said, and --strict fails."""
+    text = sink_text(lines)
+    agent = imported(text)
+    assert "fill_in" in str(agent.tables["sinks"]["k"][setting])
+    assert not agent.is_complete
+    assert any(note.key == f"a.sinks.k.{missing}" and "is missing" in note.sentence for note in agent.notes)
+
+
+@pytest.mark.parametrize(
     ("lines", "settings", "fate"),
     [
         ("serializer = avro_event", {"format": "avro"}, Fate.CHANGED),

@@ -7,7 +7,6 @@ from millrace_server.flume_import.component_table import find_component
 from millrace_server.flume_import.conversion import OwnCode, convert
 from millrace_server.flume_import.kafka import convert_kafka_channel
 from millrace_server.flume_import.options import Options, Table, set_values
-from millrace_server.flume_import.references import fill_in
 
 _MEMORY_CAPACITY = 10_000
 _OVERFLOW_CAPACITY = 100_000_000
@@ -43,7 +42,7 @@ def _file(options: Options, table: Table) -> None:
 
 def _encryption(options: Options) -> Table:
     """Keeps a channel encrypted: with a new key, since Flume's files are not read, and its key store is Java's."""
-    key = options.text("encryption.activeKey") or fill_in("KEY")
+    key = options.required("encryption.activeKey", "KEY", "encryption")
     store = options.text("encryption.keyProvider.keyStoreFile")
     for ignored in ("encryption.keyProvider.keys", "encryption.cipherProvider", "encryption.keyProvider"):
         options.text(ignored)

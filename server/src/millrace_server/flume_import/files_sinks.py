@@ -4,7 +4,14 @@ import re
 
 from millrace_server.flume_import.component_table import find_component
 from millrace_server.flume_import.conversion import convert
-from millrace_server.flume_import.hadoop import DEFAULT_WANTED, below, default_file_system, has_scheme
+from millrace_server.flume_import.hadoop import (
+    DEFAULT_WANTED,
+    below,
+    default_file_system,
+    has_scheme,
+    is_supported,
+    with_plain_scheme,
+)
 from millrace_server.flume_import.options import Options, Table, set_values
 from millrace_server.flume_import.patterns import to_path_template
 from millrace_server.flume_import.references import fill_in, is_to_be_filled_in
@@ -41,7 +48,7 @@ def convert_hdfs(options: Options, table: Table) -> None:
 def convert_file_roll(options: Options, table: Table) -> None:
     """Converts the properties of a File Roll sink that the table of components leaves to code."""
     # Flume takes escapes for parts of the name.
-    table["path"] = re.sub(r"[{}]", lambda match: match[0] * 2, options.text("sink.directory") or fill_in("DIRECTORY"))
+    table["path"] = re.sub(r"[{}]", lambda match: match[0] * 2, options.required("sink.directory", "DIRECTORY", "path"))
     _set_name(options, table, "prefix", "sink.pathManager.prefix", _PREFIX)
     extension = options.text("sink.pathManager.extension")
     if extension:
@@ -53,8 +60,8 @@ def convert_file_roll(options: Options, table: Table) -> None:
 
 
 def _hdfs_path(options: Options) -> str:
-    path = options.text("hdfs.path") or fill_in("PATH")
-    if path.lower().startswith(("s3a:", "s3n:")):
+    path = with_plain_scheme(options.required("hdfs.path", "PATH", "path"))
+    if path.startswith(("s3a:", "s3n:")):
         path = f"s3:{path[4:]}"
         options.changed("hdfs.path", "S3's own client writes it: see options for region and endpoint", "path")
     if not has_scheme(path):
@@ -68,6 +75,9 @@ def _hdfs_path(options: Options) -> str:
             )
             options.left_out("hdfs.path", sentence, "path")
         path = below(default, path)
+    if not is_supported(path):
+        options.left_out("hdfs.path", "there is no such file system here: fill in a path of another one", "path")
+        path = fill_in(path)
     converted = to_path_template(path)
     if converted.unknown:
         sentence = f"{' and '.join(converted.unknown)} has no counterpart: fill in what stands for it"

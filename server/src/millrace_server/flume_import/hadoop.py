@@ -10,6 +10,9 @@ _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?://(?P<authority>[^
 _NAMES = ("fs.defaultFS", "fs.default.name")
 """The setting, and what it was called in older releases."""
 
+_SUPPORTED = {"abfs", "adl", "file", "gs", "hdfs", "oss", "s3", "webhdfs"}
+"""The schemes of Hadoop's that mean the same to fsspec."""
+
 DEFAULT_WANTED = "hdfs://NAMENODE:8020"
 """Stands for a default file system that is not known."""
 
@@ -28,6 +31,23 @@ def default_file_system(environment: Mapping[str, str]) -> str | None:
     named = next((found[name] for name in _NAMES if found.get(name)), "")
     match = _SCHEME.match(named)
     return None if match is None or match["scheme"].lower() == "file" else named.rstrip("/")
+
+
+def with_plain_scheme(path: str) -> str:
+    """Returns a path whose scheme, if it has one, is written as the sink `files` takes it: `FILE:/x` as `file:///x`."""
+    match = _SCHEME.match(path)
+    if match is None:
+        return path
+    scheme = match["scheme"].lower()
+    rest = path[len(scheme) :]
+    is_short = scheme == "file" and match["authority"] is None and rest.startswith(":/")
+    return f"file://{rest[1:]}" if is_short else f"{scheme}{rest}"
+
+
+def is_supported(path: str) -> bool:
+    """Returns whether the sink `files` knows the file system that a path names; one without a scheme names none."""
+    match = _SCHEME.match(path)
+    return match is None or (match["scheme"] in _SUPPORTED and match["authority"] is not None)
 
 
 def has_scheme(path: str) -> bool:

@@ -40,7 +40,7 @@ def convert_kafka_source(options: Options, table: Table) -> None:
     if pattern:
         table["topic_pattern"] = pattern
     else:
-        table["topics"] = _listed(topics) or [fill_in("TOPIC")]
+        table["topics"] = _listed(topics) or [options.required("kafka.topics", "TOPIC", "topics")]
     options.text("topic")
     _set_group(options, table)
     _set_client(options, table, "kafka.consumer")
@@ -102,9 +102,10 @@ def convert_kafka_channel(options: Options, _table: Table) -> None:
 
 def _set_servers(options: Options, table: Table) -> None:
     deprecated = options.text("brokerList")
-    table["bootstrap_servers"] = _listed(options.text("kafka.bootstrap.servers") or deprecated) or [
-        fill_in("HOST:PORT")
-    ]
+    named = deprecated if "kafka.bootstrap.servers" not in options and deprecated else ""
+    table["bootstrap_servers"] = _listed(
+        named or options.required("kafka.bootstrap.servers", "HOST:PORT", "bootstrap_servers")
+    )
 
 
 def _listed(text: str) -> list[str]:

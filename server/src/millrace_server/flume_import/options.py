@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from millrace_server.flume_import.ledger import Fate, Ledger, Place
-from millrace_server.flume_import.references import Surroundings, is_to_be_filled_in, missing_in
+from millrace_server.flume_import.references import Surroundings, fill_in, is_to_be_filled_in, missing_in
 
 T = TypeVar("T")
 
@@ -69,6 +69,13 @@ class Options:
         if missing := missing_in(value):
             self.left_out(key, f"refers to {' and '.join(missing)}, which is not known here: fill it in")
         return value or default
+
+    def required(self, key: str, what: str, setting: str = "") -> str:
+        """Returns a value like `text`; if there is none, what stands for it and is to be filled in."""
+        value = self.text(key)
+        if not value:
+            self.left_out(key, "is missing, and Flume needs it: fill it in", setting)
+        return value or fill_in(what)
 
     def peek(self, key: str) -> str:
         """Returns a value like `text`, but leaves it to be read and accounted for."""

@@ -5,7 +5,6 @@ from millrace_server.flume_import.conversion import OwnCode, convert
 from millrace_server.flume_import.files_sinks import convert_file_roll, convert_hdfs
 from millrace_server.flume_import.kafka import convert_kafka_sink
 from millrace_server.flume_import.options import Options, Table, address, set_values
-from millrace_server.flume_import.references import fill_in
 from millrace_server.flume_import.tls import client_tls
 
 _LOWEST_RANK = -(1 << 31)
@@ -20,7 +19,7 @@ def convert_sink(options: Options) -> Table | None:
 
 
 def _avro(options: Options, table: Table) -> None:
-    host, port = options.text("hostname") or fill_in("HOST"), options.text("port") or fill_in("PORT")
+    host, port = options.required("hostname", "HOST", "endpoints"), options.required("port", "PORT", "endpoints")
     table["endpoints"] = [address(host, port)]
     level, reset = options.number("compression-level"), options.text("reset-connection-interval")
     if table.get("compression") == "deflate":

@@ -35,8 +35,8 @@ def convert_source(options: Options) -> Table | None:
 
 
 def _listen(options: Options, host_key: str, default_host: str = "") -> str:
-    host = options.text(host_key, default_host) or fill_in("HOST")
-    return address(host, options.text("port") or fill_in("PORT"))
+    host = options.text(host_key, default_host) or options.required(host_key, "HOST", "listen")
+    return address(host, options.required("port", "PORT", "listen"))
 
 
 def _allow_plaintext(options: Options, table: Table, host: str, *, may_be_tls: bool = True) -> None:
@@ -93,8 +93,8 @@ def _http(options: Options, table: Table) -> None:
 
 
 def _syslog(transport: str, options: Options, table: Table) -> None:
-    host = options.text("host") or fill_in("HOST")
-    ports = options.words("ports" if "ports" in options else "port") or [fill_in("PORT")]
+    host = options.required("host", "HOST", "listen")
+    ports = options.required("ports" if "ports" in options else "port", "PORT", "listen").split()
     table["listen"] = [f"{transport}://{address(host, port)}" for port in ports]
     keep = options.text("keepFields", "none").lower()
     if keep in {"all", "true"}:

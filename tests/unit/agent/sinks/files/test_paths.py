@@ -151,6 +151,8 @@ def test_root_of_a_template_is_what_all_paths_have_in_common(text: str, root: st
         ("/data/{header:a}{header:b}{header:c}", "a name in it could have 300 bytes"),
         ("s3://{header:bucket}/x", "a directory's name must come before the first brace"),
         ("hdfs:///{time:%Y}", "a directory's name must come before the first brace"),
+        ("HDFS://nn/x", "a URL begins with a scheme in lower case and two slashes"),
+        ("file:/x", "a URL begins with a scheme in lower case and two slashes"),
     ],
 )
 def test_parse_of_what_is_no_template_says_why(text: str, said: str) -> None:

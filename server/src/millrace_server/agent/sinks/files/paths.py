@@ -61,6 +61,8 @@ _COMPONENT_BYTES_MAX = 255
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{(?P<kind>header|time):(?P<what>[^{}]+)\}|[{}]")
 _SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+)://")
+_NO_URL = re.compile(r"(?!(?-i:[a-z][a-z0-9+.-]+)://)[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
+"""Would be taken for a local directory: `HDFS://host/x`, `file:/x`."""
 _TIME_LETTERS = "YymdjHIMSpGVuwUWaAbB%"
 _TIME_DIRECTIVE = re.compile(r"%(.?)", re.DOTALL)
 
@@ -91,6 +93,11 @@ class PathTemplate(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "PathTemplate":
         """Parses a template, in which `{{` and `}}` stand for braces; raises ValueError if it is invalid."""
+        if _NO_URL.match(text):
+            sentence = (
+                "a URL begins with a scheme in lower case and two slashes, such as hdfs://host/path or file:///path"
+            )
+            raise ValueError(f"is {shown_value(text)}; {sentence}")
         match = _SCHEME.match(text)
         scheme = match["scheme"] if match and match["scheme"] != "file" else ""
         parts = list(_parts(text, text.removeprefix("file://")))
