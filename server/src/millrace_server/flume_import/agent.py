@@ -21,8 +21,6 @@ _AGENT_KEYS = {*_KINDS, "configfilters"}
 _SECTIONS = {"sinkgroups": "sink_groups"}
 """How kinds of components are called here, if not the same."""
 
-_DEFAULT_CAPACITIES = {"memory": 100, "file": 1_000_000, "spillable": 1_000_000}
-_GROUP_LEAST = 2
 _KAFKA_NAME_LENGTH = 58
 """How much of a channel's name leaves room for `-kafka`."""
 
@@ -127,11 +125,10 @@ class _AgentImport:
         around = Surroundings(wishes.environment, wishes.definitions, values, set(), set())
         written = {word for key, value in own.items() if _is_of(key, "sources", "channels") for word in value.split()}
         read = {value.strip() for key, value in own.items() if _is_of(key, "sinks", "channel")}
-        shared = Import(self._ledger, around, {}, written, read, {}, wishes.allow_plaintext, wishes.tls_directory)
+        shared = Import(self._ledger, around, {}, {}, written, read, {}, wishes.allow_plaintext, wishes.tls_directory)
         place = Place("", "")
         self._options = Options(agent, {key.removeprefix(f"{agent}."): own[key] for key in own}, shared, place)
         self._shared = shared
-        self._tables: dict[str, dict[str, Table]] = {}
 
     def result(self, agents: list[str]) -> ImportedAgent:
         self._read_filters()
@@ -144,10 +141,10 @@ class _AgentImport:
         for kind in _KINDS:
             self._convert_all(kind, convert[kind])
         self._add_components()
-        self._fit_files_to_channels()
-        self._reduce_groups()
         self._options.leave_out_unread("is no property of an agent")
-        tables = {kind: {name: _shown(table) for name, table in named.items()} for kind, named in self._tables.items()}
+        tables = {
+            kind: {name: _shown(table) for name, table in named.items()} for kind, named in self._shared.tables.items()
+        }
         return ImportedAgent(self._agent, tables, self._ledger, self._others(agents))
 
     def _others(self, agents: list[str]) -> dict[str, int]:
@@ -188,7 +185,7 @@ class _AgentImport:
             if table is None:
                 continue
             names[name] = options.place.name
-            self._tables.setdefault(section, {})[options.place.name] = table
+            self._shared.tables.setdefault(section, {})[options.place.name] = table
             if name != options.place.name:
                 sentence = f"it is called {options.place.name} here: names have lower-case letters, digits, . _ and -"
                 options.changed("type" if kind != "sinkgroups" else "sinks", sentence)
@@ -208,40 +205,9 @@ class _AgentImport:
     def _add_components(self) -> None:
         """Adds the components that Flume needs none for, under names that no other component has."""
         for kind, added in self._shared.added.items():
-            named = self._tables.setdefault(kind, {})
+            named = self._shared.tables.setdefault(kind, {})
             for channel, table in added.items():
                 named[free_name(f"{channel[:_KAFKA_NAME_LENGTH]}-kafka", named)] = table
-
-    def _fit_files_to_channels(self) -> None:
-        """Lowers the number of events in a file to what its channel can hold until the file is finished."""
-        channels = self._tables.get("channels", {})
-        for name, sink in self._tables.get("sinks", {}).items():
-            if sink["type"] != "files":
-                continue
-            channel = channels[str(sink["channel"])]
-            capacity = channel.get("capacity", _DEFAULT_CAPACITIES[str(channel["type"])])
-            most = max(1, capacity // 2) if isinstance(capacity, int) else None
-            if most is not None and isinstance(sink["roll_events"], int) and sink["roll_events"] > most:
-                sink["roll_events"] = most
-                sentence = (
-                    f"half of what channel {sink['channel']} holds, where events stay until their file is finished"
-                )
-                place = Place("sinks", name, "roll_events")
-                self._ledger.settle(f"{self._agent}.sinks.{name}", Fate.CHANGED, sentence, place)
-
-    def _reduce_groups(self) -> None:
-        """Removes sinks that were left out from groups, and groups that then have fewer than two."""
-        sinks = self._tables.get("sinks", {})
-        groups = self._tables.get("sink_groups", {})
-        for name, group in list(groups.items()):
-            listed = group["sinks"]
-            assert isinstance(listed, list), "created by convert_group"
-            left = [sink for sink in listed if sink in sinks]
-            group["sinks"] = left
-            if len(left) < _GROUP_LEAST:
-                flume = next(key for key, ours in self._shared.names["sinkgroups"].items() if ours == name)
-                self._ledger.omit(f"{self._agent}.sinkgroups.{flume}", "fewer than two of its sinks are left")
-                del groups[name]
 
 
 def _is_of(key: str, kind: str, setting: str) -> bool:

@@ -31,12 +31,11 @@ def _memory(options: Options, table: Table) -> None:
 
 
 def _file(options: Options, table: Table) -> None:
-    directories = [part.strip() for part in options.text("dataDirs").split(",") if part.strip()]
-    set_values(table, data_dirs=directories or None, checkpoint_dir=options.text("checkpointDir") or None)
-    if directories:
+    if directories := options.listed("dataDirs"):
+        table["data_dirs"] = directories
         sentence = "each channel has a directory of its own in there; what Flume has there is not read, so let it drain"
         options.changed("dataDirs", sentence, "data_dirs")
-    if options.has_any("encryption."):
+    if options.unread_of("encryption"):
         table["encryption"] = _encryption(options)
 
 
@@ -44,8 +43,6 @@ def _encryption(options: Options) -> Table:
     """Keeps a channel encrypted: with a new key, since Flume's files are not read, and its key store is Java's."""
     key = options.required("encryption.activeKey", "KEY", "encryption")
     store = options.text("encryption.keyProvider.keyStoreFile")
-    for ignored in ("encryption.keyProvider.keys", "encryption.cipherProvider", "encryption.keyProvider"):
-        options.text(ignored)
     key_id = re.sub(r"[^A-Za-z0-9._-]", "-", key)[:64]
     directory = PurePosixPath(store).parent if store else PurePosixPath("/etc/millrace")
     path = str(directory / f"{key_id}.key")

@@ -27,7 +27,7 @@ class Row(NamedTuple):
     choices: Mapping[str, str] = {}
     """The values that it may have, and what they become."""
     default: object = None
-    """Flume's default, where it is written since the default here is another one."""
+    """What Flume's default becomes, where the default here is another one."""
     unneeded: str = ""
     """Why nothing is lost without it."""
     missing: str = ""

@@ -42,9 +42,7 @@ def _leave_out(component: Component, options: Options) -> None:
 
 def _convert_row(row: Row, options: Options, table: Table) -> None:
     value = _read(row, options) if row.name in options else None
-    if value is None and row.default is not None:
-        value = _default(row)
-    set_values(table, **{row.to: value})
+    set_values(table, **{row.to: row.default if value is None else value})
 
 
 def _read(row: Row, options: Options) -> object:
@@ -59,15 +57,6 @@ def _read(row: Row, options: Options) -> object:
         CHOICE: lambda key: options.choice(key, row.choices),
     }
     return reader[row.read_as](row.name)
-
-
-def _default(row: Row) -> object:
-    if row.read_as == CHOICE:
-        return row.choices[str(row.default)]
-    if row.read_as == "milliseconds":
-        assert isinstance(row.default, int), "durations are numbers"
-        return row.default / 1_000
-    return row.default
 
 
 def settle_rest(component: Component, options: Options) -> None:

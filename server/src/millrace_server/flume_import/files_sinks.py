@@ -2,6 +2,8 @@
 
 import re
 
+from millrace.setting_problems import choices_of
+from millrace_server.channels.config import AnyChannelConfig
 from millrace_server.flume_import.component_table import find_component
 from millrace_server.flume_import.conversion import convert
 from millrace_server.flume_import.hadoop import (
@@ -103,7 +105,7 @@ def _set_hdfs_format(options: Options, table: Table) -> None:
     if file_type == "sequencefile":
         sentence = f"there are no sequence files (of {write_format}): bodies are lines of text; see format for others"
         options.left_out("hdfs.fileType", sentence, "path")
-        for key in ("serializer", *(key for key in options.unread() if key.startswith("serializer."))):
+        for key in ("serializer", *(f"serializer.{name}" for name in options.unread_of("serializer"))):
             if key in options:
                 options.text(key)
                 options.unneeded(key, "Flume's sequence files have none")
@@ -168,3 +170,15 @@ def _set_rolls(options: Options, table: Table, interval: str, size: str | None, 
     table["roll_seconds"] = float(_ROLL_SECONDS if seconds is None else seconds or _DAY_SECONDS)
     table["roll_bytes"] = _ROLL_BYTES if given_bytes is None else given_bytes or _BYTES_HIGHEST
     table["roll_events"] = _ROLL_EVENTS if given_events is None else given_events or _EVENTS_HIGHEST
+
+
+def fit_to_channel(options: Options, table: Table, channel: str) -> None:
+    """Lowers the number of events in a file to what its channel can hold until the file is finished."""
+    channel_table = options.shared.tables["channels"][channel]
+    config = choices_of(AnyChannelConfig)[1][str(channel_table["type"])]
+    capacity = channel_table.get("capacity", config.model_fields["capacity"].default)
+    most = max(1, capacity // 2) if isinstance(capacity, int) else None
+    if most is not None and isinstance(table["roll_events"], int) and table["roll_events"] > most:
+        table["roll_events"] = most
+        sentence = f"half of what channel {channel} holds, where events stay until their file is finished"
+        options.changed(None, sentence, "roll_events")

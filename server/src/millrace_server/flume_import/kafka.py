@@ -13,10 +13,8 @@ _HEADERS = ["key", "topic", "partition", "offset", "timestamp"]
 _STORES = StoreNames(
     key="ssl.keystore.location",
     key_password="ssl.keystore.password",  # noqa: S106 - the name of a property
-    key_type="ssl.keystore.type",
     trust="ssl.truststore.location",
     trust_password="ssl.truststore.password",  # noqa: S106 - the name of a property
-    trust_type="ssl.truststore.type",
 )
 _RESETS = {"earliest": "earliest", "latest": "latest", "none": "fail"}
 _JAAS = re.compile(r"""\b(?P<name>username|password)\s*=\s*(?P<quote>["'])(?P<value>.*?)(?P=quote)""")
@@ -36,12 +34,11 @@ _DEFAULT_GROUP = "flume"
 def convert_kafka_source(options: Options, table: Table) -> None:
     """Converts the properties of a Kafka source that the table of components leaves to code."""
     _set_servers(options, table)
-    topics, pattern = options.text("kafka.topics") or options.text("topic"), options.text("kafka.topics.regex")
-    if pattern:
+    if pattern := options.text("kafka.topics.regex"):
         table["topic_pattern"] = pattern
     else:
-        table["topics"] = _listed(topics) or [options.required("kafka.topics", "TOPIC", "topics")]
-    options.text("topic")
+        named = options.listed("kafka.topics") or options.listed("topic")
+        table["topics"] = named or [options.required("kafka.topics", "TOPIC", "topics")]
     _set_group(options, table)
     _set_client(options, table, "kafka.consumer")
     table |= {"headers": _headers(options), "header_prefix": ""}
@@ -53,8 +50,6 @@ def convert_kafka_sink(options: Options, table: Table) -> None:
     """Converts the properties of a Kafka sink that the table of components leaves to code."""
     _set_servers(options, table)
     _set_topic(options, table)
-    batch = [options.number(key) for key in ("flumeBatchSize", "kafka.flumeBatchSize", "batchSize")]
-    set_values(table, batch_events_max=next((size for size in batch if size), None))
     table |= {"key_header": "key", "header_prefix": ""}
     _read_renamed(options)
     _set_client(options, table, "kafka.producer")
@@ -71,7 +66,6 @@ def convert_kafka_channel(options: Options, _table: Table) -> None:
     name = options.prefix.rpartition(".")[2]
     is_written, is_read = name in options.shared.written, name in options.shared.read
     topic = options.text("kafka.topic") or options.text("topic") or _CHANNEL_TOPIC
-    options.text("topic")
     is_wrapped = options.flag("parseAsFlumeEvent") is not False
     if is_written == is_read:
         for key in [key for key in options.unread() if key in _CONNECTING or key.startswith(_CLIENTS)]:
@@ -101,20 +95,14 @@ def convert_kafka_channel(options: Options, _table: Table) -> None:
 
 
 def _set_servers(options: Options, table: Table) -> None:
-    deprecated = options.text("brokerList")
-    named = deprecated if "kafka.bootstrap.servers" not in options and deprecated else ""
-    table["bootstrap_servers"] = _listed(
-        named or options.required("kafka.bootstrap.servers", "HOST:PORT", "bootstrap_servers")
-    )
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    servers = options.listed("kafka.bootstrap.servers") or options.listed("brokerList")
+    table["bootstrap_servers"] = servers or [
+        options.required("kafka.bootstrap.servers", "HOST:PORT", "bootstrap_servers")
+    ]
 
 
 def _set_group(options: Options, table: Table) -> None:
-    deprecated = options.text("groupId")
-    table["group"] = options.text("kafka.consumer.group.id") or deprecated or _DEFAULT_GROUP
+    table["group"] = options.text("kafka.consumer.group.id") or options.text("groupId") or _DEFAULT_GROUP
     reset = options.text("kafka.consumer.auto.offset.reset")
     if not reset:
         reset = "earliest" if options.flag("readSmallestOffset") else "latest"
@@ -122,8 +110,7 @@ def _set_group(options: Options, table: Table) -> None:
 
 
 def _set_topic(options: Options, table: Table) -> None:
-    deprecated = options.text("topic")
-    topic = options.text("kafka.topic") or deprecated or _DEFAULT_TOPIC
+    topic = options.text("kafka.topic") or options.text("topic") or _DEFAULT_TOPIC
     header, is_overriding = options.text("topicHeader", "topic"), options.flag("allowTopicOverride") is not False
     if match := _WHOLE_HEADER.fullmatch(topic):
         topic, header, is_overriding = _DEFAULT_TOPIC, match["name"], True
@@ -151,8 +138,8 @@ def _headers(options: Options) -> list[str]:
 
 
 def _read_renamed(options: Options) -> None:
-    for key in [key for key in options.unread() if key.startswith("header.")]:
-        if options.text(key) != key.removeprefix("header."):
+    for name in options.unread_of("header"):
+        if options.text(key := f"header.{name}") != name:
             options.left_out(key, "headers keep their names, and all of them are taken over")
 
 

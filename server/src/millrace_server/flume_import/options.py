@@ -28,6 +28,8 @@ class Import:
     surroundings: Surroundings
     names: dict[str, dict[str, str]]
     """Names of ours by Flume's names, by kind, of the components that were converted so far."""
+    tables: dict[str, dict[str, Table]]
+    """What was converted so far, by kind and name of ours."""
     written: set[str]
     """The channels that sources write to, by Flume's names."""
     read: set[str]
@@ -56,9 +58,9 @@ class Options:
         """Returns the properties that were not read yet."""
         return list(self._values)
 
-    def has_any(self, beginning: str) -> bool:
-        """Returns whether a property that was not read yet begins like this."""
-        return any(key.startswith(beginning) for key in self._values)
+    def unread_of(self, prefix: str) -> list[str]:
+        """Returns what follows a prefix and a dot in the properties that were not read yet."""
+        return [key.removeprefix(f"{prefix}.") for key in self._values if key.startswith(f"{prefix}.")]
 
     def text(self, key: str, default: str = "") -> str:
         """Returns a value with its references resolved or marked; the default if it is absent or empty, as in Flume."""
@@ -83,6 +85,10 @@ class Options:
 
     def words(self, key: str) -> list[str]:
         return self.text(key).split()
+
+    def listed(self, key: str) -> list[str]:
+        """Returns the parts of a value that are separated by commas."""
+        return [part.strip() for part in self.text(key).split(",") if part.strip()]
 
     def channels(self, key: str) -> list[str]:
         """Returns the channels that a property names, by their names of ours, each once; unknown ones are left out."""

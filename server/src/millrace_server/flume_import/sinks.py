@@ -2,12 +2,13 @@
 
 from millrace_server.flume_import.component_table import find_component
 from millrace_server.flume_import.conversion import OwnCode, convert
-from millrace_server.flume_import.files_sinks import convert_file_roll, convert_hdfs
+from millrace_server.flume_import.files_sinks import convert_file_roll, convert_hdfs, fit_to_channel
 from millrace_server.flume_import.kafka import convert_kafka_sink
 from millrace_server.flume_import.options import Options, Table, address, set_values
 from millrace_server.flume_import.tls import client_tls
 
 _LOWEST_RANK = -(1 << 31)
+_GROUP_LEAST = 2
 
 
 def convert_sink(options: Options) -> Table | None:
@@ -15,7 +16,11 @@ def convert_sink(options: Options) -> Table | None:
     component = find_component("sink", options.text("type"))
     channel = next(iter(options.channels("channel")), "")
     table = convert(component, options, _OWN.get(component.name))
-    return None if table is None else {"type": table.pop("type"), "channel": channel} | table
+    if table is None:
+        return None
+    if table["type"] == "files" and channel:
+        fit_to_channel(options, table, channel)
+    return {"type": table.pop("type"), "channel": channel} | table
 
 
 def _avro(options: Options, table: Table) -> None:
@@ -39,7 +44,7 @@ def _http(options: Options, table: Table) -> None:
         "Accept": options.text("acceptHeader", "text/plain"),
     }
     table |= {"format": "single", "headers": headers}
-    flags = {code: options.flag(f"rollback.{code}") for code in _codes(options, "rollback")}
+    flags = {code: options.flag(f"rollback.{code}") for code in options.unread_of("rollback")}
     retried = {code: rolls for code, rolls in flags.items() if rolls is not None}
     rolls_by_default = options.flag("defaultRollback") is not False
     rules = {f"{family}xx": rolls_by_default for family in (2, 3, 4, 5)}
@@ -52,15 +57,10 @@ def _http(options: Options, table: Table) -> None:
     table["statuses"] = {status: "retry" if rolls else "settle" for status, rolls in rules.items()}
 
 
-def _codes(options: Options, prefix: str) -> list[str]:
-    return [key.removeprefix(f"{prefix}.") for key in options.unread() if key.startswith(f"{prefix}.")]
-
-
 def convert_group(options: Options) -> Table | None:
     """Returns the table of a sink group; None if it has only one sink and needs no group."""
     component = find_component("sink processor", options.text("processor.type", "default"))
-    names = options.shared.names["sinks"]
-    listed = options.words("sinks") or options.words("processor.sinks")
+    listed = list(dict.fromkeys(options.words("sinks") or options.words("processor.sinks")))
     if not component.becomes:
         # One sink needs no group.
         for key in options.unread():
@@ -69,17 +69,20 @@ def convert_group(options: Options) -> Table | None:
         if component.name != "default":
             options.left_out("processor.type", f"{component.name} has no counterpart: each sink empties the channel")
         return None
-    table: Table = {"sinks": listed}
     own = _failover if component.name == "failover" else None
     converted = convert(component, options, own, type_key="processor.type")
     assert converted is not None, "it has a counterpart"
     policy = converted.pop("type")
-    sinks = _ranked(listed, converted.pop("ranks", {}))
-    return table | {"sinks": [names.get(name, name) for name in sinks], "policy": policy} | converted
+    converted_sinks = options.shared.names["sinks"]
+    sinks = [converted_sinks[name] for name in _ranked(listed, converted.pop("ranks", {})) if name in converted_sinks]
+    if len(sinks) < _GROUP_LEAST:
+        options.omit("fewer than two of its sinks are left")
+        return None
+    return {"sinks": sinks, "policy": policy} | converted
 
 
 def _failover(options: Options, table: Table) -> None:
-    names = _codes(options, "processor.priority")
+    names = options.unread_of("processor.priority")
     ranks = {name: rank for name in names if (rank := options.number(f"processor.priority.{name}")) is not None}
     table["ranks"] = ranks
 
@@ -87,8 +90,7 @@ def _failover(options: Options, table: Table) -> None:
 def _ranked(listed: list[str], ranks: object) -> list[str]:
     """Returns sinks by priority, highest first; those without one come last, in their order."""
     assert isinstance(ranks, dict), "created above"
-    unique = list(dict.fromkeys(listed))
-    return sorted(unique, key=lambda name: ranks.get(name, _LOWEST_RANK), reverse=True)
+    return sorted(listed, key=lambda name: ranks.get(name, _LOWEST_RANK), reverse=True)
 
 
 _OWN: dict[str, OwnCode] = {

@@ -1,6 +1,7 @@
 """Conversion of Flume's sources."""
 
 import os
+from functools import partial
 
 from millrace_server.flume_import.component_table import find_component
 from millrace_server.flume_import.conversion import OwnCode, convert
@@ -60,7 +61,7 @@ def _netcat(options: Options, table: Table) -> None:
 
 
 def _avro(options: Options, table: Table) -> None:
-    rules = [rule.strip() for rule in options.text("ipFilterRules").split(",") if rule.strip()]
+    rules = options.listed("ipFilterRules")
     if options.flag("ipFilter") and rules:
         table["ip_filter_rules"] = rules
     elif rules:
@@ -106,14 +107,6 @@ def _syslog(transport: str, options: Options, table: Table) -> None:
     _allow_plaintext(options, table, host, may_be_tls=transport == "tcp")
 
 
-def _syslog_tcp(options: Options, table: Table) -> None:
-    _syslog("tcp", options, table)
-
-
-def _syslog_udp(options: Options, table: Table) -> None:
-    _syslog("udp", options, table)
-
-
 def _exec(options: Options, table: Table) -> None:
     command, shell = options.text("command"), options.text("shell")
     if not shell:
@@ -123,7 +116,6 @@ def _exec(options: Options, table: Table) -> None:
         table |= {"shell": True, "command": command}
     else:
         table["command"] = [*shell.split(), command]
-    table["restart"] = "always" if options.flag("restart") else "never"
     if command.split()[:1] == ["tail"]:
         sentence = "a source of type taildir reads files that grow, and loses nothing in a crash"
         options.advise("command", sentence, "command")
@@ -235,12 +227,12 @@ _OWN: dict[str, OwnCode] = {
     "exec": _exec,
     "http": _http,
     "kafka": convert_kafka_source,
-    "multiport_syslogtcp": _syslog_tcp,
+    "multiport_syslogtcp": partial(_syslog, "tcp"),
     "netcat": _netcat,
     "netcatudp": _netcat_udp,
     "seq": _sequence,
     "spooldir": _spooldir,
-    "syslogtcp": _syslog_tcp,
-    "syslogudp": _syslog_udp,
+    "syslogtcp": partial(_syslog, "tcp"),
+    "syslogudp": partial(_syslog, "udp"),
     "taildir": _taildir,
 }

@@ -25,10 +25,8 @@ class StoreNames(NamedTuple):
 
     key: str = "keystore"
     key_password: str = "keystore-password"  # noqa: S105 - the name of a property
-    key_type: str = "keystore-type"
     trust: str = "truststore"
     trust_password: str = "truststore-password"  # noqa: S105 - the name of a property
-    trust_type: str = "truststore-type"
 
 
 _NAMES = StoreNames()
@@ -55,26 +53,21 @@ class _Store(NamedTuple):
 
 def server_tls(options: Options, *flags: str) -> Table | None:
     """Returns the table `tls` of a source, and accounts for its properties; None if it serves plain text."""
-    is_wanted = _is_wanted(options, ("ssl", *flags))
-    deprecated = options.text("keystorePassword")
-    store, password = _said(options, _NAMES, "key"), _said(options, _NAMES, "key_password") or deprecated
-    options.text(_NAMES.key_type)
-    return _own_certificate(options, _NAMES.key, store, password) if is_wanted else None
+    if not _is_wanted(options, ("ssl", *flags)):
+        return None
+    store, password = _said(options, _NAMES, "key"), _said(options, _NAMES, "key_password")
+    return _own_certificate(options, _NAMES.key, store, password or options.text("keystorePassword"))
 
 
 def client_tls(options: Options) -> Table | None:
     """Returns the table `tls` of a sink, and accounts for its properties; None if it connects in plain text."""
-    is_wanted = _is_wanted(options, ("ssl",))
-    table = store_tls(options, _NAMES)
-    return table if is_wanted else None
+    return store_tls(options, _NAMES) if _is_wanted(options, ("ssl",)) else None
 
 
 def store_tls(options: Options, names: StoreNames) -> Table:
     """Returns the table `tls` of a client with a truststore, and perhaps a keystore of its own."""
     trusted, password = _said(options, names, "trust"), _said(options, names, "trust_password")
     own, own_password = _said(options, names, "key"), _said(options, names, "key_password")
-    for ignored in (names.trust_type, names.key_type):
-        options.text(ignored)
     table: Table = {}
     if trusted:
         stem = _stem(options, trusted)
