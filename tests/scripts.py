@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-_SECONDS_MAX = 60.0
+_SECONDS_MAX = 100.0
 
 
 def run_script(script: str, folder: Path, **environment: str) -> str:
