@@ -92,9 +92,13 @@ async def test_channel_of_another_server_names_its_owner(host: Host) -> None:
     with pytest.raises(NotOwnerError, match="is owned by another server") as refused:
         _ = hosted.channel
     assert refused.value.retry_delay_seconds == 0.2
+    hosted.mark_standing_by(lambda: Owner("", 0), lambda: "the engine does not answer")
+    assert (hosted.trouble, hosted.is_troubled) == ("the engine does not answer", True)
+    with pytest.raises(NotOwnerError, match="this server stands by: the engine does not answer"):
+        _ = hosted.channel
     hosted.mark_replaying()
     assert (hosted.state, hosted.owner, hosted.opened.is_set()) == (ChannelState.REPLAYING, None, False)
-    assert host.notified == ["orders", "orders"]
+    assert host.notified == ["orders", "orders", "orders"]
 
 
 async def test_channel_that_is_open_is_the_channel(host: Host) -> None:

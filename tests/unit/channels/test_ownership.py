@@ -174,6 +174,24 @@ async def test_channel_without_its_engine_says_what_it_waits_for(
         assert refused.value.metadata["address"] == ""
 
 
+async def test_channel_says_that_its_engine_has_ceased_to_answer(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody owns it then, and the state alone does not tell that from another server's channel."""
+    name = new_name()
+    async with _registry("a:1") as one, _registry("b:1") as other:
+        await one.create(name, _config(nats_url)).opened.wait()
+        handle = other.create(name, _config(nats_url))
+        await _until_state(handle, ChannelState.STANDING_BY)
+        assert not handle.is_troubled
+        assert other._shared is not None
+        [shared] = other._shared._engines._shared.values()
+        with monkeypatch.context() as silence:
+            silence.setattr(shared.leases.members, "session", "")
+            assert handle.trouble == "the engine does not answer"
+        assert not handle.is_troubled
+
+
 async def test_channel_of_a_server_without_an_address_waits_for_it(nats_url: str) -> None:
     """Its port is known only once it listens."""
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=100)

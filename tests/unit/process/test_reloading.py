@@ -10,6 +10,7 @@ from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace_server.agent.agent import Agent
 from millrace_server.agent.components import Component, ComponentKind
 from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_handle import ChannelState
 from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.configuration.settings import Settings, check_settings
 from millrace_server.errors import ChannelConfiguredError
@@ -203,6 +204,25 @@ async def test_reload_of_what_an_open_channel_cannot_change_says_that_it_needs_a
     assert not (server.data_dir / "elsewhere").exists()
     # Each reload reports it while it lasts.
     assert (await server.reload(changed))["not_in_force"] == last["not_in_force"]
+
+
+async def test_reload_while_standing_by_changes_all_but_what_needs_a_restart(server: Server) -> None:
+    """So the channel does not get its former limits back when this server takes it over."""
+
+    def tables(port: int, capacity: int) -> dict[str, Any]:
+        engine = {"type": "jetstream", "servers": [f"nats://127.0.0.1:{port}"]}
+        shared = {"type": "replicated", "engine": engine, "capacity": capacity}
+        return tables_of({"orders": MEMORY, "bills": MEMORY, "shared": shared})
+
+    await server.reload(tables(1, 10))
+    shared = server.registry.find("shared")
+    await until(lambda: shared.state is ChannelState.STANDING_BY)
+    outcome = await server.reload(tables(2, 20))
+    assert shared.config.capacity == 20
+    assert shared.config.replicated is not None
+    assert shared.config.replicated.engine.servers == ["nats://127.0.0.1:1"]
+    assert (outcome["channels_changed"], outcome["not_in_force"]) == (["shared"], ["channels.shared.engine"])
+    assert "restart" in server.why_not("channels.shared.engine")
 
 
 async def test_reload_of_server_settings_says_which_need_a_restart(server: Server) -> None:

@@ -82,7 +82,7 @@ class ChannelHandle:
         self._channel: Channel | None = None
         self._fault: MillraceError | None = None
         self._owner_of: Callable[[], Owner] | None = None  # Set while this server stands by.
-        self._waits_for = ""  # Why it cannot take the channel over.
+        self._waits_for: Callable[[], str] = _nothing  # Why it cannot take the channel over.
         self.store: LogStore | None = None
         self.configured: ChannelConfig | None = None
         self.progress = ReplayProgress()
@@ -130,18 +130,18 @@ class ChannelHandle:
     def trouble(self) -> str:
         """The reason for the state, in a sentence; empty while the channel works."""
         if self.state is ChannelState.STALLED:
-            return "the disk does not answer; commits wait for it"
+            return f"the {'disk' if self.config.replicated is None else 'engine'} does not answer; commits wait for it"
         if self.state is ChannelState.DISK_FULL:
             return self.channel.disk_trouble
         if self.state is ChannelState.STANDING_BY:
-            return self._waits_for
+            return self._waits_for()
         return str(self.fault or "")
 
     @property
     def is_troubled(self) -> bool:
         """Whether the channel is not open here though it should be: to stand by for another server is in order."""
         if self.state is ChannelState.STANDING_BY:
-            return bool(self._waits_for)
+            return bool(self._waits_for())
         return self.state is not ChannelState.OPEN
 
     @property
@@ -175,8 +175,10 @@ class ChannelHandle:
 
     def not_owner_error(self, owner: Owner) -> NotOwnerError:
         """Returns the error of calls while another server owns the channel, or none is known to."""
+        obstacle = "" if owner.address or self._owner_of is None else self._waits_for()
         return NotOwnerError(
-            f"channel {self.name!r} is owned by {owner.address or 'another server'}; this server stands by",
+            f"channel {self.name!r} is owned by {owner.address or 'another server'}; this server stands by"
+            f"{': ' if obstacle else ''}{obstacle}",
             retry_delay_seconds=None if owner.address else _OWNER_DELAY_SECONDS,
             channel=self.name,
             address=owner.address,
@@ -188,14 +190,14 @@ class ChannelHandle:
         assert self._channel is None, "an open channel has its own"
         self._config = config
 
-    def mark_standing_by(self, owner_of: Callable[[], Owner], waits_for: str = "") -> None:
+    def mark_standing_by(self, owner_of: Callable[[], Owner], waits_for: "Callable[[], str] | None" = None) -> None:
         """Marks the channel as another server's; `owner_of` tells whose, at each call that is refused.
 
-        `waits_for` says what prevents this server from taking it over; empty if only the owner does.
+        `waits_for` says, at each look, what prevents this server from taking it over; empty if only the owner does.
         """
         self._config = self.config
         self._channel = self.store = None
-        self._owner_of, self._waits_for = owner_of, waits_for
+        self._owner_of, self._waits_for = owner_of, waits_for or _nothing
         self.opened.set()
         self._on_change(self.name)
 
@@ -247,3 +249,7 @@ class ChannelHandle:
                 replayed_bytes=self.progress.bytes_done,
             )
             self.log_progress_later()
+
+
+def _nothing() -> str:
+    return ""

@@ -217,8 +217,8 @@ class Ownership:
 
     async def _connected(self) -> SharedEngine:
         if not self._engines.is_serving:
-            self._wait_for("the server has not started yet")
-        late = asyncio.get_running_loop().call_later(_READY_SECONDS, self._wait_for, "the engine does not answer yet")
+            self._stand_by("the server has not started yet")
+        late = asyncio.get_running_loop().call_later(_READY_SECONDS, self._stand_by, "the engine does not answer yet")
         try:
             while (shared := await self._engine_if_usable()) is None:  # noqa: ASYNC110 - only time can help
                 await asyncio.sleep(_CONNECT_SECONDS)
@@ -231,12 +231,18 @@ class Ownership:
         try:
             return await self._engines.of(self._config.engine)
         except EngineError as error:
-            self._wait_for(str(error))
+            self._stand_by(str(error))
             _log.warning("a replicated channel waits for its engine", channel=self._handle.name, error=str(error))
             return None
 
-    def _wait_for(self, what: str) -> None:
-        self._handle.mark_standing_by(self._owner, what)
+    def _stand_by(self, obstacle: str = "") -> None:
+        """Leaves the channel to others; `obstacle`: what prevents this server from taking it over, beside its owner."""
+        self._handle.mark_standing_by(self._owner, lambda: obstacle or self._silence())
+
+    def _silence(self) -> str:
+        """Says that this server cannot reach the engine, and so has no session; empty while it has one."""
+        is_cut_off = self._shared is not None and not self._shared.leases.members.session
+        return "the engine does not answer" if is_cut_off else ""
 
     @property
     def _config(self) -> ReplicatedChannelConfig:
@@ -260,7 +266,7 @@ class Ownership:
     async def _own_once(self, shared: SharedEngine, lease: ChannelLease) -> None:
         """Waits for the lease, and serves the channel until it is lost or left."""
         if not await lease.try_acquire():
-            self._handle.mark_standing_by(self._owner)
+            self._stand_by()
             await lease.acquire()
             if not lease.is_held:
                 return
@@ -300,7 +306,7 @@ class Ownership:
             if opened is not None:
                 await opened.abandon()
             self._move(Stage.STANDING_BY)
-            handle.mark_standing_by(self._owner, "" if isinstance(error, LeaseLostError) else str(error))
+            self._stand_by("" if isinstance(error, LeaseLostError) else str(error))
             await lease.release()
             with suppress(TimeoutError):
                 async with asyncio.timeout(shared.leases.members.renew_seconds):
@@ -372,7 +378,7 @@ class Ownership:
 
     def _close(self, channel: Channel) -> None:
         self._hooks.cease()
-        self._handle.mark_standing_by(self._owner)
+        self._stand_by()
         channel.close(self._refusal)
 
     def _refusal(self) -> MillraceError:

@@ -169,26 +169,36 @@ class Reloader:
             if config.type != former.type:
                 report.pending[f"channels.{name}.type"] = _NEEDS_RESTART
                 return
-            fixed = _changed(former, config, _FIXED_CHANNEL_FIELDS)
-            report.pending |= {f"channels.{name}.{one}": _NEEDS_RESTART for one in fixed}
-            wanted = config.model_copy(update={one: getattr(former, one) for one in fixed})
+            wanted = self._without_fixed(name, former, config, report)
             if wanted != former:
                 if why := await _update(channel, wanted):
                     report.pending[f"channels.{name}"] = f"{why}; take some out, then reload again"
                     return
                 report.updated.append(name)
             handle.configured = wanted
-            if not fixed:
+            if wanted == config:
                 self._channels[name] = config
 
     def _reconfigure(self, handle: ChannelHandle, config: AnyChannelConfig, report: _Report) -> None:
         """Sets the limits with which this server will serve a channel that another server owns."""
-        fixed = _changed(handle.config, config, {"type", *_FIXED_CHANNEL_FIELDS})
-        report.pending |= {f"channels.{handle.name}.{one}": _NEEDS_RESTART for one in fixed}
-        if not fixed:
-            handle.reconfigure(config)
-            handle.configured = self._channels[handle.name] = config
+        former = handle.config
+        if config.type != former.type:
+            report.pending[f"channels.{handle.name}.type"] = _NEEDS_RESTART
+            return
+        wanted = self._without_fixed(handle.name, former, config, report)
+        if wanted != former:
+            handle.reconfigure(wanted)
             report.updated.append(handle.name)
+        handle.configured = wanted
+        if wanted == config:
+            self._channels[handle.name] = config
+
+    @staticmethod
+    def _without_fixed(name: str, former: ChannelConfig, config: AnyChannelConfig, report: _Report) -> AnyChannelConfig:
+        """Returns the new configuration with the former values of what needs a restart, and reports these."""
+        fixed = _changed(former, config, _FIXED_CHANNEL_FIELDS)
+        report.pending |= {f"channels.{name}.{one}": _NEEDS_RESTART for one in fixed}
+        return config.model_copy(update={one: getattr(former, one) for one in fixed})
 
     async def _remove_channels(self, settings: Settings, used: set[str], report: _Report) -> None:
         catalogued = await asyncio.to_thread(self._catalog.load)

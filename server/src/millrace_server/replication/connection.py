@@ -15,6 +15,7 @@ from millrace_server.replication.engine_access import EngineAccess, EngineTls
 from millrace_server.wal.disk import Piece
 
 _NO_RESPONDERS = "503"
+_CLOSE_SECONDS = 3.0
 
 
 class Connection(Client):
@@ -75,6 +76,16 @@ class Connection(Client):
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(ConnectionError("the connection to the engine was lost"))
+
+    async def close(self) -> None:
+        """Closes the connection; never raises, and does not wait for an engine that stands still."""
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await super().close()
+        except (nats.errors.Error, OSError):
+            # It broke meanwhile.
+            if self._transport:
+                self._transport.close()  # type: ignore[no-untyped-call] # nats-py has few types
 
     @property
     def ssl_context(self) -> ssl.SSLContext:

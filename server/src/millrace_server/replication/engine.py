@@ -147,11 +147,19 @@ class Engine:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
-        """Closes the connection; blocks."""
-        self.call(self.nats.close()).result()
+        """Closes the connection; blocks, but not for an engine that does not answer."""
+        self.call(self._end()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _end(self) -> None:
+        await self.nats.close()
+        # A connection that broke meanwhile leaves some behind.
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 async def _note(error: Exception) -> None:
