@@ -31,3 +31,9 @@ def all_blocks(page: Path) -> list[Block]:
 def blocks_of(page: Path, kind: str) -> list[str]:
     """The blocks of one kind, in the page's order."""
     return [block.text for block in all_blocks(page) if block.kind == kind]
+
+
+def block_with(page: Path, kind: str, text: str) -> str:
+    """The only block of a kind that contains a text."""
+    [found] = [block for block in blocks_of(page, kind) if text in block]
+    return found

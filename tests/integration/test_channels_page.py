@@ -7,17 +7,11 @@ import pytest
 
 import millrace_client as millrace
 from tests.conftest import StartMillraced
-from tests.fenced_blocks import CHECKED, blocks_of
+from tests.fenced_blocks import CHECKED, block_with, blocks_of
 from tests.scripts import run_script
 from tests.unit.repository.checkout import ROOT
 
 PAGE = ROOT / "docs" / "channels.md"
-
-
-def configuration_with(text: str) -> str:
-    """The only configuration that contains a text."""
-    [found] = [block for block in blocks_of(PAGE, CHECKED) if text in block]
-    return found
 
 
 def test_first_configuration_block_served_has_its_channels(start_millraced: StartMillraced) -> None:
@@ -34,7 +28,7 @@ def test_first_configuration_block_served_has_its_channels(start_millraced: Star
 
 def test_blocks_for_disks_and_compression_keep_and_pack_events(start_millraced: StartMillraced, tmp_path: Path) -> None:
     """Both disks have the channel's directory, and similar bodies take little space."""
-    config = configuration_with("data_dirs").replace("/disk", f"{tmp_path}/disk")
+    config = block_with(PAGE, CHECKED, "data_dirs").replace("/disk", f"{tmp_path}/disk")
     server = start_millraced(config)
     server.wait_for("channel opened")
     with millrace.connect(server.grpc) as client:
@@ -53,7 +47,7 @@ def test_blocks_for_encryption_make_a_key_that_seals_what_is_written(
         pytest.skip("openssl is not on this machine")
     (make_key,) = blocks_of(PAGE, "key")
     run_script(make_key, tmp_path)
-    server = start_millraced(configuration_with("active_key").replace("/etc/millrace", str(tmp_path)))
+    server = start_millraced(block_with(PAGE, CHECKED, "active_key").replace("/etc/millrace", str(tmp_path)))
     server.wait_for("channel opened")
     with millrace.connect(server.grpc) as client:
         client.channel("orders").append([b"a book"])

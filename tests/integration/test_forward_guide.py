@@ -10,18 +10,12 @@ import millrace_client as millrace
 from millrace_server.access.tokens import make_token
 from tests.conftest import StartMillraced
 from tests.daemon_queries import wait_until
-from tests.fenced_blocks import CHECKED, blocks_of
+from tests.fenced_blocks import CHECKED, block_with, blocks_of
 from tests.millraced import run_millraced
 from tests.scripts import run_script
 from tests.unit.repository.checkout import ROOT
 
 PAGE = ROOT / "docs" / "how_to" / "forward_with_tls.md"
-
-
-def configuration_with(text: str) -> str:
-    """The only configuration that contains a text."""
-    [found] = [block for block in blocks_of(PAGE, CHECKED) if text in block]
-    return found
 
 
 def moved(block: str, folder: Path) -> str:
@@ -41,7 +35,7 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_graph_in_the_page_is_what_the_command_draws(tmp_path: Path) -> None:
     """The graph is that of the configuration above it."""
     config = tmp_path / "millrace.toml"
-    config.write_text(configuration_with('type = "taildir"'), encoding="utf-8")
+    config.write_text(block_with(PAGE, CHECKED, 'type = "taildir"'), encoding="utf-8")
     assert [run_millraced("graph", config).stdout] == blocks_of(PAGE, "graph")
 
 
@@ -53,9 +47,9 @@ def test_agents_of_the_page_bring_lines_of_a_log_into_parquet(start_millraced: S
     (certified / "nginx" / "access.log").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     tls, token = millrace.Tls(ca=certified / "tls" / "ca.pem"), make_token(certified / "tokens", "watcher")
     watcher = '[roles.watcher]\nallow = ["describe:*"]\n[identities.watcher]\nroles = ["watcher"]\n'
-    archive = configuration_with('type = "files"').replace("0.0.0.0:7070", "127.0.0.1:0") + watcher
+    archive = block_with(PAGE, CHECKED, 'type = "files"').replace("0.0.0.0:7070", "127.0.0.1:0") + watcher
     collector = start_millraced(moved(archive, certified), certified / "collector")
-    edge_toml = configuration_with('type = "taildir"').replace("collector-1:7070", collector.grpc)
+    edge_toml = block_with(PAGE, CHECKED, 'type = "taildir"').replace("collector-1:7070", collector.grpc)
     edge = start_millraced(moved(edge_toml, certified), certified / "edge")
     kept = [line for line in lines if "health" not in line]
     with millrace.connect(collector.grpc, tls=tls, token=token) as client:
