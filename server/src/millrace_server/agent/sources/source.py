@@ -167,14 +167,29 @@ def check_plaintext_allowed(
         )
 
 
-def check_listen_address(text: str, settings: Mapping[str, Any]) -> str:
-    """Returns the text of a TCP address to listen on; raises ValueError if it is none, or is not allowed."""
-    try:
-        address = Address.parse(text)
-    except ValueError as error:
-        raise ValueError(f"is {shown_value(text)}; {error}") from None
-    check_plaintext_allowed(text, address, settings)
-    return text
+class AddressSourceConfig(ListeningSourceConfig, ABC):
+    """Settings of sources that listen on one address."""
+
+    listen: str
+    """The address, as `host:port`; port 0 selects any free port."""
+
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, text: str, info: ValidationInfo) -> str:
+        try:
+            address = Address.parse(text)
+        except ValueError as error:
+            raise ValueError(f"is {shown_value(text)}; {error}") from None
+        check_plaintext_allowed(text, address, info.data)
+        return text
+
+
+def check_holds_two(bytes_max: int, setting: str, settings: Mapping[str, Any]) -> int:
+    """Returns a limit of memory; raises ValueError if two requests of the size in another setting do not fit."""
+    least = 2 * settings.get(setting, 0)
+    if bytes_max < least:
+        raise ValueError(f"is {bytes_max}; it must not be below twice {setting}, {least}")
+    return bytes_max
 
 
 @asynccontextmanager

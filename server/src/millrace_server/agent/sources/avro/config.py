@@ -9,10 +9,10 @@ from millrace_server.agent.avro_rpc.event_reader import TABLE_EVENTS_MAX
 from millrace_server.agent.setting_types import check_fastavro
 from millrace_server.agent.sources.avro.ip_filter import IpFilterRule
 from millrace_server.agent.sources.source import (
-    ListeningSourceConfig,
+    AddressSourceConfig,
     Source,
     SourceContext,
-    check_listen_address,
+    check_holds_two,
     source_class,
 )
 
@@ -25,7 +25,7 @@ def _check_rule(text: str) -> str:
     return text
 
 
-class AvroSourceConfig(ListeningSourceConfig):
+class AvroSourceConfig(AddressSourceConfig):
     """A source that listens for Flume's Avro RPC: for sinks `avro`, Flume's client SDK and its log4j appenders.
 
     A request is answered OK once its events are stored in all required channels, and FAILED if the channels cannot
@@ -35,9 +35,6 @@ class AvroSourceConfig(ListeningSourceConfig):
 
     type: Literal["avro"]
     """Events that Flume's agents and clients send by Avro RPC."""
-
-    listen: str
-    """The address, as `host:port`; port 0 selects any free port."""
 
     compression: Literal["none", "deflate"] = "none"
     """How connections are compressed; all senders must have the same `compression-type`."""
@@ -76,18 +73,10 @@ class AvroSourceConfig(ListeningSourceConfig):
 
     _check_is_installed = field_validator("type")(check_fastavro)
 
-    @field_validator("listen")
-    @classmethod
-    def _check_listen(cls, text: str, info: ValidationInfo) -> str:
-        return check_listen_address(text, info.data)
-
     @field_validator("inflight_bytes_max")
     @classmethod
     def _check_holds_a_request(cls, bytes_max: int, info: ValidationInfo) -> int:
-        least = 2 * info.data.get("request_bytes_max", 0)
-        if bytes_max < least:
-            raise ValueError(f"is {bytes_max}; it must not be below twice request_bytes_max, {least}")
-        return bytes_max
+        return check_holds_two(bytes_max, "request_bytes_max", info.data)
 
     def make(self, context: SourceContext) -> Source:
         return source_class(self.type)(context.name, self)

@@ -6,10 +6,10 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from millrace.setting_units import ByteSize
 from millrace_server.agent.sources.source import (
-    ListeningSourceConfig,
+    AddressSourceConfig,
     Source,
     SourceContext,
-    check_listen_address,
+    check_holds_two,
     source_class,
 )
 from millrace_server.network.http_requests import HostName
@@ -20,7 +20,7 @@ _INFLIGHT_BODIES = 16
 _RequestHeader = Annotated[str, Field(pattern=r"^(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+)$")]
 
 
-class HttpSourceConfig(ListeningSourceConfig):
+class HttpSourceConfig(AddressSourceConfig):
     """A source that receives events by POST.
 
     The `Content-Type` of a request determines how its body is read:
@@ -43,9 +43,6 @@ class HttpSourceConfig(ListeningSourceConfig):
 
     type: Literal["http"]
     """Events sent by POST."""
-
-    listen: str
-    """`host:port`; port 0 selects any free port."""
 
     path: str = Field("/", pattern=r"^(?:/[!-z|~]*)$")
     """The path of requests; any other path gets 404."""
@@ -78,19 +75,11 @@ class HttpSourceConfig(ListeningSourceConfig):
     """Headers of a request that are copied to those of its events which lack them, each with the name of the event
     header."""
 
-    @field_validator("listen")
-    @classmethod
-    def _check_listen(cls, text: str, info: ValidationInfo) -> str:
-        return check_listen_address(text, info.data)
-
     @field_validator("inflight_bytes_max")
     @classmethod
     def _check_holds_a_body(cls, bytes_max: int, info: ValidationInfo) -> int:
         # A compressed body is briefly in memory twice.
-        least = 2 * info.data.get("body_bytes_max", 0)
-        if bytes_max < least:
-            raise ValueError(f"is {bytes_max}; it must not be below twice body_bytes_max, {least}")
-        return bytes_max
+        return check_holds_two(bytes_max, "body_bytes_max", info.data)
 
     def make(self, context: SourceContext) -> Source:
         return source_class(self.type)(context.name, self)

@@ -2,23 +2,17 @@
 
 from typing import Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
 from millrace.setting_units import ByteSize
 from millrace_server.agent.lines.config import KIB, MIB, CharsetConfig, LinesConfig
-from millrace_server.agent.sources.source import (
-    ListeningSourceConfig,
-    Source,
-    SourceContext,
-    check_listen_address,
-    source_class,
-)
+from millrace_server.agent.sources.source import AddressSourceConfig, Source, SourceContext, source_class
 
 CONNECTIONS_HIGHEST = 5_000
 """Each connection may leave a gap in the numbers of what is stored; channels remember 10,000 of them."""
 
 
-class NetcatSourceConfig(CharsetConfig, ListeningSourceConfig):
+class NetcatSourceConfig(CharsetConfig, AddressSourceConfig):
     """A source of lines over TCP, as `nc` sends them.
 
     Each line is an event, without its line end, LF or CR LF. It is answered with `OK` once it is stored in all required
@@ -28,9 +22,6 @@ class NetcatSourceConfig(CharsetConfig, ListeningSourceConfig):
 
     type: Literal["netcat"]
     """Lines over TCP or TLS, each answered with OK once it is stored."""
-
-    listen: str
-    """`host:port`; port 0 selects any free port."""
 
     ack_every_event: bool = True
     """Whether each line that is stored is answered with `OK`. Set it to false for senders that do not read answers;
@@ -52,11 +43,6 @@ class NetcatSourceConfig(CharsetConfig, ListeningSourceConfig):
 
     client_ip_header: str | None = Field(None, min_length=1)
     """The header for the address of the sender; none by default."""
-
-    @field_validator("listen")
-    @classmethod
-    def _check_listen(cls, text: str, info: ValidationInfo) -> str:
-        return check_listen_address(text, info.data)
 
     @property
     def lines(self) -> LinesConfig:
