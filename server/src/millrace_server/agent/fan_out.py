@@ -33,7 +33,8 @@ crash; change a source's channels or selector only on a stopped server, or by a 
 """
 
 import asyncio
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from millrace_server.agent.dead_letters import UNSTORABLE_ERRORS
@@ -170,11 +171,12 @@ class FanOut:
         ]
         for append in appends:
             append.count_attempt()
+        in_last = [append for append in appends if append.channel.name == last]
+        if not in_last:
+            return await _begin_together(appends, appends)
         others = [append for append in appends if append.channel.name != last]
-        if len(others) < len(appends):
-            await (await _begin_together(others, appends)).finish()
-            others = [append for append in appends if append.channel.name == last]
-        return await _begin_together(others, appends)
+        await (await _begin_together(others, appends)).finish()
+        return await _begin_together(in_last, appends)
 
     async def pick(
         self, load_balancer: LoadBalancer, batch: ChannelBatch, stamp: Stamp | None, terms: Terms = NO_DEMANDS
@@ -215,16 +217,13 @@ class _Append:
 
     def plan(self) -> Commit:
         """Plans the commit; raises if it is never possible."""
-        try:
+        with _naming(self.channel):
             return self.channel.appends.plan_append(
                 self._batch.batches(),
                 self._stamp,
                 also_draining=self._terms.also_draining,
                 is_bounded=self._terms.is_bounded,
             )
-        except MillraceError as error:
-            _add_channel(error, self.channel)
-            raise
 
     @property
     def takes_all_events(self) -> bool:
@@ -249,43 +248,38 @@ class _Append:
         """
         clock = asyncio.get_running_loop().time
         began = clock()
-        try:
+        with _naming(self.channel):
             await self.channel.appends.wait_for_room(self.plan, self._seconds_left)
-        except MillraceError as error:
-            _add_channel(error, self.channel)
-            raise
         self._seconds_left = max(self._seconds_left - (clock() - began), 0.0)
         # All that wait in the line now came later.
         self._has_waited = True
 
     def refuse_if_broken(self) -> None:
         """Raises ChannelLogFailedError if the channel's log has failed; see the module's argument."""
-        if fault := self.channel.fault:
-            _add_channel(fault, self.channel)
-            raise fault
+        with _naming(self.channel):
+            if fault := self.channel.fault:
+                raise fault
 
     def refuse_unfit(self, commit: Commit) -> None:
         """Raises the error with which the channel would refuse a planned commit now."""
-        try:
+        with _naming(self.channel):
             self.channel.appends.refuse_unfit(commit)
-        except MillraceError as error:
-            _add_channel(error, self.channel)
-            raise
 
     def submit(self, commit: Commit) -> MillraceError | None:
+        """Submits the commit; returns the error if it is refused."""
         try:
-            self.channel.appends.submit_append(commit)
+            with _naming(self.channel):
+                self.channel.appends.submit_append(commit)
         except MillraceError as error:
-            _add_channel(error, self.channel)
             return error
         return None
 
     async def wait(self, commit: Commit) -> MillraceError | None:
         """Waits until the commit is durable; returns the error if it is aborted."""
         try:
-            await commit
+            with _naming(self.channel):
+                await commit
         except MillraceError as error:
-            _add_channel(error, self.channel)
             return error
         return None
 
@@ -351,5 +345,11 @@ async def _first_with_space(appends: Sequence[_Append]) -> _Append:
         await asyncio.gather(*pending, return_exceptions=True)
 
 
-def _add_channel(error: MillraceError, channel: Channel) -> None:
-    error.metadata.setdefault("channel", channel.name)
+@contextmanager
+def _naming(channel: Channel) -> Iterator[None]:
+    """Names the channel in the errors that it raises."""
+    try:
+        yield
+    except MillraceError as error:
+        error.metadata.setdefault("channel", channel.name)
+        raise

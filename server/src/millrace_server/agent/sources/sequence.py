@@ -8,7 +8,7 @@ from pydantic import Field
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable, HeaderValues
 from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext
-from millrace_server.agent.sources.spooldir.chunks import StoredRanges
+from millrace_server.agent.sources.stored_ranges import StoredRanges
 from millrace_server.channels.stamps import Stamp
 
 _NUMBER = "{number}"

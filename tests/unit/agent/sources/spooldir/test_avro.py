@@ -11,10 +11,11 @@ import fastavro
 import pytest
 
 from millrace_server.agent.sources.spooldir import avro as avro_module
-from millrace_server.agent.sources.spooldir.chunks import Chunk, ChunkLimits, StoredRanges
+from millrace_server.agent.sources.spooldir.chunks import Chunk, ChunkLimits
 from millrace_server.agent.sources.spooldir.config import AvroFormat
 from millrace_server.agent.sources.spooldir.content import BadFileError, Content
 from millrace_server.agent.sources.spooldir.source import open_chunks
+from millrace_server.agent.sources.stored_ranges import StoredRanges
 from millrace_server.agent.supervision import ComponentError
 from tests.spool import opened, put
 

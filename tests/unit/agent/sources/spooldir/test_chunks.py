@@ -8,10 +8,11 @@ import pytest
 from pydantic import TypeAdapter
 
 from millrace_server.agent.sources.spooldir import chunks as chunks_module
-from millrace_server.agent.sources.spooldir.chunks import Chunk, ChunkLimits, StoredRanges
+from millrace_server.agent.sources.spooldir.chunks import Chunk, ChunkLimits
 from millrace_server.agent.sources.spooldir.config import AnyFormat
 from millrace_server.agent.sources.spooldir.content import BadFileError, Content
 from millrace_server.agent.sources.spooldir.source import open_chunks
+from millrace_server.agent.sources.stored_ranges import StoredRanges
 from tests.spool import opened, put
 
 _FORMATS: TypeAdapter[AnyFormat] = TypeAdapter(AnyFormat)

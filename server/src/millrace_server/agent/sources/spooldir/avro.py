@@ -11,9 +11,10 @@ from typing import Any
 
 import fastavro
 
-from millrace_server.agent.sources.spooldir.chunks import CHUNK_BYTES, Chunk, ChunkLimits, StoredRanges
+from millrace_server.agent.sources.spooldir.chunks import CHUNK_BYTES, Chunk, ChunkLimits
 from millrace_server.agent.sources.spooldir.config import AvroFormat
 from millrace_server.agent.sources.spooldir.content import BadFileError, Content
+from millrace_server.agent.sources.stored_ranges import StoredRanges
 from millrace_server.agent.supervision import ComponentError
 
 BLOCK_BYTES_MAX = 64 << 20

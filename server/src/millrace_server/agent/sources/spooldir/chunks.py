@@ -1,6 +1,6 @@
-"""Chunks of a file, in lines or as a blob, and how much of a file is stored."""
+"""Chunks of a file, in lines or as a blob."""
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,38 +9,7 @@ from millrace_server.agent.lines.lines import Lines
 from millrace_server.agent.lines.splitter import LinesError, LineSplitter
 from millrace_server.agent.sources.spooldir.config import BlobFormat, LinesFormat
 from millrace_server.agent.sources.spooldir.content import BadFileError, Content
-
-
-class StoredRanges:
-    """What channels have stored of one producer whose numbers begin at 0.
-
-    Channels differ only after a crash between the commits of two channels. Then what only one of them has is read
-    again, in the same chunks.
-
-    Args:
-        ranges: For each channel the numbers that it has stored, as ascending ranges with both ends included.
-
-    Attributes:
-        position: All channels have stored the numbers before this one.
-    """
-
-    def __init__(self, ranges: Sequence[Sequence[tuple[int, int]]]) -> None:
-        self.position = min((self._first_end(of_one) for of_one in ranges), default=0)
-        boundaries = {boundary for of_one in ranges for first, last in of_one for boundary in (first, last + 1)}
-        self._boundaries = sorted(boundary for boundary in boundaries if boundary > self.position)
-
-    @staticmethod
-    def _first_end(ranges: Sequence[tuple[int, int]]) -> int:
-        return ranges[0][1] + 1 if ranges and ranges[0][0] == 0 else 0
-
-    def next_boundary(self, position: int) -> int | None:
-        """Returns the first number after a position where a stored range of some channel begins or ends, or None.
-
-        A batch must end there.
-        """
-        index = bisect_right(self._boundaries, position)
-        return self._boundaries[index] if index < len(self._boundaries) else None
-
+from millrace_server.agent.sources.stored_ranges import StoredRanges
 
 CHUNK_BYTES = 1 << 20
 """The approximate maximum size of a chunk; a larger event is a chunk by itself."""

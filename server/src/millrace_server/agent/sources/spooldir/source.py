@@ -15,13 +15,7 @@ import structlog
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable, HeaderValues
 from millrace_server.agent.sources.line_stream import ReadAhead
-from millrace_server.agent.sources.spooldir.chunks import (
-    Chunk,
-    ChunkLimits,
-    StoredRanges,
-    blob_chunks,
-    line_chunks,
-)
+from millrace_server.agent.sources.spooldir.chunks import Chunk, ChunkLimits, blob_chunks, line_chunks
 from millrace_server.agent.sources.spooldir.config import (
     QUARANTINED_SUFFIX,
     REASON_SUFFIX,
@@ -36,6 +30,7 @@ from millrace_server.agent.sources.spooldir.config import (
 )
 from millrace_server.agent.sources.spooldir.content import BadFileError, Content, FileGoneError, SpoolFile
 from millrace_server.agent.sources.spooldir.scanner import FILES_MAX, DirectoryScanner, FileStatus, FoundFile
+from millrace_server.agent.sources.stored_ranges import StoredRanges
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.agent.worker_thread import WorkerThread
 from millrace_server.channels.stamps import Stamp

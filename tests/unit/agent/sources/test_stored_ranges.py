@@ -1,7 +1,7 @@
 import random
 from itertools import pairwise
 
-from millrace_server.agent.sources.spooldir.chunks import StoredRanges
+from millrace_server.agent.sources.stored_ranges import StoredRanges
 
 
 def test_stored_ranges_of_an_unknown_producer_begin_at_the_start() -> None:

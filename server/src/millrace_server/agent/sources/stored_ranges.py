@@ -1,0 +1,35 @@
+"""How much of its events a source finds stored when it starts."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+
+class StoredRanges:
+    """What channels have stored of one producer whose numbers begin at 0.
+
+    Channels differ only after a crash between the commits of two channels. Then what only one of them has is read
+    again, in the same chunks.
+
+    Args:
+        ranges: For each channel the numbers that it has stored, as ascending ranges with both ends included.
+
+    Attributes:
+        position: All channels have stored the numbers before this one.
+    """
+
+    def __init__(self, ranges: Sequence[Sequence[tuple[int, int]]]) -> None:
+        self.position = min((self._first_end(of_one) for of_one in ranges), default=0)
+        boundaries = {boundary for of_one in ranges for first, last in of_one for boundary in (first, last + 1)}
+        self._boundaries = sorted(boundary for boundary in boundaries if boundary > self.position)
+
+    @staticmethod
+    def _first_end(ranges: Sequence[tuple[int, int]]) -> int:
+        return ranges[0][1] + 1 if ranges and ranges[0][0] == 0 else 0
+
+    def next_boundary(self, position: int) -> int | None:
+        """Returns the first number after a position where a stored range of some channel begins or ends, or None.
+
+        A batch must end there.
+        """
+        index = bisect_right(self._boundaries, position)
+        return self._boundaries[index] if index < len(self._boundaries) else None
