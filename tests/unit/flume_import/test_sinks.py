@@ -180,6 +180,13 @@ def test_import_of_a_group_of_which_a_sink_is_left_out_has_the_others() -> None:
     assert notes_of(alone)["a.sinkgroups.g"] == "fewer than two of its sinks are left"
 
 
+def test_import_of_several_sinks_in_a_default_group_says_that_each_empties_its_channel() -> None:
+    """Flume refuses such a group, so it must not vanish without a word."""
+    assert not tables_of(GROUP).get("sink_groups")
+    assert fates_of(GROUP)["a.sinkgroups.g.sinks"] is Fate.CHANGED
+    assert "each empties its channel" in notes_of(GROUP)["a.sinkgroups.g.sinks"]
+
+
 def test_import_of_a_default_group_needs_none() -> None:
     """One sink empties its channel alone."""
     text = GROUP + "a.sinkgroups.g.processor.type = default\n"

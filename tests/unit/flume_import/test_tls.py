@@ -91,3 +91,8 @@ def test_import_without_ssl_has_no_tls() -> None:
     """A keystore alone does not enable TLS, as in Flume."""
     text = source_text("type = http\nbind = localhost\nport = 80\nssl = false\nkeystore = /k.jks")
     assert "tls" not in imported(text).tables["sources"]["s"]
+
+
+def test_import_of_tls_without_a_keystore_has_commands_for_one() -> None:
+    """Which keystore it is, only Flume's process knew."""
+    assert "-srckeystore KEYSTORE -dest" in notes_of(source_text(f"{HTTP}ssl = true"))["a.sources.s.keystore"]

@@ -68,6 +68,8 @@ def convert_group(options: Options) -> Table | None:
             options.discard(key)
         if component.name != "default":
             options.left_out("processor.type", f"{component.name} has no counterpart: each sink empties the channel")
+        elif len(set(listed)) > 1:
+            options.changed("sinks", "it has no processor, so Flume takes one sink only: here each empties its channel")
         return None
     own = _failover if component.name == "failover" else None
     converted = convert(component, options, own, type_key="processor.type")

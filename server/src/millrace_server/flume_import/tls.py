@@ -84,7 +84,7 @@ def _own_certificate(options: Options, key: str, store: str, password: str) -> T
     stem = _stem(options, store)
     if (failure := _convert(options, store, password, stem)) is not None:
         p12 = f"{stem}.p12"
-        commands = f"{_FROM_JKS.format(store=store, stem=stem)}; {_TO_PEM.format(p12=p12, stem=stem)}"
+        commands = f"{_FROM_JKS.format(store=store or 'KEYSTORE', stem=stem)}; {_TO_PEM.format(p12=p12, stem=stem)}"
         options.changed(key, f"certificate and key are files in PEM{failure}: {commands}", "tls")
     return {"certificate": f"{stem}.pem", "private_key": f"{stem}.key"}
 

@@ -201,7 +201,8 @@ class KafkaClientConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build
             if why := cls.own_properties.get(name):
                 raise ValueError(f"has {shown_value(name)}, which the component sets itself: {why}")
         if importlib.util.find_spec("confluent_kafka") is not None and {"tls", "sasl"} <= info.data.keys():
-            cls._try_properties(_properties(info.data["tls"], info.data["sasl"], client))
+            # With a logger, librdkafka does not write to standard error what the exception says as well.
+            cls._try_properties({**_properties(info.data["tls"], info.data["sasl"], client), "logger": _log})
         return client
 
     @classmethod

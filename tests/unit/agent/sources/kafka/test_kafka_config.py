@@ -57,6 +57,15 @@ def test_validate_source_with_bad_settings_says_where_and_why(settings: dict[str
     assert "secret-1" not in text
 
 
+@pytest.mark.parametrize(("table", "model"), [(SOURCE, KafkaSourceConfig), (SINK, KafkaSinkConfig)])
+def test_validate_what_librdkafka_refuses_writes_nothing_to_standard_error(
+    table: dict[str, Any], model: type[KafkaSourceConfig | KafkaSinkConfig], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its own messages would stand between the problems that `millraced check` shows."""
+    assert "ssl.ca.location" in problems_of({**table, "tls": {"ca": "/nowhere.pem"}}, model)
+    assert not capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
