@@ -29,7 +29,7 @@ class ColumnTable(EventTable):
             return self._decoded.body_bytes
         return sum(stored.body_bytes for stored in self._received)
 
-    # Whoever asks for all bodies or all headers may change them.
+    # A caller of these may change what it gets, so they decode the columns.
 
     @property
     def bodies(self) -> Sequence[bytes]:

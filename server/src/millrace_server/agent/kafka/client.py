@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, Secret, SecretStr, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
+from millrace_server.agent.client_certificate import ClientCertificateConfig
 from millrace_server.agent.rate_limited_log import RateLimit
 from millrace_server.agent.setting_types import ServerAddress, revealed
 from millrace_server.agent.supervision import ComponentError
@@ -73,31 +74,21 @@ _CODE = {
 }
 """What confluent-kafka takes as Python objects."""
 
+TOPIC_PATTERN = r"^[a-zA-Z0-9._-]{1,249}$"
+TopicName = Annotated[str, Field(pattern=TOPIC_PATTERN)]
+
 PropertyValue = str | int | float | bool
 
 
-class KafkaTlsConfig(BaseModel, frozen=True, extra="forbid"):
+class KafkaTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
     """How a Kafka client connects over TLS. The files, in PEM, are read when the component starts."""
 
     ca: NamedPath | None = None
     """File of the certificates that the brokers' certificates must be signed with; by default the operating system's.
     """
 
-    certificate: NamedPath | None = None
-    """File of the client's own certificate, followed by the intermediate ones."""
-
-    private_key: NamedPath | None = Field(None, validate_default=True)
-    """File of its key."""
-
     private_key_password_file: NamedPath | None = None
     """File of the key's password, in one line."""
-
-    @field_validator("private_key")
-    @classmethod
-    def _check_pair(cls, key: Path | None, info: ValidationInfo) -> Path | None:
-        if "certificate" in info.data and (key is None) != (info.data["certificate"] is None):
-            raise ValueError("certificate and private_key come together, and one of them is missing")
-        return key
 
     def properties(self) -> dict[str, PropertyValue]:
         """Returns librdkafka's properties; raises ValueError if a file cannot be read."""
@@ -162,7 +153,7 @@ class KafkaClientConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build
     """Properties that the component itself needs in a certain way, with the setting to use instead, or why."""
 
     bootstrap_servers: Annotated[list[ServerAddress], Field(min_length=1)]
-    """Some brokers of the cluster, as `host:port`; they tell of all others."""
+    """Some brokers of the cluster, as `host:port`; the client learns of all others from them."""
 
     tls: KafkaTlsConfig | None = None
     """The table `tls`: how to connect over TLS, and with which certificate; without it, the client connects in plain

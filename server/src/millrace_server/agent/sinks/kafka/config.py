@@ -6,13 +6,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from millrace.setting_units import ByteSize
-from millrace_server.agent.kafka.client import KafkaClientConfig, described
+from millrace_server.agent.kafka.client import KafkaClientConfig, TopicName, described
 from millrace_server.agent.kafka.header_names import DEFAULT_PREFIX, HeaderNames
 from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkContext, sink_class
 
 _MIB = 1 << 20
 
-TopicName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
 HeaderName = Annotated[str, Field(min_length=1)]
 
 

@@ -9,13 +9,13 @@ from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 
 from millrace.wire_format import Buffer
 from millrace_server.agent.channel_reader import EventsRejectedError
-from millrace_server.agent.kafka.client import described
+from millrace_server.agent.kafka.client import TOPIC_PATTERN, described
 from millrace_server.agent.sinks.kafka.config import KafkaSinkConfig
 from millrace_server.agent.sinks.kafka.place import METADATA_BYTES_MAX, Place, UnknownPlaceError
 from millrace_server.agent.sinks.kafka.records import RecordWriter
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
 
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_TOPIC = re.compile(TOPIC_PATTERN)
 _QUEUE_WAIT_SECONDS = 0.1
 _ABORT_SECONDS = 2.0
 
@@ -91,7 +91,7 @@ class TransactionalProducer:
             self._producer.init_transactions(self._timeout)
             self._find_topic(self._config.topic)
             self.place = self._read_place()
-            # Tells early what the brokers do not permit, keeps the group's offset from expiring, and shows whether they
+            # Shows early what the brokers do not permit, keeps the group's offset from expiring, and shows whether they
             # keep its metadata.
             self._producer.begin_transaction()
             self._commit(self.place)

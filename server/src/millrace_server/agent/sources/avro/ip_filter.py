@@ -86,7 +86,7 @@ async def _looked_up_name(address: str) -> str:
     try:
         async with asyncio.timeout(_LOOKUP_SECONDS_MAX):
             name, _ = await asyncio.get_running_loop().getnameinfo((address, 0), socket.NI_NAMEREQD)
-            # Anyone can have the DNS return any name for an address of theirs, but not the address for the name.
+            # The owner of an address chooses the name that the DNS returns for it, but not the addresses of that name.
             return name if address in await _addresses_of(name) else address
     except (OSError, UnicodeError, TimeoutError):
         return address

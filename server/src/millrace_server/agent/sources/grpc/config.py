@@ -30,7 +30,7 @@ def name_problems(tables: Mapping[str, Any]) -> list[Problem]:
     return [
         Problem(
             ("sources", name),
-            f"is called {shown_value(name)}, as a channel is; callers could not tell which of them they append to, so "
+            f"is called {shown_value(name)}, as a channel is; callers could not distinguish them, so "
             f"it must not be the name of {shown_path(('channels', name))}",
         )
         for name in named_tables(tables, "sources")

@@ -7,11 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
-from millrace_server.agent.kafka.client import KafkaClientConfig, described
+from millrace_server.agent.kafka.client import KafkaClientConfig, TopicName, described
 from millrace_server.agent.kafka.header_names import DEFAULT_PREFIX
 from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext, source_class
-
-Topic = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
 
 RecordHeader = Literal["key", "topic", "partition", "offset", "timestamp"]
 
@@ -43,18 +41,18 @@ class KafkaSourceConfig(KafkaClientConfig, SourceConfig):
     type: Literal["kafka"]
     """Records of Kafka topics."""
 
-    topics: list[Topic] = Field(default_factory=list)
+    topics: list[TopicName] = Field(default_factory=list)
     """The topics; the members of the consumer group share their partitions."""
 
     topic_pattern: Annotated[str, AfterValidator(_check_pattern)] | None = Field(None, min_length=1)
     """A regular expression of topics that are read as well, also those that are created later; it must match the whole
     name."""
 
-    partitions: dict[Topic, Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]] = Field(
+    partitions: dict[TopicName, Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]] = Field(
         default_factory=dict, validate_default=True
     )
-    """Partitions by topic, instead of `topics` and `topic_pattern`: this source reads these, whoever else is in the
-    group."""
+    """Partitions by topic, instead of `topics` and `topic_pattern`: this source reads these, regardless of the
+    other members of the group."""
 
     group: str = Field(min_length=1, max_length=255)
     """The consumer group, which remembers how far the partitions have been read."""
@@ -81,7 +79,7 @@ class KafkaSourceConfig(KafkaClientConfig, SourceConfig):
     """The maximum number of events in a transaction; less if the `transaction_capacity` of a channel is smaller."""
 
     request_timeout_seconds: float = Field(30.0, gt=0, le=3_600, allow_inf_nan=False)
-    """How long the brokers may take to tell where a partition begins and ends and what the group has committed."""
+    """How long the brokers may take to report where a partition begins and ends and what the group has committed."""
 
     @field_validator("partitions")
     @classmethod

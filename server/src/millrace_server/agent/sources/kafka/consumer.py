@@ -69,7 +69,7 @@ class PartitionConsumer:
     """Fetches records. Its methods are called on one thread, except for `note_stored`.
 
     Attributes:
-        is_stored: Set while all records that were returned by `fetch` are stored, and by whoever stops the source.
+        is_stored: Set while all records that were returned by `fetch` are stored, and when the source stops.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class PartitionConsumer:
         self._report_rebalance("revoked", partitions)
 
     def _report_rebalance(self, what: str, partitions: list[TopicPartition]) -> None:
-        # Members that work together are told of changes that do not concern them.
+        # With cooperative assignment, librdkafka also reports rebalances that change nothing for this member.
         if partitions:
             self._report("rebalance", f"partitions were {what}", partitions=_names(partitions))
 

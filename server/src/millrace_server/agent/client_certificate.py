@@ -1,0 +1,24 @@
+"""The certificate with which a component connects to servers."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
+
+from millrace_server.files import NamedPath
+
+
+class ClientCertificateConfig(BaseModel, frozen=True, extra="forbid"):
+    """The certificate of a client."""
+
+    certificate: NamedPath | None = None
+    """File of the client's own certificate, followed by the intermediate ones."""
+
+    private_key: NamedPath | None = Field(None, validate_default=True)
+    """File of its key, without a password."""
+
+    @field_validator("private_key")
+    @classmethod
+    def _check_pair(cls, key: Path | None, info: ValidationInfo) -> Path | None:
+        if "certificate" in info.data and (key is None) != (info.data["certificate"] is None):
+            raise ValueError("certificate and private_key come together, and one of them is missing")
+        return key
