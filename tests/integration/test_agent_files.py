@@ -61,15 +61,15 @@ def test_sink_stopped_with_its_server_finishes_its_files_at_once(
     """A clean stop waits neither for a file's deadline nor for the grace time, and leaves nothing unfinished."""
     (tmp_path / "out").mkdir()
     settings = ('format = "parquet"', 'compression = "zstd"', "roll_seconds = 3600")
-    server = start_millraced(_config(tmp_path / "out" / "host={header:host}", *settings))
+    # A server that used its grace time would outlast the wait for its end.
+    grace = "server.shutdown_grace_seconds = 600.0\n"
+    server = start_millraced(grace + _config(tmp_path / "out" / "host={header:host}", *settings))
     _append(server, range(3_000))
     with millrace.connect(server.grpc) as client:
         # Events that are still queued when the server stops stay in the channel.
         _until(lambda: client.admin.get_channel("orders").gauges.taken_events == 3_000)
     assert len(unfinished_below(tmp_path / "out")) == 3
-    began = time.monotonic()
     assert server.stop() == 0
-    assert time.monotonic() - began < 5.0
     assert unfinished_below(tmp_path / "out") == []
     table = pq.read_table(tmp_path / "out")
     assert sorted(map(int, table["body"].to_pylist())) == list(range(3_000))

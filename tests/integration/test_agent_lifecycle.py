@@ -24,8 +24,8 @@ from tests.process_figures import cpu_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_SECONDS_MAX = 20.0
-SOON_SECONDS = 8.0
-"""Much shorter than the grace times used here, and much longer than a stop takes."""
+LONG_GRACE = "shutdown_grace_seconds = 600.0"
+"""A server that used its grace time would outlast each wait for its end, so that no test measures a stop."""
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -259,9 +259,7 @@ def test_sighup_again_and_again_while_one_is_under_way_reloads_once_more(
 def test_sigterm_during_a_reload_stops(start_millraced: StartMillraced, tmp_path: Path) -> None:
     """A stop does not wait for a reload; SIGHUP during the stop does not end the process."""
     gate = tmp_path / "gate"
-    server = start_millraced(
-        flow(tmp_path, count=1, sink=f', gate = "{gate}"', server="shutdown_grace_seconds = 600.0")
-    )
+    server = start_millraced(flow(tmp_path, count=1, sink=f', gate = "{gate}"', server=LONG_GRACE))
     until(lambda: components_of(server)["sources/app"].counters.event_count == 1)
     config_of(server).write_text('[channels.orders]\ntype = "memory"\ncapacity = 1000\n')
     server.send(signal.SIGHUP)
@@ -279,12 +277,10 @@ def test_sigterm_with_a_slow_sink_loses_nothing_of_a_memory_channel(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
     """The source ends first, the sink empties the channel, and then the server ends."""
-    server = start_millraced(flow(tmp_path, count=60, sink=", seconds = 0.03"))
+    server = start_millraced(flow(tmp_path, count=60, sink=", seconds = 0.03", server=LONG_GRACE))
     until(lambda: components_of(server)["sources/app"].counters.event_count == 60)
     assert len(lines_of(tmp_path / "written")) < 60
-    started = time.monotonic()
     assert server.stop() == 0
-    assert time.monotonic() - started < SOON_SECONDS
     assert lines_of(tmp_path / "written") == [f"app-{number}" for number in range(60)]
     assert (tmp_path / "ended").exists()
     assert not events_of(server, "events in memory are lost")
@@ -292,15 +288,13 @@ def test_sigterm_with_a_slow_sink_loses_nothing_of_a_memory_channel(
 
 def test_second_sigterm_with_a_slow_sink_stops_at_once(start_millraced: StartMillraced, tmp_path: Path) -> None:
     """The log says what the second signal costs; not even a thread that never ends keeps the process."""
-    toml = flow(tmp_path, count=5, sink=f', gate = "{tmp_path / "never"}"', server="shutdown_grace_seconds = 600.0")
+    toml = flow(tmp_path, count=5, sink=f', gate = "{tmp_path / "never"}"', server=LONG_GRACE)
     server = start_millraced(toml)
     until(lambda: components_of(server)["sources/app"].counters.event_count == 5)
-    started = time.monotonic()
     server.send(signal.SIGTERM)
     server.wait_for("stopping")
     server.send(signal.SIGTERM)
     assert server.wait() == 0
-    assert time.monotonic() - started < SOON_SECONDS
     [lost] = events_of(server, "events in memory are lost")
     assert (lost["channel"], lost["events"]) == ("orders", 5)
     assert [entry["event"] for entry in server.log][-2:] == [

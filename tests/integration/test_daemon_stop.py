@@ -29,8 +29,7 @@ ORDERS_TOML = """
 type = "memory"
 """
 LONG_GRACE_TOML = f"server.shutdown_grace_seconds = 600.0\n{ORDERS_TOML}"
-SOON_SECONDS = 5.0
-"""Much shorter than the grace times used here, and much longer than a stop takes."""
+"""A server that used its grace time would outlast each wait for its end, so that no test measures a stop."""
 
 
 @contextmanager
@@ -47,22 +46,21 @@ def begin_and_put(service: Any) -> str:
     return str(begun.txn_id)
 
 
-def stop_seconds(server: Millraced, *numbers: signal.Signals) -> float:
-    """Sends signals, each after the effect of the one before, and waits for exit code 0; returns the duration."""
-    started = time.monotonic()
+def stop(server: Millraced, *numbers: signal.Signals) -> None:
+    """Sends signals, each after the effect of the one before, and waits for exit code 0."""
     for number in numbers:
         server.send(number)
         server.wait_for("stopping")
     assert server.wait() == 0
-    return time.monotonic() - started
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_when_idle_stops_at_once(millraced: Millraced, number: signal.Signals) -> None:
+def test_signal_when_idle_stops_at_once(start_millraced: StartMillraced, number: signal.Signals) -> None:
     """A server without open transactions does not use its grace time, and exits with 0."""
-    assert stop_seconds(millraced, number) < SOON_SECONDS
+    server = start_millraced(LONG_GRACE_TOML)
+    stop(server, number)
     with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(f"http://{millraced.http}/healthz", timeout=20.0)
+        urllib.request.urlopen(f"http://{server.http}/healthz", timeout=20.0)
 
 
 def test_signal_with_a_transaction_open_lets_it_commit(start_millraced: StartMillraced) -> None:
@@ -88,7 +86,9 @@ def test_signal_with_a_transaction_left_open_stops_after_the_grace_time(start_mi
     server = start_millraced(f"server.shutdown_grace_seconds = 0.5\n{ORDERS_TOML}")
     with service_of(server) as service:
         begin_and_put(service)
-        assert 0.5 <= stop_seconds(server, signal.SIGTERM) < SOON_SECONDS
+        started = time.monotonic()
+        stop(server, signal.SIGTERM)
+        assert time.monotonic() - started >= 0.5
     assert server.wait_for("open transactions are rolled back")["open_transactions"] == 1
 
 
@@ -97,7 +97,7 @@ def test_signal_without_grace_time_stops_at_once(start_millraced: StartMillraced
     server = start_millraced(f"server.shutdown_grace_seconds = 0.0\n{ORDERS_TOML}")
     with service_of(server) as service:
         begin_and_put(service)
-        assert stop_seconds(server, signal.SIGTERM) < SOON_SECONDS
+        stop(server, signal.SIGTERM)
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
@@ -106,7 +106,7 @@ def test_second_signal_stops_at_once(start_millraced: StartMillraced, second: si
     server = start_millraced(LONG_GRACE_TOML)
     with service_of(server) as service:
         begin_and_put(service)
-        assert stop_seconds(server, signal.SIGTERM, second) < SOON_SECONDS
+        stop(server, signal.SIGTERM, second)
 
 
 def test_signal_with_streams_open_does_not_wait_for_them(start_millraced: StartMillraced) -> None:
@@ -129,9 +129,7 @@ def test_signal_with_streams_open_does_not_wait_for_them(start_millraced: StartM
         with pytest.raises(grpc.RpcError, match="the server is stopping"):
             taken.result(timeout=20.0)
         service.Rollback(channel_service_pb2.RollbackRequest(txn_id=begun.txn_id), timeout=20.0)
-        started = time.monotonic()
         assert server.wait() == 0
-        assert time.monotonic() - started < SOON_SECONDS
         for stream in (watched, consumed):
             with pytest.raises(grpc.RpcError) as ended:
                 list(stream)
