@@ -166,7 +166,7 @@ def _end_stream(connected: socket.socket) -> None:
 class Acceptor:
     """Accepts connections on a bound socket, which it owns. A connection has its place also during its handshake."""
 
-    def __init__(  # noqa: PLR0913 - most listeners leave the last three out
+    def __init__(  # noqa: PLR0913 - most listeners leave the last four out
         self,
         bound: socket.socket,
         places: Places,
@@ -175,10 +175,12 @@ class Acceptor:
         on_refused: Callable[[], None] = lambda: None,
         *,
         admits: Callable[[str], Awaitable[bool]] | None = None,
+        on_failed: Callable[[str, OSError], None] = lambda _address, _error: None,
     ) -> None:
         """`make_protocol` makes what serves the connection of a place, and gives the place back at its end.
 
-        `admits` decides by its address, before anything else, whether a client may connect.
+        `admits` decides by its address, before anything else, whether a client may connect. `on_failed` gets the
+        address of one that may not, or with which TLS was not agreed on, and why.
         """
         self._bound = bound
         self._places = places
@@ -186,6 +188,7 @@ class Acceptor:
         self._tls = tls
         self._on_refused = on_refused
         self._admits = admits
+        self._on_failed = on_failed
         self._connecting: dict[asyncio.Task[None], Place] = {}
         bound.setblocking(False)
         bound.listen(_BACKLOG)
@@ -214,7 +217,7 @@ class Acceptor:
 
     async def _connect(self, accepted: socket.socket, place: Place) -> None:
         if self._admits is not None and not await self._admits(place.address):
-            raise ConnectionRefusedError(f"{place.address} may not connect")
+            raise ConnectionRefusedError("its address may not connect")
         in_tls: dict[str, Any] = {"ssl": self._tls, "ssl_handshake_timeout": HANDSHAKE_SECONDS} if self._tls else {}
         make = partial(self._make_protocol, place)
         await asyncio.get_running_loop().connect_accepted_socket(make, accepted, **in_tls)
@@ -229,7 +232,9 @@ class Acceptor:
             # A protocol does not learn that its handshake has failed.
             place.leave()
             accepted.close()
-        if error is not None and not isinstance(error, OSError):
+        if isinstance(error, ssl.SSLError | ConnectionRefusedError):
+            self._on_failed(place.address, error)
+        elif error is not None and not isinstance(error, OSError):
             raise error
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 
 from millrace.setting_problems import describe_problems
 from millrace_server.agent.sources.avro import source as source_module
@@ -267,9 +268,10 @@ async def test_run_with_tls_admits_clients_with_certificates(writer: RecordingWr
     )
     context = ssl.create_default_context(cafile=str(ca))
     async with running(source, writer):
-        with pytest.raises((ssl.SSLError, ConnectionError)):
+        with capture_logs() as logs, pytest.raises((ssl.SSLError, ConnectionError)):
             async with client_of(source, tls=context, deflate_level=6) as client:
                 await talk(lambda: client.append(EVENTS[0]))
+        assert any("did not return a certificate" in log.get("reason", "").replace("_", " ").lower() for log in logs)
         context.load_cert_chain(mine, my_key)
         async with client_of(source, tls=context, deflate_level=6) as client:
             assert await talk(lambda: client.append_batch(EVENTS)) == "OK"
@@ -381,11 +383,27 @@ async def test_run_above_connections_max_replaces_idle_ones(writer: RecordingWri
 async def test_run_refuses_clients_by_its_rules(writer: RecordingWriter) -> None:
     """A client that a rule denies is not heard."""
     source = make_source(ip_filter_rules=["deny:ip:127.*"])
-    async with running(source, writer), raw_client_of(source) as client:
-        assert await talk(lambda: is_closed(client))
+    with capture_logs() as logs:
+        async with running(source, writer), raw_client_of(source) as client:
+            assert await talk(lambda: is_closed(client))
+    assert ("127.0.0.1", "its address may not connect") in [(log.get("client"), log.get("reason")) for log in logs]
     source = make_source(ip_filter_rules=["allow:name:localhost", "deny:ip:*"])
     async with running(source, writer), client_of(source) as client:
         assert await talk(lambda: client.append(EVENTS[0])) == "OK"
+
+
+async def test_run_logs_a_kind_of_problem_again_after_events_were_stored(writer: RecordingWriter) -> None:
+    """A client that begins to send what is no frame months after another one is seen, too."""
+    source = make_source()
+    with capture_logs() as logs:
+        async with running(source, writer):
+            for _ in range(2):
+                async with raw_client_of(source) as stranger:
+                    stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                    assert await talk(partial(is_closed, stranger))
+                async with client_of(source) as client:
+                    assert await talk(partial(client.append, EVENTS[0])) == "OK"
+    assert [log["event"] for log in logs if "client" in log] == ["a connection was closed"] * 2
 
 
 async def test_stop_answers_the_calls_that_it_has(writer: RecordingWriter) -> None:

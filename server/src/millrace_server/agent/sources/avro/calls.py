@@ -74,6 +74,8 @@ class CallHandler:
             seconds = self._config.store_seconds_max
             self.log_problem(client, "a call was answered FAILED", f"it was not stored after {seconds:g} seconds")
             return Status.FAILED
+        # From now on, problems like those before are logged again, at the limited rate.
+        self._failure_log.end_outage()
         return Status.OK
 
     async def _deliver(self, table: EventTable) -> None:

@@ -47,8 +47,12 @@ class AvroSource:
         make = partial(make_protocol, config=config, handler=handler, connections=connections)
         places = Places(config.connections_max, config.connections_per_address_max)
         on_refused = partial(handler.log_problem, "", "a connection was closed", _TOO_MANY)
+
+        def note_failed(address: str, error: OSError) -> None:
+            handler.log_problem(address, "a connection was closed", error)
+
         detect_dead_peers(bound)
-        acceptor = Acceptor(bound, places, make, tls, on_refused, admits=self._filter.admits)
+        acceptor = Acceptor(bound, places, make, tls, on_refused, admits=self._filter.admits, on_failed=note_failed)
         _log.info("listening", source=self._name, address=f"{'tls' if tls else 'tcp'}://{self._address}")
         writer.report_running()
         try:
