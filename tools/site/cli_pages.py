@@ -32,6 +32,7 @@ options, and names that the server knows, such as those of channels. For package
 """
 
 
+_AS_WRITTEN = re.compile(r"\x08\n?(.*?)(?:\n\n|\Z)", re.DOTALL)
 _APPS = {"millrace": client_program.app, "millraced": server_program.app, "millrace-spark": spark_program.app}
 PROGRAMS = tuple(_APPS)
 
@@ -52,6 +53,16 @@ def page() -> str:
 
 def _describe(program: str) -> str:
     command = command_of(program)
+    _say_all(command)
     described: str = get_docs_for_click(obj=command, ctx=typer.Context(command), name=program)
+    # What the help shows as it is written, such as exit codes.
+    described = _AS_WRITTEN.sub(lambda match: f"```text\n{match[1].strip()}\n```\n", described)
     # One level down: the page has the title.
     return re.sub(r"^#", "##", described, flags=re.MULTILINE)
+
+
+def _say_all(command: Any) -> None:
+    """Lets lists of commands have whole sentences, which are cut to the width of a terminal otherwise."""
+    for inner in getattr(command, "commands", {}).values():
+        inner.short_help = " ".join((inner.short_help or inner.help or "").partition("\n\n")[0].split())
+        _say_all(inner)

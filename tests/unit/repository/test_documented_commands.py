@@ -9,6 +9,7 @@ import pytest
 from tests.documented_commands import command_lines, problem_of
 from tests.fenced_blocks import all_blocks
 from tests.unit.repository.checkout import project_files
+from tools.site import cli_pages
 
 PAGES = [path for path in project_files() if path.suffix == ".md" and path.name != "CHANGELOG.md"]
 SHELLS = {"bash", "sh", "console"}
@@ -51,6 +52,15 @@ def test_commands_are_in_fenced_blocks() -> None:
     """A block that is only indented has no language, and no test would find it."""
     found = [(page.name, line) for page in PAGES for line in _INDENTED.findall(_FENCED.sub("", page.read_text()))]
     assert found == []
+
+
+def test_reference_of_the_command_lines_has_all_options_and_exit_codes() -> None:
+    """Commands that are imported late have their options, lists have whole sentences, and exit codes are a block."""
+    page = cli_pages.page()
+    assert "* `--transaction-capacity EVENTS`" in page
+    assert "* `put`: Put the lines of a file or of standard input into a channel." in page
+    assert "```text\nExit codes:\n" in page
+    assert "\x08" not in page
 
 
 @pytest.mark.parametrize(
