@@ -99,6 +99,8 @@ async def test_append_for_which_one_channel_has_no_room_leaves_nothing_behind(st
         with pytest.raises(ChannelFullError) as caught:
             await append(entrance, b"1", stamp=stamp)
         assert (now() - began, caught.value.metadata) == (3.0, {"channel": "b"})
+        assert str(caught.value).startswith("channel b: the channel holds 1 events of 1")
+        assert caught.value.retry_delay_seconds is not None
         assert held(registry, "a", "b") == {"a": [], "b": [b"x"]}
         appending = await started(append(entrance, b"1", stamp=stamp))
         await make_room(registry.get("b"))

@@ -16,7 +16,14 @@ from millrace_server.channels.batches import StoredColumns, Window
 from millrace_server.channels.commit import Commit
 from millrace_server.channels.entrance import EntranceLimits, Route, refuse, settle
 from millrace_server.channels.stamps import Stamp
-from millrace_server.errors import InternalError, MillraceError, NotOwnerError, ReplayingError
+from millrace_server.errors import (
+    BytesFullError,
+    ChannelFullError,
+    InternalError,
+    MillraceError,
+    NotOwnerError,
+    ReplayingError,
+)
 
 _RETRY_DELAY_SECONDS = 0.5
 
@@ -193,4 +200,8 @@ def _for_caller(error: MillraceError) -> MillraceError:
     if isinstance(error, NotOwnerError):
         # Its address is not one of this source.
         return ReplayingError(str(error), retry_delay_seconds=_RETRY_DELAY_SECONDS)
+    if isinstance(error, ChannelFullError | BytesFullError) and "channel" in error.metadata:
+        # The caller knows the source's name only, and "the channel" would be taken for that.
+        message = f"channel {error.metadata['channel']}: {error}"
+        return type(error)(message, retry_delay_seconds=error.retry_delay_seconds, **error.metadata)
     return error
