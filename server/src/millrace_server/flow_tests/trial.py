@@ -37,7 +37,7 @@ class TrialError(Exception):
 
 @dataclass(slots=True)
 class StillClock:
-    """A clock that only moves when it is told to."""
+    """A clock that moves only by `advance`."""
 
     start_seconds: float
     """Seconds since 1970."""

@@ -56,7 +56,7 @@ def convert_file_roll(options: Options, table: Table) -> None:
     if extension:
         table["suffix"] = f".{extension}"
     if options.text("sink.pathManager", "DEFAULT").lower() != "default":
-        options.changed("sink.pathManager", "names tell the sink, the channel and the events", "prefix")
+        options.changed("sink.pathManager", "file names contain the sink, the channel and the sequences", "prefix")
     _set_serializer(options, table, "sink.serializer")
     _set_rolls(options, table, "sink.rollInterval", None, None)
 

@@ -120,7 +120,7 @@ class Options:
 
     def _parse(self, key: str, convert: Callable[[str], T], what: str) -> T | None:
         text = self.text(key)
-        # What is to be filled in is told already.
+        # What is to be filled in is reported already.
         if not text or is_to_be_filled_in(text):
             return None
         try:

@@ -96,7 +96,7 @@ def _is_wanted(options: Options, flags: Iterable[str]) -> bool:
 
 
 def _said(options: Options, names: StoreNames, what: str) -> str:
-    """Returns what a component says of its keystore, or what Flume's process was told of all of them."""
+    """Returns what a component says of its keystore, or what is said of all keystores around it."""
     definition, variable = _GLOBAL[what]
     key: str = getattr(names, what)
     around = options.shared.surroundings

@@ -81,7 +81,7 @@ def _refuse_reused_offsets(facts: PartitionFacts) -> None:
         raise ComponentFailedError(
             f"{facts.name} ends at offset {facts.high}, and records up to {stored_end - 1} are stored: the brokers "
             "have lost records, or the topic was created again, and new records would pass for stored ones. To read "
-            f"them, have the channels forget the producer: millrace producer forget CHANNEL {facts.producer_id}; retry "
+            f"them, remove the producer from the channels: millrace producer forget CHANNEL {facts.producer_id}; retry "
             "then"
         )
 
