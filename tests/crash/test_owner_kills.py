@@ -272,6 +272,7 @@ async def _drain(servers: SharedServers, channel: str) -> None:
     account.close((await owner.rpc.look(channel)).gauges.next_sequence)
 
 
+@pytest.mark.timeout(600)
 async def test_owners_and_nodes_that_are_killed_and_halted_lose_and_repeat_nothing(
     jetstream_cluster: JetStreamCluster, tmp_path: Path, chance: random.Random
 ) -> None:

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.spark
 _EVENTS = 400
 
 
+@pytest.mark.timeout(600)
 def test_stream_when_the_owner_is_killed_goes_on_and_lands_each_event_once(
     spark: SparkSession, start_millraced: StartMillraced, nats_url: str, tmp_path: Path
 ) -> None:
