@@ -69,20 +69,24 @@ async def test_consumers_when_the_owner_is_killed_get_and_remove_all_events(serv
         thread = threading.Thread(target=_consume, args=(threaded, seen))
         thread.start()
         async with aio.AsyncConsumer(addresses, servers.channel, _CONSUMER_CONFIG) as consumer:
-            async for delivery in consumer:
-                seen.update(delivery.bodies())
-                await delivery.ack()
-                if owner.grpc in servers.running and len(seen) > _EVENTS // 4:
-                    del servers.running[owner.grpc]
-                    owner.kill()
-                if len(seen) == _EVENTS:
-                    break
-        # What the one has prefetched goes to the other.
-        await asyncio.to_thread(until, lambda: not _held(servers))
+            task = asyncio.create_task(_consume_async(consumer, seen))
+            await asyncio.to_thread(until, lambda: len(seen) > _EVENTS // 4)
+            del servers.running[owner.grpc]
+            owner.kill()
+            await asyncio.to_thread(_fill, servers, _numbers(_EVENTS))
+            await asyncio.to_thread(until, lambda: not _held(servers))
+            await consumer.close()
+            await task
         threaded.close()
         await asyncio.to_thread(thread.join, WAIT_SECONDS)
-    assert sorted(map(int, seen)) == list(range(_EVENTS))
+    assert sorted(map(int, seen)) == list(range(2 * _EVENTS))
     assert max(seen.values()) <= 2, "the owner changed once"
+
+
+async def _consume_async(consumer: aio.AsyncConsumer, seen: Counter[bytes]) -> None:
+    async for delivery in consumer:
+        seen.update(delivery.bodies())
+        await delivery.ack()
 
 
 def _consume(consumer: millrace.Consumer, seen: Counter[bytes]) -> None:
@@ -93,8 +97,12 @@ def _consume(consumer: millrace.Consumer, seen: Counter[bytes]) -> None:
 
 def _held(servers: ReplicatedServers) -> int:
     """The events of the channel, delivered ones included."""
-    with millrace.connect(servers.owner().grpc) as client:
-        gauges = client.admin.get_channel(servers.channel).gauges
+    return _held_at(servers.owner().grpc, servers.channel)
+
+
+def _held_at(address: str, channel: str) -> int:
+    with millrace.connect(address) as client:
+        gauges = client.admin.get_channel(channel).gauges
         return gauges.queued_events + gauges.taken_events
 
 
@@ -117,5 +125,5 @@ def test_sink_when_the_owner_is_killed_forwards_each_event_once_and_in_order(
                 until(lambda: client.admin.get_channel("orders").gauges.queued_events < _EVENTS // 2)
                 owner.kill()
                 del servers.running[owner.grpc]
-        until(lambda: client.admin.get_channel("orders").gauges.queued_events == 0)
+        until(lambda: not _held_at(edge.grpc, "orders"))
     assert _queued(servers) == _numbers()
