@@ -12,6 +12,7 @@ from millrace_server.agent.components import Component, ComponentKind
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_handle import ChannelState
 from millrace_server.channels.config import MemoryChannelConfig
+from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.configuration.settings import Settings, check_settings
 from millrace_server.errors import ChannelConfiguredError
 from millrace_server.grpc_services.admin_service import AdminService
@@ -22,6 +23,7 @@ from millrace_server.hosting.signals import ReloadRequests
 from millrace_server.process.reloading import Reloader
 from tests.agent_components import WAIT_SECONDS_MAX, until
 from tests.channel_events import append, begin, queued
+from tests.stream_logs import new_name
 
 CAPACITY = 100
 MEMORY = {"type": "memory", "keep_alive_seconds": 0.01, "capacity": CAPACITY}
@@ -223,6 +225,28 @@ async def test_reload_while_standing_by_changes_all_but_what_needs_a_restart(ser
     assert shared.config.replicated.engine.servers == ["nats://127.0.0.1:1"]
     assert (outcome["channels_changed"], outcome["not_in_force"]) == (["shared"], ["channels.shared.engine"])
     assert "restart" in server.why_not("channels.shared.engine")
+
+
+async def test_reload_without_a_channel_that_others_share_hands_it_over(server: Server, nats_url: str) -> None:
+    """With its events and open transactions; without others it would stay, since they would be out of reach."""
+    engine = {"type": "jetstream", "servers": [nats_url], "replicas": 1, "stream_bytes_max": 1 << 22}
+    name, table = new_name(), {"type": "replicated", "engine": engine}
+    both = {"orders": MEMORY, "bills": MEMORY}
+    server.registry.serve_at("a:1")
+    await server.reload(tables_of(both | {name: table}))
+    await until(lambda: server.registry.find(name).state is ChannelState.OPEN)
+    await append(server.registry.get(name), b"1")
+    await server.reload(tables_of(both))
+    assert "it holds 1 events" in server.why_not(f"channels.{name}")
+    other = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=100)
+    other.serve_at("b:1")
+    successor = other.create(name, server.registry.find(name).config)
+    await until(lambda: server.registry.has_successor(name))
+    begin(server.registry.get(name))
+    assert (await server.reload(tables_of(both)))["channels_removed"] == [name]
+    await until(lambda: successor.state is ChannelState.OPEN)
+    assert successor.channel.event_count == 1
+    await other.close()
 
 
 async def test_reload_of_server_settings_says_which_need_a_restart(server: Server) -> None:

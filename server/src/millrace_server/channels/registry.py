@@ -327,6 +327,10 @@ class ChannelRegistry:
         if files is not None:
             await files.remove()
 
+    def has_successor(self, name: str) -> bool:
+        """Whether the channel is replicated, and another server would take it over from this one."""
+        return self._shared is not None and self._shared.has_successor(name)
+
     async def retire(self, name: str) -> None:
         """Closes and forgets an unused channel; its files stay, for a later channel of this name."""
         handle = self.find(name)

@@ -39,6 +39,10 @@ class SharedChannels:
         """Stands by for a channel from now on; `is_new`: even if another server has deleted it."""
         self._ownerships[handle.name] = Ownership(handle, self._engines, hooks, is_new=is_new)
 
+    def has_successor(self, name: str) -> bool:
+        """Whether this server serves a channel that others would take over."""
+        return name in self._ownerships and self._ownerships[name].is_awaited
+
     async def move(self, name: str, server: str) -> None:
         """Hands a channel over to another server; see `Ownership.move`."""
         await self._ownerships[name].move(server)

@@ -221,7 +221,7 @@ class Reloader:
             return "sources or sinks name it; change them too, then reload again"
         if not handle.opened.is_set():
             return "it is not open yet; reload again when it is"
-        if channel is None:
+        if channel is None or self._registry.has_successor(name):
             return ""
         if event_count := channel.event_count:
             return f"it holds {event_count} events; take them out, then reload again"
