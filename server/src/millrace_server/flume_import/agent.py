@@ -16,8 +16,15 @@ from millrace_server.flume_import.references import Surroundings, is_to_be_fille
 from millrace_server.flume_import.sinks import convert_group, convert_sink
 from millrace_server.flume_import.sources import convert_source
 
-_KINDS = ("channels", "sources", "sinks", "sinkgroups")
-_AGENT_KEYS = {*_KINDS, "configfilters"}
+_CONVERSIONS: dict[str, Callable[[Options], Table | None]] = {
+    "channels": convert_channel,
+    "sources": convert_source,
+    "sinks": convert_sink,
+    "sinkgroups": convert_group,
+}
+"""What converts a component of each kind; later kinds refer to earlier ones."""
+
+_AGENT_KEYS = {*_CONVERSIONS, "configfilters"}
 _SECTIONS = {"sinkgroups": "sink_groups"}
 """How kinds of components are called here, if not the same."""
 
@@ -125,21 +132,14 @@ class _AgentImport:
         around = Surroundings(wishes.environment, wishes.definitions, values, set(), set())
         written = {word for key, value in own.items() if _is_of(key, "sources", "channels") for word in value.split()}
         read = {value.strip() for key, value in own.items() if _is_of(key, "sinks", "channel")}
-        shared = Import(self._ledger, around, {}, {}, written, read, {}, wishes.allow_plaintext, wishes.tls_directory)
-        place = Place("", "")
-        self._options = Options(agent, {key.removeprefix(f"{agent}."): own[key] for key in own}, shared, place)
-        self._shared = shared
+        self._shared = Import(self._ledger, around, written, read, wishes.allow_plaintext, wishes.tls_directory)
+        values = {key.removeprefix(f"{agent}."): value for key, value in own.items()}
+        self._options = Options(agent, values, self._shared, Place("", ""))
 
     def result(self, agents: list[str]) -> ImportedAgent:
         self._read_filters()
-        convert: dict[str, Callable[[Options], Table | None]] = {
-            "channels": convert_channel,
-            "sources": convert_source,
-            "sinks": convert_sink,
-            "sinkgroups": convert_group,
-        }
-        for kind in _KINDS:
-            self._convert_all(kind, convert[kind])
+        for kind in _CONVERSIONS:
+            self._convert_all(kind)
         self._add_components()
         self._options.leave_out_unread("is no property of an agent")
         tables = {
@@ -174,14 +174,14 @@ class _AgentImport:
             for name in listed
         ]
 
-    def _convert_all(self, kind: str, convert: Callable[[Options], Table | None]) -> None:
+    def _convert_all(self, kind: str) -> None:
         names = self._shared.names.setdefault(kind, {})
         section = _SECTIONS.get(kind, kind)
         for name, options in self._components(kind):
             if is_to_be_filled_in(name):
                 options.omit("its name is to be filled in")
                 continue
-            table = self._convert(kind, options, convert)
+            table = _convert(kind, options)
             if table is None:
                 continue
             names[name] = options.place.name
@@ -190,24 +190,24 @@ class _AgentImport:
                 sentence = f"it is called {options.place.name} here: names have lower-case letters, digits, . _ and -"
                 options.changed("type" if kind != "sinkgroups" else "sinks", sentence)
 
-    def _convert(self, kind: str, options: Options, convert: Callable[[Options], Table | None]) -> Table | None:
-        if kind != "sinkgroups" and not options.peek("type"):
-            options.omit("it has no type, so Flume leaves it out too")
-            return None
-        table = convert(options)
-        if table is None:
-            return None
-        if not table.get("channels" if kind == "sources" else "channel", True):
-            options.omit("it has no channel, so Flume leaves it out too")
-            return None
-        return table
-
     def _add_components(self) -> None:
         """Adds the components that Flume needs none for, under names that no other component has."""
         for kind, added in self._shared.added.items():
             named = self._shared.tables.setdefault(kind, {})
             for channel, table in added.items():
                 named[free_name(f"{channel[:_KAFKA_NAME_LENGTH]}-kafka", named)] = table
+
+
+def _convert(kind: str, options: Options) -> Table | None:
+    """Returns the table of a component; None if it is left out, which is recorded."""
+    if kind != "sinkgroups" and not options.peek("type"):
+        options.omit("it has no type, so Flume leaves it out too")
+        return None
+    table = _CONVERSIONS[kind](options)
+    if table is not None and not table.get("channels" if kind == "sources" else "channel", True):
+        options.omit("it has no channel, so Flume leaves it out too")
+        return None
+    return table
 
 
 def _is_of(key: str, kind: str, setting: str) -> bool:

@@ -1,7 +1,7 @@
 """The properties of one Flume component, as they are read and accounted for."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,20 +26,20 @@ class Import:
 
     ledger: Ledger
     surroundings: Surroundings
-    names: dict[str, dict[str, str]]
-    """Names of ours by Flume's names, by kind, of the components that were converted so far."""
-    tables: dict[str, dict[str, Table]]
-    """What was converted so far, by kind and name of ours."""
     written: set[str]
     """The channels that sources write to, by Flume's names."""
     read: set[str]
     """The channels that sinks read from, by Flume's names."""
-    added: dict[str, dict[str, Table]]
-    """Components that Flume needs none for, by kind and name."""
-    allow_plaintext: bool = False
+    allow_plaintext: bool
     """Whether sources may listen in plain text where other machines reach them."""
-    tls_directory: Path | None = None
+    tls_directory: Path | None
     """Where the certificates and keys of Java keystores are written to."""
+    names: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Names of ours by Flume's names, by kind, of the components that were converted so far."""
+    tables: dict[str, dict[str, Table]] = field(default_factory=dict)
+    """What was converted so far, by kind and name of ours."""
+    added: dict[str, dict[str, Table]] = field(default_factory=dict)
+    """Components that Flume needs none for, by kind and name."""
 
 
 class Options:
