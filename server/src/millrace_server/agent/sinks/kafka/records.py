@@ -2,7 +2,7 @@
 
 import json
 from base64 import b64decode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise, repeat
 from typing import cast
 
@@ -11,7 +11,7 @@ from millrace.wire_format import Buffer
 from millrace_server.agent.channel_reader import EventsRejectedError
 from millrace_server.agent.sinks.kafka.config import KafkaSinkConfig
 
-_Cells = Sequence[bytes | None]
+_Cells = list[bytes | None]
 _Headers = list[tuple[str, str | bytes | None]] | None
 
 ANY_PARTITION = -1
@@ -65,10 +65,9 @@ class RecordWriter:
             try:
                 for name in json.loads(mark):
                     # An interceptor may have removed the header.
-                    column = list(cells.get(name, ()))
-                    if column and (value := column[index]) is not None:
+                    column = cells.get(name)
+                    if column is not None and (value := column[index]) is not None:
                         column[index] = b64decode(value, validate=True)
-                        cells[name] = column
             except (TypeError, ValueError) as error:
                 raise EventsRejectedError(f"header {self._names.base64} does not match the others: {error}") from None
 
@@ -93,7 +92,7 @@ def _cells(header: event_pb2.HeaderColumn, count: int) -> _Cells:
     sizes, values = header.sizes[:], header.values
     if len(sizes) == 1:
         return [values if sizes[0] else None] * count
-    cells: list[bytes | None] = []
+    cells: _Cells = []
     start = 0
     for size in sizes:
         end = start + size - 1
