@@ -27,15 +27,14 @@ def test_default_file_system_without_a_configuration_is_none(tmp_path: Path) -> 
     assert default_file_system({"HADOOP_CONF_DIR": str(tmp_path)}) is None
 
 
-def test_has_scheme_of_a_path_tells_whether_it_names_its_file_system() -> None:
+def test_has_scheme_of_a_path_is_true_if_it_names_its_file_system() -> None:
     """HDFS without a host is the default one."""
     assert [has_scheme(path) for path in ("hdfs://nn/x", "s3://b/x", "file:///x")] == [True] * 3
     assert [has_scheme(path) for path in ("/flume/x", "flume", "hdfs:///x", "hdfs:/x")] == [False] * 4
 
 
-def test_below_a_file_system_paths_keep_their_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_below_a_file_system_paths_keep_their_meaning() -> None:
     """A relative path is one below the user's home, as Hadoop takes it."""
-    monkeypatch.setenv("USER", "ops")
-    assert below("hdfs://nn", "/flume/x") == "hdfs://nn/flume/x"
-    assert below("hdfs://nn", "hdfs:///flume") == "hdfs://nn/flume"
-    assert below("hdfs://nn", "flume") == "hdfs://nn/user/ops/flume"
+    assert below("hdfs://nn", "/flume/x", "ops") == "hdfs://nn/flume/x"
+    assert below("hdfs://nn", "hdfs:///flume", "ops") == "hdfs://nn/flume"
+    assert below("hdfs://nn", "flume", "ops") == "hdfs://nn/user/ops/flume"

@@ -76,7 +76,7 @@ def _hdfs_path(options: Options) -> str:
                 "directory of core-site.xml and import again, or fill in the namenode"
             )
             options.left_out("hdfs.path", sentence, "path")
-        path = below(default, path)
+        path = below(default, path, environment.get("USER", "flume"))
     if not is_supported(path):
         options.left_out("hdfs.path", "there is no such file system here: fill in a path of another one", "path")
         path = fill_in(path)

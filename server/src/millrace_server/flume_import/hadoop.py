@@ -1,6 +1,5 @@
 """Hadoop's configuration: the default file system, to which paths without a scheme belong."""
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,10 +55,10 @@ def has_scheme(path: str) -> bool:
     return match is not None and (bool(match["authority"]) or match["scheme"].lower() != "hdfs")
 
 
-def below(file_system: str, path: str) -> str:
+def below(file_system: str, path: str, user: str) -> str:
     """Returns a path of a file system: an absolute one, or one that Hadoop takes relative to the user's home."""
     match = _SCHEME.match(path)
     rest = path[match.end() :] if match else path
     if not rest.startswith("/"):
-        rest = f"/user/{os.environ.get('USER', 'flume')}/{rest}"
+        rest = f"/user/{user}/{rest}"
     return file_system + rest
