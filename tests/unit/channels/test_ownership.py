@@ -17,7 +17,7 @@ from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stream_store import StreamStores
 from millrace_server.errors import ChannelCorruptError, NotOwnerError
 from millrace_server.replication.engine_settings import EngineSettings
-from millrace_server.replication.lease_bucket import JetStreamBucket
+from millrace_server.replication.lease_bucket import BUCKET, JetStreamBucket
 from millrace_server.replication.owner_entries import Holder, channel_key
 from millrace_server.replication.stream import StreamLimits
 from tests.channel_events import append, begin_with_takes, numbered
@@ -156,6 +156,24 @@ async def test_owner_notes_how_far_its_stream_has_come(nats_url: str) -> None:
 
             holder = await asyncio.wrap_future(engine.call(noted()))
             assert (holder.address, holder.epoch, holder.last_sequence) == ("a:1", 1, 2)
+
+
+async def test_channel_is_corrupt_whose_engine_was_set_back_with_its_notes(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server that has served it knows what was acknowledged, also if the bucket of the owners was set back too."""
+    monkeypatch.setattr("millrace_server.replication.stream_reading.MISSING_SECONDS_MAX", 0.1)
+    name = new_name()
+    async with _registry("a:1") as one, engine_at(nats_url) as engine:
+        config = _config(nats_url)
+        engine_settings = config.engine.model_copy(update={"lease_seconds": 2.0})
+        handle = one.create(name, config.model_copy(update={"engine": engine_settings}))
+        await handle.opened.wait()
+        for body in (b"1", b"2", b"3"):
+            await append(handle.channel, body)
+        await set_back(engine, name, 3)
+        await asyncio.wrap_future(engine.call(engine.jetstream.purge_stream(f"KV_{BUCKET}")))
+        await _until_state(handle, ChannelState.CORRUPT)
 
 
 async def test_channel_without_its_engine_says_what_it_waits_for(

@@ -12,12 +12,13 @@ from millrace_server.channels.channel_handle import ChannelHandle, Owner
 from millrace_server.channels.config import ReplicatedChannelConfig, shown
 from millrace_server.channels.engines import Engines, SharedEngine
 from millrace_server.channels.ownership_hooks import OwnershipHooks
-from millrace_server.channels.stream_store import OpenStream, TakeOver
+from millrace_server.channels.stream_store import OpenStream, StreamEnd, TakeOver
 from millrace_server.errors import BadArgumentError, ChannelLogFailedError, DiskFullError, MillraceError, NotOwnerError
 from millrace_server.replication.chain import Chain
 from millrace_server.replication.engine import EngineError
 from millrace_server.replication.lease import ChannelLease, LeaseLostError
 from millrace_server.replication.stream import StreamLimits
+from millrace_server.replication.stream_reading import SetBackError
 from millrace_server.wal.records import LogFailedError
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -98,6 +99,7 @@ class Ownership:
         self._engines = engines
         self._hooks = hooks
         self._is_new = is_new
+        self._left_at = StreamEnd()
         self._shared: SharedEngine | None = None
         self._lease: ChannelLease | None = None
         self._departing: asyncio.Future[_Departure] | None = None
@@ -279,11 +281,12 @@ class Ownership:
         self._handle.mark_replaying()
         if (opened := await self._take_over(shared, lease)) is not None:
             departure = await self._serve_until_departure(opened, lease, departing)
+            self._left_at = opened.end
             if departure.is_deletion:
                 await self._delete_stream(shared, lease)
             else:
                 await lease.release(
-                    departure.target, is_pinned=departure.is_pinned, last_sequence=opened.chain.last_sequence
+                    departure.target, is_pinned=departure.is_pinned, last_sequence=self._left_at.sequence
                 )
             _log.info("channel left", channel=self._handle.name, **departure._asdict())
             self._move(Stage.STANDING_BY)
@@ -295,7 +298,7 @@ class Ownership:
     async def _take_over(self, shared: SharedEngine, lease: ChannelLease) -> OpenStream | None:
         """Opens the channel; returns None where that fails."""
         handle = self._handle
-        attempt = TakeOver(self._limits, shared.leases.members.address, lease.entry.sequence_known)
+        attempt = TakeOver(self._limits, shared.leases.members.address, lease.entry.sequence_known, self._left_at)
         handle.log_progress_later()
         opened: OpenStream | None = None
         try:
@@ -315,6 +318,9 @@ class Ownership:
         except Exception as error:  # noqa: BLE001 - whatever it is concerns this channel; the others go on
             self._move(Stage.FAILED)
             handle.mark_failed(error)
+            if isinstance(error, SetBackError):
+                # So that no other server takes the stream for whole.
+                await lease.release(last_sequence=self._left_at.sequence)
             return None
         return opened
 

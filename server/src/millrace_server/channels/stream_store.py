@@ -53,6 +53,13 @@ class _Stream:
         return self.limits.stream_bytes_max - self.chain.byte_count
 
 
+class StreamEnd(NamedTuple):
+    """Where a stream ended when this server left it."""
+
+    channel_id: bytes = b""
+    sequence: int = 0
+
+
 class TakeOver(NamedTuple):
     """One server's attempt to own a channel."""
 
@@ -62,6 +69,12 @@ class TakeOver(NamedTuple):
     """Where clients reach this server."""
     sequence_known: int = 0
     """The last message that the stream is known to have had: one that ends before it was lost or set back."""
+    left_at: StreamEnd = StreamEnd()
+    """Where this server left the stream, also if it could not note that. Another stream of the name is a new one."""
+
+    def last_sequence_of(self, channel_id: bytes) -> int:
+        """Returns the last message that the stream of a channel with this id must have."""
+        return max(self.sequence_known, self.left_at.sequence if self.left_at.channel_id == channel_id else 0)
 
 
 class OpenStream(NamedTuple):
@@ -69,6 +82,11 @@ class OpenStream(NamedTuple):
 
     store: LogStore
     chain: Chain
+
+    @property
+    def end(self) -> StreamEnd:
+        """Where the stream ends, as far as this server knows."""
+        return StreamEnd(self.chain.state.channel_id, self.chain.last_sequence)
 
     async def abandon(self) -> None:
         """Closes the log without another append, as another server may own the channel."""
@@ -134,7 +152,7 @@ class StreamStores:
         codec = make_codec(config)
         stream = Stream(self._engine, name, attempt.limits)
         chain = Chain.opened(self._engine, stream, may_create=not attempt.sequence_known)
-        chain.fence(attempt.address, attempt.sequence_known)
+        chain.fence(attempt.address, attempt.last_sequence_of(chain.state.channel_id))
         log, checkpoints = StreamLog(chain, codec), StreamCheckpoints(chain, codec)
         columns = LogColumns(log, self._recent)
         recovered = recover(log, checkpoints, columns, progress)
