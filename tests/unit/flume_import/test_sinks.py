@@ -35,7 +35,9 @@ def test_import_of_an_hdfs_sink_makes_a_files_sink() -> None:
         "roll_bytes": 134_217_728,
         "roll_events": 50,
     }
-    assert "kinit" in notes_of(sink_text(lines))["a.sinks.k.hdfs.kerberosPrincipal"]
+    notes = notes_of(sink_text(lines))
+    assert "kinit" in notes["a.sinks.k.hdfs.kerberosPrincipal"]
+    assert notes["a.sinks.k"].startswith("a file has at most 50 events")
 
 
 def test_import_of_a_path_without_scheme_goes_to_hadoops_default_file_system(tmp_path: Path) -> None:

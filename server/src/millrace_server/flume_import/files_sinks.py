@@ -180,5 +180,8 @@ def fit_to_channel(options: Options, table: Table, channel: str) -> None:
     most = max(1, capacity // 2) if isinstance(capacity, int) else None
     if most is not None and isinstance(table["roll_events"], int) and table["roll_events"] > most:
         table["roll_events"] = most
-        sentence = f"half of what channel {channel} holds, where events stay until their file is finished"
+        sentence = (
+            f"a file has at most {most} events, half of what channel {channel} holds, where events stay until their "
+            "file is finished"
+        )
         options.changed(None, sentence, "roll_events")
