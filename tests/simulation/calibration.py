@@ -7,58 +7,91 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from millrace.v1 import channel_service_pb2 as pb
 from tests.bench.bare_disk import append_synced
+from tests.bench.bare_server import METHOD, log_server
 from tests.bench.calls import connect, consume_many
 from tests.bench.payloads import FILE_CHANNEL, append_columns
+from tests.bench.world import CHANNELS
 from tests.millraced import Millraced
 from tests.process_figures import cpu_seconds
 from tests.simulation.costs import Costs
-from tests.simulation.load import BATCH_EVENTS, Loader, start_server, take_turn
+from tests.simulation.load import BATCH_EVENTS, Loader, Target, Turn, kept_busy, start_server, take_turn
+from tests.simulation.replicated_costs import replicated_costs
 
 IN_FLIGHT = 8
-_ROUNDS = 5
-_TURN_BATCHES = 1_000
-_LONE_BATCHES = WARM_UP_BATCHES = 300
-_WRITES = 100
+SERVERS = 3
+"""The most servers on one machine whose costs are measured."""
+TURN_BATCHES = 400
+WARM_UP_BATCHES = 300
+_ROUNDS = 9
+_LONE_BATCHES = 100
+_WRITES = 50
 _BATCH = append_columns(BATCH_EVENTS, FILE_CHANNEL)
 
 
+@dataclass(frozen=True)
 class Calibration:
-    """Measures one server, on the disk of a directory."""
+    """Measures one server, alone and beside others that only receive and write.
 
-    def __init__(self, loader: Loader, scratch: Path) -> None:
-        self._loader, self._scratch = loader, scratch
+    Attributes:
+        loader: Puts load on the server.
+        neighbours: Each puts load on a bare server.
+        scratch: A directory on the disk that is measured.
+    """
+
+    loader: Loader
+    neighbours: Sequence[Loader]
+    scratch: Path
 
     def costs(self) -> Costs:
-        """Measures everything once."""
+        """Measures everything once but restarts and replicated channels, in turns of a fraction of a second."""
         sync, byte = self._writes()
-        busy = take_turn([self._loader], _TURN_BATCHES, IN_FLIGHT)
-        lone = take_turn([self._loader], _LONE_BATCHES, 1)
-        work = lone.client_cpu_seconds + lone.server_cpu_seconds + sync + len(_BATCH) * byte
+        busy = self._turn()
+        lone = take_turn([self.loader], _LONE_BATCHES, 1)
+        lone_seconds = lone.work_seconds + sync + len(_BATCH) * byte
         return Costs(
-            machine=f"{os.cpu_count()} cores {platform.machine()}, {datetime.now(UTC):%Y-%m-%d}",
+            machine=_machine(),
             batch_events=BATCH_EVENTS,
             batch_bytes=len(_BATCH),
             disk_bytes=0,
-            append_seconds=busy.server_cpu_seconds,
-            client_seconds=busy.client_cpu_seconds,
+            append_seconds=busy.server.all_seconds,
+            append_loop_seconds=busy.server.loop_seconds,
+            client_seconds=busy.client.all_seconds,
+            client_loop_seconds=busy.client.loop_seconds,
             consume_seconds=self._consume(),
             sync_seconds=sync,
             byte_seconds=byte,
-            trip_seconds=max(1 / lone.batches_per_second - work, 0.0),
+            trip_seconds=max(1 / lone.batches_per_second - lone_seconds, 0.0),
             restart_seconds=0.0,
+            replicated_seconds=0.0,
+            replicated_loop_seconds=0.0,
+            engine_seconds=0.0,
+            engine_byte_seconds=0.0,
+            handover_seconds=0.0,
+            takeover_seconds=0.0,
+            crowding=[1.0, *(self._crowding(count, busy) for count in range(1, SERVERS))],
+            overlap=[1.0, *(self._overlap(writers) for writers in range(2, SERVERS + 1))],
         )
 
-    def disk_gain(self, writers: int) -> float:
-        """The rate of several logs that sync to the disk at the same time, together, as a multiple of one alone."""
+    def _turn(self) -> Turn:
+        return take_turn([self.loader], TURN_BATCHES, IN_FLIGHT)
+
+    def _crowding(self, neighbours: int, alone: Turn) -> float:
+        """The processor time of a batch beside so many neighbours, of that without."""
+        with kept_busy(self.neighbours[:neighbours], IN_FLIGHT):
+            return self._turn().work_seconds / alone.work_seconds
+
+    def _overlap(self, writers: int) -> float:
+        """The rate of several logs that sync to the disk at the same time, together, of one alone."""
         alone = self._write_seconds(_BATCH * IN_FLIGHT)
         with ThreadPoolExecutor(writers) as threads:
             began = time.perf_counter()
@@ -75,64 +108,91 @@ class Calibration:
 
     def _write_seconds(self, data: bytes, writer: int = 0) -> float:
         began = time.perf_counter()
-        append_synced(self._scratch / f"bare-loop-{writer}", data, _WRITES, sets_aside=True)
+        append_synced(self.scratch / f"bare-loop-{writer}", data, _WRITES, sets_aside=True)
         return (time.perf_counter() - began) / _WRITES
 
     def _consume(self) -> float:
         """The server's processor time for a batch that it delivers."""
-        server = self._loader.server
-        before = cpu_seconds(server.process.pid)
-        asyncio.run(_consume(server.grpc))
-        return (cpu_seconds(server.process.pid) - before) / _TURN_BATCHES
+        target = self.loader.target
+        before = cpu_seconds(target.pid)
+        asyncio.run(_consume(target.address))
+        return (cpu_seconds(target.pid) - before) / TURN_BATCHES
 
 
 async def _consume(address: str) -> None:
     async with connect(address) as connection:
         start = pb.ConsumeRequest.Start(channel=FILE_CHANNEL, max_events=BATCH_EVENTS, prefetch=IN_FLIGHT, columns=True)
-        await consume_many(connection, start, _TURN_BATCHES)
+        await consume_many(connection, start, TURN_BATCHES)
 
 
 @contextmanager
-def loaded_servers(count: int, scratch: Path) -> Iterator[list[Loader]]:
-    """Starts so many servers, each with a process that loads it, warm."""
+def loaded_servers(scratch: Path) -> Iterator[tuple[list[Loader], Calibration]]:
+    """Starts servers, and bare ones beside the first, each with a process that loads it, warm.
+
+    Yields the loaders of the servers, and the calibration of the first one.
+    """
     with ExitStack() as running:
-        loaders = []
-        for number in range(count):
+
+        def loaded(target: Target) -> Loader:
+            loader = Loader(target)
+            running.callback(loader.close)
+            take_turn([loader], WARM_UP_BATCHES, IN_FLIGHT)
+            return loader
+
+        loaders, neighbours = [], []
+        for number in range(SERVERS):
             server = start_server(scratch / f"server-{number}")
             running.callback(server.kill)
-            loaders.append(Loader(server))
-            running.callback(loaders[-1].close)
-        take_turn(loaders, WARM_UP_BATCHES, IN_FLIGHT)
-        yield loaders
+            loaders.append(loaded(Target(server.grpc, server.process.pid, CHANNELS.format("AppendStream"))))
+        for number in range(1, SERVERS):
+            directory = scratch / f"bare-{number}"
+            directory.mkdir()
+            bare = running.enter_context(log_server(directory))
+            neighbours.append(loaded(Target(bare.address, bare.pid, METHOD.format("log_stream"))))
+        yield loaders, Calibration(loaders[0], neighbours, scratch)
 
 
-def median_costs(rounds: list[Costs]) -> Costs:
-    """The median of each figure that is a time."""
+def median_costs(rounds: Sequence[Costs]) -> Costs:
+    """The median of each figure that is measured in each round."""
     names = [name for name in Costs.__annotations__ if name.endswith("_seconds")]
-    return replace(rounds[0], **{name: statistics.median(getattr(one, name) for one in rounds) for name in names})
+    medians: dict[str, Any] = {name: statistics.median(getattr(one, name) for one in rounds) for name in names}
+    for name in ("crowding", "overlap"):
+        of_rounds = zip(*(getattr(one, name) for one in rounds), strict=True)
+        medians[name] = [statistics.median(values) for values in of_rounds]
+    return replace(rounds[0], **medians)
 
 
-def restart_costs(loader: Loader, costs: Costs) -> Costs:
-    """The bytes on the disk for each batch, and the time of a restart; the server has nothing but warm-up batches."""
-    began = time.perf_counter()
-    loader.server.stop()
-    data_dir = loader.server.data_dir
+def restart_costs(scratch: Path) -> tuple[int, float]:
+    """The bytes on the disk for each batch, and the seconds of a restart with little in the channel."""
+    server = start_server(scratch)
+    loader = Loader(Target(server.grpc, server.process.pid, CHANNELS.format("AppendStream")))
+    take_turn([loader], WARM_UP_BATCHES, IN_FLIGHT)
+    loader.close()
+    server.stop()
     # What the log sets aside ahead of its writing is zeros.
-    used = sum(len(path.read_bytes().rstrip(b"\0")) for path in data_dir.rglob("*") if path.is_file())
-    server = Millraced(loader.server.arguments, data_dir, python=sys.executable)
-    seconds = time.perf_counter() - began
-    server.kill()
-    return replace(costs, disk_bytes=round(used / WARM_UP_BATCHES), restart_seconds=seconds)
+    used = sum(len(path.read_bytes().rstrip(b"\0")) for path in server.data_dir.rglob("*") if path.is_file())
+    again = Millraced(server.arguments, server.data_dir, python=sys.executable)
+    seconds = cpu_seconds(again.process.pid)
+    again.kill()
+    return round(used / WARM_UP_BATCHES), seconds
+
+
+def _machine() -> str:
+    load = os.getloadavg()[0]
+    return f"{os.cpu_count()} cores {platform.machine()}, {datetime.now(UTC):%Y-%m-%d}, load average {load:.0f}"
 
 
 def main() -> None:
     """Measures, and writes the costs."""
     build = Path(__file__).resolve().parents[2] / "build"
     build.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=build) as scratch, loaded_servers(2, Path(scratch)) as [loader, fresh]:
-        calibration = Calibration(loader, Path(scratch))
-        costs = median_costs([calibration.costs() for _ in range(_ROUNDS)])
-        restart_costs(fresh, costs).save()
+    with tempfile.TemporaryDirectory(dir=build) as directory:
+        scratch = Path(directory)
+        with loaded_servers(scratch) as [_, calibration]:
+            costs = median_costs([calibration.costs() for _ in range(_ROUNDS)])
+        disk_bytes, restart_seconds = restart_costs(scratch / "restarted")
+        shared = replicated_costs(scratch)
+    replace(costs, disk_bytes=disk_bytes, restart_seconds=restart_seconds, **shared).save()
 
 
 if __name__ == "__main__":

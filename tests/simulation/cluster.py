@@ -1,4 +1,4 @@
-"""Simulated servers, each with one channel, and the producers that send to them."""
+"""Simulated servers, their channels, and the producers that send to these."""
 
 import random
 from collections import deque
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from millrace_client._retries import Backoff
 from millrace_client.producer import ProducerConfig
 from tests.simulation.costs import Costs
-from tests.simulation.resources import Clock, Process, Resource, Then
+from tests.simulation.resources import Clock, Resource, Then, Thread
 
 OnAnswer = Callable[[bool], None]
 DELIVERIES_MAX = 8
-"""The most deliveries of a server's consumer that are not acknowledged."""
+"""The most deliveries of a channel's consumer that are not acknowledged."""
 
 
 @dataclass
@@ -45,56 +45,67 @@ class Account:
 
 
 class Server:
-    """A server with one channel: an event loop, and a log whose waiting commits share one write and sync."""
+    """A process: an event loop, and threads that work beside it."""
 
-    def __init__(  # noqa: PLR0913 - what it shares with others, and one choice
-        self,
-        clock: Clock,
-        costs: Costs,
-        account: Account,
-        *,
-        cores: Resource,
-        disk: Resource,
-        deliveries_max: int = DELIVERIES_MAX,
+    def __init__(self, cores: Resource) -> None:
+        self.loop, self.beside = Thread(cores), Thread(cores)
+
+    def end(self) -> None:
+        """Forgets what has not begun."""
+        self.loop.end()
+        self.beside.end()
+
+
+class Channel:
+    """A channel and its log, whose waiting commits share one write and sync. It outlives the server that has it.
+
+    Attributes:
+        server: The server that has it; None while none does.
+        queued: Batches in the channel that no consumer has removed.
+        consumed: Batches that a consumer has removed.
+    """
+
+    def __init__(
+        self, clock: Clock, costs: Costs, account: Account, disk: Resource, *, deliveries_max: int = DELIVERIES_MAX
     ) -> None:
         self._clock, self._costs, self._account, self._disk = clock, costs, account, disk
         self._deliveries_max = deliveries_max
-        self._process = Process(cores)
+        self.server: Server | None = None
         self._life = 0
-        self._is_up = True
         self._is_writing = False
         self._unwritten: list[tuple[int, OnAnswer]] = []
         self._open: dict[OnAnswer, None] = {}
         self._deliveries = 0
         self._stamps: set[int] = set()
-        self.queued = 0
-        """Batches in the channel that no consumer has removed."""
-        self.consumed = 0
+        self.queued = self.consumed = 0
 
     def append(self, number: int, on_answer: OnAnswer) -> None:
         """Stores a batch and answers True; False as soon as the client notices that it was not answered."""
-        if not self._is_up:
+        if self.server is None:
             self._clock.after(self._costs.trip_seconds, lambda: on_answer(False))
             return
         self._open[on_answer] = None
-        self._process.run(self._costs.append_seconds, self._unless_ended(lambda: self._log(number, on_answer)))
+        costs, beside = self._costs, self.server.beside
+        aside_seconds = costs.append_seconds - costs.append_loop_seconds
+        log = self._unless_closed(lambda: self._log(number, on_answer))
+        self.server.loop.run(costs.append_loop_seconds, self._unless_closed(lambda: beside.run(aside_seconds, log)))
 
-    def stop(self, down_seconds: float, notice_seconds: float) -> None:
-        """Ends the process and starts it again later; clients notice the end of their calls after so long."""
+    def open(self, server: Server) -> None:
+        """Has a server serve it."""
+        self.server = server
+        self._deliver()
+
+    def close(self, notice_seconds: float) -> None:
+        """Takes it from its server; clients notice the end of their calls after so long."""
+        self.server = None
         self._life += 1
-        self._is_up = self._is_writing = False
-        self._process.end()
+        self._is_writing = False
         self._unwritten, self._deliveries = [], 0
         for on_answer in self._open:
             self._clock.after(notice_seconds, _failed(on_answer))
         self._open = {}
-        self._clock.after(down_seconds, self._start)
 
-    def _start(self) -> None:
-        self._is_up = True
-        self._deliver()
-
-    def _unless_ended(self, then: Then) -> Then:
+    def _unless_closed(self, then: Then) -> Then:
         life = self._life
 
         def run() -> None:
@@ -115,13 +126,13 @@ class Server:
         def done() -> None:
             for number, _ in written:
                 self._store(number)
-            # Whoever ends the server here leaves batches that are stored and not answered.
-            self._clock.after(self._costs.trip_seconds, self._unless_ended(lambda: self._answer(written)))
+            # Whoever closes the channel here leaves batches that are stored and not answered.
+            self._clock.after(self._costs.trip_seconds, self._unless_closed(lambda: self._answer(written)))
             self._is_writing = False
             if self._unwritten:
                 self._write()
 
-        self._disk.use(self._costs.write_seconds(len(written)), self._unless_ended(done))
+        self._disk.use(self._costs.write_seconds(len(written)), self._unless_closed(done))
 
     def _store(self, number: int) -> None:
         if number in self._stamps:
@@ -138,9 +149,9 @@ class Server:
             on_answer(True)
 
     def _deliver(self) -> None:
-        while self._deliveries < min(self.queued, self._deliveries_max):
+        while self.server is not None and self._deliveries < min(self.queued, self._deliveries_max):
             self._deliveries += 1
-            self._process.run(self._costs.consume_seconds, self._unless_ended(self._remove))
+            self.server.loop.run(self._costs.consume_seconds, self._unless_closed(self._remove))
 
     def _remove(self) -> None:
         self._deliveries -= 1
@@ -154,10 +165,10 @@ def _failed(on_answer: OnAnswer) -> Then:
 
 
 class Producer:
-    """Sends batches to one server, with the limits, the pauses and the repeats of the client's Producer."""
+    """Sends batches to one channel, with the limits, the pauses and the repeats of the client's Producer."""
 
-    def __init__(self, clock: Clock, costs: Costs, account: Account, server: Server, draw: random.Random) -> None:
-        self._clock, self._costs, self._account, self._server = clock, costs, account, server
+    def __init__(self, clock: Clock, costs: Costs, account: Account, channel: Channel, draw: random.Random) -> None:
+        self._clock, self._costs, self._account, self._channel = clock, costs, account, channel
         self._config = ProducerConfig()
         self._backoff = Backoff(self._config.backoff_seconds, self._config.backoff_seconds_max, draw)
         self._batches_max = self._config.buffer_bytes_max // costs.batch_bytes
@@ -204,7 +215,7 @@ class Producer:
                 self._pause()
             self._send()
 
-        self._server.append(number, answered)
+        self._channel.append(number, answered)
 
     def _pause(self) -> None:
         if self._is_pausing:

@@ -1,24 +1,28 @@
 """Load on real servers: for each one a process of its own that appends batches on a stream.
 
-`python -m tests.simulation.load ADDRESS` waits for lines `COUNT IN_FLIGHT` on its standard input, appends so many
-batches for each, and answers with the seconds that it took and its own processor time.
+`python -m tests.simulation.load ADDRESS METHOD` waits for lines `COUNT IN_FLIGHT` on its standard input, sends so many
+batches for each, and answers with the seconds that it took.
 """
 
 import asyncio
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.bench.calls import Method, connect, stream_many
 from tests.bench.payloads import FILE_CHANNEL, append_columns
-from tests.bench.world import CHANNELS
 from tests.millraced import Millraced
-from tests.process_figures import cpu_seconds
+from tests.process_figures import cpu_seconds, idle_seconds, main_thread_seconds
 
 BATCH_EVENTS = 100
+_STEP_BATCHES = 50
 _ROOT = Path(__file__).resolve().parents[2]
 _CONFIG_TOML = f"""
 [server]
@@ -41,37 +45,62 @@ def start_server(scratch: Path) -> Millraced:
     )
 
 
+class Work(NamedTuple):
+    """Processor time of one batch."""
+
+    all_seconds: float
+    """Of all threads."""
+    loop_seconds: float
+    """Of the event loop, which does one thing at a time."""
+
+
 @dataclass(frozen=True)
 class Turn:
     """What one turn of load took."""
 
     batches_per_second: float
-    """Of all servers together."""
-    server_cpu_seconds: float
-    """For one batch."""
-    client_cpu_seconds: float
-    """For one batch."""
+    """Of all servers together, until the last is done."""
+    server: Work
+    client: Work
+    cores: float
+    """What other programs left of the machine's cores: what this load used, and what was idle."""
+
+    @property
+    def work_seconds(self) -> float:
+        """Processor time of one batch, of both sides."""
+        return self.server.all_seconds + self.client.all_seconds
+
+
+class Target(NamedTuple):
+    """A server that takes batches."""
+
+    address: str
+    pid: int
+    method: str
 
 
 class Loader:
     """A process that puts load on one server."""
 
-    def __init__(self, server: Millraced) -> None:
-        self.server = server
-        command = [sys.executable, "-m", __name__, server.grpc]
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        command = [sys.executable, "-m", __name__, target.address, target.method]
         self._process = subprocess.Popen(
             command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def begin(self, count: int, in_flight: int) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{count} {in_flight}\n")
 
-    def end(self) -> tuple[float, float]:
-        """Waits until it is done; returns its seconds, and those of its processor."""
+    def end(self) -> float:
+        """Waits until it is done; returns its seconds."""
         assert self._process.stdout is not None
-        seconds, cpu = self._process.stdout.readline().split()
-        return float(seconds), float(cpu)
+        return float(self._process.stdout.readline())
 
     def close(self) -> None:
         self._process.communicate()
@@ -79,25 +108,56 @@ class Loader:
 
 def take_turn(loaders: Sequence[Loader], count: int, in_flight: int) -> Turn:
     """Has all loaders append so many batches each at the same time."""
-    before = sum(cpu_seconds(loader.server.process.pid) for loader in loaders)
+    servers, clients = [loader.target.pid for loader in loaders], [loader.pid for loader in loaders]
+    batches = count * len(loaders)
+    began, idle_before = time.perf_counter(), idle_seconds()
+    server_before, client_before = _work(servers), _work(clients)
     for loader in loaders:
         loader.begin(count, in_flight)
-    answers = [loader.end() for loader in loaders]
-    used = sum(cpu_seconds(loader.server.process.pid) for loader in loaders) - before
-    batches = count * len(loaders)
-    rate = sum(count / seconds for seconds, _ in answers)
-    return Turn(rate, used / batches, sum(cpu for _, cpu in answers) / batches)
+    seconds = max(loader.end() for loader in loaders)
+    wall_seconds, idle = time.perf_counter() - began, idle_seconds() - idle_before
+    server, client = _since(server_before, servers, batches), _since(client_before, clients, batches)
+    used = (server.all_seconds + client.all_seconds) * batches
+    return Turn(batches / seconds, server, client, (used + idle) / wall_seconds)
 
 
-async def _serve(address: str) -> None:
-    method = Method(connect(address), CHANNELS.format("AppendStream"), append_columns(BATCH_EVENTS, FILE_CHANNEL))
+def _work(pids: Sequence[int]) -> Work:
+    return Work(sum(map(cpu_seconds, pids)), sum(map(main_thread_seconds, pids)))
+
+
+def _since(before: Work, pids: Sequence[int], batches: int) -> Work:
+    return Work(*((now - then) / batches for now, then in zip(_work(pids), before, strict=True)))
+
+
+@contextmanager
+def kept_busy(loaders: Sequence[Loader], in_flight: int) -> Iterator[None]:
+    """Has loaders append for as long as the block runs."""
+    is_over = threading.Event()
+
+    def keep_busy(loader: Loader) -> None:
+        while not is_over.is_set():
+            loader.begin(_STEP_BATCHES, in_flight)
+            loader.end()
+
+    with ThreadPoolExecutor(len(loaders) or 1) as threads:
+        working = [threads.submit(keep_busy, loader) for loader in loaders]
+        try:
+            yield
+        finally:
+            is_over.set()
+    for one in working:
+        one.result()
+
+
+async def _serve(address: str, name: str) -> None:
+    method = Method(connect(address), name, append_columns(BATCH_EVENTS, FILE_CHANNEL))
     while line := await asyncio.to_thread(sys.stdin.readline):
         count, in_flight = map(int, line.split())
-        began, cpu_before = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
         await stream_many(method, count, in_flight)
-        print(time.perf_counter() - began, time.process_time() - cpu_before, flush=True)  # noqa: T201 - its answer
+        print(time.perf_counter() - began, flush=True)  # noqa: T201 - its answer
     await method.connection.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1]))
+    asyncio.run(_serve(*sys.argv[1:]))

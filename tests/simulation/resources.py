@@ -1,4 +1,4 @@
-"""A virtual clock for millions of callbacks, and what they compete for: cores, disks and processes."""
+"""A virtual clock for millions of callbacks, and what they compete for: cores, disks and threads."""
 
 import heapq
 from collections import deque
@@ -55,8 +55,8 @@ class Resource:
         self._clock.after(seconds, done)
 
 
-class Process:
-    """One event loop: does one job at a time, on any core of its machine."""
+class Thread:
+    """Does one job at a time, on any core of its machine: an event loop, or all that a process does beside it."""
 
     def __init__(self, cores: Resource) -> None:
         self._cores = cores

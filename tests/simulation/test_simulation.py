@@ -1,11 +1,14 @@
 """The simulation of many servers: its account adds up, and it behaves as what it stands for."""
 
+import random
 from dataclasses import replace
 
 import pytest
 
-from tests.simulation.cluster import Server
+from tests.simulation.cluster import Account, Channel, Server
 from tests.simulation.costs import Costs
+from tests.simulation.ownership import LEASE_SECONDS, Owners
+from tests.simulation.resources import Clock, Resource
 from tests.simulation.scenario import Outcome, Scenario, simulate
 
 COSTS = Costs(
@@ -14,16 +17,28 @@ COSTS = Costs(
     batch_bytes=50_000,
     disk_bytes=50_000,
     append_seconds=0.006,
+    append_loop_seconds=0.004,
     client_seconds=0.003,
+    client_loop_seconds=0.002,
     consume_seconds=0.004,
     sync_seconds=0.002,
     byte_seconds=1e-9,
     trip_seconds=0.001,
     restart_seconds=2.0,
+    replicated_seconds=0.007,
+    replicated_loop_seconds=0.005,
+    engine_seconds=0.004,
+    engine_byte_seconds=1e-8,
+    handover_seconds=0.3,
+    takeover_seconds=0.8,
+    crowding=[1.0],
+    overlap=[1.0],
 )
 CAPACITY = 1 / (COSTS.append_seconds + COSTS.consume_seconds)
 """Batches per second of one server, in and out."""
 CALM = Scenario(servers=3, producers=100, seconds=20, batches_per_second=0.6 * 3 * CAPACITY)
+SHARED = replace(CALM, replicated_each=4, seconds=40, batches_per_second=0.5 * 3 * CAPACITY)
+"""Three servers that share twelve replicated channels."""
 
 
 def assert_adds_up(outcome: Outcome) -> None:
@@ -43,8 +58,11 @@ def assert_adds_up(outcome: Outcome) -> None:
         replace(CALM, lost_servers=1, lost_seconds=6),
         replace(CALM, batches_per_second=3 * 3 * CAPACITY),
         replace(CALM, hot_share=0.5, restart_every_seconds=2, lost_servers=2, lost_seconds=3),
+        replace(SHARED, restart_every_seconds=2, hot_share=0.5),
+        replace(SHARED, lost_servers=2, lost_seconds=18),
+        replace(SHARED, lost_servers=1, lost_seconds=1, restart_every_seconds=1),
     ],
-    ids=["calm", "restarts", "loss", "overload", "all"],
+    ids=["calm", "restarts", "loss", "overload", "all", "shared-restarts", "shared-loss", "shared-all"],
 )
 def test_no_event_is_lost_or_stored_twice(scenario: Scenario) -> None:
     """Whatever happens, each acknowledged batch is stored once, and each created one is acknowledged or waits."""
@@ -53,15 +71,15 @@ def test_no_event_is_lost_or_stored_twice(scenario: Scenario) -> None:
 
 def test_repeats_without_stamps_are_seen_in_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restarts make clients repeat stored batches; a server that forgot their stamps would store them twice."""
-    start = Server._start
+    open_channel = Channel.open
 
-    def start_without_stamps(server: Server) -> None:
-        server._stamps.clear()
-        start(server)
+    def open_without_stamps(channel: Channel, server: Server) -> None:
+        channel._stamps.clear()
+        open_channel(channel, server)
 
     scenario, costs = replace(CALM, restart_every_seconds=3), replace(COSTS, trip_seconds=0.02)
     assert simulate(scenario, costs).account.repeats > 0
-    monkeypatch.setattr(Server, "_start", start_without_stamps)
+    monkeypatch.setattr(Channel, "open", open_without_stamps)
     assert max(simulate(scenario, costs).account.copies.values()) > 1
 
 
@@ -98,6 +116,42 @@ def test_restarts_delay_events_by_little_more_than_one_restart() -> None:
     assert COSTS.restart_seconds < account.longest_seconds < 2 * COSTS.restart_seconds + 2
 
 
+def test_restart_of_an_owner_delays_events_by_a_handover_and_not_by_the_restart() -> None:
+    """Replicated channels of a server that stops are served by others before it is back."""
+    shared = simulate(replace(SHARED, restart_every_seconds=5), COSTS)
+    alone = simulate(replace(SHARED, replicated_each=0, restart_every_seconds=5), COSTS)
+    assert COSTS.handover_seconds < shared.account.longest_seconds < COSTS.restart_seconds
+    assert alone.account.longest_seconds > COSTS.restart_seconds
+
+
+def test_loss_of_an_owner_delays_events_by_the_lease_and_not_until_it_is_back() -> None:
+    """Others serve the channels of a lost machine when its lease has ended; one that is back earlier waits for it."""
+    for lost_seconds in (5, 35):
+        outcome = simulate(replace(SHARED, lost_servers=1, lost_seconds=lost_seconds), COSTS)
+        unserved = [sample.second for sample in outcome.samples if sample.unserved]
+        assert 5 + LEASE_SECONDS * 4 / 5 < max(unserved) <= 5.5 + LEASE_SECONDS + COSTS.takeover_seconds
+        assert not outcome.samples[-1].unserved
+
+
+def test_servers_that_come_back_get_their_share_of_the_channels() -> None:
+    """Servers own the same number of channels after any trouble, and nothing moves any more."""
+    clock, account = Clock(), Account()
+    servers = [Server(Resource(clock)) for _ in range(5)]
+    channels = [Channel(clock, COSTS, account, Resource(clock)) for _ in range(20)]
+    owners = Owners(clock, COSTS, servers, channels, random.Random(0))
+    owners.lose(0, 40)
+    owners.lose(1, 3)
+    clock.after(10, lambda: owners.restart(2))
+    clock.run(35)
+    assert sorted(owners.counts.values()) == [5, 5, 5, 5]
+    clock.run(60)
+    assert list(owners.counts.values()) == [4] * 5
+    assert all(channel.server in servers for channel in channels)
+    moves = owners.moves
+    clock.run(120)
+    assert owners.moves == moves > 0
+
+
 def test_measured_costs_are_complete() -> None:
     """The committed calibration has every figure."""
-    assert min(value for value in vars(Costs.measured()).values() if not isinstance(value, str)) >= 0
+    assert min(value for value in vars(Costs.measured()).values() if isinstance(value, int | float)) >= 0

@@ -5,7 +5,8 @@ from html import escape
 from typing import NamedTuple
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 640, 300, 90, 40
-_COLOURS = ("#2a7fd4", "#d9822b", "#3a9d5d")
+_COLOURS = ("#2a7fd4", "#d9822b", "#3a9d5d", "#b0479c")
+_LEGEND_WIDTH = 135
 _GREY = "#808890"
 _BAR_LEFT, _BAR_HEIGHT, _BAR_STEP, _FIGURE_WIDTH = 270, 14, 26, 90
 
@@ -42,7 +43,7 @@ def line_chart(title: str, across: str, lines: Sequence[Line]) -> str:
     for number, (line, colour) in enumerate(zip(lines, _COLOURS, strict=False)):
         points = " ".join(f"{_LEFT + wide * x / x_max:.1f},{base - high * y / y_max:.1f}" for x, y in line.points)
         parts += [f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>']
-        parts += [_text(_LEFT + number * 180, _HEIGHT - 6, line.name, colour)]
+        parts += [_text(_LEFT + number * _LEGEND_WIDTH, _HEIGHT - 6, line.name, colour)]
     return _picture(title, _HEIGHT, parts)
 
 
