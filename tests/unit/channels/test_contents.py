@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Sequence
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -15,6 +16,7 @@ from millrace_server.errors import (
     BytesFullError,
     ChannelFullError,
     ChannelNotFoundError,
+    SequenceGoneError,
     TxnCapacityError,
 )
 from tests.channel_events import bodies_of, numbered, window
@@ -521,3 +523,34 @@ def test_restore_of_a_queue_charges_its_room() -> None:
     assert (contents.capacity.event_count, contents.capacity.body_bytes, contents.taken_count) == (2, 3, 0)
     assert (contents.first_sequence, contents.next_sequence, contents.assigned_sequence) == (5, 9, 9)
     assert contents.plan([window(b"x")], [], Stamp("p", 2, 2)).dropped_count == 1
+
+
+async def test_prefetch_of_what_others_consume_meanwhile_reads_what_is_first_now(contents: Contents) -> None:
+    """What they consumed may be gone from a log that is slow to read; that is no error of this take."""
+    put(contents, b"1")
+    put(contents, b"2")
+    limits = AnswerLimits(events_max=1, body_bytes_max=1 << 30, answer_bytes_max=1 << 30, form=Form.COLUMNS)
+    wanted: list[int] = []
+
+    class Columns:
+        """A log that another take empties while it is read."""
+
+        async def load(self, batches: Sequence[StoredBatch]) -> None:
+            wanted.append(batches[0].end_sequence)
+            if len(wanted) == 1:
+                take(contents, 1)
+                raise SequenceGoneError("gone")
+
+    contents._columns = Columns()  # type: ignore[assignment] # all that is used of it
+    await contents.prefetch(limits)
+    assert wanted == [2, 3]
+
+
+async def test_prefetch_of_events_that_are_gone_though_they_are_queued_raises(contents: Contents) -> None:
+    """It does not try for ever."""
+    put(contents, b"1")
+    limits = AnswerLimits(events_max=1, body_bytes_max=1 << 30, answer_bytes_max=1 << 30, form=Form.COLUMNS)
+    contents._columns = AsyncMock()
+    contents._columns.load.side_effect = SequenceGoneError("gone")
+    with pytest.raises(SequenceGoneError):
+        await contents.prefetch(limits)

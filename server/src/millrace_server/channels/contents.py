@@ -16,7 +16,13 @@ from millrace_server.channels.log_columns import LogColumns
 from millrace_server.channels.queue import AnswerLimits, EventQueue
 from millrace_server.channels.queue_times import QueueTimes
 from millrace_server.channels.stamps import Stamp, StampLedger
-from millrace_server.errors import ChannelNotFoundError, MillraceError, NotOwnerError, TxnCapacityError
+from millrace_server.errors import (
+    ChannelNotFoundError,
+    MillraceError,
+    NotOwnerError,
+    SequenceGoneError,
+    TxnCapacityError,
+)
 
 _AHEAD_BYTES = 4 << 20
 """Bytes of columns that are read from a log at once, ahead of their use."""
@@ -375,8 +381,16 @@ class Contents:
 
     async def prefetch(self, limits: AnswerLimits) -> None:
         """Reads the events for a take with these limits into memory, without blocking the event loop."""
-        if self._columns is not None:
-            await self._columns.load(_first_of(self.queue, limits.events_max))
+        while self._columns is not None:
+            first = _first_of(self.queue, limits.events_max)
+            try:
+                await self._columns.load(first)
+            except SequenceGoneError:
+                # Another take was faster, and what it has consumed is gone from the log: there are other events now.
+                if _ends_of(first) == _ends_of(_first_of(self.queue, limits.events_max)):
+                    raise
+            else:
+                return
 
     async def prefetch_end(self, sequence: int) -> None:
         """Reads the batch that ends at a sequence if it is cut there, without blocking the event loop."""
@@ -441,6 +455,10 @@ class Contents:
 
 
 _first_sequence = attrgetter("first_sequence")
+
+
+def _ends_of(batches: Iterable[StoredBatch]) -> list[tuple[int, int]]:
+    return [(batch.end_sequence, batch.count) for batch in batches]
 
 
 def _first_of(batches: Iterable[StoredBatch], events_max: int) -> list[StoredBatch]:
