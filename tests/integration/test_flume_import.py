@@ -58,7 +58,7 @@ def test_import_flume_strict_writes_nothing_if_something_is_left_out(tmp_path: P
         "import-flume", EXAMPLES / "simple_netcat.properties", "--strict", "-o", "out.toml", cwd=tmp_path
     )
     assert good.returncode == 0
-    assert (tmp_path / "out.toml").exists()
+    assert (tmp_path / "out.toml").stat().st_mode & 0o777 == 0o600
 
 
 def test_import_flume_of_several_files_merges_them(tmp_path: Path) -> None:

@@ -146,7 +146,9 @@ def _check(toml: str, output: Path | None) -> None:
 
 def _write_new(path: Path, text: str) -> None:
     try:
-        with path.open("x", encoding="utf-8") as file:
+        # For its owner only, since it may contain the passwords of the imported file.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         complain(f"{path}: cannot be written: {error.strerror}")
