@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 def field_head(number: int, length: int) -> bytes:
     """Returns the tag and length that precede a field's content."""
-    return _varint(number << _WIRE_TYPE_BITS | _LENGTH_DELIMITED) + _varint(length)
+    return varint(number << _WIRE_TYPE_BITS | _LENGTH_DELIMITED) + varint(length)
 
 
 def field(number: int, content: bytes) -> bytes:
@@ -52,20 +52,20 @@ def packed(numbers: list[int]) -> bytes:
     if not numbers:
         return b""
     if numbers.count(numbers[0]) == len(numbers):
-        return _varint(numbers[0]) * len(numbers)
+        return varint(numbers[0]) * len(numbers)
     if max(numbers) < _MORE_FOLLOW:
         return bytes(numbers)
-    return b"".join(map(_varint, numbers))
+    return b"".join(map(varint, numbers))
 
 
 def repeated_number(content: bytes) -> tuple[int, int] | None:
     """Returns the number that a packed field repeats, and how often; None if it holds different numbers."""
     try:
-        number, length = _read_varint(content, 0)
-    except IndexError:
+        number, length = read_varint(content, 0)
+    except (IndexError, OverflowError):
         return None
     count = len(content) // length
-    return (number, count) if content == _varint(number) * count else None
+    return (number, count) if content == varint(number) * count else None
 
 
 def place_of(number: int, message: Buffer) -> Place | None:
@@ -86,7 +86,7 @@ def place_of(number: int, message: Buffer) -> Place | None:
             wire_type = tag & _WIRE_TYPES
             if tag >= _MORE_FOLLOW or wire_type not in _WIRE_TYPES_READ:
                 return None
-            value, end = _read_varint(message, head + 1)
+            value, end = read_varint(message, head + 1)
             if wire_type == _LENGTH_DELIMITED:
                 content, end = end, end + value
                 if tag >> _WIRE_TYPE_BITS == number:
@@ -97,14 +97,19 @@ def place_of(number: int, message: Buffer) -> Place | None:
             if end == message_bytes:
                 return place
             head = end
-    except IndexError:
-        # The message is truncated.
+    except (IndexError, OverflowError):
+        # The message is truncated, or is none.
         return None
     return None
 
 
-def _read_varint(message: Buffer, position: int) -> tuple[int, int]:
-    """Returns a number and the offset after it."""
+def read_varint(message: Buffer, position: int) -> tuple[int, int]:
+    """Returns a number in base 128, the lowest bits first, and the offset after it.
+
+    Raises:
+        IndexError: The message ends inside the number.
+        OverflowError: The number has more than 64 bits.
+    """
     byte = message[position]
     if byte < _MORE_FOLLOW:
         return byte, position + 1
@@ -115,11 +120,12 @@ def _read_varint(message: Buffer, position: int) -> tuple[int, int]:
         value |= (byte & (_MORE_FOLLOW - 1)) << bits
         if byte < _MORE_FOLLOW:
             return value, position
-    raise IndexError
+    raise OverflowError
 
 
 @lru_cache(1 << 14)
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Encodes a number of at least 0 in base 128."""
     encoded = bytearray()
     while value >= _MORE_FOLLOW:
         encoded.append(value & (_MORE_FOLLOW - 1) | _MORE_FOLLOW)

@@ -6,11 +6,10 @@ answer: metadata: map of bytes | is error: boolean | response, or a union of err
 
 from typing import NamedTuple
 
+from millrace.wire_format import read_varint, varint
 from millrace_server.agent.avro_rpc.protocol import Status
 
-_PAYLOAD_BITS = 7
-_MORE_FOLLOW = 1 << _PAYLOAD_BITS
-_LONG_BITS = 64
+_TWO_BYTES_FROM = 0x80
 _MESSAGE_NAME_BYTES_MAX = 256
 _METADATA_ENTRIES_MAX = 1_000
 _ERROR_TEXT_BYTES_MAX = 1_000
@@ -30,32 +29,23 @@ class RemoteError(Exception):
 
 
 def long(value: int) -> bytes:
-    """Encodes a number: zigzag, then seven bits a byte, the lowest first."""
-    rest = value << 1 if value >= 0 else (-value << 1) - 1
-    encoded = bytearray()
-    while rest >= _MORE_FOLLOW:
-        encoded.append(rest & (_MORE_FOLLOW - 1) | _MORE_FOLLOW)
-        rest >>= _PAYLOAD_BITS
-    encoded.append(rest)
-    return bytes(encoded)
+    """Encodes a number: zigzag, so that small negative ones are short too."""
+    return varint(value << 1 if value >= 0 else (-value << 1) - 1)
 
 
 def read_long(data: bytes, position: int) -> tuple[int, int]:
     """Returns a number and the position after it. Raises BadCallError."""
-    value = 0
     try:
         byte = data[position]
-        if byte < _MORE_FOLLOW:
+        if byte < _TWO_BYTES_FROM:
+            # Most numbers are short, and for each of them another call would show.
             return (byte >> 1) ^ -(byte & 1), position + 1
-        for bits in range(0, _LONG_BITS, _PAYLOAD_BITS):
-            byte = data[position]
-            position += 1
-            value |= (byte & (_MORE_FOLLOW - 1)) << bits
-            if byte < _MORE_FOLLOW:
-                return (value >> 1) ^ -(value & 1), position
+        value, position = read_varint(data, position)
     except IndexError:
         raise BadCallError("the bytes end inside a number") from None
-    raise BadCallError("a number has more than 64 bits")
+    except OverflowError:
+        raise BadCallError("a number has more than 64 bits") from None
+    return (value >> 1) ^ -(value & 1), position
 
 
 def read_bytes(data: bytes, position: int) -> tuple[bytes, int]:
