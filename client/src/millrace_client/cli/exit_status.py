@@ -86,7 +86,7 @@ ADVICE = {
     "MESSAGE_TOO_LARGE": "send smaller events, or raise the server's message_bytes_max",
     "SEQUENCE_GONE": "see what there is with `millrace channel show {channel}`",
     "TXN_NOT_FOUND": "the server has probably restarted, so run the command again",
-    "LOG_FAILED": "see the server's log, then restart the server",
+    "LOG_FAILED": "see the server's log, then restart the server; a replicated channel recovers by itself",
     "CORRUPT": "see the server's log, and run `millraced log verify`",
     "INTERNAL": "see the server's log, and please report it",
     "UNAVAILABLE": "start one with `millraced serve`, or name another with --server or MILLRACE_SERVER",
