@@ -15,6 +15,7 @@ from tests.client_variants import Connect, client_variant
 from tests.millraced import Millraced
 
 NUMBERS = itertools.count()
+EACH_TYPE = pytest.mark.parametrize("channel_type", [each.value for each in millrace.ChannelType], indirect=True)
 
 
 @pytest.fixture(params=["sync", "aio"])
@@ -25,9 +26,9 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
 
 
 @pytest.fixture
-def client(connect: Connect, shared_server: Millraced) -> Any:
+def client(connect: Connect, rpc_server: Millraced) -> Any:
     """A client of the shared server, in each variant."""
-    return connect(shared_server.grpc)
+    return connect(rpc_server.grpc)
 
 
 @pytest.fixture
@@ -73,10 +74,10 @@ def test_append_columns_is_as_append(channel: Any) -> None:
     assert take_all(channel) == [bytes([n]) for n in range(10)]
 
 
-@pytest.mark.parametrize("channel_type", list(millrace.ChannelType))
-def test_each_event_has_the_time_of_its_commit(client: Any, channel_type: millrace.ChannelType) -> None:
+@EACH_TYPE
+def test_each_event_has_the_time_of_its_commit(client: Any, channel_type: str) -> None:
     """Peeks, claims, deliveries and takes show the receipts' times, whichever way the server joins commits."""
-    channel = made(client, type=channel_type)
+    channel = made(client, type=millrace.ChannelType(channel_type))
     began = datetime.now(UTC)
     receipts = [channel.append(bodies) for bodies in ([b"a", b"b"], [b"c"], [b"d"])]
     expected = [receipts[index].commit_time for index in (0, 0, 1, 2)]
@@ -93,10 +94,10 @@ def test_each_event_has_the_time_of_its_commit(client: Any, channel_type: millra
     assert txn.receipt.commit_time >= expected[-1]
 
 
-@pytest.mark.parametrize("channel_type", list(millrace.ChannelType))
-def test_peek_and_find_start_at_the_first_commit_since_a_time(client: Any, channel_type: millrace.ChannelType) -> None:
+@EACH_TYPE
+def test_peek_and_find_start_at_the_first_commit_since_a_time(client: Any, channel_type: str) -> None:
     """Exact to the microsecond; without such an event nothing is shown, and the next sequence is found."""
-    channel = made(client, type=channel_type)
+    channel = made(client, type=millrace.ChannelType(channel_type))
     times = [channel.append(bodies).commit_time for bodies in ([b"a", b"b"], [b"c"], [b"d"])]
     just_later = times[0] + timedelta(microseconds=1)
     assert channel.find_sequence(times[0]) == millrace.FoundSequence(1, times[0])
