@@ -12,6 +12,7 @@ from millrace_server.channels.channel_handle import ChannelHandle, Owner
 from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.channels.registry import ChannelRegistry
 from tests.forward_targets import served
+from tests.tiers import until
 
 T = TypeVar("T")
 
@@ -58,6 +59,12 @@ class OwnedServers:
         """Makes a server the owner; the others stand by from their next call on."""
         self._epoch += 1
         self._loop.call_soon_threadsafe(self._own, index)
+
+    def own_after_refusals(self, index: int, count: int) -> None:
+        """Makes a server the owner once it has sent clients away so many more times."""
+        enough = self.refusal_count(index) + count
+        until(lambda: self.refusal_count(index) >= enough)
+        self.own(index)
 
     def _own(self, owner: int) -> None:
         for index, registry in enumerate(self._registries):

@@ -3,13 +3,9 @@
 import time
 from dataclasses import dataclass
 
-from millrace_client import _settings
 from millrace_client._endpoints import endpoint_problem
-from millrace_client._retries import Backoff
-from millrace_client.errors import DrainingError, MillraceError, NotOwnerError, UnavailableError
-
-HOPS_MAX = 32
-"""A call goes on at another server, or tries the same one again, at most so often."""
+from millrace_client._retries import OWNER_SECONDS, OWNER_SECONDS_MAX, Backoff
+from millrace_client.errors import DrainingError, MillraceError, NotOwnerError, ReplayingError, UnavailableError
 
 _SERVERS_MAX = 16
 """The most servers that are remembered for a channel."""
@@ -57,6 +53,9 @@ class Owners:
         if route is not None and isinstance(error, (UnavailableError, DrainingError)):
             route.endpoint = self._after(route, endpoint)
             return route.endpoint
+        if route is not None and isinstance(error, ReplayingError):
+            # It is taking the channel over.
+            return endpoint
         return None
 
     def next_endpoint(self, channel: str, error: BaseException | None) -> str:
@@ -81,8 +80,9 @@ class Owners:
 class OwnerSearch:
     """The way of one call to the owner of its channel.
 
-    The first hop is immediate; before each further one there is a pause, which grows. So servers that name each other,
-    or a dead one, are asked now and then, until another server takes over or the call's time is over.
+    A hop to another server is immediate, unless the one before it was; then there is a pause, which grows. So servers
+    that name each other, or a dead one, are asked now and then, until another server takes over or the call's time is
+    over.
 
     Attributes:
         endpoint: The server that gets the next attempt.
@@ -94,6 +94,7 @@ class OwnerSearch:
         self._channel = channel
         self._give_up = time.monotonic() + seconds
         self._backoff: Backoff | None = None
+        self._has_just_hopped = False
 
     @property
     def left_seconds(self) -> float:
@@ -105,11 +106,15 @@ class OwnerSearch:
         target = self._owners.note_failure(self._channel, self.endpoint, error)
         if target is None:
             return None
-        is_first = self._backoff is None and target != self.endpoint
-        if self._backoff is None:
-            self._backoff = Backoff(_settings.BACKOFF_SECONDS, _settings.BACKOFF_SECONDS_MAX)
-        seconds = self._backoff.next_seconds(error.retry_delay_seconds)
-        if self._backoff.failure_count > HOPS_MAX or seconds >= self.left_seconds:
+        self._has_just_hopped = target != self.endpoint and not self._has_just_hopped
+        seconds = 0.0 if self._has_just_hopped else self._next_seconds(error)
+        if seconds >= self.left_seconds:
             return None
         self.endpoint = target
-        return 0.0 if is_first else seconds
+        return seconds
+
+    def _next_seconds(self, error: MillraceError) -> float:
+        if self._backoff is None:
+            # Few calls need one.
+            self._backoff = Backoff(OWNER_SECONDS, OWNER_SECONDS_MAX)
+        return self._backoff.next_seconds(error.retry_delay_seconds)

@@ -116,8 +116,12 @@ class ConnectionSettings:
         return ChannelWithMetadata(channel, metadata) if metadata else channel
 
     def at(self, endpoint: str) -> "ConnectionSettings":
-        """Returns the settings for a server that another one has named: it may be gone, which is to be noticed."""
-        return replace(self, endpoint=endpoint, wait_for_ready=False)
+        """Returns the settings for a server that another one has named: it may be gone, which is to be noticed at once.
+
+        So gRPC does not repeat its calls, which takes more than a second; see `OwnerSearch`.
+        """
+        options = (("grpc.enable_retries", 0), *self.options)
+        return replace(self, endpoint=endpoint, wait_for_ready=False, options=options)
 
     def watch_files(self) -> FileWatch | None:
         """Returns what tells that a channel opened from now on would use other files; None where there are none."""

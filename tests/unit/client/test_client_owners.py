@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 import millrace_client as millrace
 import millrace_client.aio
+from millrace_client._owners import Owners
+from millrace_client.errors import NotOwnerError, UnavailableError
 from tests.client_variants import Connect
 from tests.owned_servers import CHANNEL, OwnedServers, owned_servers
 from tests.tiers import until
@@ -103,6 +106,36 @@ def test_call_when_the_owner_is_gone_waits_for_its_successor(client: Any, server
     assert orders.append([b"b"]).first_sequence == 2
 
 
+def test_call_asks_often_who_succeeds_an_owner_that_died(client: Any, servers: OwnedServers) -> None:
+    """The pauses stay short, however long the lease is, and the owner that is dead costs no time."""
+    orders = client.channel(CHANNEL)
+    orders.append([b"a"])
+    servers.stop(1)
+    with ThreadPoolExecutor() as threads:
+        # In the time of one call, of which gRPC's own repeats at the dead server would take more than a second each.
+        taking_over = threads.submit(servers.own_after_refusals, 0, 8)
+        assert orders.append([b"b"]).first_sequence == 2
+        taking_over.result()
+
+
+def test_search_for_the_owner_comes_back_to_each_server_within_half_a_second() -> None:
+    """A dead server is tried in between without a pause of its own."""
+    search = Owners("home").search(CHANNEL, 60.0)
+    dead = NotOwnerError("away")
+    dead.address = "dead:7070"
+    pauses = []
+    for _ in range(100):
+        assert search.endpoint == "home"
+        first = search.pause_seconds(dead)
+        assert search.endpoint == "dead:7070"
+        second = search.pause_seconds(UnavailableError("gone"))
+        assert first is not None
+        assert second is not None
+        pauses.append(first + second)
+    assert pauses[0] <= 0.1
+    assert 0.25 <= min(pauses[3:]) <= max(pauses) <= 0.5
+
+
 def test_call_when_no_owner_can_be_found_fails_in_time(connect: Connect, servers: OwnedServers) -> None:
     """Servers that name themselves, each other, a dead server, or nobody are asked until the call's time is over."""
     first, second = servers.addresses
@@ -149,6 +182,34 @@ def test_consumer_goes_on_at_the_next_owner(servers: OwnedServers) -> None:
             until(lambda: servers.event_count == 1)
             servers.own(0)
             servers.stop(1)
+
+
+def test_consumer_asks_often_who_succeeds_an_owner_that_died(servers: OwnedServers) -> None:
+    """Its pauses stay short, too, whatever the longest one is."""
+    home = servers.addresses[0]
+    slow = millrace.ConsumerConfig(reconnect_seconds_max=600.0)
+    with millrace.Consumer([home], CHANNEL, slow) as consumer:
+        with millrace.connect(home) as client:
+            client.channel(CHANNEL).append([b"a"])
+        deliveries = iter(consumer)
+        next(deliveries).ack()
+        until(lambda: servers.event_count == 0)
+        servers.stop(1)
+        servers.own_after_refusals(0, 10)
+        with millrace.connect(home) as client:
+            client.channel(CHANNEL).append([b"b"])
+        assert next(deliveries).bodies() == [b"b"]
+
+
+def test_producer_asks_often_who_succeeds_an_owner_that_died(servers: OwnedServers) -> None:
+    """Its pauses stay short, too."""
+    slow = millrace.ProducerConfig(backoff_seconds_max=600.0, delivery_timeout_seconds=600.0)
+    with millrace.Producer([servers.addresses[0]], slow) as producer, ThreadPoolExecutor() as threads:
+        producer.send(b"a", channel=CHANNEL).result(60)
+        servers.stop(1)
+        taking_over = threads.submit(servers.own_after_refusals, 0, 10)
+        assert producer.send(b"b", channel=CHANNEL).result(60).sequence == 2
+        taking_over.result()
 
 
 async def test_asyncio_consumer_goes_on_at_the_owner(servers: OwnedServers) -> None:

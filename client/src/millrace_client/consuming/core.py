@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from millrace_client._calls import consume_start
 from millrace_client._forks import Unpicklable
-from millrace_client._retries import Backoff
+from millrace_client._retries import Backoff, passes_with_next_owner
 from millrace_client.consuming.config import ConsumerConfig, subscriptions_of
 from millrace_client.consuming.delivery_buffer import DeliveryBuffer
 from millrace_client.consuming.metrics import ConsumerMetrics
@@ -17,6 +17,7 @@ from millrace_client.consuming.subscription import DeliveryT, Subscription, Subs
 from millrace_client.errors import (
     ChannelNotFoundError,
     MillraceError,
+    NotOwnerError,
     RetryAdvice,
     UnauthenticatedError,
     UnavailableError,
@@ -134,7 +135,14 @@ class ConsumerCore(Generic[DeliveryT]):
         # A channel may be silent for long, so a stream that lasted is a success, too.
         if lived_seconds > self.config.reconnect_seconds_max:
             subscription.backoff.reset()
-        seconds = subscription.backoff.next_seconds(error.retry_delay_seconds)
+        subscription.is_shared |= isinstance(error, NotOwnerError)
+        awaits_owner = passes_with_next_owner(error, is_shared=subscription.is_shared)
+        seconds = subscription.backoff.next_seconds(error.retry_delay_seconds, awaits_owner=awaits_owner)
+        # Another server may know more: it is asked at once, unless the one before could not be reached either.
+        hops = awaits_owner and not subscription.has_just_hopped and isinstance(error, UnavailableError)
+        subscription.has_just_hopped = hops
+        if hops:
+            seconds = 0.0
         subscription.move(SubscriptionState.WAITING)
         self.buffer.counters.reconnects += 1
         # A lasting failure is logged once.

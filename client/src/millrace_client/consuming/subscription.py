@@ -46,6 +46,8 @@ class Subscription(Generic[DeliveryT]):
         queued: Deliveries that have arrived and were not handed out.
         unsettled: All deliveries that have arrived and are not settled.
         error: What ended its last stream; None if nothing did.
+        is_shared: Whether servers are known to share the channel, which one of them owns.
+        has_just_hopped: Whether it goes on at another server without a pause.
     """
 
     def __init__(self, endpoint: str, channel: str, backoff: Backoff) -> None:
@@ -55,6 +57,8 @@ class Subscription(Generic[DeliveryT]):
         self.queued: deque[DeliveryT] = deque()
         self.unsettled: set[DeliveryT] = set()
         self.error: Exception | None = None
+        self.is_shared = False
+        self.has_just_hopped = False
         self._state = SubscriptionState.WAITING
 
     @property

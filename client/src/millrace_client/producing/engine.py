@@ -347,7 +347,7 @@ class Engine:
             if is_sure and batch.count > 1:
                 self._split(batch, error)
             elif (channel.sends_singly and not is_sure) or self._policy.retries_unanswered(error, batch.attempt_count):
-                self._retry(batch, attempt, error, now)
+                self._retry(channel, batch, attempt, error)
             else:
                 self._fail_after(batch, attempt, error)
         self.run_once()
@@ -366,7 +366,7 @@ class Engine:
             batch.doubted, batch.doubted_at = channel, now
         if self._policy.retries_refused(error, batch.attempt_count):
             channel.note_failure(batch, error, now)
-            self._retry(batch, attempt, error, now)
+            self._retry(channel, batch, attempt, error)
         else:
             self._fail_after(batch, attempt, error)
 
@@ -374,8 +374,9 @@ class Engine:
         self._settler.note_failed_attempt(batch, attempt, None)
         self._settler.fail(batch, error)
 
-    def _retry(self, batch: Batch, attempt: SendAttempt, error: MillraceError, now: float) -> None:
-        pause = self._policy.batch_pause_seconds(batch.attempt_count, error)
+    def _retry(self, channel: ServerChannel, batch: Batch, attempt: SendAttempt, error: MillraceError) -> None:
+        now = self._loop.time()
+        pause = self._policy.batch_pause_seconds(batch.attempt_count, error, is_shared=channel.is_shared)
         if now + pause > batch.timed_from + self._config.delivery_timeout_seconds:
             self._fail_after(batch, attempt, error)
             return

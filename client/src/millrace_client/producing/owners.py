@@ -27,6 +27,7 @@ class Owners:
     def find(self, channel: ServerChannel, error: NotOwnerError, given: Iterable[Server]) -> Server | None:
         """Returns the server that a refusal names as a channel's owner; None if it names none that can be used."""
         self._owned.add(channel.name)
+        channel.is_shared = True
         for server in (*given, *self.servers):
             if server.target.address == error.address:
                 return server

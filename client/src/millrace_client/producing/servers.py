@@ -228,6 +228,8 @@ class ServerChannel:
         self.sends_singly = False
         """Whether batches go one by one, because one of them is too large for the server and it is unknown which."""
         self.paused_until = 0.0
+        self.is_shared = False
+        """Whether servers are known to share the channel, which one of them owns."""
         self.last_error: MillraceError | None = None
         """Why it was paused last; None since a batch has succeeded."""
         self._policy = policy
@@ -313,7 +315,7 @@ class ServerChannel:
             self.last_error, self._failed_at = error, now
             return 0.0
         self.note_failure(batch, error, now)
-        return self._policy.batch_pause_seconds(max(self._failure_count, 1), error)
+        return self._policy.batch_pause_seconds(max(self._failure_count, 1), error, is_shared=True)
 
     def note_success(self) -> None:
         """Ends the pauses."""
@@ -325,7 +327,8 @@ class ServerChannel:
         if batch.sent_at > self._failed_at:
             self._failure_count += 1
             self._failed_at = now
-            self.paused_until = now + self._policy.server_pause_seconds(self._failure_count, error)
+            pause_seconds = self._policy.server_pause_seconds(self._failure_count, error, is_shared=self.is_shared)
+            self.paused_until = now + pause_seconds
             self.last_error = error
 
     def answer_due(self) -> float | None:
