@@ -204,11 +204,11 @@ def test_consumer_asks_often_who_succeeds_an_owner_that_died(servers: OwnedServe
 def test_producer_asks_often_who_succeeds_an_owner_that_died(servers: OwnedServers) -> None:
     """Its pauses stay short, too."""
     slow = millrace.ProducerConfig(backoff_seconds_max=600.0, delivery_timeout_seconds=600.0)
-    with millrace.Producer([servers.addresses[0]], slow) as producer, ThreadPoolExecutor() as threads:
-        producer.send(b"a", channel=CHANNEL).result(60)
+    with millrace.Producer(servers.addresses[0], CHANNEL, config=slow) as producer, ThreadPoolExecutor() as threads:
+        producer.send(b"a").result(60)
         servers.stop(1)
         taking_over = threads.submit(servers.own_after_refusals, 0, 10)
-        assert producer.send(b"b", channel=CHANNEL).result(60).sequence == 2
+        assert producer.send(b"b").result(60).sequence == 2
         taking_over.result()
 
 
