@@ -12,6 +12,9 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+_AS_MANY_AS_GIVEN = -1
+"""The `nargs` of an argument that may be repeated."""
+
 COMMANDS = {
     "channels": ("admin_commands:channels", "List all channels and their state."),
     "components": ("admin_commands:components", "List the server's sources, sinks and sink groups, and their state."),
@@ -68,10 +71,10 @@ class _Command(TyperCommand):
 def unconverted(parameters: Iterable[Any]) -> Iterable[Any]:
     """Returns parameters that stay None where they are not given: typer imports pydantic to convert even None."""
     for one in parameters:
-        if not one.required and not one.multiple and one.nargs == 1:
+        if not one.required and not one.multiple and one.nargs in {1, _AS_MANY_AS_GIVEN}:
             one.process_value = partial(_converted, one)
     return parameters
 
 
 def _converted(parameter: Any, ctx: Any, value: Any) -> Any:
-    return None if value is None else type(parameter).process_value(parameter, ctx, value)
+    return None if value is None or value == () else type(parameter).process_value(parameter, ctx, value)
