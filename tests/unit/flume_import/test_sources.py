@@ -98,6 +98,12 @@ def test_import_of_a_source_that_listens_has_its_addresses(lines: str, settings:
     assert "allow_plaintext" not in source
 
 
+def test_import_of_a_host_that_is_not_known_has_to_be_filled_in_without_brackets() -> None:
+    """The colon of `${env:HOST}` makes it no IPv6 address."""
+    source = imported(source_text("type = avro\nbind = ${env:UNKNOWN_HOST}\nport = 4545")).tables["sources"]["s"]
+    assert source["listen"] == {"fill_in": "${env:UNKNOWN_HOST}:4545"}
+
+
 @pytest.mark.parametrize("lines", ["type = http\nport = 81", "type = syslogudp\nhost = 0.0.0.0\nport = 82"])
 def test_import_of_a_source_that_others_reach_allows_plain_text_only_if_asked(lines: str) -> None:
     """By default the configuration does not pass the check, which says what to do."""

@@ -194,4 +194,5 @@ def set_values(table: Table, **values: object) -> None:
 
 def address(host: str, port: str) -> str:
     """Returns `host:port`, with the brackets that an IPv6 address has there."""
-    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+    is_ipv6 = ":" in host and not host.startswith("[") and not is_to_be_filled_in(host)
+    return f"[{host}]:{port}" if is_ipv6 else f"{host}:{port}"
