@@ -44,7 +44,10 @@ def test_check_of_a_good_file_says_what_it_says(file: Path) -> None:
     first, second, orders, logs = result.output.splitlines()
     assert first == f"{file} is valid."
     assert second == "gRPC listens on 127.0.0.1:0, HTTP on 127.0.0.1:7071; data is stored in somewhere."
-    assert orders == "Channel orders: memory, holds 50 events and 800 bytes of bodies, 50 events in a transaction."
+    assert (
+        orders
+        == "Channel orders: memory, holds 50 events and 1000 B, 800 B of them for bodies; 50 events in a transaction."
+    )
     assert logs.startswith("Channel logs: memory, holds 100 events and ")
     assert not Path("somewhere").exists()
 
@@ -83,7 +86,8 @@ def test_check_of_a_file_channel_says_where_and_how_it_keeps_its_log(file: Path,
     assert result.exit_code == 0
     *_, orders, log = result.stdout.splitlines()
     assert orders == (
-        "Channel orders: file, holds 1000000 events and 6871947673 bytes of bodies, 10000 events in a transaction."
+        "Channel orders: file, holds 1,000,000 events and 8.0 GiB, 6.4 GiB of them for bodies; "
+        "10,000 events in a transaction."
     )
     assert log == sentence
     assert not Path("somewhere").exists()
@@ -112,8 +116,10 @@ def test_check_of_a_spillable_channel_says_what_a_crash_loses(file: Path) -> Non
         "memory_capacity = 500\nmemory_byte_capacity = 1000\n"
     )
     *_, orders, memory, log = CliRunner().invoke(app, ["check", str(file)]).output.splitlines()
-    assert orders.startswith("Channel orders: spillable, holds 1000000 events and 6871947673 bytes of bodies")
-    assert memory == "  Of these, up to 500 events and 800 bytes of bodies are in memory only, and a crash loses them."
+    assert orders.startswith(
+        "Channel orders: spillable, holds 1,000,000 events and 8.0 GiB, 6.4 GiB of them for bodies"
+    )
+    assert memory == "  Of these, up to 500 events and 800 B of bodies are in memory only, and a crash loses them."
     assert log.startswith("  Its log is in somewhere/channels/orders; it is synced before each commit is answered")
 
 

@@ -37,7 +37,9 @@ OwnChannelName = Annotated[ChannelName, ChannelReference(is_own=True)]
 def check_fastavro(value: str) -> str:
     """Returns the type of a component that needs fastavro; raises ValueError if that is not installed."""
     if importlib.util.find_spec("fastavro") is None:
-        raise ValueError(f'is {shown_value(value)}, which needs fastavro; install "millrace-server[avro]"')
+        raise ValueError(
+            f"is {shown_value(value)}, which needs fastavro; install it with: pip install 'millrace-server[avro]'"
+        )
     return value
 
 

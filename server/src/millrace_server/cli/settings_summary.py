@@ -6,6 +6,7 @@ from pathlib import Path
 import typer
 
 from millrace.setting_problems import without_passwords
+from millrace.units import counted, format_byte_size
 from millrace_server.agent.sinks.sink import NonRejectingSinkConfig
 from millrace_server.channels.config import DiskChannelConfig, LogChannelConfig, ReplicatedChannelConfig
 from millrace_server.channels.keys import KeyFileError, load_keys
@@ -23,13 +24,15 @@ def show_settings(file: Path, settings: Settings) -> None:
         typer.echo("No channels are configured.")
     for name, channel in settings.channels.items():
         typer.echo(
-            f"Channel {name}: {channel.type}, holds {channel.capacity} events and {channel.body_bytes_max} bytes of "
-            f"bodies, {channel.transaction_capacity} events in a transaction."
+            f"Channel {name}: {channel.type}, holds {counted(channel.capacity, 'event')} and "
+            f"{format_byte_size(channel.byte_capacity)}, {format_byte_size(channel.body_bytes_max)} of them for "
+            f"bodies; {counted(channel.transaction_capacity, 'event')} in a transaction."
         )
         if channel.type == "spillable":
             typer.echo(
-                f"  Of these, up to {channel.memory_capacity} events and {channel.memory_body_bytes_max} bytes of "
-                "bodies are in memory only, and a crash loses them."
+                f"  Of these, up to {counted(channel.memory_capacity, 'event')} and "
+                f"{format_byte_size(channel.memory_body_bytes_max)} of bodies are in memory only, and a crash loses "
+                "them."
             )
         if channel.log is not None:
             _show_log(name, channel.log, server.data_dir)

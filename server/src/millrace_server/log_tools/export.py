@@ -55,5 +55,7 @@ def _writer(file: BinaryIO, *, is_avro: bool) -> EventWriter:
     try:
         from millrace_server.agent.sinks.files.avro_writer import AvroWriter
     except ImportError:
-        raise UsageError('--format: avro needs fastavro; install "millrace-server[avro]"') from None
+        raise UsageError(
+            "--format: avro needs fastavro; install it with: pip install 'millrace-server[avro]'"
+        ) from None
     return AvroWriter(file, "none", is_body_text=False)

@@ -169,7 +169,9 @@ class KafkaClientConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build
     @classmethod
     def _check_is_installed(cls, value: str) -> str:
         if importlib.util.find_spec("confluent_kafka") is None:
-            raise ValueError('is "kafka", which needs confluent-kafka; install "millrace-server[kafka]"')
+            raise ValueError(
+                "is \"kafka\", which needs confluent-kafka; install it with: pip install 'millrace-server[kafka]'"
+            )
         return value
 
     @field_validator("sasl")

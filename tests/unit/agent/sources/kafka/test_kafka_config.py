@@ -85,8 +85,8 @@ def test_validate_sink_with_bad_settings_says_where_and_why(settings: dict[str, 
 def test_validate_without_the_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """What to install is said where confluent-kafka is missing."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    assert 'install "millrace-server[kafka]"' in problems_of(SOURCE, KafkaSourceConfig)
-    assert 'install "millrace-server[kafka]"' in problems_of(SINK, KafkaSinkConfig)
+    assert "pip install 'millrace-server[kafka]'" in problems_of(SOURCE, KafkaSourceConfig)
+    assert "pip install 'millrace-server[kafka]'" in problems_of(SINK, KafkaSinkConfig)
 
 
 def test_validate_plain_password_without_tls_is_refused_beyond_loopback() -> None:

@@ -29,5 +29,5 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], problem: 
 def test_format_avro_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library is an optional dependency, since few need it."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValidationError, match=r'install "millrace-server\[avro\]"'):
+    with pytest.raises(ValidationError, match=r"pip install 'millrace-server\[avro\]'"):
         spool_config(Path("/spool"), format={"type": "avro"})
