@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import millrace_client as millrace
-from millrace_server.access.tokens import make_token
 from tests.conftest import StartMillraced
 from tests.daemon_queries import wait_until
 from tests.fenced_blocks import CHECKED, block_with, blocks_of
@@ -45,15 +44,23 @@ def test_agents_of_the_page_bring_lines_of_a_log_into_parquet(start_millraced: S
         (certified / folder).mkdir()
     lines = [f"GET /{'health' if number % 10 == 0 else number} HTTP/1.1" for number in range(200)]
     (certified / "nginx" / "access.log").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    tls, token = millrace.Tls(ca=certified / "tls" / "ca.pem"), make_token(certified / "tokens", "watcher")
-    watcher = '[roles.watcher]\nallow = ["describe:*"]\n[identities.watcher]\nroles = ["watcher"]\n'
-    archive = block_with(PAGE, CHECKED, 'type = "files"').replace("0.0.0.0:7070", "127.0.0.1:0") + watcher
+    tls = millrace.Tls(ca=certified / "tls" / "ca.pem")
+    archive = block_with(PAGE, CHECKED, 'type = "files"').replace("0.0.0.0:7070", "127.0.0.1:0")
     collector = start_millraced(moved(archive, certified), certified / "collector")
     edge_toml = block_with(PAGE, CHECKED, 'type = "taildir"').replace("collector-1:7070", collector.grpc)
     edge = start_millraced(moved(edge_toml, certified), certified / "edge")
     kept = [line for line in lines if "health" not in line]
-    with millrace.connect(collector.grpc, tls=tls, token=token) as client:
+    with millrace.connect(collector.grpc, tls=tls, token_file=certified / "me.token") as client:
         wait_until(lambda: client.admin.get_channel("web").gauges.taken_events == len(kept))
+    (look,) = blocks_of(PAGE, "components")
+    printed = run_script(
+        moved(look, certified).replace("collector-1:7070", collector.grpc), certified, MILLRACE_SERVER=edge.grpc
+    )
+    assert re.findall(r"^(sources|sinks)/(\w+) +running", printed, re.MULTILINE) == [
+        ("sinks", "collector"),
+        ("sources", "nginx"),
+        ("sinks", "archive"),
+    ]
     assert edge.stop() == 0
     # The stop finishes its files.
     assert collector.stop() == 0
