@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -93,7 +93,7 @@ async def test_calls_while_a_channel_is_read_back_are_refused_with_a_retry(start
     checkpoint = _data(written) / "checkpoint"
     checkpoint.rename(checkpoint.with_name("checkpoint.previous"))
     # Opening a pipe for reading waits until it is opened for writing. It contains no checkpoint, so the previous one is
-    # used then.
+    # used then. It is read twice, first for its version.
     os.mkfifo(checkpoint)
     server = start_millraced(TOML, written.data_dir)
     async with connected(server.grpc) as rpc:
@@ -114,8 +114,12 @@ async def test_calls_while_a_channel_is_read_back_are_refused_with_a_retry(start
 
         watched = _health(rpc).Watch(health_pb2.HealthCheckRequest(service="channels/orders"))
         assert (await watched.read()).status == NOT_SERVING
-        os.close(os.open(checkpoint, os.O_WRONLY))
-        assert (await watched.read()).status == SERVING
+        changing = asyncio.ensure_future(watched.read())
+        while not changing.done():
+            with suppress(OSError):
+                os.close(os.open(checkpoint, os.O_WRONLY | os.O_NONBLOCK))
+            await asyncio.sleep(0.01)
+        assert changing.result().status == SERVING
         watched.cancel()
         assert await _take_all(rpc) == [b"0", b"1", b"2"]
 

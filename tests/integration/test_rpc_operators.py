@@ -65,10 +65,10 @@ async def test_list_of_transactions_has_what_each_holds(rpc: Rpc) -> None:
         await listed(rpc, "no-such-channel")
 
 
-@pytest.mark.parametrize("channel_type", [pb.CHANNEL_TYPE_MEMORY, FILE, pb.CHANNEL_TYPE_SPILLABLE])
-async def test_end_of_a_transaction_returns_its_events(rpc: Rpc, channel_type: int) -> None:
+@pytest.mark.parametrize("made_type", [pb.CHANNEL_TYPE_MEMORY, FILE, pb.CHANNEL_TYPE_SPILLABLE])
+async def test_end_of_a_transaction_returns_its_events(rpc: Rpc, made_type: int) -> None:
     """Its owner learns that it is over; a repeat succeeds; committed and unknown ones are refused."""
-    name = await rpc.make_channel(type=channel_type)
+    name = await rpc.make_channel(type=made_type)
     await rpc.append(name, b"a")
     txn_id = await rpc.begin(name)
     await rpc.take(txn_id)

@@ -81,6 +81,8 @@ async def test_text_that_is_no_utf_8_is_refused(rpc: Rpc) -> None:
 
 OF_ALL = {"ListTransactions", "ListConsumers"}
 """Without a name, these list all channels."""
+OF_TXNS = {"Put", "Take", "Commit", "Rollback", "RenewTxn"}
+"""Without a name, these find the transaction by its id."""
 BAD_NAMES = ["../x", "", "a\0b", "x" * 300, "%2e", "%2e%2e%2fx", "caf\u00e9", "\u202ex", ".", "..", "-a", "A", "a/b"]
 
 
@@ -92,7 +94,7 @@ BAD_NAMES = ["../x", "", "a\0b", "x" * 300, "%2e", "%2e%2e%2fx", "caf\u00e9", "\
         if {"name", "channel"} & {field.name for field in SERVICES[service].methods_by_name[method].input_type.fields}
         and method not in {"AppendStream", "RetryComponent"}
         for name in BAD_NAMES
-        if name or method not in OF_ALL
+        if name or method not in OF_ALL | OF_TXNS
     ],
     ids=ascii,
 )
@@ -100,8 +102,12 @@ async def test_bad_names_are_refused_wherever_a_name_is_taken(rpc: Rpc, service:
     """BAD_NAME quotes a bounded part of the name, without control characters; no channel is created."""
     kind = SERVICES[service].methods_by_name[method].input_type._concrete_class
     request = kind(**{"channel" if "channel" in kind.DESCRIPTOR.fields_by_name else "name": name})
-    if method == "Append":
+    if method in {"Append", "Put"}:
         request.events.add(body=b"a")
+    if "txn_ids" in kind.DESCRIPTOR.fields_by_name:
+        request.txn_ids.append("t")
+    elif method in OF_TXNS:
+        request.txn_id = "t"
     async with rpc.unchanged(), refused(INVALID_ARGUMENT, "BAD_NAME", "channel: is .*; it must match") as caught:
         await answer_to(rpc, service, method, request.SerializeToString())
     message = caught.refusal.message

@@ -113,7 +113,7 @@ async def test_reflection_lists_the_services_and_gives_their_protos(rpc: Rpc) ->
         for encoded in answer.file_descriptor_response.file_descriptor_proto:
             pool.Add(FileDescriptorProto.FromString(encoded))
     assert len(pool.FindServiceByName("millrace.v1.ChannelService").methods) == 14
-    assert len(pool.FindServiceByName("millrace.v1.AdminService").methods) == 17
+    assert len(pool.FindServiceByName("millrace.v1.AdminService").methods) == 18
 
 
 async def test_channelz_shows_the_server(rpc: Rpc) -> None:

@@ -14,7 +14,7 @@ from millrace_server.channels.admission import always_allowed
 from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
 from millrace_server.channels.channel_core import ChannelCore
 from millrace_server.channels.commit import Commit, CommitState, Receipt
-from millrace_server.channels.config import check_identifier
+from millrace_server.channels.config import check_channel_name, check_identifier
 from millrace_server.channels.queue import AnswerBudget, TakeLimits
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transaction import EndedTxns, Outcome, Transaction, TxnLimit, TxnState
@@ -89,6 +89,8 @@ class TxnDirectory:
 
     def refuse_unknown(self, txn_id: str, channel: str = "") -> Never:
         """Raises the error for a transaction that does not exist, at least for the caller."""
+        if channel:
+            check_channel_name(channel)
         self._refuse_unless_known(channel)
         raise TxnNotFoundError(
             "no transaction of this id is known: it was never begun, ended long ago, or the server was restarted",
