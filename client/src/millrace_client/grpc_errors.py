@@ -67,7 +67,9 @@ class ErrorTranslator:
             case grpc.StatusCode.DEADLINE_EXCEEDED:
                 return self.deadline("")
             case grpc.StatusCode.CANCELLED:
-                return self.cancelled("")
+                # The client's own cancellations say more. So gRPC ends calls that a stopping server has not begun.
+                dropped = UnavailableError(f"the server at {self.endpoint} dropped the call; is it ending?", code=code)
+                return dropped if failure.details() == code.name else self.cancelled("")
             case grpc.StatusCode.RESOURCE_EXHAUSTED if self._too_large_text in details:
                 message = f"a message is above a limit of this client or of {self.endpoint} ({details})"
                 return MessageTooLargeError(message, code=code)
