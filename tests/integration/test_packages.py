@@ -129,7 +129,7 @@ def server(installed: Path, tmp_path: Path) -> Iterator[str]:
 
 def test_build_twice_gives_the_same_bytes(packages: Path, tmp_path: Path) -> None:
     """Whoever builds a release again can compare it with what was published."""
-    build_distributions.build(tmp_path / "again")
+    build_distributions.build(tmp_path / "again", is_checked=False)
     names = sorted(path.name for path in packages.iterdir())
     assert sorted(path.name for path in (tmp_path / "again").iterdir()) == names
     assert filecmp.cmpfiles(packages, tmp_path / "again", names, shallow=False) == (names, [], [])
