@@ -95,8 +95,7 @@ class _Callers:
             except aio.AioRpcError as error:
                 endure(error)
             else:
-                if newest[0]:
-                    account.shows(events, newest)
+                account.shows(events, newest)
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _take_all(self, server: SharedServer) -> None:
