@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from examples.access_log.crashes import Crash, crash_of
+from examples.access_log.interruptions import uninterrupted
 from examples.access_log.local_server import LocalServer, local_server
 
 CHANNEL = "lines"
@@ -66,11 +67,12 @@ def two_agents(folder: Path, limits: RoundLimits) -> Iterator[Agents]:
 def empty_live_log(folder: Path) -> Iterator[Path]:
     """Creates the file that the edge follows, and removes it at the end of the block."""
     live_log = folder / "live.log"
-    live_log.write_bytes(b"")
     try:
+        live_log.write_bytes(b"")
         yield live_log
     finally:
-        live_log.unlink()
+        with uninterrupted():
+            live_log.unlink(missing_ok=True)
 
 
 def collector_toml(limits: RoundLimits, channel_type: str = "file") -> str:

@@ -21,7 +21,7 @@ from examples.access_log.agents import (
     empty_live_log,
 )
 from examples.access_log.crashes import crash_of
-from examples.access_log.interruptions import scratch_folder
+from examples.access_log.interruptions import scratch_folder, uninterrupted
 from examples.access_log.local_server import LocalServer, ServerError, local_server
 from examples.jetstream_cluster import JetStreamCluster
 
@@ -43,7 +43,8 @@ def agents_on_a_cluster(folder: Path, limits: RoundLimits) -> Iterator[Agents]:
         ServerError: A server did not start, or did not stop in time.
     """
     with ExitStack() as running:
-        live_log = running.enter_context(empty_live_log(folder))
+        with uninterrupted():
+            live_log = running.enter_context(empty_live_log(folder))
         scratch = running.enter_context(scratch_folder("nodes-", folder))
         cluster = running.enter_context(JetStreamCluster(scratch, extra_config=f"max_payload: {_MESSAGE_BYTES_MAX}"))
         toml = _replicated_toml(limits, cluster.urls)
