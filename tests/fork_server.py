@@ -141,9 +141,11 @@ class ForkedProgram:
         return output, errors
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal, unless the program is known to have ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
+        """Sends a signal, unless the program has ended."""
+        # The fork server may have reaped the program without having reported its end yet.
+        with suppress(ProcessLookupError):
+            if self.poll() is None:
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """Sends SIGTERM."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 
 from examples.jetstream_cluster import JetStreamCluster
 from millrace_server.network.dev_certificates import Authority
@@ -246,17 +247,17 @@ async def test_open_of_a_stream_larger_than_the_engine_may_store_is_refused_with
             await _use(cluster.urls[0], access)
 
 
-async def test_servers_that_do_not_sync_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_servers_that_do_not_sync_are_warned_of(tmp_path: Path) -> None:
     """Those that sync are not; one that cannot be asked is named too."""
-    with _server(tmp_path, "") as cluster:
+    with _server(tmp_path, "") as cluster, capture_logs() as logged:
         await warn_of_missing_syncs([cluster.nodes[0].monitoring_url])
-        assert capsys.readouterr().out == ""
+        assert not logged
         node = cluster.nodes[0]
         node.kill()
         node.extra_config = f"jetstream: {{store_dir: '{node.directory}', sync_interval: '2m'}}"
         await asyncio.to_thread(cluster.start)
         await warn_of_missing_syncs([node.monitoring_url, "http://127.0.0.1:1"])
-    told = capsys.readouterr().out
-    assert "does not sync each message" in told
-    assert "sync_interval_seconds=120" in told
-    assert "does not tell whether it syncs" in told
+    unsynced, unknown = sorted(logged, key=lambda entry: "sync_interval_seconds" not in entry)
+    assert "does not sync each message" in unsynced["event"]
+    assert unsynced["sync_interval_seconds"] == 120
+    assert "does not tell whether it syncs" in unknown["event"]
