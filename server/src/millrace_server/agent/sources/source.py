@@ -1,11 +1,9 @@
-"""The source interface and the settings that sources share; the sources `custom` and `embedded`."""
+"""The source interface and the settings that all sources share; the sources `custom` and `embedded`."""
 
 import asyncio
-import socket
-import ssl
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
@@ -17,11 +15,8 @@ from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.interceptors import AnyInterceptorConfig
 from millrace_server.agent.selectors import AnySelectorConfig, ReplicatingConfig
 from millrace_server.agent.setting_types import FactoryPath, KnownChannelName, load_factory, revealed
-from millrace_server.agent.supervision import ComponentError, ComponentFailedError
+from millrace_server.agent.supervision import ComponentFailedError
 from millrace_server.channels.entrance import Entrance
-from millrace_server.errors import StartError
-from millrace_server.network import Address, open_socket
-from millrace_server.network.tls import SourceTlsSettings, TlsFiles
 
 
 class EmbeddedSources:
@@ -135,97 +130,6 @@ class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True
 
     @abstractmethod
     def make(self, context: SourceContext) -> Source: ...
-
-
-class ListeningSourceConfig(SourceConfig, ABC):
-    """Settings of sources that others connect to."""
-
-    allow_plaintext: bool = False
-    """Listen on addresses that other machines can reach, although connections are neither encrypted nor authenticated.
-    """
-
-    tls: SourceTlsSettings | None = None
-    """A table like `[server.tls]`, to accept connections over TLS. Without it, they are plain text."""
-
-    connections_per_address_max: int | None = Field(None, ge=1, le=100_000)
-    """The maximum number of connections from one client address; by default `connections_max`."""
-
-
-def check_plaintext_allowed(
-    shown: str, address: Address, settings: Mapping[str, Any], *, may_be_tls: bool = True
-) -> None:
-    """Raises ValueError if other machines can reach an address in plain text and `allow_plaintext` is false.
-
-    `settings` are those of a `ListeningSourceConfig` that are valid; the others are reported elsewhere.
-    """
-    is_plaintext = not may_be_tls or settings.get("tls", "invalid") is None
-    if not address.is_loopback and is_plaintext and settings.get("allow_plaintext") is False:
-        advice = "there must be a table tls, or it must be" if may_be_tls else "it must be"
-        raise ValueError(
-            f"is {shown_value(shown)}, which other machines can reach, and nothing is encrypted; {advice} a loopback "
-            "address, or allow_plaintext must be true"
-        )
-
-
-class AddressSourceConfig(ListeningSourceConfig, ABC):
-    """Settings of sources that listen on one address."""
-
-    listen: str
-    """The address, as `host:port`; port 0 selects any free port."""
-
-    @field_validator("listen")
-    @classmethod
-    def _check_listen(cls, text: str, info: ValidationInfo) -> str:
-        try:
-            address = Address.parse(text)
-        except ValueError as error:
-            raise ValueError(f"is {shown_value(text)}; {error}") from None
-        check_plaintext_allowed(text, address, info.data)
-        return text
-
-
-def check_holds_two(bytes_max: int, setting: str, settings: Mapping[str, Any]) -> int:
-    """Returns a limit of memory; raises ValueError if two requests of the size in another setting do not fit."""
-    least = 2 * settings.get(setting, 0)
-    if bytes_max < least:
-        raise ValueError(f"is {bytes_max}; it must not be below twice {setting}, {least}")
-    return bytes_max
-
-
-@asynccontextmanager
-async def source_tls(config: ListeningSourceConfig, source: str) -> AsyncIterator[ssl.SSLContext | None]:
-    """Yields what a source serves TLS with, whose files are read again when they change; None for plain text.
-
-    Raises ComponentError if the files are not valid any more.
-    """
-    if config.tls is None:
-        yield None
-        return
-    setting = f"sources.{source}.tls"
-    try:
-        files = TlsFiles(config.tls, setting)
-    except ValueError as error:
-        raise ComponentError(f"{setting}: {error}") from None
-    following = asyncio.create_task(files.follow())
-    try:
-        yield files.http_context()
-    finally:
-        following.cancel()
-
-
-async def open_listen_socket(
-    address: Address, source: str, kind: socket.SocketKind = socket.SOCK_STREAM
-) -> socket.socket:
-    """Returns a socket bound for a source; raises ComponentError if the address cannot be bound at the moment."""
-    try:
-        return await open_socket(address, f"sources.{source}.listen", kind)
-    except StartError as error:
-        raise ComponentError(str(error)) from None
-
-
-def bound_address(bound: socket.socket) -> Address:
-    """Returns the address that a socket is bound to."""
-    return Address(*bound.getsockname()[:2])
 
 
 class CustomSourceConfig(SourceConfig):

@@ -54,7 +54,7 @@ def problems_of(**settings: object) -> str:
 
 
 def address_of(source: AvroSource) -> tuple[str, int]:
-    return source._address.host, source._address.port
+    return source._listen.address.host, source._listen.address.port
 
 
 async def talk(act: Callable[[], _T]) -> _T:

@@ -42,7 +42,7 @@ def make_source(**settings: object) -> HttpSource:
 
 @asynccontextmanager
 async def connected(made: HttpSource) -> "AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]":
-    reader, writer = await asyncio.open_connection(made._address.host, made._address.port)
+    reader, writer = await asyncio.open_connection(made._listen.address.host, made._listen.address.port)
     try:
         yield reader, writer
     finally:
@@ -398,7 +398,10 @@ async def test_run_that_is_cancelled_answers_requests_that_are_in_work() -> None
         channel_writer.may_store.set()
         assert (await read_answer(whole)).status == 200
     assert channel_writer.bodies == [b"whole"]
-    with pytest.raises(ConnectionRefusedError), socket.create_connection((made._address.host, made._address.port)):
+    with (
+        pytest.raises(ConnectionRefusedError),
+        socket.create_connection((made._listen.address.host, made._listen.address.port)),
+    ):
         pytest.fail("the port is still open")
 
 
@@ -439,9 +442,9 @@ async def test_run_with_a_port_in_use_reports_it_and_can_begin_again() -> None:
         assert (await post(made, b"event")).status == 200
     made = make_source()
     async with running(made, channel_writer):
-        found = made._address
+        found = made._listen.address
     async with running(made, channel_writer):
-        assert made._address == found
+        assert made._listen.address == found
         assert (await post(made, b"event")).status == 200
 
 

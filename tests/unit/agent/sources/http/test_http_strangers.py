@@ -36,7 +36,7 @@ async def test_post_of_a_page_of_another_site_stores_nothing(headers: Mapping[st
     """A page that somebody reads must not fill the channels; other programs may call the source by any name."""
     made, channel_writer = make_source(http_hosts=["in.example"]), RecordingWriter()
     async with running(made, channel_writer):
-        reader, writer = await asyncio.open_connection(made._address.host, made._address.port)
+        reader, writer = await asyncio.open_connection(made._listen.address.host, made._listen.address.port)
         sent = {"Host": "localhost", "Content-Length": "1", **headers}
         lines = ["POST / HTTP/1.1", *(f"{key}: {value}" for key, value in sent.items()), "", "a"]
         writer.write("\r\n".join(lines).encode())
@@ -66,7 +66,7 @@ async def test_post_over_tls_is_stored(tmp_path: Path) -> None:
     made = make_source(tls={"certificate": str(certificate), "private_key": str(private_key)})
     channel_writer = RecordingWriter()
     async with running(made, channel_writer):
-        url = f"https://localhost:{made._address.port}/"
+        url = f"https://localhost:{made._listen.address.port}/"
         curl = await asyncio.create_subprocess_exec("curl", "-sS", "--cacert", tmp_path / "ca.pem", "-d", "a=1", url)
         assert await curl.wait() == 0
     assert channel_writer.bodies == [b"a=1"]

@@ -51,7 +51,7 @@ class Sender:
 
 @asynccontextmanager
 async def sender(made: NetcatSource, **options: object) -> AsyncIterator[Sender]:
-    reader, writer = await asyncio.open_connection(made._address.host, made._address.port, **options)  # type: ignore[arg-type] # TLS's
+    reader, writer = await asyncio.open_connection(made._listen.address.host, made._listen.address.port, **options)  # type: ignore[arg-type] # TLS's
     try:
         yield Sender(reader, writer)
     finally:
@@ -182,7 +182,7 @@ async def test_run_with_a_sender_that_never_reads_ends_its_connection() -> None:
         with socket.socket() as deaf:
             # With small buffers the answers fill them soon.
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-            deaf.connect((made._address.host, made._address.port))
+            deaf.connect((made._listen.address.host, made._listen.address.port))
             deaf.setblocking(False)
             with pytest.raises(OSError, match=r"reset|pipe"):
                 await send_for_ever(deaf)
@@ -239,7 +239,7 @@ async def test_run_with_a_crowd_that_comes_at_once_serves_as_many_as_it_may() ->
 
     def connect_all() -> list[socket.socket]:
         # The event loop does not accept them one by one meanwhile.
-        return [socket.create_connection((made._address.host, made._address.port)) for _ in range(40)]
+        return [socket.create_connection((made._listen.address.host, made._listen.address.port)) for _ in range(40)]
 
     async with running(made, channel_writer):
         crowd = connect_all()

@@ -40,6 +40,10 @@ class CallHandler:
             suppressed_count, self._failure_log.suppressed_count = self._failure_log.suppressed_count, 0
             _log.warning(message, source=self._source, client=client, reason=str(problem), suppressed=suppressed_count)
 
+    def log_closed(self, client: str, reason: object) -> None:
+        """Logs that a connection was closed because of what its client did, or could not do."""
+        self.log_problem(client, "a connection was closed", reason)
+
     async def answer(self, payload: bytes, position: int, peer: PeerProtocol, client: str) -> bytes:
         """Stores the events of the call at a position, and returns its answer; nothing for a ping."""
         try:

@@ -8,13 +8,8 @@ from millrace.setting_units import ByteSize
 from millrace_server.agent.avro_rpc.event_reader import TABLE_EVENTS_MAX
 from millrace_server.agent.setting_types import check_fastavro
 from millrace_server.agent.sources.avro.ip_filter import IpFilterRule
-from millrace_server.agent.sources.source import (
-    AddressSourceConfig,
-    Source,
-    SourceContext,
-    check_holds_two,
-    source_class,
-)
+from millrace_server.agent.sources.listening import AddressSourceConfig, check_holds_two
+from millrace_server.agent.sources.source import Source, SourceContext, source_class
 
 _MIB = 1 << 20
 _INFLIGHT_REQUESTS = 8

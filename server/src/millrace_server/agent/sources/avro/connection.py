@@ -59,10 +59,10 @@ class AvroConnection:
                         # A few bytes may be many pieces, and other clients must have their turn.
                         await asyncio.sleep(0)
         except (FramingError, CompressionError, BadCallError) as error:
-            self._log_problem("a connection was closed", error)
+            self._log_closed(error)
         except TimeoutError:
             seconds = self._config.request_seconds_max
-            self._log_problem("a connection was closed", f"a request was not complete after {seconds:g} seconds")
+            self._log_closed(f"a request was not complete after {seconds:g} seconds")
         except OSError:
             # The client has gone; what it sent is answered in vain.
             pass
@@ -90,11 +90,11 @@ class AvroConnection:
             self._writer.transport.abort()
             self._place.leave()
 
-    def _log_problem(self, message: str, problem: object) -> None:
-        self._handler.log_problem(self._place.address, message, problem)
+    def _log_closed(self, reason: object) -> None:
+        self._handler.log_closed(self._place.address, reason)
 
     def _give_up(self) -> None:
-        self._log_problem("a connection was closed", "its incomplete request took memory that others needed")
+        self._log_closed("its incomplete request took memory that others needed")
         self._writer.transport.abort()
 
     async def _read(self) -> bytes:
@@ -153,17 +153,3 @@ class AvroConnection:
             return
         sent = framed(serial, *filter(None, (answer,)))
         self._writer.write(sent if self._deflater is None else self._deflater.deflated(sent))
-
-
-def make_protocol(
-    place: Place, config: AvroSourceConfig, handler: CallHandler, connections: "set[asyncio.Task[None]]"
-) -> asyncio.Protocol:
-    """Returns what serves the connection of a place, in a task that is in `connections` until its end."""
-
-    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        place.abort = writer.transport.abort
-        task = asyncio.create_task(AvroConnection((reader, writer), place, config, handler).serve())
-        connections.add(task)
-        task.add_done_callback(connections.discard)
-
-    return asyncio.StreamReaderProtocol(asyncio.StreamReader(READ_BYTES), begin)

@@ -1,27 +1,18 @@
 """The source `avro`."""
 
 import asyncio
-import socket
-import ssl
 from functools import partial
-
-import structlog
 
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.sources.avro.calls import CallHandler
 from millrace_server.agent.sources.avro.config import AvroSourceConfig
-from millrace_server.agent.sources.avro.connection import make_protocol
+from millrace_server.agent.sources.avro.connection import READ_BYTES, AvroConnection
 from millrace_server.agent.sources.avro.ip_filter import IpFilter, IpFilterRule
-from millrace_server.agent.sources.source import bound_address, open_listen_socket, source_tls
-from millrace_server.network import Address
-from millrace_server.network.accepting import Acceptor, Places, detect_dead_peers
+from millrace_server.agent.sources.listening import ListenAddress, stream_protocol
+from millrace_server.network.accepting import Place, Places
 
 CLOSING_SECONDS_MAX = 5.0
 """How long calls that are being stored may take when the source stops."""
-
-_TOO_MANY = "there were more than connections_max or connections_per_address_max allow"
-
-_log = structlog.stdlib.get_logger(__name__)
 
 
 class AvroSource:
@@ -30,42 +21,34 @@ class AvroSource:
     def __init__(self, name: str, config: AvroSourceConfig) -> None:
         self._name = name
         self._config = config
-        # A port that the system chose is kept when the source restarts.
-        self._address = Address.parse(config.listen)
+        self._listen = ListenAddress(name, config)
         self._filter = IpFilter([IpFilterRule.parse(text) for text in config.ip_filter_rules])
+        self._connections: set[asyncio.Task[None]] = set()
 
     async def run(self, writer: ChannelWriter) -> None:
-        async with source_tls(self._config, self._name) as tls:
-            bound = await open_listen_socket(self._address, self._name)
-            self._address = bound_address(bound)
-            await self._serve(bound, tls, writer)
-
-    async def _serve(self, bound: socket.socket, tls: ssl.SSLContext | None, writer: ChannelWriter) -> None:
-        config = self._config
-        handler = CallHandler(self._name, config, writer)
-        connections = set[asyncio.Task[None]]()
-        make = partial(make_protocol, config=config, handler=handler, connections=connections)
-        places = Places(config.connections_max, config.connections_per_address_max)
-        on_refused = partial(handler.log_problem, "", "a connection was closed", _TOO_MANY)
-
-        def note_failed(address: str, error: OSError) -> None:
-            handler.log_problem(address, "a connection was closed", error)
-
-        detect_dead_peers(bound)
-        acceptor = Acceptor(bound, places, make, tls, on_refused, admits=self._filter.admits, on_failed=note_failed)
-        _log.info("listening", source=self._name, address=f"{'tls' if tls else 'tcp'}://{self._address}")
-        writer.report_running()
+        handler = CallHandler(self._name, self._config, writer)
+        places = Places(self._config.connections_max, self._config.connections_per_address_max)
         try:
-            await asyncio.Event().wait()
+            async with self._listen.accepting(
+                places, partial(self._make_protocol, handler), handler.log_closed, self._filter.admits
+            ):
+                writer.report_running()
+                await asyncio.Event().wait()
         finally:
-            acceptor.close()
-            await _end_all(connections)
+            await self._end_connections()
 
+    def _make_protocol(self, handler: CallHandler, place: Place) -> asyncio.Protocol:
+        def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.create_task(AvroConnection((reader, writer), place, self._config, handler).serve())
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
 
-async def _end_all(connections: "set[asyncio.Task[None]]") -> None:
-    """Lets connections answer the calls that they have, for a limited time, and closes them."""
-    while connections:
-        # First they stop reading, and then, if that takes too long, they give up their calls.
-        for task in tuple(connections):
-            task.cancel()
-        await asyncio.wait(tuple(connections), timeout=CLOSING_SECONDS_MAX)
+        return stream_protocol(place, READ_BYTES, serve)
+
+    async def _end_connections(self) -> None:
+        """Lets connections answer the calls that they have, for a limited time, and closes them."""
+        while self._connections:
+            # First they stop reading, and then, if that takes too long, they give up their calls.
+            for task in tuple(self._connections):
+                task.cancel()
+            await asyncio.wait(tuple(self._connections), timeout=CLOSING_SECONDS_MAX)

@@ -5,13 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from millrace.setting_units import ByteSize
-from millrace_server.agent.sources.source import (
-    AddressSourceConfig,
-    Source,
-    SourceContext,
-    check_holds_two,
-    source_class,
-)
+from millrace_server.agent.sources.listening import AddressSourceConfig, check_holds_two
+from millrace_server.agent.sources.source import Source, SourceContext, source_class
 from millrace_server.network.http_requests import HostName
 
 _MIB = 1024 * 1024

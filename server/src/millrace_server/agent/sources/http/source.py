@@ -27,7 +27,7 @@ from millrace_server.agent.sources.http.bodies import (
 )
 from millrace_server.agent.sources.http.config import HttpSourceConfig
 from millrace_server.agent.sources.http.events import Event, read_events
-from millrace_server.agent.sources.source import bound_address, open_listen_socket, source_tls
+from millrace_server.agent.sources.listening import ListenAddress, source_tls
 from millrace_server.channels.stamps import PASSING_PREFIX, Stamp
 from millrace_server.errors import (
     BadArgumentError,
@@ -36,7 +36,6 @@ from millrace_server.errors import (
     MillraceError,
     TxnCapacityError,
 )
-from millrace_server.network import Address
 from millrace_server.network.http_requests import RequestCheck
 from millrace_server.network.http_server import EmbeddedHttp, HttpLimits
 
@@ -141,8 +140,7 @@ class HttpSource:
     def __init__(self, name: str, config: HttpSourceConfig) -> None:
         self._name = name
         self._config = config
-        # A port that the system chose is kept when the source restarts.
-        self._address = Address.parse(config.listen)
+        self._listen = ListenAddress(name, config)
 
     async def run(self, writer: ChannelWriter) -> None:
         handler = _RequestHandler(self._name, self._config, writer)
@@ -155,11 +153,12 @@ class HttpSource:
 
     async def _serve(self, handler: "_RequestHandler", server: EmbeddedHttp, writer: ChannelWriter) -> None:
         scheme = "http" if self._config.tls is None else "https"
-        with await open_listen_socket(self._address, self._name) as bound:
-            self._address = bound_address(bound)
+        with await self._listen.open() as bound:
             try:
                 await server.start(bound)
-                _log.info("listening", source=self._name, address=f"{scheme}://{self._address}{self._config.path}")
+                _log.info(
+                    "listening", source=self._name, address=f"{scheme}://{self._listen.address}{self._config.path}"
+                )
                 writer.report_running()
                 await server.wait_ended()
             finally:

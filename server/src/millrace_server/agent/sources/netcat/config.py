@@ -6,7 +6,8 @@ from pydantic import Field
 
 from millrace.setting_units import ByteSize
 from millrace_server.agent.lines.config import KIB, MIB, CharsetConfig, LinesConfig
-from millrace_server.agent.sources.source import AddressSourceConfig, Source, SourceContext, source_class
+from millrace_server.agent.sources.listening import AddressSourceConfig
+from millrace_server.agent.sources.source import Source, SourceContext, source_class
 
 CONNECTIONS_HIGHEST = 5_000
 """Each connection may leave a gap in the numbers of what is stored; channels remember 10,000 of them."""

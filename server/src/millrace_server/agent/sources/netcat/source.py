@@ -8,11 +8,10 @@ import structlog
 
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.rate_limited_log import RateLimitedLog
+from millrace_server.agent.sources.listening import ListenAddress, stream_protocol
 from millrace_server.agent.sources.netcat.config import NetcatSourceConfig
 from millrace_server.agent.sources.netcat.connection import READ_BYTES, NetcatConnection, Sender
-from millrace_server.agent.sources.source import bound_address, open_listen_socket, source_tls
-from millrace_server.network import Address
-from millrace_server.network.accepting import Acceptor, Place, Places, client_ip, detect_dead_peers
+from millrace_server.network.accepting import Place, Places, client_ip
 
 FINISH_SECONDS_MAX = 5.0
 """How long lines that have been read may take to be stored and answered when the source stops."""
@@ -26,30 +25,21 @@ class NetcatSource:
     def __init__(self, name: str, config: NetcatSourceConfig) -> None:
         self._name = name
         self._config = config
-        # A port that the system chose is kept when the source restarts.
-        self._address = Address.parse(config.listen)
+        self._listen = ListenAddress(name, config)
         self._refusals = RateLimitedLog(_log.bind(source=name))
         self._serving: dict[asyncio.Task[None], NetcatConnection] = {}
 
     async def run(self, writer: ChannelWriter) -> None:
-        config = self._config
-        async with source_tls(config, self._name) as tls:
-            with await open_listen_socket(self._address, self._name) as bound:
-                self._address = bound_address(bound)
-                detect_dead_peers(bound)
-                places = Places(config.connections_max, config.connections_per_address_max)
-                acceptor = Acceptor(bound, places, partial(self._make_protocol, writer), tls, self._note_refused)
-                try:
-                    _log.info("listening", source=self._name, address=f"{'tls' if tls else 'tcp'}://{self._address}")
-                    writer.report_running()
-                    await asyncio.Event().wait()
-                finally:
-                    acceptor.close()
-                    await self._end_connections()
+        places = Places(self._config.connections_max, self._config.connections_per_address_max)
+        try:
+            async with self._listen.accepting(places, partial(self._make_protocol, writer), self._note_closed):
+                writer.report_running()
+                await asyncio.Event().wait()
+        finally:
+            await self._end_connections()
 
-    def _make_protocol(self, channel_writer: ChannelWriter, place: Place) -> asyncio.StreamReaderProtocol:
+    def _make_protocol(self, channel_writer: ChannelWriter, place: Place) -> asyncio.Protocol:
         def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            place.abort = writer.transport.abort
             place.work()
             sender = Sender(reader, writer, client_ip(place.address))
             connection = NetcatConnection(self._config, sender, channel_writer)
@@ -57,7 +47,7 @@ class NetcatSource:
             self._serving[serving] = connection
             serving.add_done_callback(self._serving.pop)
 
-        return asyncio.StreamReaderProtocol(asyncio.StreamReader(READ_BYTES), serve)
+        return stream_protocol(place, READ_BYTES, serve)
 
     async def _serve(self, connection: NetcatConnection, writer: asyncio.StreamWriter, place: Place) -> None:
         try:
@@ -85,6 +75,6 @@ class NetcatSource:
         if self._serving:
             await asyncio.wait(self._serving)
 
-    def _note_refused(self) -> None:
-        reason = "there were more than connections_max or connections_per_address_max allow"
-        self._refusals.log(logging.WARNING, "connections were closed at once", "", 1, reason=reason)
+    def _note_closed(self, client: str, reason: object) -> None:
+        about = str(reason)
+        self._refusals.log(logging.WARNING, "connections were closed at once", about, 1, client=client, reason=about)

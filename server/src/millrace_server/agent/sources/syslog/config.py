@@ -9,13 +9,8 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from millrace.setting_problems import shown_value
 from millrace.setting_units import ByteSize
 from millrace_server.agent.setting_types import TimeZoneName
-from millrace_server.agent.sources.source import (
-    ListeningSourceConfig,
-    Source,
-    SourceContext,
-    check_plaintext_allowed,
-    source_class,
-)
+from millrace_server.agent.sources.listening import ListeningSourceConfig, check_plaintext_allowed
+from millrace_server.agent.sources.source import Source, SourceContext, source_class
 from millrace_server.network import Address
 
 MESSAGE_BYTES_LOWEST, MESSAGE_BYTES_HIGHEST = 480, 16 * 1024 * 1024

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import structlog
 
-from millrace_server.agent.sources.source import bound_address
+from millrace_server.agent.sources.listening import bound_address
 from millrace_server.agent.sources.syslog.config import SyslogSourceConfig
 from millrace_server.agent.sources.syslog.framing import Frame, StreamFramer, frame_datagram
 from millrace_server.agent.sources.syslog.message_queue import MessageQueue, Origin

@@ -9,7 +9,7 @@ import structlog
 
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable, HeaderValues
-from millrace_server.agent.sources.source import open_listen_socket, source_tls
+from millrace_server.agent.sources.listening import open_listen_socket, source_tls
 from millrace_server.agent.sources.syslog.config import Listener, SyslogSourceConfig, Transport
 from millrace_server.agent.sources.syslog.listeners import (
     ListenerContext,

@@ -1,0 +1,183 @@
+"""Sources that others connect to: their settings, and how they listen."""
+
+import asyncio
+import socket
+import ssl
+from abc import ABC
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Protocol
+
+import structlog
+from pydantic import Field, ValidationInfo, field_validator
+
+from millrace.setting_problems import shown_value
+from millrace_server.agent.sources.source import SourceConfig
+from millrace_server.agent.supervision import ComponentError
+from millrace_server.errors import StartError
+from millrace_server.network import Address, open_socket
+from millrace_server.network.accepting import Acceptor, Place, Places, detect_dead_peers
+from millrace_server.network.tls import SourceTlsSettings, TlsFiles
+
+_TOO_MANY = "there were more than connections_max or connections_per_address_max allow"
+
+_log = structlog.stdlib.get_logger(__name__)
+
+
+class ListeningSourceConfig(SourceConfig, ABC):
+    """Settings of sources that others connect to."""
+
+    allow_plaintext: bool = False
+    """Listen on addresses that other machines can reach, although connections are neither encrypted nor authenticated.
+    """
+
+    tls: SourceTlsSettings | None = None
+    """A table like `[server.tls]`, to accept connections over TLS. Without it, they are plain text."""
+
+    connections_per_address_max: int | None = Field(None, ge=1, le=100_000)
+    """The maximum number of connections from one client address; by default `connections_max`."""
+
+
+def check_plaintext_allowed(
+    shown: str, address: Address, settings: Mapping[str, Any], *, may_be_tls: bool = True
+) -> None:
+    """Raises ValueError if other machines can reach an address in plain text and `allow_plaintext` is false.
+
+    `settings` are those of a `ListeningSourceConfig` that are valid; the others are reported elsewhere.
+    """
+    is_plaintext = not may_be_tls or settings.get("tls", "invalid") is None
+    if not address.is_loopback and is_plaintext and settings.get("allow_plaintext") is False:
+        advice = "there must be a table tls, or it must be" if may_be_tls else "it must be"
+        raise ValueError(
+            f"is {shown_value(shown)}, which other machines can reach, and nothing is encrypted; {advice} a loopback "
+            "address, or allow_plaintext must be true"
+        )
+
+
+class AddressSourceConfig(ListeningSourceConfig, ABC):
+    """Settings of sources that listen on one address."""
+
+    listen: str
+    """The address, as `host:port`; port 0 selects any free port."""
+
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, text: str, info: ValidationInfo) -> str:
+        try:
+            address = Address.parse(text)
+        except ValueError as error:
+            raise ValueError(f"is {shown_value(text)}; {error}") from None
+        check_plaintext_allowed(text, address, info.data)
+        return text
+
+
+def check_holds_two(bytes_max: int, setting: str, settings: Mapping[str, Any]) -> int:
+    """Returns a limit of memory; raises ValueError if two requests of the size in another setting do not fit."""
+    least = 2 * settings.get(setting, 0)
+    if bytes_max < least:
+        raise ValueError(f"is {bytes_max}; it must not be below twice {setting}, {least}")
+    return bytes_max
+
+
+@asynccontextmanager
+async def source_tls(config: ListeningSourceConfig, source: str) -> AsyncIterator[ssl.SSLContext | None]:
+    """Yields what a source serves TLS with, whose files are read again when they change; None for plain text.
+
+    Raises ComponentError if the files are not valid any more.
+    """
+    if config.tls is None:
+        yield None
+        return
+    setting = f"sources.{source}.tls"
+    try:
+        files = TlsFiles(config.tls, setting)
+    except ValueError as error:
+        raise ComponentError(f"{setting}: {error}") from None
+    following = asyncio.create_task(files.follow())
+    try:
+        yield files.http_context()
+    finally:
+        following.cancel()
+
+
+async def open_listen_socket(
+    address: Address, source: str, kind: socket.SocketKind = socket.SOCK_STREAM
+) -> socket.socket:
+    """Returns a socket bound for a source; raises ComponentError if the address cannot be bound at the moment."""
+    try:
+        return await open_socket(address, f"sources.{source}.listen", kind)
+    except StartError as error:
+        raise ComponentError(str(error)) from None
+
+
+def bound_address(bound: socket.socket) -> Address:
+    """Returns the address that a socket is bound to."""
+    return Address(*bound.getsockname()[:2])
+
+
+class ClosedNote(Protocol):
+    """Logs that a connection was closed before it was served."""
+
+    def __call__(self, client: str, reason: object) -> None: ...
+
+
+class ListenAddress:
+    """Where a source listens.
+
+    Attributes:
+        address: Where it listens. A port that the system chose is kept when the source runs again.
+    """
+
+    def __init__(self, source: str, config: AddressSourceConfig) -> None:
+        self._source = source
+        self._config = config
+        self.address = Address.parse(config.listen)
+
+    async def open(self) -> socket.socket:
+        """Returns a bound socket; raises ComponentError if the address cannot be bound at the moment."""
+        bound = await open_listen_socket(self.address, self._source)
+        self.address = bound_address(bound)
+        return bound
+
+    @asynccontextmanager
+    async def accepting(
+        self,
+        places: Places,
+        make_protocol: Callable[[Place], asyncio.Protocol],
+        note_closed: ClosedNote,
+        admits: Callable[[str], Awaitable[bool]] | None = None,
+    ) -> AsyncIterator[None]:
+        """Accepts connections, over TLS if it is configured, until the block ends; those that are served continue.
+
+        Args:
+            places: The places of the connections.
+            make_protocol: Makes what serves the connection of a place, and gives the place back at its end.
+            note_closed: Is called for connections that are not served.
+            admits: Whether a client may connect, by its address.
+        """
+        async with source_tls(self._config, self._source) as tls:
+            with await self.open() as bound:
+                detect_dead_peers(bound)
+                too_many = partial(note_closed, "", _TOO_MANY)
+                acceptor = Acceptor(bound, places, make_protocol, tls, too_many, admits=admits, on_failed=note_closed)
+                _log.info("listening", source=self._source, address=f"{'tls' if tls else 'tcp'}://{self.address}")
+                try:
+                    yield
+                finally:
+                    acceptor.close()
+
+
+def stream_protocol(
+    place: Place, read_bytes: int, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
+) -> asyncio.Protocol:
+    """Returns a protocol that calls `serve` once the connection of a place is made.
+
+    Up to twice `read_bytes` are buffered that were not read yet.
+    """
+
+    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        place.abort = writer.transport.abort
+        serve(reader, writer)
+
+    return asyncio.StreamReaderProtocol(asyncio.StreamReader(read_bytes), begin)
