@@ -18,7 +18,7 @@ from millrace.setting_problems import allowed_values, choices_of, shown_value
 from millrace_server.access.jwt import JwtSettings
 from millrace_server.access.settings import AuthSettings, IdentitySettings, QuotaSettings, RoleSettings
 from millrace_server.agent.interceptors import AnyInterceptorConfig
-from millrace_server.agent.kafka.client import KafkaSaslConfig, KafkaTlsConfig
+from millrace_server.agent.kafka.security import KafkaSaslConfig, KafkaTlsConfig
 from millrace_server.agent.lines.config import LinesConfig, MultilineConfig
 from millrace_server.agent.selectors import AnySelectorConfig
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig

@@ -3,7 +3,6 @@ from typing import Any
 import pytest
 
 from millrace.setting_file import SettingsError
-from millrace_server.configuration import settings
 from millrace_server.configuration.settings import check_settings
 from millrace_server.embedded import EmbeddedAgent
 
@@ -135,6 +134,6 @@ def test_tracing_without_its_extra_says_what_to_install(
             raise missing
 
     assert problems_of(server={"tracing": {}}) == []
-    monkeypatch.setattr(settings, "find_spec", find_spec)
+    monkeypatch.setattr("importlib.util.find_spec", find_spec)
     [problem] = problems_of(server={"tracing": {}})
     assert problem.endswith("install it with: pip install 'millrace-server[opentelemetry]'")

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from millrace_server.replication import engine_settings
 from tests.settings_file import load, problems_of
 
 _ENGINE = 'type = "jetstream", servers = ["nats://n1:4222", "tls://n2:4222"]'
@@ -73,7 +72,7 @@ def test_load_without_the_library_of_the_engine_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library is an extra."""
-    monkeypatch.setattr(engine_settings, "find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     [problem] = problems_of(tmp_path, f"{_CHANNEL}engine = {{ {_ENGINE} }}\n")
     assert problem.endswith("install it with: pip install 'millrace-server[jetstream]'")
 

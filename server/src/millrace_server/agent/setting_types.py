@@ -1,6 +1,6 @@
 """Types of settings that refer to something: a channel, a user's own code, or a time zone."""
 
-import importlib.util
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, Secret
 
 from millrace.setting_problems import shown_value
 from millrace_server.channels.config import CHANNEL_NAME_PATTERN
+from millrace_server.extras import check_installed
 from millrace_server.network import Address
 
 _T = TypeVar("_T")
@@ -36,10 +37,7 @@ OwnChannelName = Annotated[ChannelName, ChannelReference(is_own=True)]
 
 def check_fastavro(value: str) -> str:
     """Returns the type of a component that needs fastavro; raises ValueError if that is not installed."""
-    if importlib.util.find_spec("fastavro") is None:
-        raise ValueError(
-            f"is {shown_value(value)}, which needs fastavro; install it with: pip install 'millrace-server[avro]'"
-        )
+    check_installed(value, "fastavro", "avro")
     return value
 
 

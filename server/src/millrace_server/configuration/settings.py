@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from millrace_server.configuration.consistency import (
     unreachable_owner,
     with_engine,
 )
+from millrace_server.extras import is_installed
 from millrace_server.network import Address
 from millrace_server.network.http_requests import HostName
 from millrace_server.network.tls import TlsSettings
@@ -181,7 +181,7 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     @field_validator("tracing")
     @classmethod
     def _check_is_installed(cls, tracing: TracingSettings | None) -> TracingSettings | None:
-        if tracing is not None and not _has_opentelemetry():
+        if tracing is not None and not is_installed("opentelemetry.sdk"):
             raise ValueError("needs OpenTelemetry; install it with: pip install 'millrace-server[opentelemetry]'")
         return tracing
 
@@ -210,14 +210,6 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
         if bytes_max > inflight_bytes_max:
             raise ValueError(f"is {bytes_max}; it must not be above server.inflight_bytes_max, {inflight_bytes_max}")
         return bytes_max
-
-
-def _has_opentelemetry() -> bool:
-    try:
-        return find_spec("opentelemetry.sdk") is not None
-    except ModuleNotFoundError:
-        # The parent package is missing.
-        return False
 
 
 class Settings(BaseModel, frozen=True, extra="forbid", defer_build=True):

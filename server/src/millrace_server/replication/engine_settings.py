@@ -2,7 +2,6 @@
 
 import ipaddress
 from contextlib import suppress
-from importlib.util import find_spec
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
@@ -10,6 +9,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from millrace.setting_problems import shown_value
 from millrace.setting_units import ByteSize
+from millrace_server.extras import check_installed
 from millrace_server.replication.engine_access import EngineAccess
 
 _SERVER_SCHEMES = ("nats", "tls")
@@ -83,10 +83,7 @@ class EngineSettings(EngineAccess):
     @field_validator("type")
     @classmethod
     def _check_is_installed(cls, type_name: Literal["jetstream"]) -> Literal["jetstream"]:
-        if find_spec("nats") is None:
-            raise ValueError(
-                "is \"jetstream\", which needs nats-py; install it with: pip install 'millrace-server[jetstream]'"
-            )
+        check_installed(type_name, "nats-py", "jetstream", "nats")
         return type_name
 
     @model_validator(mode="after")

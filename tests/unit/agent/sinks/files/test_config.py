@@ -87,7 +87,7 @@ def test_settings_that_need_a_library_that_is_not_there_say_how_to_install_it(
     def find(name: str, package: str | None = None) -> ModuleSpec | None:
         return None if name == library else real_find(name, package)
 
-    monkeypatch.setattr("millrace_server.agent.sinks.files.config.find_spec", find)
+    monkeypatch.setattr("importlib.util.find_spec", find)
     with pytest.raises(ValueError, match=rf"needs {library}; install it with: pip install 'millrace-server\[files\]'"):
         config_of(**{"path": "/data", **setting})
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
@@ -20,6 +19,7 @@ from millrace_server.agent.sinks.files.sink_directory import SinkDirectory
 from millrace_server.agent.sinks.files.targets import FileTarget, RemoteTarget, open_file_system
 from millrace_server.agent.sinks.files.writers import Compression, EventWriter, JsonWriter, TextWriter
 from millrace_server.agent.sinks.sink import NonRejectingSinkConfig, Sink, SinkContext
+from millrace_server.extras import check_installed
 
 _KIB = 1 << 10
 _MIB = 1 << 20
@@ -126,7 +126,7 @@ class FilesSinkConfig(NonRejectingSinkConfig):
     def _check_library(cls, file_format: str) -> str:
         library = _LIBRARIES.get(file_format)
         if library is not None:
-            _need(library, file_format)
+            check_installed(file_format, library, "files")
         return file_format
 
     @field_validator("compression")
@@ -196,9 +196,9 @@ class FilesSinkConfig(NonRejectingSinkConfig):
 
 
 def _check_file_system(path: str, template: PathTemplate) -> None:
-    _need("fsspec", path)
+    check_installed(path, "fsspec", "files")
     if template.scheme in {"s3", "hdfs"}:
-        _need("pyarrow", path)
+        check_installed(path, "pyarrow", "files")
         return
     import fsspec
 
@@ -206,10 +206,3 @@ def _check_file_system(path: str, template: PathTemplate) -> None:
         fsspec.get_filesystem_class(template.scheme)
     except (ImportError, ValueError) as error:
         raise ValueError(f"is {shown_value(path)}, whose file system cannot be used: {error}") from None
-
-
-def _need(library: str, wanted_by: str) -> None:
-    if find_spec(library) is None:
-        raise ValueError(
-            f"is {shown_value(wanted_by)}, which needs {library}; install it with: pip install 'millrace-server[files]'"
-        )

@@ -1,0 +1,33 @@
+"""The log of Kafka clients, which librdkafka would fill."""
+
+import logging
+
+from millrace_server.agent.rate_limited_log import RateLimit
+
+CLIENT_LOG = logging.getLogger(__name__)
+
+_LOG_BURST, _LOG_SECONDS = 5, 30.0
+_LIMITS_MAX = 1_000
+
+
+class _RepetitionFilter(logging.Filter):
+    """Lets a few lines of one kind and client through at once, then one now and then.
+
+    While no broker can be reached, librdkafka logs each attempt, many in a second.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._limits: dict[object, RateLimit] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        # librdkafka's lines have as arguments what they are about, the client's name with a number, and the text.
+        kind = record.msg
+        if isinstance(record.args, tuple) and len(record.args) > 1:
+            kind = f"{record.args[0]} {str(record.args[1]).partition('#')[0]}"
+        if len(self._limits) >= _LIMITS_MAX:
+            self._limits.clear()
+        return self._limits.setdefault(kind, RateLimit(_LOG_BURST, _LOG_SECONDS)).try_acquire()
+
+
+CLIENT_LOG.addFilter(_RepetitionFilter())
