@@ -92,6 +92,18 @@ def test_import_of_sasl_takes_name_and_password_from_jaas() -> None:
 
 
 @pytest.mark.parametrize(
+    ("protocol", "property_name"),
+    [("SSL", "sasl.mechanism"), ("SASL_PLAINTEXT", "ssl.truststore.location"), ("PLAINTEXT", "sasl.mechanism")],
+)
+def test_import_of_a_property_of_another_security_protocol_is_unneeded(protocol: str, property_name: str) -> None:
+    """Kafka's client ignores it, and librdkafka does not get it, which would refuse it."""
+    prefix = "kafka.consumer."
+    lines = f"kafka.topics = t\n{prefix}security.protocol = {protocol}\n{prefix}{property_name} = x"
+    assert "client" not in kafka_source(lines)
+    assert fates_of(source_text(SOURCE + lines))[f"a.sources.s.{prefix}{property_name}"] is Fate.UNNEEDED
+
+
+@pytest.mark.parametrize(
     ("lines", "settings"),
     [
         ("", {"topic": "default-flume-topic", "topic_header": "topic", "key_header": "key", "header_prefix": ""}),

@@ -68,21 +68,13 @@ def all_components() -> list[Component]:
 
 def find_component(kind: str, type_name: str) -> Component:
     """Returns the component of a type, by its short name in any case or its class; if unknown one of a user's own."""
-    wanted = type_name.lower()
-    for component in all_components():
-        if component.kind == kind and wanted in map(str.lower, component.types):
-            return component
-    article = "an" if kind.startswith("i") else "a"
-    advice = _ADVICE.get(kind, f"write {article} {kind} of type custom in Python")
-    return _component(kind, type_name, {"advice": advice})
+    known = _components_by_type().get((kind, type_name.lower()))
+    return known or _component(kind, type_name, {"advice": _table()[_GROUPS][kind]["advice"]})
 
 
-_ADVICE = {
-    "channel": "there are channels of type memory, file, spillable and replicated",
-    "serializer": "bodies are written as lines of text; parse them where the files are read",
-    "sink processor": "each of its sinks empties the channel",
-    "configuration filter": "fill in the values by hand",
-}
+@cache
+def _components_by_type() -> dict[tuple[str, str], Component]:
+    return {(component.kind, name.lower()): component for component in all_components() for name in component.types}
 
 
 @cache

@@ -65,33 +65,49 @@ def convert_kafka_channel(options: Options, _table: Table) -> None:
     """
     name = options.prefix.rpartition(".")[2]
     is_written, is_read = name in options.shared.written, name in options.shared.read
-    topic = options.text("kafka.topic") or options.text("topic") or _CHANNEL_TOPIC
+    topic = _topic(options, _CHANNEL_TOPIC)
     is_wrapped = options.flag("parseAsFlumeEvent") is not False
     if is_written == is_read:
-        for key in [key for key in options.unread() if key in _CONNECTING or key.startswith(_CLIENTS)]:
-            options.text(key)
-            options.unneeded(key, "the topic is not used any more")
-        sentence = f"events are in a log here, not in the topic {topic}: let its sinks drain that before you stop Flume"
-        options.changed("type", sentence)
+        _leave_topic(options, topic)
         return
-    kind = "sinks" if is_written else "sources"
-    other: Table = {"type": "kafka"}
-    added = options.shared.added.setdefault(kind, {})
-    added[options.place.name] = other
-    _set_servers(options, other)
-    if is_written:
-        other |= {"channel": options.place.name, "topic": topic, "key_header": "key", "header_prefix": ""}
-        set_values(other, partition_header=options.text("partitionIdHeader") or None)
-        _set_client(options, other, "kafka.producer")
-    else:
-        other |= {"channels": [options.place.name], "topics": [topic]}
-        _set_group(options, other)
-        _set_client(options, other, "kafka.consumer")
-        other |= {"headers": _HEADERS, "header_prefix": ""}
+    kind, added = ("sinks", _sink_for(options, topic)) if is_written else ("sources", _source_for(options, topic))
+    options.shared.added.setdefault(kind, {})[options.place.name] = added
     what = "a sink puts them" if is_written else "a source reads them"
     options.changed("type", f"events are in a log here, and {what}: it is called {options.place.name}-kafka")
     if is_wrapped:
         options.left_out("parseAsFlumeEvent", _FLUME_FORMAT)
+
+
+def _leave_topic(options: Options, topic: str) -> None:
+    for key in [key for key in options.unread() if key in _CONNECTING or key.startswith(_CLIENTS)]:
+        options.text(key)
+        options.unneeded(key, "the topic is not used any more")
+    sentence = f"events are in a log here, not in the topic {topic}: let its sinks drain that before you stop Flume"
+    options.changed("type", sentence)
+
+
+def _sink_for(options: Options, topic: str) -> Table:
+    """Returns a sink that puts the events of a channel into its topic."""
+    sink: Table = {"type": "kafka"}
+    _set_servers(options, sink)
+    sink |= {"channel": options.place.name, "topic": topic, "key_header": "key", "header_prefix": ""}
+    set_values(sink, partition_header=options.text("partitionIdHeader") or None)
+    _set_client(options, sink, "kafka.producer")
+    return sink
+
+
+def _source_for(options: Options, topic: str) -> Table:
+    """Returns a source that reads the topic of a channel."""
+    source: Table = {"type": "kafka"}
+    _set_servers(options, source)
+    source |= {"channels": [options.place.name], "topics": [topic]}
+    _set_group(options, source)
+    _set_client(options, source, "kafka.consumer")
+    return source | {"headers": _HEADERS, "header_prefix": ""}
+
+
+def _topic(options: Options, default: str) -> str:
+    return options.text("kafka.topic") or options.text("topic") or default
 
 
 def _set_servers(options: Options, table: Table) -> None:
@@ -110,7 +126,7 @@ def _set_group(options: Options, table: Table) -> None:
 
 
 def _set_topic(options: Options, table: Table) -> None:
-    topic = options.text("kafka.topic") or options.text("topic") or _DEFAULT_TOPIC
+    topic = _topic(options, _DEFAULT_TOPIC)
     header, is_overriding = options.text("topicHeader", "topic"), options.flag("allowTopicOverride") is not False
     if match := _WHOLE_HEADER.fullmatch(topic):
         topic, header, is_overriding = _DEFAULT_TOPIC, match["name"], True
@@ -147,21 +163,23 @@ def _set_client(options: Options, table: Table, prefix: str) -> None:
     """Sets how to connect, and the further properties of the client."""
     client = options.subset(prefix, "client")
     protocol = client.text("security.protocol", "PLAINTEXT").upper()
-    if protocol.endswith("SSL"):
+    is_tls, is_sasl = protocol.endswith("SSL"), protocol.startswith("SASL_")
+    if is_tls:
         table["tls"] = store_tls(client, _STORES)
         _read_host_check(client)
-    if protocol.startswith("SASL_"):
+    if is_sasl:
         table["sasl"] = _sasl(client)
+    without_effect = tuple(prefix for prefix, is_used in (("ssl.", is_tls), ("sasl.", is_sasl)) if not is_used)
     known = kafka_client()
     others: Table = {}
     for key, value in client.items():
         row = known.row_of(key) or Row(key, to=key)
-        if row.missing:
+        if key.startswith(without_effect):
+            client.unneeded(key, f"has no effect with the security.protocol {protocol}")
+        elif row.missing:
             client.left_out(key, row.missing)
         elif row.unneeded:
             client.unneeded(key, row.unneeded)
-        elif key.startswith(("ssl.", "sasl.")) and protocol == "PLAINTEXT":
-            client.unneeded(key, "has no effect with the security.protocol PLAINTEXT")
         else:
             others[row.to] = _kibibytes(value) if key == "buffer.memory" else value
     set_values(table, client=others or None)
