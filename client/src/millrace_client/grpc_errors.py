@@ -48,10 +48,10 @@ class ErrorTranslator:
         error.txn_id = error.txn_id or txn_id
         return error
 
-    def deadline(self, channel: str, txn_id: str = "") -> DeadlineError:
+    def deadline(self, channel: str) -> DeadlineError:
         """Returns the error for an answer that did not come in time."""
         code = grpc.StatusCode.DEADLINE_EXCEEDED
-        return DeadlineError(f"{self.endpoint} did not answer in time", channel=channel, txn_id=txn_id, code=code)
+        return DeadlineError(f"{self.endpoint} did not answer in time", channel=channel, code=code)
 
     def cancelled(self, channel: str, txn_id: str = "") -> CancelledError:
         """Returns the error for a call that was in progress when the client was closed."""

@@ -137,7 +137,7 @@ def test_log_repair_asks_before_it_changes_anything(home: Path, tmp_path: Path) 
     before = contents(home)
     asked = run("log", "repair", home)
     assert asked.exit_code == EXIT_DAMAGED
-    assert asked.stdout.startswith("This would be done with --yes:\n  write the log anew, with the 47 events ")
+    assert asked.stdout.startswith("This would be done with --yes:\n  rewrite the log with the 47 events ")
     document = answered("log", "repair", home, exit_code=EXIT_DAMAGED)
     assert document["is_done"] is False
     assert (document["sequences_lost"], document["sequences_redelivered"], document["stamps_lost"]) == ([], [], [])

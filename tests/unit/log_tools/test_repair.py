@@ -84,7 +84,7 @@ def test_repair_without_agreement_only_says_what_it_would_do(home: Path) -> None
     before = contents(home)
     reported = repair(layout_of(home), TOOLS)
     assert reported.report is None
-    assert reported.steps == ["write the log anew, with the 47 events in the channel that can be read"]
+    assert reported.steps == ["rewrite the log with the 47 events in the channel that can be read"]
     assert contents(home.parent) == before
 
 
@@ -146,7 +146,7 @@ def test_repair_says_exactly_what_is_lost(home: Path) -> None:
     [take] = [number for number, kind in enumerate(kinds(second)) if kind is Kind.TAKE][:1]
     flip(second, positions(second)[take] + 32)
     assert repaired(home).steps == [
-        "write the log anew, with the 45 events in the channel that can be read",
+        "rewrite the log with the 45 events in the channel that can be read",
         "give up sequences 1 to 2, 7 to 10, which cannot be read",
         "keep sequences 27 to 30, although the lost records may have consumed them",
     ]
@@ -203,7 +203,7 @@ def test_repair_of_damage_that_nothing_needs_gives_nothing_up(tmp_path: Path, mo
         asyncio.run(take_most(tmp_path))
     before = durable_state_of(home)
     flip(segments(home)[0], 100)
-    assert repaired(home).steps == ["write the log anew, with the 40 events in the channel that can be read"]
+    assert repaired(home).steps == ["rewrite the log with the 40 events in the channel that can be read"]
     after = durable_state_of(home)
     assert (after.next_sequence, after.producers, after.claim, after.ended) == (
         before.next_sequence,
@@ -403,7 +403,7 @@ def test_repair_of_a_log_without_a_claim_only_skips_sequences(tmp_path: Path) ->
     asyncio.run(put_only(tmp_path))
     flip(segments(home)[0], positions(segments(home)[0])[3])
     assert repaired(home).steps == [
-        "write the log anew, with the 10 events in the channel that can be read",
+        "rewrite the log with the 10 events in the channel that can be read",
         "give up sequences 11 to 20, which cannot be read",
     ]
     assert opened_again(tmp_path)[1] == 21
@@ -425,7 +425,7 @@ def test_repair_of_a_transaction_whose_commit_is_lost_keeps_its_puts_in_their_or
     [segment] = segments(home)
     commit = kinds(segment).index(Kind.COMMIT)
     flip(segment, positions(segment)[commit] + 40)
-    assert "write the log anew, with the 3 events in the channel that can be read" in repaired(home).steps
+    assert "rewrite the log with the 3 events in the channel that can be read" in repaired(home).steps
     assert opened_again(tmp_path)[0] == [(1, b"a"), (2, b"b"), (3, b"last")]
 
 

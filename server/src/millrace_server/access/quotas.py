@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from millrace_server.errors import QuotaExceededError
 
-_ROUNDING_SECONDS = 0.001
+ROUNDING_SECONDS = 0.001
 """Added to a delay, so that the bucket has what was missing once it has passed."""
 
 
@@ -57,7 +57,7 @@ class Bucket:
             self.refused_count += 1
             raise QuotaExceededError(
                 f"the quota of {self.bytes_per_second} {self.setting} is used up; try again later",
-                retry_delay_seconds=seconds + _ROUNDING_SECONDS,
+                retry_delay_seconds=seconds + ROUNDING_SECONDS,
             )
         return seconds
 

@@ -184,5 +184,5 @@ def rate_of_component(history: History, component: Component) -> float | None:
 def _rate(before: float, after: float, seconds: float) -> float | None:
     if not seconds or math.isnan(before) or math.isnan(after):
         return None
-    # A counter begins at 0 again where a channel was opened, or a component was started, anew.
+    # A counter restarts at 0 when its channel is reopened or its component is restarted.
     return (after - before if after >= before else after) / seconds

@@ -141,7 +141,7 @@ def _is_unusable(view: LogView, codec: PayloadCodec, checkpoint: Path | None) ->
 
 
 def _losses(found: Salvage) -> Iterator[str]:
-    yield f"write the log anew, with the {found.event_count} events in the channel that can be read"
+    yield f"rewrite the log with the {found.event_count} events in the channel that can be read"
     if found.lost:
         yield f"give up sequences {shown_ranges(found.lost)}, which cannot be read"
     if found.redelivered:

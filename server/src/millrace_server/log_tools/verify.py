@@ -47,8 +47,6 @@ class CheckpointReport:
     state: CheckpointState
     position: LogPosition | None = None
     """Where replay begins with it; None if it cannot be read."""
-    channel_state: pb.State | None = None
-    """The channel's state there, without its events."""
     first_needed_segment: int = 0
     """The oldest segment that it refers to."""
     problem: str = ""
@@ -142,7 +140,7 @@ def _check_references(view: LogView, path: Path, checkpoint: Checkpoint) -> Chec
         problem = f"needs segment {needed}, and the log begins behind it"
         # A channel that stops keeping the previous checkpoint leaves its file behind.
         state = CheckpointState.STALE if path.name == PREVIOUS else CheckpointState.DAMAGED
-    return CheckpointReport(path, state, position, message.state, needed, problem)
+    return CheckpointReport(path, state, position, needed, problem)
 
 
 def recover_from(view: LogView, codec: PayloadCodec, checkpoint: Path | None) -> Recovered:

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from millrace.setting_units import ByteSize
-from millrace_server.access.quotas import Bucket
+from millrace_server.access.quotas import ROUNDING_SECONDS, Bucket
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors.interceptor import (
     Interceptor,
@@ -16,9 +16,6 @@ from millrace_server.agent.interceptors.interceptor import (
     QuickInterceptor,
 )
 from millrace_server.agent.interceptors.surroundings import THIS_MACHINE, Surroundings
-
-_ROUNDING_SECONDS = 0.001
-"""Added to a wait, so that the bucket has what was missing once it has passed."""
 
 
 class ThrottleConfig(InterceptorConfig):
@@ -70,7 +67,7 @@ class _Throttle(QuickInterceptor):
         if (seconds := self._count(table)) > 0:
             for bucket in self._buckets.values():
                 bucket.give_back(_size(bucket, table))
-            raise MustWaitError(seconds + _ROUNDING_SECONDS)
+            raise MustWaitError(seconds + ROUNDING_SECONDS)
         return table
 
     def _count(self, table: EventTable) -> float:
