@@ -5,6 +5,7 @@ program is a process of its own: it has arguments, streams, an exit code, and ma
 commands run `python -m millrace_server` instead.
 """
 
+import atexit
 import gc
 import json
 import os
@@ -15,7 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
 from importlib import import_module
@@ -269,6 +270,9 @@ def _report_end(process: int, pid: int, status: socket.socket) -> None:
 
 def _main() -> None:
     """Serves forks; a child becomes the requested program, and ends as if it had been started alone."""
+    exit_codes: list[int] = []
+    # The first that is registered runs last.
+    atexit.register(_end_at_once, exit_codes)
     # Ctrl-C reaches all processes of the terminal; this one ends with the tests.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import millrace_client.cli.program
@@ -290,7 +294,30 @@ def _main() -> None:
     os.environ.update(request["env"])
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.argv = [request["program"], *request["arguments"]]
-    {"millraced": millrace_server.cli.main, "millrace": millrace_client.cli.main}[request["program"]]()
+    programs = {"millraced": millrace_server.cli.main, "millrace": millrace_client.cli.main}
+    _run(programs[request["program"]], exit_codes)
+
+
+def _run(program: Callable[[], None], exit_codes: list[int]) -> None:
+    """Runs a program to its end, and notes its exit code, unless it failed."""
+    try:
+        program()
+    except SystemExit as ended:
+        if isinstance(ended.code, int):
+            exit_codes.append(ended.code)
+        raise
+
+
+def _end_at_once(exit_codes: list[int]) -> None:
+    """Ends this process before Python takes it apart, which would copy its shared memory, and cost more than its start.
+
+    A program that failed, or whose output is lost, ends as Python has it.
+    """
+    with suppress(OSError):
+        for exit_code in exit_codes:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(exit_code)
 
 
 if __name__ == "__main__":
