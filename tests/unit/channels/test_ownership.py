@@ -192,6 +192,18 @@ async def test_channel_without_its_engine_says_what_it_waits_for(
         assert refused.value.metadata["address"] == ""
 
 
+async def test_channel_whose_engine_raises_what_nobody_expects_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators see it, instead of a channel that stands by for ever."""
+
+    async def fail(_settings: EngineSettings) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("millrace_server.channels.engines.Engine.of", fail)
+    async with _registry("a:1") as one:
+        handle = one.create(new_name(), _config("nats://127.0.0.1:1"))
+        await _until_state(handle, ChannelState.LOG_FAILED)
+
+
 async def test_channel_says_that_its_engine_has_ceased_to_answer(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

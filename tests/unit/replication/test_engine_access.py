@@ -261,3 +261,28 @@ async def test_servers_that_do_not_sync_are_warned_of(tmp_path: Path) -> None:
     assert "does not sync each message" in unsynced["event"]
     assert unsynced["sync_interval_seconds"] == 120
     assert "does not tell whether it syncs" in unknown["event"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'INFO {"server_id":"N"}\r\n',
+        b'HTTP/1.0 200 OK\r\n\r\n{"jetstream": "off"}',
+        b"HTTP/1.0 200 OK\r\n\r\n[]",
+        b'HTTP/1.0 200 OK\r\n\r\n{"jetstream": {"config": {"sync_interval": "2m"}}}',
+    ],
+)
+async def test_warn_of_missing_syncs_when_the_url_is_not_of_a_monitoring_port_only_warns(answer: bytes) -> None:
+    """The port for clients, such as in the first answer, must not keep channels from opening."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with capture_logs() as logged:
+            await warn_of_missing_syncs([f"http://127.0.0.1:{port}"])
+    [entry] = logged
+    assert entry["url"] == f"http://127.0.0.1:{port}"

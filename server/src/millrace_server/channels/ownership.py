@@ -202,6 +202,14 @@ class Ownership:
     # Standing by.
 
     async def _run(self) -> None:
+        try:
+            await self._own()
+        except Exception as error:  # noqa: BLE001 - a bug of ours concerns this channel; the others go on
+            _log.exception("a replicated channel is given up", channel=self._handle.name)
+            self._handle.mark_failed(error)
+
+    async def _own(self) -> None:
+        """Owns the channel again and again, until it is left for good."""
         shared = self._shared = await self._connected()
         lease = self._lease = shared.leases.of(self._handle.name)
         lease.takes_deleted, lease.is_new = self._handle.configured is not None, self._is_new
@@ -211,9 +219,6 @@ class Ownership:
         try:
             while not self._ending.is_set() and self.stage is not Stage.FAILED and not lease.is_withdrawn:
                 await self._own_once(shared, lease)
-        except Exception as error:  # noqa: BLE001 - a bug of ours concerns this channel; the others go on
-            _log.exception("a replicated channel is given up", channel=self._handle.name)
-            self._handle.mark_failed(error)
         finally:
             await shared.leases.give_up(self._handle.name)
 

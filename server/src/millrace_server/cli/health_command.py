@@ -20,16 +20,30 @@ def health(
     with 1 if the server does not answer, or is stopping.
     """
     import ssl
+    from http.client import HTTPException
     from urllib.error import URLError
     from urllib.request import urlopen
 
-    if not url.startswith(("http://", "https://")):
+    if not _is_url(url):
         raise typer.BadParameter(f"is {url!a}; it must be an address such as http://127.0.0.1:7071/healthz")
     unverified = ssl.create_default_context()
     unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
     try:
         with urlopen(url, timeout=_TIMEOUT_SECONDS, context=unverified) as answer:  # noqa: S310 - checked above
             typer.echo(answer.read(1_000).decode(errors="replace"))
-    except (OSError, URLError) as error:
+    except HTTPException:
+        complain(f"{url}: what answers there does not speak HTTP/1.1; is it the HTTP port?")
+        raise typer.Exit(EXIT_CANNOT_START) from None
+    except OSError as error:
         complain(f"{url}: {error.reason if isinstance(error, URLError) else error}")
         raise typer.Exit(EXIT_CANNOT_START) from None
+
+
+def _is_url(text: str) -> bool:
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

@@ -74,7 +74,11 @@ class Engine:
     async def of(cls, settings: EngineSettings) -> Self:
         """Connects as the settings say, and warns if the engine does not sync; raises what `connected` raises."""
         engine = await cls.connected(settings.servers, settings)
-        await warn_of_missing_syncs(settings.monitoring_urls)
+        try:
+            await warn_of_missing_syncs(settings.monitoring_urls)
+        except BaseException:
+            await asyncio.to_thread(engine.close)
+            raise
         return engine
 
     async def _connect(self, servers: Sequence[str]) -> None:
