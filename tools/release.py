@@ -21,7 +21,7 @@ _OWN_REQUIREMENT = re.compile(r'"(millrace-[a-z]+)==[^"]+"')
 
 
 class ReleaseError(Exception):
-    """Raised where the checkout is not ready; its message says what to do."""
+    """Raised when the checkout is not ready; its message says what to do."""
 
 
 def date_version(today: dt.date) -> str:
@@ -75,7 +75,12 @@ def _refuse_unless_ready() -> None:
 
 def _release() -> None:
     version = date_version(dt.datetime.now(dt.UTC).date())
-    build_distributions.build(ROOT / "dist")
+    try:
+        build_distributions.build(ROOT / "dist")
+    except BaseException:
+        # So that the next run finds a clean checkout.
+        _git("restore", CHANGELOG.name)
+        raise
     _git("commit", "--all", "--message", f"Release {version}")
     _git("tag", "--annotate", f"v{version}", "--message", f"Millrace {version}")
     print(f"Tagged v{version}. To publish it: git push --follow-tags")
@@ -92,7 +97,7 @@ def main() -> None:
             _git("commit", "--all", "--message", f"Begin version {following}")
         else:
             _release()
-    except ReleaseError as error:
+    except (ReleaseError, subprocess.CalledProcessError) as error:
         sys.exit(f"Not released: {error}")
 
 

@@ -91,6 +91,21 @@ def test_release_with_uncommitted_changes_is_refused(checkout: Path, monkeypatch
     assert _git(checkout, "tag") == ""
 
 
+def test_release_whose_packages_cannot_be_built_leaves_the_checkout_clean(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the fault is mended, `make release` runs again."""
+
+    def fail(_folder: Path) -> None:
+        raise subprocess.CalledProcessError(1, "uv")
+
+    monkeypatch.setattr(build_distributions, "build", fail)
+    with pytest.raises(SystemExit, match=r"Not released: .*uv"):
+        _run(monkeypatch)
+    assert _git(checkout, "status", "--porcelain") == ""
+    assert _git(checkout, "tag") == ""
+
+
 def test_release_from_another_branch_is_refused(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Releases are made from main."""
     _git(checkout, "checkout", "--quiet", "-b", "topic")
