@@ -8,7 +8,9 @@ import pytest
 
 import millrace_client as millrace
 from millrace_client import ConsumerConfig, Producer, ProducerConfig, aio
+from millrace_spark import claim_ranges
 from tests.conftest import StartMillraced
+from tests.millrace_program import run_millrace
 from tests.replicated_servers import SHORT_LEASE_SECONDS, WAIT_SECONDS, ReplicatedServers, until
 
 _EVENTS = 2_000
@@ -104,6 +106,38 @@ def _held_at(address: str, channel: str) -> int:
     with millrace.connect(address) as client:
         gauges = client.admin.get_channel(channel).gauges
         return gauges.queued_events + gauges.taken_events
+
+
+async def test_programs_whose_first_server_is_dead_find_the_owner_by_the_others(servers: ReplicatedServers) -> None:
+    """The machine that all of them name first is lost before they start; each of them names all servers."""
+    lost, channel = servers.owner(), servers.channel
+    lost.kill()
+    del servers.running[lost.grpc]
+    several = ",".join([lost.grpc, *servers.running])
+    with millrace.connect(several, timeout_seconds=WAIT_SECONDS) as client:
+        assert client.channel(channel).append([b"client"]).first_sequence == 1
+    async with aio.connect(several) as async_client:
+        await async_client.channel(channel).append([b"aio"])
+    with Producer(several, channel) as producer:
+        assert producer.send(b"producer").result(WAIT_SECONDS).stored
+    async with aio.AsyncProducer(several, channel) as async_producer:
+        assert (await (await async_producer.send(b"aio producer"))).stored
+    put = run_millrace(several, "put", channel, "-", typed=b"command")
+    assert put.returncode == 0, put.stderr
+    shown = run_millrace(several, "peek", channel)
+    with claim_ranges(several.replace(",", "/"), channel) as claimed:
+        assert [(each.endpoint, each.event_count) for each in claimed.ranges] == [(lost.grpc, 5)]
+    with millrace.Consumer(several, channel, ConsumerConfig(delivery_events_max=3)) as consumer:
+        consumed = consumer.receive(WAIT_SECONDS)
+        assert consumed is not None
+        consumed.ack()
+    async with aio.AsyncConsumer(several, channel) as async_consumer:
+        rest = await async_consumer.receive(WAIT_SECONDS)
+        assert rest is not None
+        await rest.ack()
+    received = [*consumed.bodies(), *rest.bodies()]
+    assert received == [b"client", b"aio", b"producer", b"aio producer", b"command"]
+    assert all(body in shown.stdout for body in received)
 
 
 def test_sink_when_the_owner_is_killed_forwards_each_event_once_and_in_order(

@@ -68,11 +68,14 @@ class Connection(Unpicklable):
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self.settings = settings
-        self.errors = ErrorTranslator(settings.endpoint)
+        servers = settings.servers
+        self._server = servers[0]
+        self.waits_for_connection = settings.waits_for_connection
+        self.errors = ErrorTranslator(self._server)
         self._opening = threading.Lock()
         self._opened: _Opened | None = None
         self._is_closed = False
-        self.owners = Owners(settings.endpoint)
+        self.owners = Owners(servers, is_patient=settings.wait_for_ready)
         self._peers: dict[str, Connection] = {}
         self.streams: set[Finishable] = set()
         """The open streams, which add and remove themselves."""
@@ -104,8 +107,8 @@ class Connection(Unpicklable):
         return bool(self._calls or self.streams)
 
     def at(self, endpoint: str) -> "Connection":
-        """Returns the connection to a server that another one has named as the owner of a channel."""
-        if endpoint == self.settings.endpoint:
+        """Returns the connection to one of the client's own servers, or to a channel's owner that one has named."""
+        if endpoint == self._server:
             return self
         with self._opening:
             if self._is_closed:
@@ -134,7 +137,7 @@ class Connection(Unpicklable):
         self._calls.add(token)
         try:
             answer = make(
-                call.request, timeout_seconds, metadata=trace_metadata(), wait_for_ready=self.settings.wait_for_ready
+                call.request, timeout_seconds, metadata=trace_metadata(), wait_for_ready=self.waits_for_connection
             )
         except grpc.RpcError as failure:
             if self._has_newer_token(failure, opened):
@@ -196,7 +199,7 @@ class Connection(Unpicklable):
         opened = self.opened()
         try:
             answers = opened.streaming(call.method)(
-                call.request, metadata=trace_metadata(), wait_for_ready=self.settings.wait_for_ready
+                call.request, metadata=trace_metadata(), wait_for_ready=self.waits_for_connection
             )
         except ValueError as error:
             raise self.error_if_closed(error) from None

@@ -9,6 +9,16 @@ _HOST_AND_PORT = re.compile(r"(?:[^\s:/\[\]]+|\[[0-9A-Fa-f:.%]+\])(?::(?P<port>[
 _PORT_MAX = 65_535
 
 
+def servers_of(endpoint: str) -> tuple[str, ...]:
+    """Returns the servers that an endpoint names: one, or several that share replicated channels, between commas.
+
+    What begins with one of gRPC's own forms is one, since these have commas of their own.
+    """
+    if endpoint.startswith(_RESOLVER_SCHEMES):
+        return (endpoint,)
+    return tuple(dict.fromkeys(server.strip() for server in endpoint.split(",")))
+
+
 def endpoint_problem(endpoint: str) -> str:
     """Returns what is wrong with an address, for a sentence that begins with it; an empty string if nothing is."""
     if endpoint.startswith(_RESOLVER_SCHEMES):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from millrace_client._endpoints import endpoint_problem
+from millrace_client._endpoints import endpoint_problem, servers_of
 from millrace_client._methods import METHODS
 from millrace_client._retries import Backoff, StreamRepeats
 from millrace_client.errors import BadArgumentError
@@ -84,11 +84,17 @@ def channel_options() -> list[tuple[str, str | int]]:
     ]
 
 
+_OF_SEVERAL: tuple[tuple[str, str | int], ...] = (("grpc.enable_retries", 0),)
+"""For servers that share channels: one may be gone, which is to be noticed at once, since another one can be asked. So
+gRPC does not repeat calls, which takes more than a second; see `OwnerSearch`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionSettings:
     """How to reach a server; see `connect`."""
 
     endpoint: str
+    """As given: one server, or several that share channels."""
     timeout_seconds: float
     wait_for_ready: bool
     tls: Tls | None
@@ -98,30 +104,40 @@ class ConnectionSettings:
     def __post_init__(self) -> None:
         if not self.timeout_seconds > 0:
             raise BadArgumentError(f"timeout_seconds: is {self.timeout_seconds}; it must be above 0")
-        check_encryption(self.token, self.endpoint, is_encrypted=self.tls is not None)
+        for server in self.servers:
+            check_encryption(self.token, server, is_encrypted=self.tls is not None)
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The servers that the endpoint names."""
+        return servers_of(self.endpoint)
+
+    @property
+    def waits_for_connection(self) -> bool:
+        """Whether gRPC waits for a server: not where another one can be asked."""
+        return self.wait_for_ready and len(self.servers) == 1
 
     def open_channel(self, api: Any) -> Any:
-        """Returns a new channel of `grpc` or `grpc.aio`. The user's options override the client's own.
+        """Returns a new channel of `grpc` or `grpc.aio` to the first server.
+
+        The user's options override the client's own.
 
         Raises:
             BadArgumentError: A file of `tls`, or of the token, cannot be read.
         """
-        options = [*channel_options(), *self.options]
+        server, *others = self.servers
+        options = [*channel_options(), *(_OF_SEVERAL if others else ()), *self.options]
         # First: nothing is to be closed where it cannot be read.
         metadata = () if self.token is None else self.token.metadata()
         if self.tls is None:
-            channel = api.insecure_channel(self.endpoint, options)
+            channel = api.insecure_channel(server, options)
         else:
-            channel = api.secure_channel(self.endpoint, self.tls.credentials(), options)
+            channel = api.secure_channel(server, self.tls.credentials(), options)
         return ChannelWithMetadata(channel, metadata) if metadata else channel
 
     def at(self, endpoint: str) -> "ConnectionSettings":
-        """Returns the settings for a server that another one has named: it may be gone, which is to be noticed at once.
-
-        So gRPC does not repeat its calls, which takes more than a second; see `OwnerSearch`.
-        """
-        options = (("grpc.enable_retries", 0), *self.options)
-        return replace(self, endpoint=endpoint, wait_for_ready=False, options=options)
+        """Returns the settings for another of the servers that share channels; see `_OF_SEVERAL`."""
+        return replace(self, endpoint=endpoint, wait_for_ready=False, options=(*_OF_SEVERAL, *self.options))
 
     def watch_files(self) -> FileWatch | None:
         """Returns what tells that a channel opened from now on would use other files; None where there are none."""
@@ -130,9 +146,10 @@ class ConnectionSettings:
 
 
 def checked_endpoint(endpoint: str) -> str:
-    """Returns an endpoint; raises BadArgumentError if it is no `host:port`, nor a form of gRPC's own."""
-    if problem := endpoint_problem(endpoint):
-        raise BadArgumentError(f"endpoint: {endpoint!r} {problem}")
+    """Returns an endpoint; raises BadArgumentError if a server is no `host:port`, nor a form of gRPC's own."""
+    for server in servers_of(endpoint):
+        if problem := endpoint_problem(server):
+            raise BadArgumentError(f"endpoint: {server!r} {problem}")
     return endpoint
 
 

@@ -27,7 +27,9 @@ def connect(  # noqa: PLR0913 - all but the first have defaults
     """Creates a client. It connects with its first call, so this does not fail if no server is running.
 
     Args:
-        endpoint: `host:port`, or any other name that gRPC resolves.
+        endpoint: `host:port`, or any other name that gRPC resolves. Or several with commas between them, such as
+            `mill-1:7070,mill-2:7070`, for servers that share replicated channels: the first one that can be reached
+            names the owner of a channel. A channel of another type is on one server: give that alone.
         timeout_seconds: How long an answer may take, including repeats. A wait at the server (`take`, a commit that
             needs room, the interval of `watch_channels`) is added to it; a wait that the channel decides counts as
             60 s, so only a channel with a longer keep-alive needs a longer timeout. On a stream it bounds the wait for
@@ -35,7 +37,8 @@ def connect(  # noqa: PLR0913 - all but the first have defaults
             is detected within a minute.
         wait_for_ready: What a call does without a connection. False: it makes 5 attempts, which take 1 to 2 s if the
             connection is refused, 5 to 7 s if nothing answers; then it raises UnavailableError. True: it waits for the
-            server until its deadline; then it raises DeadlineError.
+            server until its deadline; then it raises DeadlineError. A call to several servers asks all of them at once,
+            and again after pauses, 5 times or until its deadline; its UnavailableError says what each answered.
         tls: How to connect over TLS. None: plain text.
         token: The client's bearer token. None: that of `token_file`, or none. Without TLS, a token is sent to loopback
             addresses only, unless `MILLRACE_ALLOW_PLAINTEXT=true` is set in the environment.
@@ -216,7 +219,7 @@ class Admin:
 
 
 class Client:
-    """A connection to one server. Created by `connect`; best used in a `with` statement, which closes it.
+    """A connection to a server, or to several that share channels. Created by `connect`; best used in a `with` block.
 
     Threads may share it and its channels, claims and deliveries; a transaction belongs to one thread at a time. A
     process that is forked after the first call cannot use it (ClientForkedError) and must connect itself. If the parent
@@ -234,7 +237,7 @@ class Client:
 
     @property
     def endpoint(self) -> str:
-        """The server's address, as given to `connect`."""
+        """The address of the server, or of several, as given to `connect`."""
         return self._connection.settings.endpoint
 
     @property

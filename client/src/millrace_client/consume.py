@@ -138,7 +138,7 @@ class ConsumeStream:
         self._process_id = opened.process_id
         requests = settlement_requests(start, self._settlements)
         try:
-            self._call = opened.consume(requests, wait_for_ready=connection.settings.wait_for_ready)
+            self._call = opened.consume(requests, wait_for_ready=connection.waits_for_connection)
         except ValueError as error:
             raise connection.error_if_closed(error) from None
         self._watch = opened.watchdog.watch(self._expire)

@@ -56,7 +56,8 @@ class Consumer(BaseConsumer[ThreadedEngine]):
         """Makes no call.
 
         Args:
-            endpoints: Servers, each `host:port`.
+            endpoints: Servers, each `host:port`. Servers that share replicated channels are one endpoint, with commas
+                between them.
             channels: Names of channels, each consumed from every server.
             config: The limits. None: the defaults.
 

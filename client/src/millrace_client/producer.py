@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from millrace_client._endpoints import servers_of
 from millrace_client._forks import Unpicklable, forked_error
 from millrace_client._settings import check_endpoints, new_txn_id
 from millrace_client.errors import BadArgumentError, SendAttempt, SendResult
@@ -56,8 +57,8 @@ class BaseProducer(Unpicklable):
         checked = check_endpoints(endpoints)
         if (bearer := Token.given(token, token_file)) is not None:
             bearer.metadata()
-            for endpoint in checked:
-                check_encryption(bearer, endpoint, is_encrypted=tls is not None)
+            for server in (server for endpoint in checked for server in servers_of(endpoint)):
+                check_encryption(bearer, server, is_encrypted=tls is not None)
         self._producer_id = self._config.producer_id or new_txn_id()
         self._counters = ProducerCounters()
         self._accumulator = Accumulator(self._config, self._producer_id, self._counters)
@@ -133,7 +134,8 @@ class Producer(BaseProducer):
     A forked process cannot use its parent's producer (ClientForkedError).
 
     Args:
-        endpoints: `host:port`, or several. Each address that a name resolves to is one server.
+        endpoints: `host:port`, or several. Each address that a name resolves to is one server. Servers that share
+            replicated channels can be one endpoint, with commas between them: of these, one gets the batches.
         channel: The default channel of `send`.
         config: The limits; see `ProducerConfig`.
         tls: How to connect over TLS. None: plain text.

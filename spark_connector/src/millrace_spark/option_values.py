@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from millrace_spark.errors import OptionError
+from millrace_spark.shards import sharing_servers
 
 if TYPE_CHECKING:
     from millrace_client import Client, Tls
@@ -54,12 +55,15 @@ class Security:
     tls: "Tls | None" = None
     token_file: str | None = None
     token: str | None = field(default=None, repr=False)
+    sharing_servers: Mapping[str, str] = field(default_factory=dict)
+    """The servers of each endpoint that stands for several."""
 
     def connect(self, endpoint: str, **settings: Any) -> "Client":
         """Creates a client; see `millrace_client.connect`."""
         import millrace_client
 
-        return millrace_client.connect(endpoint, tls=self.tls, token=self.token, token_file=self.token_file, **settings)
+        servers = self.sharing_servers.get(endpoint, endpoint)
+        return millrace_client.connect(servers, tls=self.tls, token=self.token, token_file=self.token_file, **settings)
 
     @property
     def options(self) -> dict[str, str]:
@@ -67,7 +71,10 @@ class Security:
         tls = self.tls
         files = (None, None, None) if tls is None else (tls.ca, tls.certificate, tls.private_key)
         given = zip(SECURITY_OPTIONS, (*files, self.token_file, self.token), strict=True)
-        return {name: str(value) for name, value in given if value is not None}
+        found = {name: str(value) for name, value in given if value is not None}
+        if self.sharing_servers:
+            found["endpoints"] = ",".join(servers.replace(",", "/") for servers in self.sharing_servers.values())
+        return found
 
 
 PLAINTEXT = Security()
@@ -120,7 +127,9 @@ def security_of(values: OptionValues) -> Security:
     token_file, token = values.value("token.file", _parse_path, None), values.text("token") or None
     if "token" in values and (token is None or token_file is not None):
         raise OptionError("option token: is empty, or there is token.file too; set one of them")
-    return Security(tls=tls, token_file=token_file, token=token)
+    return Security(
+        tls=tls, token_file=token_file, token=token, sharing_servers=sharing_servers(values.text("endpoints"))
+    )
 
 
 def _tls_of(values: OptionValues) -> "Tls | None":

@@ -140,7 +140,7 @@ def check_aliases(homes: dict[str, str], endpoint: str, channels: Iterable[millr
 
 def _reached_twice(info: millrace.ChannelInfo) -> str:
     if is_shared(info):
-        return f"share the replicated channel {info.name}; name one of them, which leads to the channel's owner"
+        return f"share the replicated channel {info.name}; write a slash between them, since they are one endpoint"
     return f"are the same server, since channel {info.name} has the same id on both; name the server once"
 
 

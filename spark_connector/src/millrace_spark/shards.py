@@ -12,7 +12,7 @@ _PATTERN = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True, order=True)
 class Shard:
-    """A channel on one server. A logical channel on several servers has several shards."""
+    """A channel on one server. A logical channel on several servers has several shards, a replicated one has one."""
 
     channel: str
     endpoint: str
@@ -30,14 +30,25 @@ class Shard:
 
 
 def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Parses a comma-separated list of servers."""
-    endpoints = [endpoint.strip() for endpoint in text.split(",")]
-    for endpoint in endpoints:
-        if not _ENDPOINT.fullmatch(endpoint):
-            raise OptionError(f"option endpoints: {endpoint!r} is not host:port, such as 127.0.0.1:7070")
-        if endpoints.count(endpoint) > 1:
-            raise OptionError(f"option endpoints: {endpoint} is duplicated, and its events would be too; name it once")
-    return tuple(endpoints)
+    """Parses a comma-separated list of servers. Those that share channels, such as `a:7070/b:7070`, are the first."""
+    groups = _groups(text)
+    servers = [server for group in groups for server in group]
+    for group in groups:
+        if not all(map(_ENDPOINT.fullmatch, group)):
+            raise OptionError(f"option endpoints: {'/'.join(group)!r} is not host:port, such as 127.0.0.1:7070")
+    for server in servers:
+        if servers.count(server) > 1:
+            raise OptionError(f"option endpoints: {server} is duplicated, and its events would be too; name it once")
+    return tuple(group[0] for group in groups)
+
+
+def sharing_servers(text: str) -> dict[str, str]:
+    """Returns the servers of each endpoint of such a list that stands for several, as the client takes them."""
+    return {group[0]: ",".join(group) for group in _groups(text) if len(group) > 1}
+
+
+def _groups(text: str) -> list[list[str]]:
+    return [[server.strip() for server in group.split("/")] for group in text.split(",")]
 
 
 def parse_channels(text: str) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ from tests.unit.cli.fake_client import FakeClient
         ("[::1]", "[::1]:7070"),
         ("unix:/run/millrace.sock", "unix:/run/millrace.sock"),
         ("dns:///collector-1:7070", "dns:///collector-1:7070"),
+        ("collector-1, [::1]:1,collector-1", "collector-1:7070,[::1]:1"),
+        ("ipv4:10.0.0.1:1,10.0.0.2:1", "ipv4:10.0.0.1:1,10.0.0.2:1"),
     ],
 )
 def test_parse_server_of_addresses_completes_them(text: str, server: str) -> None:
@@ -27,7 +29,22 @@ def test_parse_server_of_addresses_completes_them(text: str, server: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":7070", "a:", "a:0", "a:65536", "a:x", "::1", "a b:7070", "a\n:7070", "\udcff:7070", "a:٣"]
+    "text",
+    [
+        "",
+        ":7070",
+        "a:",
+        "a:0",
+        "a:65536",
+        "a:x",
+        "::1",
+        "a b:7070",
+        "a\n:7070",
+        "\udcff:7070",
+        "a:٣",
+        "a:1,",
+        "a:1,b:x",
+    ],
 )
 def test_parse_server_of_nonsense_says_what_is_allowed(text: str) -> None:
     """Invalid addresses are refused before anything is sent."""

@@ -120,7 +120,7 @@ def test_call_asks_often_who_succeeds_an_owner_that_died(client: Any, servers: O
 
 def test_search_for_the_owner_comes_back_to_each_server_within_half_a_second() -> None:
     """A dead server is tried in between without a pause of its own."""
-    search = Owners("home").search(CHANNEL, 60.0)
+    search = Owners(["home"]).search(CHANNEL, 60.0)
     dead = NotOwnerError("away")
     dead.address = "dead:7070"
     pauses = []

@@ -141,6 +141,6 @@ def test_check_aliases_of_a_replicated_channel_at_two_servers_says_so(fakes: Fak
     homes: dict[str, str] = {}
     check_aliases(homes, "a:1", fakes.connect("a:1").admin.list_channels())
     with pytest.raises(
-        OptionError, match=r"^option endpoints: a:1 and b:1 share the replicated channel audit-1; name one of them"
+        OptionError, match=r"^option endpoints: a:1 and b:1 share the replicated channel audit-1; write a slash"
     ):
         check_aliases(homes, "b:1", fakes.connect("b:1").admin.list_channels())

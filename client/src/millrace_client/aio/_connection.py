@@ -65,10 +65,13 @@ class Connection(Unpicklable):
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self.settings = settings
-        self.errors = ErrorTranslator(settings.endpoint)
+        servers = settings.servers
+        self._server = servers[0]
+        self.waits_for_connection = settings.waits_for_connection
+        self.errors = ErrorTranslator(self._server)
         self._opened: _Opened | None = None
         self._is_closed = False
-        self.owners = Owners(settings.endpoint)
+        self.owners = Owners(servers, is_patient=settings.wait_for_ready)
         self._peers: dict[str, Connection] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self.streams: set[Finishable] = set()
@@ -93,8 +96,8 @@ class Connection(Unpicklable):
         return self._opened is not None and not self._is_closed
 
     def at(self, endpoint: str) -> "Connection":
-        """Returns the connection to a server that another one has named as the owner of a channel."""
-        if endpoint == self.settings.endpoint:
+        """Returns the connection to one of the client's own servers, or to a channel's owner that one has named."""
+        if endpoint == self._server:
             return self
         if self._is_closed:
             raise ClientClosedError("the client is closed")
@@ -123,7 +126,7 @@ class Connection(Unpicklable):
                 call.request,
                 timeout=timeout_seconds,
                 metadata=trace_metadata(),
-                wait_for_ready=self.settings.wait_for_ready,
+                wait_for_ready=self.waits_for_connection,
             )
         except grpc.RpcError as failure:
             if self._has_newer_token(failure, opened):
@@ -200,7 +203,7 @@ class Connection(Unpicklable):
         """Executes it once: the first answer may take `left_seconds`, and each other one `seconds`."""
         opened = self.opened()
         answers = opened.streaming(call.method)(
-            call.request, metadata=trace_metadata(), wait_for_ready=self.settings.wait_for_ready
+            call.request, metadata=trace_metadata(), wait_for_ready=self.waits_for_connection
         )
         try:
             while (answer := await self.read(answers, left_seconds, call.channel)) is not None:

@@ -101,7 +101,7 @@ class Admin:
 
 
 class Client:
-    """A connection to one server, for the tasks of one event loop; see `millrace_client.Client`.
+    """A connection for the tasks of one event loop; see `millrace_client.Client`.
 
     Created by `connect`; best used in an `async with` statement, which closes it.
     """

@@ -115,7 +115,7 @@ class ConsumeStream:
         self._loop = asyncio.get_running_loop()
         opened = connection.opened()
         self._process_id = opened.process_id
-        self._call = opened.consume(wait_for_ready=connection.settings.wait_for_ready)
+        self._call = opened.consume(wait_for_ready=connection.waits_for_connection)
         connection.streams.add(self)
 
     async def start(self, start: pb.ConsumeRequest) -> None:

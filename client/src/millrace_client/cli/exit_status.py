@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import millrace_client
 from millrace.command_line.notes import printable
+from millrace_client._endpoints import servers_of
 
 
 class ExitCode(IntEnum):
@@ -137,12 +138,14 @@ def sentence_of(error: "millrace_client.MillraceError", server: str) -> str:
     if error.reason == "UNAVAILABLE" and (
         advice := next((_CONNECTION_ADVICE[one] for one in _CONNECTION_ADVICE if one in message), "")
     ):
-        # Without gRPC's own words, which are in parentheses.
-        cause = message.partition(" (")[0]
+        # Without gRPC's own words, which are in parentheses, for each of several servers.
+        cause = "; ".join(each.partition(" (")[0] for each in message.split("); "))
         return f"{cause}{' ' if cause.endswith('?') else '; '}{advice}"
     names = {"server": server, "channel": printable(error.channel) or "CHANNEL"}
     # The server's message is no template: it may hold braces.
-    finding = FINDINGS[error.reason].format_map(names) if error.reason in FINDINGS else message
+    # Of several servers, the message names those that were not reached and may have the channel.
+    says_more = error.reason == "CHANNEL_NOT_FOUND" and len(servers_of(server)) > 1
+    finding = FINDINGS[error.reason].format_map(names) if error.reason in FINDINGS and not says_more else message
     return f"{finding}; {ADVICE[error.reason].format_map(names)}"
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import millrace_client
-from millrace_client._endpoints import endpoint_problem
+from millrace_client._endpoints import endpoint_problem, servers_of
 from millrace_client._watchdog import TIMEOUT_SECONDS
 from millrace_client.cli.contexts import context_names, load_contexts
 from millrace_client.cli.exit_status import CommandError, ExitCode
@@ -27,7 +27,11 @@ _COMPLETION_SECONDS = 1.0
 
 
 def parse_server(text: str) -> str:
-    """Adds the default port to `HOST`; returns other gRPC targets, such as `unix:PATH`, unchanged."""
+    """Adds the default port to each `HOST`; returns other gRPC targets, such as `unix:PATH`, unchanged."""
+    return ",".join(_parse_one(server) for server in servers_of(text))
+
+
+def _parse_one(text: str) -> str:
     # A sentence about the address, which may begin with a scheme, has it whole.
     server = text if ":" in text.rpartition("]")[2] or not text else f"{text}:{DEFAULT_PORT}"
     if problem := endpoint_problem(server) if server.isprintable() else "is no address; write host:port":
@@ -53,8 +57,8 @@ ServerOption = Annotated[
         "--server",
         metavar="HOST:PORT",
         callback=checked(parse_server),
-        help=f"The server's address. Default: the environment variable {SERVER_VARIABLE}, the context's server, or "
-        f"{DEFAULT_SERVER}.",
+        help="The server's address, or those of several servers that share replicated channels, with commas between "
+        f"them. Default: the environment variable {SERVER_VARIABLE}, the context's server, or {DEFAULT_SERVER}.",
     ),
 ]
 ContextOption = Annotated[

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from millrace.tracing import TRACING, count_of, traceparents_of
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client._deliveries import DeliveredEvents
+from millrace_client._endpoints import servers_of
 from millrace_client._retries import Backoff
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _MOVES = {
 
 
 class Subscription(Generic[DeliveryT]):
-    """One channel of one server: its deliveries in order, and the state of its stream.
+    """One channel of one server, or of several that share it: its deliveries in order, and the state of its stream.
 
     Attributes:
         queued: Deliveries that have arrived and were not handed out.
@@ -57,7 +58,7 @@ class Subscription(Generic[DeliveryT]):
         self.queued: deque[DeliveryT] = deque()
         self.unsettled: set[DeliveryT] = set()
         self.error: Exception | None = None
-        self.is_shared = False
+        self.is_shared = len(servers_of(endpoint)) > 1
         self.has_just_hopped = False
         self._state = SubscriptionState.WAITING
 

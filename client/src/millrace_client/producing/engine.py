@@ -53,7 +53,7 @@ class EngineSettings:
         if self.config.is_resumable and len(self.endpoints) > 1:
             raise BadArgumentError(
                 f"endpoints: are {len(self.endpoints)}; with producer_id there must be one, for only the server that"
-                " stored an event recognises it"
+                " stored an event recognises it; servers that share the channel are one, with commas between them"
             )
 
 
@@ -190,9 +190,9 @@ class Engine:
             self._accumulator.rearm_wakeup()
             now = self._loop.time()
             if self._servers:
-                is_any = not all(server.is_down for server in self._servers)
+                is_any = not all(server.is_down for server in (*self._servers, *self._owners.servers))
                 self._settler.log.reachable(is_any=is_any, names=", ".join(self._settings.endpoints))
-            self._owners.leave_unreachable(self._channels(), self._servers)
+            self._owners.leave_unreachable(self._servers)
             self._end_overdue(now)
             self._send_again(now)
             self._send_new(now)
@@ -400,9 +400,9 @@ class Engine:
     def _unsent_error(self, channel: str) -> MillraceError:
         """Returns why events could not be sent within their delivery time."""
         for server in self._servers:
-            if not server.is_ready:
-                return server.unreachable_error(channel)
             known = server.channels.get(channel)
+            if not (server if known is None else known.server).is_ready:
+                return server.unreachable_error(channel)
             # An error whose outcome is unknown concerns other events than these.
             if known is not None and known.last_error is not None and known.last_error.is_outcome_known:
                 return known.last_error

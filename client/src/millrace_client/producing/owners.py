@@ -1,4 +1,4 @@
-"""The servers that own channels but were not given to a producer: other servers have named them."""
+"""The servers of channels that servers share: those that others have named as owners, and those of a list."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -13,7 +13,7 @@ class Owners:
     """Finds the servers that own channels. For the engine's event loop; `servers` for any thread.
 
     Attributes:
-        servers: Those that the producer was not given itself.
+        servers: Those to which batches are not routed, but which may own the channels of those to which they are.
     """
 
     def __init__(self, connection: ConnectionOptions, config: ProducerConfig, on_change: Callable[[], None]) -> None:
@@ -28,24 +28,37 @@ class Owners:
         """Returns the server that a refusal names as a channel's owner; None if it names none that can be used."""
         self._owned.add(channel.name)
         channel.is_shared = True
+        is_named = bool(error.address) and not endpoint_problem(error.address)
+        return self._server_at(error.address, given) if is_named else None
+
+    def leave_unreachable(self, given: Sequence[Server]) -> None:
+        """Lets channels whose server cannot be reached ask another one, which will know the owner."""
+        for server in given:
+            for channel in server.channels.values():
+                if channel.server.is_down and (other := self._other(channel, server, given)) is not None:
+                    channel.move(other)
+
+    def _other(self, channel: ServerChannel, routed: Server, given: Sequence[Server]) -> Server | None:
+        """Returns a server to ask that is not known to be down; `routed`: where the channel's batches are routed to."""
+        addresses = [routed.target.address, *routed.target.others]
+        if channel.name in self._owned:
+            addresses += [server.target.address for server in given if not server.is_retired]
+        # The next one in a circle, so that servers which are connected to all get their turn.
+        start = addresses.index(channel.address) + 1 if channel.address in addresses else 0
+        for address in (*addresses[start:], *addresses[:start]):
+            other = self._server_at(address, given)
+            if other is not None and not other.is_down:
+                return other
+        return None
+
+    def _server_at(self, address: str, given: Iterable[Server]) -> Server | None:
         for server in (*given, *self.servers):
-            if server.target.address == error.address:
+            if server.target.address == address:
                 return server
-        if not error.address or endpoint_problem(error.address):
-            return None
-        target = Target(address=error.address, authority="")
         try:
-            server = Server(target, self._connection, self._config, self._on_change)
+            server = Server(Target(address=address, authority=""), self._connection, self._config, self._on_change)
         except BadArgumentError:
             # The token would be sent in plain text, or a file cannot be read now.
             return None
         self.servers = (*self.servers, server)
         return server
-
-    def leave_unreachable(self, channels: Iterable[ServerChannel], given: Sequence[Server]) -> None:
-        """Lets channels whose owner cannot be reached ask another server, which will know the next owner."""
-        for channel in channels:
-            if channel.name in self._owned and channel.server.is_down:
-                asked = next((server for server in given if not server.is_down and not server.is_retired), None)
-                if asked is not None:
-                    channel.move(asked)

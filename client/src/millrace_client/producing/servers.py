@@ -155,7 +155,7 @@ class Server:
 
     def unreachable_error(self, channel: str) -> MillraceError:
         """Returns the error for events that could not be sent at all."""
-        message = f"cannot reach a Millrace server at {self.target.address}; is millraced running there?"
+        message = f"cannot reach a Millrace server at {self.target.names}; is millraced running there?"
         return UnavailableError(message, channel=channel, code=grpc.StatusCode.UNAVAILABLE)
 
     def metrics(self, now: float) -> ServerMetrics:
@@ -228,7 +228,7 @@ class ServerChannel:
         self.sends_singly = False
         """Whether batches go one by one, because one of them is too large for the server and it is unknown which."""
         self.paused_until = 0.0
-        self.is_shared = False
+        self.is_shared = bool(server.target.others)
         """Whether servers are known to share the channel, which one of them owns."""
         self.last_error: MillraceError | None = None
         """Why it was paused last; None since a batch has succeeded."""

@@ -11,6 +11,7 @@ from typing import TypeAlias, TypeVarTuple
 
 import grpc
 
+from millrace_client._endpoints import servers_of
 from millrace_client._retries import Backoff
 from millrace_client.security import Tls, Token
 
@@ -35,6 +36,13 @@ class Target:
     address: str
     authority: str
     """The name in its certificate and in requests; empty: the address itself."""
+    others: tuple[str, ...] = ()
+    """Other servers that share channels with it."""
+
+    @property
+    def names(self) -> str:
+        """The addresses of all of them, for messages."""
+        return ", ".join((self.address, *self.others))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +64,12 @@ async def targets_of(endpoint: str, resolve: Resolve = resolve_host) -> list[Tar
     """Returns the servers behind an endpoint: each address of its name is one.
 
     gRPC would choose among the addresses, and choose again after each disconnection, without notice; but only the
-    server that stored a batch knows its stamp. So names are resolved here.
+    server that stored a batch knows its stamp. So names are resolved here. Servers that share channels all know it:
+    they are one target.
     """
+    first, *others = servers_of(endpoint)
+    if others:
+        return [Target(address=first, authority="", others=tuple(others))]
     split = _host_and_port(endpoint)
     if split is None:
         return [Target(address=endpoint, authority="")]

@@ -43,9 +43,14 @@ def _checked_path(path: str) -> str:
 
 def _checked_endpoints(endpoints: list[str]) -> list[str]:
     try:
-        return list(parse_endpoints(",".join(endpoints)))
+        parse_endpoints(",".join(endpoints))
     except OptionError as error:
         raise ValueError(str(error).removeprefix("option endpoints: ")) from None
+    return endpoints
+
+
+def _servers(endpoints: list[str]) -> set[str]:
+    return {server.strip() for endpoint in endpoints for server in endpoint.split("/")}
 
 
 Endpoints = Annotated[list[str], Field(min_length=1, max_length=1_000), AfterValidator(_checked_endpoints)]
@@ -83,7 +88,7 @@ class SourceConfig(BaseModel, frozen=True, extra="forbid"):
     """The channels to land, and the size of batches."""
 
     endpoints: Endpoints
-    """Servers that hold the channels, `host:port`."""
+    """Servers that hold the channels, `host:port`; those that share replicated ones as `mill-1:7070/mill-2:7070`."""
 
     channels: list[str] = Field(min_length=1, max_length=1_000)
     """Names of channels, or patterns such as `web-*`, which are looked up on each server when the landing starts."""
@@ -389,7 +394,8 @@ class LandingConfig(BaseModel, frozen=True, extra="forbid"):
     def _check_bad_lines(self) -> Self:
         channel = self.bad_lines.channel
         endpoints = self.bad_lines.endpoints or self.source.endpoints
-        if channel and is_meant(channel, tuple(self.source.channels)) and set(endpoints) & set(self.source.endpoints):
+        is_shared = not _servers(endpoints).isdisjoint(_servers(self.source.endpoints))
+        if channel and is_meant(channel, tuple(self.source.channels)) and is_shared:
             raise ValueError(
                 f"bad_lines.channel: is {channel}, which source.channels match too, so its lines would be landed again "
                 "and again; choose a name that they do not match"

@@ -13,7 +13,7 @@ from millrace_spark.errors import MillraceSparkError, OptionError
 from millrace_spark.option_values import Security
 from millrace_spark.reading.options import ClaimOptions, reader_id_of
 from millrace_spark.reading.ranges import ClaimedRange, ranges_to_json
-from millrace_spark.shards import parse_channels, parse_endpoints
+from millrace_spark.shards import parse_channels, parse_endpoints, sharing_servers
 
 if TYPE_CHECKING:
     from millrace_client import Tls
@@ -37,7 +37,8 @@ def claim_ranges(  # noqa: PLR0913 - a face for notebooks: one keyword for each 
     alive, whether Spark reads or not.
 
     Args:
-        endpoints: Servers that hold the channels, `host:port`; one comma-separated string, or several strings.
+        endpoints: Servers that hold the channels, `host:port`; one comma-separated string, or several strings. Servers
+            that share replicated channels are one endpoint, with slashes between them.
         channels: Names of channels, or patterns such as `orders-*`, in the same form.
         reader_id: The reader. Ends a claim that the same reader still holds, as after a crash, and fences it off; so
             give each pipeline its own name. The default is a name with user, machine and process.
@@ -54,13 +55,14 @@ def claim_ranges(  # noqa: PLR0913 - a face for notebooks: one keyword for each 
         OptionError: An endpoint is not `host:port`.
         MillraceSparkError: A server is unreachable, or refuses. No claim is left behind.
     """
+    servers = endpoints if isinstance(endpoints, str) else ",".join(endpoints)
     options = ClaimOptions(
-        endpoints=parse_endpoints(endpoints if isinstance(endpoints, str) else ",".join(endpoints)),
+        endpoints=parse_endpoints(servers),
         channels=parse_channels(channels if isinstance(channels, str) else ",".join(channels)),
         reader_id=reader_id or reader_id_of(os.getpid()),
         lease_seconds=lease_seconds,
         takeover=takeover,
-        security=Security(tls=tls, token=token, token_file=token_file),
+        security=Security(tls=tls, token=token, token_file=token_file, sharing_servers=sharing_servers(servers)),
     )
     if ack not in {"never", "onSuccess"}:
         raise OptionError(f"ack: is {ack!r}; it must be never or onSuccess")

@@ -62,7 +62,10 @@ TRIGGER_DELAY_SECONDS = 900.0
 """The default of Spark's Kafka source."""
 
 OPTIONS: Mapping[str, str] = {
-    "endpoints": "servers that hold the channels: host:port, comma-separated",
+    "endpoints": (
+        "servers that hold the channels: host:port, comma-separated; those that share replicated channels are one of "
+        "them, with slashes between: mill-1:7070/mill-2:7070"
+    ),
     "channels": "channels to read: names or patterns such as orders-*, comma-separated, looked up on each server",
     "startingSequences": (
         "where a new query or a batch read starts: earliest (default), latest, or JSON by channel or shard: "
@@ -101,8 +104,8 @@ OPTIONS: Mapping[str, str] = {
         f"how long the driver and each task retry calls to a server that is unreachable; default: {RETRY_SECONDS:.0f}"
     ),
     "ranges": (
-        "batch: the ranges of claim_ranges(); goes with maxEventsPerPartition, minPartitions, retrySeconds, tls.*, "
-        "token* and tracing* only"
+        "batch: the ranges of claim_ranges(); goes with endpoints, maxEventsPerPartition, minPartitions, retrySeconds, "
+        "tls.*, token* and tracing* only"
     ),
     **SECURITY_OPTIONS,
     **TRACING_OPTIONS,
@@ -117,7 +120,16 @@ _STREAM_ONLY = {
     "ackMode",
 }
 _BATCH_ONLY = {"endingSequences", "ack", "ranges"}
-_WITH_RANGES = {"ranges", "maxEventsPerPartition", "minPartitions", "retrySeconds", *SECURITY_OPTIONS, *TRACING_OPTIONS}
+_WITH_RANGES = {
+    "ranges",
+    "endpoints",
+    "maxEventsPerPartition",
+    "minPartitions",
+    "retrySeconds",
+    *SECURITY_OPTIONS,
+    *TRACING_OPTIONS,
+}
+"""With ranges, endpoints tell which servers share the channels of an endpoint."""
 
 
 class AckMode(enum.Enum):

@@ -26,7 +26,10 @@ LEASE_SECONDS = 600.0
 """Covers the time from a task's last put to the driver's commit, which waits for the slowest task."""
 
 WRITE_OPTIONS: Mapping[str, str] = {
-    "endpoints": "servers that hold the channels: host:port, comma-separated",
+    "endpoints": (
+        "servers that hold the channels: host:port, comma-separated; those that share replicated channels are one of "
+        "them, with slashes between: mill-1:7070/mill-2:7070"
+    ),
     "channel": "the channel for all rows, which overrides the column channel; default: the column channel",
     "producerId": (
         "the producer's id in the stamps by which servers recognise repeats; default: spark-<query id> for a stream, "

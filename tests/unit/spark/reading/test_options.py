@@ -171,6 +171,8 @@ def test_parse_batch_options_with_ranges_takes_what_was_claimed() -> None:
         (LEAST | {"endpoints": "a:1,"}, "option endpoints: '' is not host:port"),
         (LEAST | {"endpoints": "http://a:1"}, "option endpoints: 'http://a:1' is not host:port"),
         (LEAST | {"endpoints": "a:1,a:1"}, "option endpoints: a:1 is duplicated"),
+        (LEAST | {"endpoints": "a:1/b:1,b:1"}, "option endpoints: b:1 is duplicated"),
+        (LEAST | {"endpoints": "a:1/"}, "option endpoints: 'a:1/' is not host:port"),
         (LEAST | {"channels": "orders,"}, "option channels: is 'orders,'; it must be names with commas between"),
         (LEAST | {"channels": "orders,orders"}, "option channels: orders is duplicated"),
         (LEAST | {"leaseSeconds": "soon"}, "option leaseSeconds: is 'soon'; it must be a number of seconds above 0"),
@@ -264,6 +266,16 @@ def test_security_options_reach_tasks_as_paths() -> None:
     assert parse_batch_options({"ranges": ranges_to_json([RANGE]), **files}, "").security == security
     kept = parse_batch_options(LEAST | {"Token": "secret"}, "")
     assert (kept.security.token, "secret" in repr(kept)) == ("secret", False)
+
+
+def test_servers_that_share_channels_are_one_endpoint_with_the_name_of_the_first() -> None:
+    """A query's checkpoint stays valid when others are added, and claimed ranges are read from any of them."""
+    claim = parse_stream_options(LEAST | {"endpoints": "a:1 / b:1,c:1"}).claim
+    assert claim.endpoints == ("a:1", "c:1")
+    with claim.security.connect("a:1") as shared, claim.security.connect("c:1") as alone:
+        assert (shared.endpoint, alone.endpoint) == ("a:1,b:1", "c:1")
+    options = {"ranges": ranges_to_json([RANGE]), **claim.security.options}
+    assert parse_batch_options(options, "").security == claim.security
 
 
 def test_readme_documents_each_option() -> None:
