@@ -44,16 +44,16 @@ def open_log_file(path: Path) -> LogFile:
         if stat.S_ISDIR(status.st_mode):
             raise LogFileError(f"{path} is a directory; name a file in it")
         if not stat.S_ISREG(status.st_mode):
-            raise LogFileError(f"{path} is no regular file; save what it gives to a file first")
+            raise LogFileError(f"{path} is not a regular file; save what it gives to a file first")
         if not status.st_size:
             raise LogFileError(f"{path} is empty; there is nothing to send")
         return LogFile(path, status.st_size, _count_lines(path, status.st_size), _sample(path))
     except FileNotFoundError:
-        raise LogFileError(f"there is no file {path}; name a log that is there: make run LOG=path") from None
+        raise LogFileError(f"there is no file {path}; name an existing log: make run LOG=path") from None
     except OSError as error:
         raise LogFileError(f"cannot read {path}: {error.strerror}") from None
     except ValueError:
-        raise LogFileError(f"{str(path)!r} is no path") from None
+        raise LogFileError(f"{str(path)!r} is not a path") from None
 
 
 def _sample(path: Path) -> tuple[bytes, ...]:
@@ -62,7 +62,7 @@ def _sample(path: Path) -> tuple[bytes, ...]:
     if head.startswith(_GZIP_MAGIC):
         raise LogFileError(f"{path} is compressed; unpack it first: gunzip --keep {path}")
     if (offset := head.find(b"\0")) >= 0:
-        raise LogFileError(f"{path} is no text: byte {offset} is NUL; name a log of lines")
+        raise LogFileError(f"{path} is not text: byte {offset} is NUL; name a text file")
     lines = head.splitlines()
     # The last line of a longer file is most likely cut.
     return tuple(lines[:-1] or lines)

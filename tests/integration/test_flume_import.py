@@ -39,13 +39,13 @@ def test_import_flume_reports_each_fate_with_its_line_and_a_summary(tmp_path: Pa
     ran = run_millraced("import-flume", "f.conf", "--agent", "a1", cwd=tmp_path)
     assert ran.returncode == 0
     assert ran.stderr.splitlines() == [
-        "millraced: f.conf:13: a1.channels.c1.odd: left out: is no property of memory in Flume's user guide",
+        "millraced: f.conf:13: a1.channels.c1.odd: left out: is not a property of memory in Flume's user guide",
         "millraced: 1 property of agent b: not looked at",
         "millraced: 1 property of no agent: not looked at",
         "millraced: agent a1, 13 properties: 12 converted, 0 not needed, 0 changed in meaning, 1 left out",
     ]
     assert "# Converted from Flume's agent a1." in ran.stdout
-    assert "# odd: is no property of memory in Flume's user guide." in ran.stdout
+    assert "# odd: is not a property of memory in Flume's user guide." in ran.stdout
 
 
 def test_import_flume_strict_writes_nothing_if_something_is_left_out(tmp_path: Path) -> None:

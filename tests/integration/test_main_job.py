@@ -221,7 +221,7 @@ def land_badly(folder: Path) -> None:
     [
         (None, "there is no file "),
         (b"", " is empty; there is nothing to send"),
-        (b"\x7fELF\0", " is no text: byte 4 is NUL; name a log of lines"),
+        (b"\x7fELF\0", " is not text: byte 4 is NUL; name a text file"),
     ],
 )
 def test_main_with_a_bad_log_says_why_before_anything_starts(

@@ -232,7 +232,7 @@ async def test_commit_with_another_channels_transaction_changes_neither(rpc: Rpc
     [
         (["unknown"], NOT_FOUND, "TXN_NOT_FOUND", "never begun"),
         (["ended"], FAILED_PRECONDITION, "TXN_STATE", "is rolled back already"),
-        (["good"], INVALID_ARGUMENT, "BAD_ARGUMENT", "names a transaction twice"),
+        (["good"], INVALID_ARGUMENT, "BAD_ARGUMENT", "lists a transaction twice"),
         (["good"] * 1000, INVALID_ARGUMENT, "BAD_ARGUMENT", "has 1001 ids; 1 to 1000 are allowed"),
     ],
     ids=["unknown", "ended", "twice", "too many"],

@@ -31,5 +31,5 @@ def endpoint_problem(endpoint: str) -> str:
     if match and match["port"] is None:
         return f"has no port; write host:port, such as {endpoint}:7070"
     if not match or not 0 < int(match["port"]) <= _PORT_MAX:
-        return "is no address; write host:port, such as 127.0.0.1:7070 or [::1]:7070"
+        return "is not an address; write host:port, such as 127.0.0.1:7070 or [::1]:7070"
     return ""

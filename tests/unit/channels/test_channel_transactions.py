@@ -323,7 +323,7 @@ async def test_commit_of_parts_of_two_commits_is_refused(channel: Channel) -> No
 async def test_commit_that_names_one_twice_is_refused(channel: Channel) -> None:
     """Its events would be stored twice; it stays open."""
     txn_id = begin_with_puts(channel, b"a")
-    with pytest.raises(BadArgumentError, match="txn_ids: names a transaction twice"):
+    with pytest.raises(BadArgumentError, match="txn_ids: lists a transaction twice"):
         await channel.transactions.commit([txn_id, txn_id], None)
     assert await channel.transactions.commit([txn_id], None) == Receipt(1, 1)
     with pytest.raises(BadArgumentError):

@@ -153,7 +153,7 @@ def test_context_that_could_not_connect_is_not_added(
         ("current = 'b'", "there is no context 'b'"),
         ("[contexts.a]\nserver = 1", "server of the context 'a' is wrong"),
         ("[contexts.a]\npassword = 'x'", "password of the context 'a' is wrong"),
-        ("current = 'a'\n[contexts.a]\nserver = 'a:b'", "server of the context a: 'a:b' is no address"),
+        ("current = 'a'\n[contexts.a]\nserver = 'a:b'", "server of the context a: 'a:b' is not an address"),
     ],
 )
 def test_file_of_contexts_that_is_wrong_is_told(

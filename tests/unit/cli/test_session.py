@@ -48,7 +48,7 @@ def test_parse_server_of_addresses_completes_them(text: str, server: str) -> Non
 )
 def test_parse_server_of_nonsense_says_what_is_allowed(text: str) -> None:
     """Invalid addresses are refused before anything is sent."""
-    with pytest.raises(ValueError, match="is no address; write host:port"):
+    with pytest.raises(ValueError, match="is not an address; write host:port"):
         parse_server(text)
 
 
@@ -67,7 +67,7 @@ def test_address_without_any_option_is_the_default(monkeypatch: pytest.MonkeyPat
 def test_address_from_the_environment_when_wrong_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the environment variable, which the user may have forgotten."""
     monkeypatch.setenv(SERVER_VARIABLE, "a:b")
-    with pytest.raises(CommandError, match=f"^{SERVER_VARIABLE}: 'a:b' is no address"):
+    with pytest.raises(CommandError, match=f"^{SERVER_VARIABLE}: 'a:b' is not an address"):
         _ = Session().address
 
 

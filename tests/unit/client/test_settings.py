@@ -20,12 +20,12 @@ def test_check_endpoints_takes_one_or_several() -> None:
     ("endpoints", "message"),
     [
         ([], "is empty"),
-        ("", "endpoint: '' is no address"),
+        ("", "endpoint: '' is not an address"),
         (["a:1", "b"], "endpoint: 'b' has no port; write host:port, such as b:7070"),
         ("[::1]", r"'\[::1\]' has no port; write host:port, such as \[::1\]:7070"),
-        ("::1", "is no address; write host:port, such as 127.0.0.1:7070 or"),
-        ("a:0", "is no address"),
-        ("a:65536", "is no address"),
+        ("::1", "is not an address; write host:port, such as 127.0.0.1:7070 or"),
+        ("a:0", "is not an address"),
+        ("a:65536", "is not an address"),
         (
             "https://a:7070/",
             "has the scheme https, which gRPC does not use; write a:7070, and connect over TLS",

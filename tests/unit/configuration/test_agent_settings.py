@@ -147,7 +147,7 @@ def test_load_of_many_channels_names_some_of_them(tmp_path: Path) -> None:
     ("settings", "problem"),
     [
         ("channels = []", "channels: has no value; it must have at least 1"),
-        ('channels = ["orders", "audit", "orders"]', 'channels: names "orders" twice; each may come once'),
+        ('channels = ["orders", "audit", "orders"]', 'channels: lists "orders" twice; list each one once'),
         (
             'channels = ["orders"]\nlong_lines = "cut"',
             'long_lines: is "cut"; it must be "split" or "truncate" or "drop"',

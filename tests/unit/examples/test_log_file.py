@@ -51,10 +51,10 @@ def test_open_log_file_that_is_none_says_why(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, sentence in [
         (tmp_path / "nothing", "there is no file .*/nothing"),
-        (tmp_path / "pipe", "pipe is no regular file"),
+        (tmp_path / "pipe", "pipe is not a regular file"),
         (tmp_path, "is a directory; name a file in it"),
         (write(tmp_path, b""), "some.log is empty; there is nothing to send"),
-        (Path("a\0b"), "is no path"),
+        (Path("a\0b"), "is not a path"),
         (Path("x" * 5_000), "cannot read x.*: File name too long"),
     ]:
         with pytest.raises(LogFileError, match=sentence):
@@ -65,5 +65,5 @@ def test_open_log_file_that_is_no_text_says_what_to_do(tmp_path: Path) -> None:
     """Compressed and binary files are distinguished from text by their first bytes."""
     with pytest.raises(LogFileError, match=r"some\.log is compressed; unpack it first: gunzip"):
         open_log_file(write(tmp_path, gzip.compress(b"one\n")))
-    with pytest.raises(LogFileError, match=r"some\.log is no text: byte 3 is NUL"):
+    with pytest.raises(LogFileError, match=r"some\.log is not text: byte 3 is NUL"):
         open_log_file(write(tmp_path, b"ELF\0"))

@@ -221,7 +221,7 @@ expect = { channels = { c = [{ body = "a", body_pattern = "b" }] }, counts = { a
         '9: cases[1].events[2].body_base64: is "!"',
         "10: cases[1].expect.channels.c[0].body_pattern: stands beside body",
         "10: cases[1].expect.counts.a: is -1",
-        "10: cases[1].expect.channels.c: is no channel of the source",
+        "10: cases[1].expect.channels.c: is not a channel of the source",
     ]
     both = files.run("channels = 1", "cases = 1")
     assert both.exit_code == 2

@@ -81,5 +81,5 @@ def test_import_of_an_unknown_or_misspelt_property_leaves_it_out() -> None:
     """A misspelt option in the old file is not taken over either."""
     text = f"{CHANNEL}a.channels.c.capacty = 7\na.channels.c.capacity = many\n"
     notes = notes_of(text)
-    assert notes["a.channels.c.capacty"] == "is no property of memory in Flume's user guide"
+    assert notes["a.channels.c.capacty"] == "is not a property of memory in Flume's user guide"
     assert notes["a.channels.c.capacity"].startswith('is "many", which is not a whole number')

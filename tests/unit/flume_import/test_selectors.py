@@ -83,7 +83,7 @@ def test_import_of_a_selector_that_names_other_channels_says_so() -> None:
     """Channels that the source does not have are left out, whether the agent has them or not."""
     text = f"{TWO_CHANNELS}a.sources.s.selector.mapping.A = c gone\na.sources.s.selector.default = d\n"
     assert selector_of(text) == {"type": "multiplexing", "header": "state", "mapping": {"A": ["c"]}, "default": ["d"]}
-    assert "names gone" in notes_of(text)["a.sources.s.selector.mapping.A"]
+    assert "lists gone" in notes_of(text)["a.sources.s.selector.mapping.A"]
 
 
 def test_import_of_a_selector_of_ones_own_says_what_to_do() -> None:

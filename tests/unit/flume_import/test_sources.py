@@ -126,6 +126,6 @@ def test_import_of_a_source_of_no_channel_or_type_leaves_it_out() -> None:
     text = f"{CHANNEL}a.sources = s t\na.sources.s.type = seq\na.sources.s.channels = gone\na.sources.t.channels = c\n"
     assert "sources" not in tables_of(text)
     notes = notes_of(text)
-    assert "names gone" in notes["a.sources.s.channels"]
+    assert "lists gone" in notes["a.sources.s.channels"]
     assert notes["a.sources.s"] == "it has no channel, so Flume leaves it out too"
     assert notes["a.sources.t"] == "it has no type, so Flume leaves it out too"

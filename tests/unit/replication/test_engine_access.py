@@ -260,7 +260,7 @@ async def test_servers_that_do_not_sync_are_warned_of(tmp_path: Path) -> None:
     unsynced, unknown = sorted(logged, key=lambda entry: "sync_interval_seconds" not in entry)
     assert "does not sync each message" in unsynced["event"]
     assert unsynced["sync_interval_seconds"] == 120
-    assert "does not tell whether it syncs" in unknown["event"]
+    assert "cannot find out whether the engine syncs" in unknown["event"]
 
 
 @pytest.mark.parametrize(

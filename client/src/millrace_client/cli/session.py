@@ -34,7 +34,7 @@ def parse_server(text: str) -> str:
 def _parse_one(text: str) -> str:
     # A sentence about the address, which may begin with a scheme, has it whole.
     server = text if ":" in text.rpartition("]")[2] or not text else f"{text}:{DEFAULT_PORT}"
-    if problem := endpoint_problem(server) if server.isprintable() else "is no address; write host:port":
+    if problem := endpoint_problem(server) if server.isprintable() else "is not an address; write host:port":
         raise ValueError(f"{text!r} {problem}")
     return server
 

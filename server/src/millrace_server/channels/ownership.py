@@ -205,7 +205,7 @@ class Ownership:
         try:
             await self._own()
         except Exception as error:  # noqa: BLE001 - a bug of ours concerns this channel; the others go on
-            _log.exception("a replicated channel is given up", channel=self._handle.name)
+            _log.exception("a replicated channel has failed", channel=self._handle.name)
             self._handle.mark_failed(error)
 
     async def _own(self) -> None:

@@ -255,7 +255,7 @@ class Transactions:
         `recheck` is called after each wait, and raises where the caller may not commit any more.
         """
         if len(set(txn_ids)) != len(txn_ids):
-            raise BadArgumentError("txn_ids: names a transaction twice; each may come once")
+            raise BadArgumentError("txn_ids: lists a transaction twice; list each one once")
 
         def plan() -> Commit:
             recheck()

@@ -195,7 +195,7 @@ def _channel_problems(index: int, expect: Mapping[str, Any], source: AnySourceCo
         named = expect.get(kind)
         for name in named if isinstance(named, dict) else ():
             if name not in channels:
-                sentence = f"is no channel of the source; {_allowed('one', channels)}"
+                sentence = f"is not a channel of the source; {_allowed('one', channels)}"
                 yield Problem(("cases", index, "expect", kind, name), sentence)
 
 

@@ -141,7 +141,7 @@ class _AgentImport:
         for kind in _CONVERSIONS:
             self._convert_all(kind)
         self._add_components()
-        self._options.leave_out_unread("is no property of an agent")
+        self._options.leave_out_unread("is not a property of an agent")
         tables = {
             kind: {name: _shown(table) for name, table in named.items()} for kind, named in self._shared.tables.items()
         }

@@ -65,7 +65,7 @@ def settle_rest(component: Component, options: Options) -> None:
         options.discard(key)
         row = component.row_of(key)
         if row is None:
-            options.left_out(key, f"is no property of {component.name} in Flume's user guide")
+            options.left_out(key, f"is not a property of {component.name} in Flume's user guide")
         elif row.missing:
             options.left_out(key, row.missing)
         else:

@@ -29,7 +29,9 @@ def _remove_header(options: Options, table: Table) -> None:
     try:
         names = re.split(separator, listed)
     except re.error:
-        options.left_out("fromListSeparator", "is no regular expression here; names are separated at commas", "names")
+        options.left_out(
+            "fromListSeparator", "is not a regular expression here; names are separated at commas", "names"
+        )
         names = re.split(_LIST_SEPARATOR, listed)
     names = [name for name in (options.text("withName"), *names) if name]
     set_values(table, names=list(dict.fromkeys(names)) or None)
@@ -58,7 +60,7 @@ def _regex_extractor(options: Options, table: Table) -> None:
                 one.changed("pattern", "times without a zone are in UTC; see time_zone")
         elif type_name != "default" and not type_name.endswith("PassThroughSerializer"):
             one.left_out("type", f"{type_name} has no counterpart: the header gets the text that was found")
-        one.leave_out_unread("is no property of a serializer in Flume's user guide")
+        one.leave_out_unread("is not a property of a serializer in Flume's user guide")
     serializers.leave_out_unread("belongs to no serializer that the interceptor lists")
     set_values(table, names=names or None, millis=millis or None)
 

@@ -94,7 +94,7 @@ class Options:
         """Returns the channels that a property names, by their names of ours, each once; unknown ones are left out."""
         names, words = self.shared.names["channels"], self.words(key)
         if unknown := [word for word in words if word not in names]:
-            self.left_out(key, f"names {' and '.join(unknown)}, which is no channel of the agent")
+            self.left_out(key, f"lists {' and '.join(unknown)}, which is not a channel of the agent")
         return list(dict.fromkeys(names[word] for word in words if word in names))
 
     def number(self, key: str) -> int | None:

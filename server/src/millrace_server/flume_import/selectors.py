@@ -68,7 +68,7 @@ def _known(options: Options, key: str, channels: list[str]) -> list[str]:
     """Returns the channels that a property names; those that the source does not have are left out."""
     named = options.channels(key)
     if unknown := _without(named, channels):
-        options.left_out(key, f"names {' and '.join(unknown)}, which is no channel of the source")
+        options.left_out(key, f"lists {' and '.join(unknown)}, which is not a channel of the source")
     return [name for name in named if name in channels]
 
 

@@ -132,7 +132,7 @@ def _read(store: str, password: str) -> _Store:
         with Path(store).open("rb") as file:
             content = file.read(_STORE_BYTES_MAX)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no path"
+        reason = error.strerror if isinstance(error, OSError) else "it is not a path"
         raise StoreError(f"{store} cannot be read: {reason}") from None
     try:
         found = pkcs12.load_pkcs12(content, password.encode() or None)

@@ -99,7 +99,7 @@ def segment_paths(directories: Sequence[Path]) -> list[tuple[int, Path]]:
 
 
 def check_regular(path: Path) -> None:
-    """Raises UsageError if a path exists and is no regular file: reading it, a pipe for example, might never end."""
+    """Raises UsageError if a path exists and is not a regular file: reading it, a pipe for example, might never end."""
     try:
         mode = path.stat().st_mode
     except OSError:

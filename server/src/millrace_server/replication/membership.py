@@ -152,7 +152,9 @@ class Membership:
                 await self._begin()
             await self._keep()
             lost, self.session = self.session, ""
-            _log.warning("the engine has not heard of this server in time; others may own its channels", session=lost)
+            _log.warning(
+                "this server could not renew its session in time; other servers may own its channels now", session=lost
+            )
             self.on_lost()
             # Nothing of this server goes on in it, so nothing need wait until it expires.
             await self._end(lost, self._revision)

@@ -231,7 +231,7 @@ def test_regex_extractor_of_broken_utf_8_makes_headers_that_can_be_stored() -> N
         ),
         (
             {"pattern": "(?P<at>a)", "millis": {"on": "%Y"}},
-            'millis: names "on"; the headers are "at"',
+            'millis: has "on"; the headers are "at"',
         ),
         (
             {"pattern": "(?P<at>a)", "millis": {"at": "yyyy-MM-dd"}},

@@ -58,7 +58,7 @@ class RegexExtractorConfig(RegexConfig):
             headers = info.data["names"] or list(compile_pattern(info.data["pattern"]).groupindex)
             if unknown := [header for header in millis if header not in headers]:
                 raise ValueError(
-                    f"names {' and '.join(map(shown_value, unknown))}; the headers are "
+                    f"has {' and '.join(map(shown_value, unknown))}; the headers are "
                     f"{' and '.join(map(shown_value, headers))}"
                 )
         for header, time_format in millis.items():

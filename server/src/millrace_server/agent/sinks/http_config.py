@@ -107,9 +107,9 @@ class HttpSinkConfig(SinkConfig):
     def _check_headers(cls, headers: dict[str, Secret[str]]) -> dict[str, Secret[str]]:
         for name in headers:
             if name.lower() in _OWN_HEADERS:
-                raise ValueError(f"names {name}, which the sink sets itself")
+                raise ValueError(f"lists {name}, which the sink sets itself")
         if len({name.lower() for name in headers}) != len(headers):
-            raise ValueError("names a header twice; capital letters make no difference")
+            raise ValueError("lists a header twice; the names of headers are case-insensitive")
         return headers
 
     def verdict(self, status: int) -> Verdict:

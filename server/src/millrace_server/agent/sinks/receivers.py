@@ -9,7 +9,7 @@ from millrace_server.agent.setting_types import ServerAddress
 
 def _check_unique(endpoints: list[str]) -> list[str]:
     if len(set(endpoints)) != len(endpoints):
-        raise ValueError("names a server twice; each may come once")
+        raise ValueError("lists a server twice; list each one once")
     return endpoints
 
 

@@ -107,7 +107,7 @@ class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True
     @classmethod
     def _check_apart(cls, channels: list[str]) -> list[str]:
         if twice := [name for name in dict.fromkeys(channels) if channels.count(name) > 1]:
-            raise ValueError(f"names {' and '.join(map(shown_value, twice))} twice; each may come once")
+            raise ValueError(f"lists {' and '.join(map(shown_value, twice))} twice; list each one once")
         return channels
 
     @field_validator("selector")

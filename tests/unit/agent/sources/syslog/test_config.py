@@ -52,7 +52,7 @@ def test_config_that_makes_sense_is_taken(settings: Mapping[str, object]) -> Non
                 "a loopback address, or allow_plaintext must be true"
             ),
         ),
-        ({"listen": ["udp://[::1]:514"] * 2}, 'listen: names "udp://[::1]:514" twice; each may come once'),
+        ({"listen": ["udp://[::1]:514"] * 2}, 'listen: lists "udp://[::1]:514" twice; list each one once'),
         ({"message_bytes_max": 100}, "message_bytes_max: is 100; it must be a whole number from 480 to 16_777_216"),
         (
             {"time_zone": "Mars/Olympus"},

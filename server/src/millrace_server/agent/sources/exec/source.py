@@ -85,7 +85,7 @@ class ExecSourceConfig(LinesConfig, SourceConfig):
         if isinstance(value, list) and shell:
             raise ValueError("is an array; where shell is true it must be text")
         if value in ([], [""]):
-            raise ValueError(f"names no program; it must be an array such as {_EXAMPLE}")
+            raise ValueError(f"has no program; it must be an array such as {_EXAMPLE}")
         return value
 
     @field_serializer("command")

@@ -18,7 +18,7 @@ def _check_pattern(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"is {shown_value(pattern)}, which is no regular expression: {error}") from None
+        raise ValueError(f"is {shown_value(pattern)}, which is not a regular expression: {error}") from None
     return pattern
 
 
@@ -91,7 +91,7 @@ class KafkaSourceConfig(KafkaClientConfig, SourceConfig):
             what = "come together with topics or topic_pattern" if partitions else "are missing, and so are topics"
             raise ValueError(f"{what}; there must be topics or topic_pattern, or else partitions")
         if twice := [topic for topic, numbers in partitions.items() if len(set(numbers)) != len(numbers)]:
-            raise ValueError(f"names a partition of {shown_value(twice[0])} twice; each may come once")
+            raise ValueError(f"lists a partition of {shown_value(twice[0])} twice; list each one once")
         return partitions
 
     @classmethod

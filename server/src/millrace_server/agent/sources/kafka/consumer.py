@@ -245,7 +245,7 @@ class PartitionConsumer:
         self._forget(partitions)
         self._report(
             "partitions_lost",
-            "the brokers have given partitions to other members, since they had not heard of the source",
+            "the brokers have assigned partitions to other members, since the source sent no heartbeat in time",
             partitions=_names(partitions),
         )
 

@@ -111,7 +111,7 @@ class SyslogSourceConfig(ListeningSourceConfig):
             may_be_tls = listener.transport is Transport.TCP
             check_plaintext_allowed(text, listener.address, info.data, may_be_tls=may_be_tls)
             if listener.address.port and listeners.count(listener) > 1:
-                raise ValueError(f"names {shown_value(text)} twice; each may come once")
+                raise ValueError(f"lists {shown_value(text)} twice; list each one once")
         return texts
 
     def make(self, context: SourceContext) -> Source:
