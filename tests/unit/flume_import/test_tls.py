@@ -4,9 +4,11 @@ import stat
 from pathlib import Path
 
 import pytest
+import typer
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, load_pem_private_key, pkcs12
 from cryptography.x509 import load_pem_x509_certificates
 
+from millrace_server.cli.flume_command import import_flume
 from millrace_server.flume_import import Fate
 from tests.certificates import Site
 from tests.flume_imports import fates_of, imported, notes_of, source_of, source_text
@@ -35,6 +37,18 @@ def test_import_of_a_keystore_with_a_directory_writes_pem_files(keystore: Path, 
     assert stat.S_IMODE((tmp_path / "s-flume.key").stat().st_mode) == 0o600
     assert len(load_pem_x509_certificates((tmp_path / "s-flume.pem").read_bytes())) == 2
     assert "allow_plaintext" not in source
+
+
+def test_command_with_strict_and_something_left_out_writes_no_pem_files(
+    keystore: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next attempt does not find files of this one in its way."""
+    conf = tmp_path / "agent.conf"
+    conf.write_text(source_text(f"{HTTP}keystore = {keystore}\nkeystore-password = changeit\nodd = 1"))
+    with pytest.raises(typer.Exit):
+        import_flume([conf], tls_directory=tmp_path, strict=True)
+    assert "nothing was written" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [conf]
 
 
 def test_import_of_a_keystore_never_overwrites_files(keystore: Path, tmp_path: Path) -> None:

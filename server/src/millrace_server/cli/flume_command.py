@@ -52,6 +52,8 @@ def import_flume(
     imported, lines = _import(files, agent, wishes)
     _report(imported, lines)
     if strict and not imported.is_complete:
+        for path in imported.written_files:
+            path.unlink(missing_ok=True)
         complain("nothing was written, since something is left out, and --strict was given")
         raise typer.Exit(EXIT_BAD_SETTINGS)
     toml = imported.toml()

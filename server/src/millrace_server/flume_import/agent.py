@@ -61,6 +61,8 @@ class ImportedAgent:
     """What has become of each property of the agent."""
     other_agents: dict[str, int]
     """How many properties the files have of each other agent, or of none, whose name is empty."""
+    written_files: list[Path]
+    """The files with certificates and keys that the import has written."""
 
     @property
     def notes(self) -> list[Note]:
@@ -145,7 +147,8 @@ class _AgentImport:
         tables = {
             kind: {name: _shown(table) for name, table in named.items()} for kind, named in self._shared.tables.items()
         }
-        return ImportedAgent(self._agent, tables, self._ledger, self._others(agents))
+        others, written = self._others(agents), self._shared.written_files
+        return ImportedAgent(self._agent, tables, self._ledger, others, written)
 
     def _others(self, agents: list[str]) -> dict[str, int]:
         owners = [key.partition(".")[0] for key in self._all if key not in self._shared.surroundings.used]

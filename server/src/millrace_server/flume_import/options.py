@@ -40,6 +40,8 @@ class Import:
     """What was converted so far, by kind and name of ours."""
     added: dict[str, dict[str, Table]] = field(default_factory=dict)
     """Components that Flume needs none for, by kind and name."""
+    written_files: list[Path] = field(default_factory=list)
+    """Files with certificates and keys that were written so far."""
 
 
 class Options:

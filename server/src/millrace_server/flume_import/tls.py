@@ -116,9 +116,9 @@ def _convert(options: Options, store: str, password: str, stem: str) -> str | No
         return ", see --tls-directory"
     try:
         found = _read(store, password)
-        _write(Path(f"{stem}.pem"), found.chain if found.key else found.trusted, 0o644)
+        _write(options, Path(f"{stem}.pem"), found.chain if found.key else found.trusted, 0o644)
         if found.key:
-            _write(Path(f"{stem}.key"), found.key, 0o600)
+            _write(options, Path(f"{stem}.key"), found.key, 0o600)
     except StoreError as error:
         return f" ({error})"
     return None
@@ -152,9 +152,10 @@ def _pem(certificates: "Iterable[Certificate]") -> bytes:
     return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in certificates)
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
+def _write(options: Options, path: Path, content: bytes, mode: int) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        options.shared.written_files.append(path)
         with open(descriptor, "wb") as file:  # noqa: PTH123 - of a descriptor, so that the mode is right from the start
             file.write(content)
     except OSError as error:
