@@ -88,6 +88,9 @@ def shown_value(value: object) -> str:
             return _shown_number(value)
         case str():
             return _shown_text(value)
+        case {"fill_in": str(wanted)} if len(value) == 1:
+            # What `millraced import-flume` writes for a value that it does not know.
+            return f"to be filled in, for {_shown_text(wanted)}"
         case dict() | list():
             return "a table" if isinstance(value, dict) else "an array"
         case _:

@@ -145,3 +145,21 @@ def test_retry_of_a_component_says_what_it_was(
     assert millrace("component", "retry", "sources/collector").exit_code == 1
     assert json.loads(millrace("component", "retry", "collector", "--json").stdout)["name"] == "collector"
     assert millrace("component", "retry", "collector", "--kind", "source").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("colector", "did you mean collector? If not, see the names with `millrace components`"),
+        ("sources/collector", "did you mean sinks/collector? If not, see the names"),
+        ("web", "; see the names with `millrace components`"),
+    ],
+)
+def test_retry_of_an_unknown_component_asks_for_the_similar_one(
+    client: FakeClient, millrace: RunMillrace, name: str, sentence: str
+) -> None:
+    """A mistyped name costs no second command."""
+    client.admin.components = [SINK]
+    result = millrace("component", "retry", name)
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert sentence in result.stderr

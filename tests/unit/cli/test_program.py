@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import typer
 
+from millrace_client import ChannelNotFoundError, ForbiddenError
 from millrace_client.cli.commands import COMMANDS, loaded_command
 from millrace_client.cli.exit_status import MEANINGS, TerminatedError, raise_on_sigterm
 from millrace_client.cli.program import app
@@ -93,3 +94,25 @@ def _run_without(missing: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", script, "channels"], capture_output=True, check=False, encoding="utf-8"
     )
+
+
+def test_channel_that_does_not_exist_is_asked_about_by_the_similar_name(millrace: RunMillrace) -> None:
+    """A mistyped name costs no second command; one that resembles nothing gets the advice alone."""
+    mistyped, other = millrace("peek", "order"), millrace("peek", "payments")
+    assert (
+        "has no channel order; did you mean orders? If not, see the names with `millrace channels`" in mistyped.stderr
+    )
+    assert "has no channel payments; see the names with `millrace channels`" in other.stderr
+    assert (mistyped.exit_code, mistyped.stderr.count("\n")) == (1, 1)
+    assert "did you mean orders? If not, see" in millrace("top", "oders").stderr
+
+
+def test_channel_that_does_not_exist_without_a_list_gets_no_suggestion(
+    client: FakeClient, millrace: RunMillrace
+) -> None:
+    """Who may not list the channels sees the error that they would have seen."""
+    client.admin.errors.append(ChannelNotFoundError("none", channel="order"))
+    client.admin.errors.append(ForbiddenError("not allowed"))
+    result = millrace("channel", "show", "order")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "no channel order; see the names" in result.stderr

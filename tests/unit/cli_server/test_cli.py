@@ -230,3 +230,19 @@ def test_check_as_json_has_paths_and_lines(file: Path) -> None:
     file.write_text(GOOD)
     result = CliRunner().invoke(app, ["check", str(file), "--json"])
     assert (result.exit_code, json.loads(result.stdout)["problems"]) == (0, [])
+
+
+def test_serve_with_a_file_as_its_argument_names_the_option() -> None:
+    """Other programs take their configuration as an argument."""
+    result = CliRunner().invoke(app, ["serve", "agent.toml"])
+    assert (result.exit_code, result.stdout) == (EXIT_BAD_SETTINGS, "")
+    assert "unexpected argument 'agent.toml'; name the configuration with --config" in result.stderr
+
+
+def test_check_of_an_imported_file_says_what_is_to_be_filled_in(file: Path) -> None:
+    """A value that Flume's file took from elsewhere is named, not called a table."""
+    source = '[sources.s]\ntype = "taildir"\nchannels = ["c"]\npaths = [{ fill_in = "${env:LOGS}/a" }]\n'
+    file.write_text(f'[channels.c]\ntype = "file"\n{source}')
+    result = CliRunner().invoke(app, ["check", str(file)])
+    assert result.exit_code == EXIT_BAD_SETTINGS
+    assert 'sources.s.paths[0]: is to be filled in, for "${env:LOGS}/a"; it must be text' in result.stderr

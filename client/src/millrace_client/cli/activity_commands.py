@@ -14,13 +14,14 @@ from millrace_client import (
     Client,
     ComponentInfo,
     ComponentKind,
+    ComponentNotFoundError,
     ComponentState,
     ConsumerInfo,
     OpenTransaction,
     ProducerInfo,
     TxnNotFoundError,
 )
-from millrace_client.cli.exit_status import CommandError, ExitCode
+from millrace_client.cli.exit_status import CommandError, ExitCode, exit_code_of, sentence_of
 from millrace_client.cli.session import (
     ChannelArgument,
     JsonOption,
@@ -29,6 +30,7 @@ from millrace_client.cli.session import (
     completed,
     with_client,
 )
+from millrace_client.cli.similar_names import question
 from millrace_client.cli.terminal import YesOption, note, note_to_terminal, require_confirmation
 from millrace_client.cli.views import age_seconds, component_path, document_of
 
@@ -63,8 +65,9 @@ def _txn_ids(client: Client) -> list[str]:
     return [txn.txn_id for txn in client.admin.list_transactions()]
 
 
-def _component_names(client: Client) -> list[str]:
-    return [component.name for component in client.admin.list_components()]
+def _component_names(client: Client, kind: ComponentKind | None = None) -> list[str]:
+    """Returns the names of all components, with their kinds if one was given."""
+    return [component_path(one) if kind else one.name for one in client.admin.list_components()]
 
 
 def _write(listed: Sequence[Any], columns: dict[str, Callable[[Any], str | Text]], *, as_json: bool, none: str) -> None:
@@ -217,7 +220,12 @@ def retry(
 
     The answer shows the state before the retry; see the result with `millrace components`.
     """
-    before = client.admin.retry_component(*_named(name, kind))
+    name, kind = _named(name, kind)
+    try:
+        before = client.admin.retry_component(name, kind)
+    except ComponentNotFoundError as error:
+        asked = question(f"{kind}s/{name}" if kind else name, lambda: _component_names(client, kind))
+        raise CommandError(exit_code_of(error), sentence_of(error, client.endpoint, asked)) from error
     _answer(f"{component_path(before)}: {_retried(before)}", document_of(before), as_json=as_json)
 
 

@@ -130,8 +130,14 @@ def exit_code_of(error: "millrace_client.MillraceError") -> ExitCode:
     return _EXIT_CODES_BY_REASON.get(error.reason, by_advice)
 
 
-def sentence_of(error: "millrace_client.MillraceError", server: str) -> str:
-    """Returns one sentence: what happened, and what to do."""
+def sentence_of(error: "millrace_client.MillraceError", server: str, question: str = "") -> str:
+    """Returns what happened, and what to do.
+
+    Args:
+        error: The error.
+        server: The address of the server.
+        question: What `similar_names.question` asks about a name that the server does not have.
+    """
     message = printable(error.message.strip()).rstrip(".") or error.reason
     if error.reason not in ADVICE:
         return message
@@ -146,7 +152,7 @@ def sentence_of(error: "millrace_client.MillraceError", server: str) -> str:
     # Of several servers, the message names those that were not reached and may have the channel.
     says_more = error.reason == "CHANNEL_NOT_FOUND" and len(servers_of(server)) > 1
     finding = FINDINGS[error.reason].format_map(names) if error.reason in FINDINGS and not says_more else message
-    return f"{finding}; {ADVICE[error.reason].format_map(names)}"
+    return f"{finding}; {question}{ADVICE[error.reason].format_map(names)}"
 
 
 class TerminatedError(BaseException):

@@ -19,15 +19,19 @@ from millrace_client.cli.exit_status import (
     unwrapped_interrupts,
 )
 from millrace_client.cli.session import (
+    QUESTION_SECONDS,
     ContextOption,
     ServerOption,
+    Session,
     TimeoutOption,
     TlsCaOption,
     TlsCertificateOption,
     TlsKeyOption,
     TokenFileOption,
+    channel_names,
     current_session,
 )
+from millrace_client.cli.similar_names import question
 from millrace_client.cli.terminal import note
 
 
@@ -53,13 +57,23 @@ class MillraceGroup(ProgramGroup):
             with unwrapped_interrupts():
                 return super().invoke(ctx)
         except millrace_client.MillraceError as error:
-            raise _exit(error, exit_code_of(error), sentence_of(error, current_session(ctx).address)) from error
+            session = current_session(ctx)
+            sentence = sentence_of(error, session.address, _channel_question(error, session))
+            raise _exit(error, exit_code_of(error), sentence) from error
         except CommandError as error:
             raise _exit(error, error.exit_code, str(error)) from error
         except (KeyboardInterrupt, typer.Abort) as error:
             raise _exit(error, ExitCode.INTERRUPTED) from error
         except TerminatedError as error:
             raise _exit(error, ExitCode.TERMINATED) from error
+
+
+def _channel_question(error: millrace_client.MillraceError, session: Session) -> str:
+    """Asks which channel the user meant by a name that the server does not have."""
+    if not isinstance(error, millrace_client.ChannelNotFoundError) or not error.channel:
+        return ""
+    with session.with_options(timeout_seconds=QUESTION_SECONDS).open() as client:
+        return question(error.channel, lambda: channel_names(client))
 
 
 def _exit(error: BaseException, exit_code: ExitCode, sentence: str = "") -> typer.Exit:

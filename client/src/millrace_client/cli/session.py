@@ -23,7 +23,8 @@ DEFAULT_SERVER = "127.0.0.1:7070"
 DEFAULT_PORT = 7070
 
 _TIMEOUT_SECONDS_MAX = 86_400
-_COMPLETION_SECONDS = 1.0
+QUESTION_SECONDS = 1.0
+"""The timeout of a call for the user's convenience, such as completion; without an answer, the command does without."""
 
 
 def parse_server(text: str) -> str:
@@ -140,7 +141,7 @@ def completed(names: Callable[["millrace_client.Client"], Iterable[str]]) -> Cal
         for one in (context.find_root(), context):
             session = session.with_options(**{name: one.params.get(name) for name in SESSION_OPTIONS})
         try:
-            with session.with_options(timeout_seconds=_COMPLETION_SECONDS).open() as client:
+            with session.with_options(timeout_seconds=QUESTION_SECONDS).open() as client:
                 return [name for name in names(client) if name.startswith(incomplete)]
         except Exception:  # noqa: BLE001 - the user is still typing; the command will say why
             return []

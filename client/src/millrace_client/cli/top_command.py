@@ -16,6 +16,7 @@ from millrace.command_line.tables import show
 from millrace_client import ChannelInfo, Client, ComponentInfo, MillraceError
 from millrace_client.cli.exit_status import CommandError, ExitCode, sentence_of, unwrapped_interrupts
 from millrace_client.cli.session import JsonOption, channel_names, completed, seconds_option, with_client
+from millrace_client.cli.similar_names import question
 from millrace_client.cli.terminal import Keyboard, keyboard_input
 from millrace_client.cli.views import component_path, components_table, document_of, top_table
 
@@ -107,9 +108,8 @@ class ChannelWatch:
         channels = self._client.admin.list_channels()
         known = {channel.name for channel in channels}
         if missing := [name for name in self._names if name not in known]:
-            raise CommandError(
-                ExitCode.REFUSED, f"there is no channel {', '.join(missing)}; see the names with `millrace channels`"
-            )
+            advice = f"{question(missing[0], lambda: known)}see the names with `millrace channels`"
+            raise CommandError(ExitCode.REFUSED, f"there is no channel {', '.join(missing)}; {advice}")
         components = [] if self._names else self._client.admin.list_components()
         self.channels = [channel for channel in channels if not self._names or channel.name in self._names]
         measured = self._channel_meter.measure(channel_counters(self.channels))

@@ -64,8 +64,9 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-@app.command()
+@app.command(context_settings={"allow_extra_args": True})
 def serve(
+    context: typer.Context,
     config: Annotated[
         Path | None, typer.Option("--config", "-c", metavar="FILE", help="TOML file. Without one the defaults apply.")
     ] = None,
@@ -92,6 +93,9 @@ def serve(
     log_level: Annotated[LogLevel, typer.Option(help="Log entries of this level and above.")] = LogLevel.INFO,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; a second one stops at once. SIGHUP reloads the file."""
+    if context.args:
+        hint = "name the configuration with --config" if len(context.args) == 1 else "this command takes options only"
+        raise typer.BadParameter(f"unexpected argument {context.args[0]!a}; {hint}", context)
     options = {"listen": listen, "http_listen": http_listen, "advertise": advertise, "data_dir": data_dir}
     overrides = {field: value for field, value in options.items() if value is not None}
     # By default, gRPC logs failed handshakes and large headers, so that unauthenticated clients could fill the log.

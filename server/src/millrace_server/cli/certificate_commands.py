@@ -42,7 +42,7 @@ def dev_certificates(
             *("--tls-certificate", str(files.client_certificate), "--tls-key", str(files.client_key)),
         ]
     )
-    typer.echo(f"Add the settings above to the server's file. Once it runs with them, try:\n{client}", err=True)
+    typer.echo(f"Once a server runs with these settings, try:\n{client}", err=True)
 
 
 def _settings(files: "DevCertificates") -> str:

@@ -115,7 +115,7 @@ def _report(imported: "ImportedAgent", lines: dict[str, str]) -> None:
 
     for note in imported.notes:
         place = f"{lines[note.key]}: " if note.key in lines else ""
-        fate = "could be better" if note.fate is Fate.CONVERTED else FATE_WORDS[note.fate]
+        fate = "note" if note.fate is Fate.CONVERTED else FATE_WORDS[note.fate]
         complain(f"{place}{note.key}: {fate}: {note.sentence}")
     for agent, count in imported.other_agents.items():
         owner = f"agent {agent}" if agent else "no agent"

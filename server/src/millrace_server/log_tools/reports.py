@@ -128,7 +128,9 @@ def report_lines(layout: ChannelLayout, report: Report, torn_bytes: int = 0) -> 
             where = f", at byte {checkpoint.position.position} of segment {checkpoint.position.segment_id}"
         elif checkpoint.problem:
             where = f", {checkpoint.problem}"
-        yield f"  {checkpoint.path.name}: {checkpoint.state.value}{where}"
+        is_unneeded = checkpoint.state is CheckpointState.MISSING and report.is_good
+        state = "none, and none is needed" if is_unneeded else checkpoint.state.value
+        yield f"  {checkpoint.path.name}: {state}{where}"
     if scan.key_ids:
         yield f"  encrypted with {_keys(scan.key_ids)}"
 
