@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -23,7 +23,7 @@ from millrace_spark.reading.options import (
 )
 from millrace_spark.reading.ranges import split_among_tasks
 from millrace_spark.reading.stream_reader import InvalidStreamReader, MillraceStreamReader, read_rows
-from millrace_spark.workers import check_worker_python, pack
+from millrace_spark.workers import check_worker_python, is_local, pack
 from millrace_spark.writing.sink import MillraceStreamWriter, MillraceWriter
 
 if TYPE_CHECKING:
@@ -53,7 +53,17 @@ def register(spark: SparkSession) -> None:
         MillraceSparkError: Spark's workers run another Python version, or a Python without this package.
     """
     check_worker_python(spark)
-    spark.dataSource.register(MillraceDataSource)
+    # Spark warns of a registration that replaces another. One that Spark found by itself suits only its own machine:
+    # it would be started on others without the files that were sent to them.
+    if not (is_local(spark) and _has_format(spark)):
+        spark.dataSource.register(MillraceDataSource)
+
+
+def _has_format(spark: SparkSession) -> bool:
+    """Whether a local session knows the format already."""
+    # PySpark has no public name for any of this.
+    state: Any = spark._jsparkSession.sessionState()  # noqa: SLF001 - see above
+    return bool(state.dataSourceManager().dataSourceExists(MillraceDataSource.name()))
 
 
 def ship(spark: SparkSession) -> None:

@@ -85,10 +85,15 @@ def check_worker_python(spark: SparkSession) -> None:
     Raises:
         MillraceSparkError: They do not; every read would fail with a long stack trace.
     """
+    if is_local(spark):
+        _check(spark.sparkContext.pythonExec)
+
+
+def is_local(spark: SparkSession) -> bool:
+    """Whether the workers of a session run on this machine."""
     # A session of Spark Connect has no context.
     context = getattr(spark, "sparkContext", None)
-    if context is not None and _IS_LOCAL.fullmatch(context.master):
-        _check(context.pythonExec)
+    return context is not None and _IS_LOCAL.fullmatch(context.master) is not None
 
 
 def _check(python: str) -> None:

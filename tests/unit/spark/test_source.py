@@ -2,13 +2,15 @@ import os
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, DataType, LongType, MapType, StringType, StructField, StructType
 
-from millrace_spark import ClaimedRange, MillraceDataSource, MillraceSparkError, OptionError, source
+from millrace_spark import ClaimedRange, MillraceDataSource, MillraceSparkError, OptionError, register, source
 from millrace_spark.reading.options import ClaimOptions
 from millrace_spark.reading.ranges import RangePartition, ranges_to_json
 from millrace_spark.reading.stream_reader import MillraceStreamReader
@@ -140,3 +142,35 @@ def test_check_schema_of_other_columns_is_refused(columns: dict[str, DataType], 
     with pytest.raises(OptionError) as refused:
         check_schema(StructType([StructField(name, data_type) for name, data_type in columns.items()]))
     assert str(refused.value).startswith(sentence)
+
+
+class _Session:
+    """Stands for a session, with the formats that it knows."""
+
+    def __init__(self, master: str, formats: list[str]) -> None:
+        self.formats = formats
+        self.dataSource = self
+        self.sparkContext = SimpleNamespace(master=master, pythonExec=sys.executable)
+        manager = SimpleNamespace(dataSourceExists=self.formats.__contains__)
+        state = SimpleNamespace(dataSourceManager=lambda: manager)
+        self._jsparkSession = SimpleNamespace(sessionState=lambda: state)
+
+    def register(self, format_class: type[MillraceDataSource]) -> None:
+        self.formats.append(format_class.name())
+
+
+@pytest.mark.parametrize(
+    ("master", "formats", "after"),
+    [
+        ("local[2]", [], ["millrace"]),
+        ("local[2]", ["millrace"], ["millrace"]),
+        ("spark://here:7077", ["millrace"], ["millrace", "millrace"]),
+    ],
+)
+def test_register_in_a_session_that_has_the_format_only_repeats_it_for_other_machines(
+    master: str, formats: list[str], after: list[str]
+) -> None:
+    """Spark warns of each repetition; other machines need it, since what Spark found is started without files sent."""
+    session = _Session(master, formats)
+    register(cast("Any", session))
+    assert session.formats == after
