@@ -1,5 +1,6 @@
 """Sends a growing log through two agents into Parquet, kills agents and landing, and accounts for each line."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,10 +19,11 @@ from examples.access_log.live_log import LiveLog
 from examples.access_log.local_server import ServerError
 from examples.access_log.log_file import LogFile
 
-_BATCHES = 5
-"""The batches of a round, so that a killed landing has landed some of them."""
+_BATCHES = 3
+"""The batches of a round, so that a killed landing has landed some of them. Each costs Spark seconds of a processor."""
 _SHORT_RUN_BYTES_MAX = 256 << 20
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.25
+"""Asking more often would take from Spark's processor time what it gains."""
 _ARRIVAL_SECONDS_MAX = 300.0
 """Without a new event for this long, the agents are stuck."""
 
@@ -122,13 +124,13 @@ class Job:
             rows_folder=self.rows_folder,
             bad_lines_folder=self.bad_lines_folder,
             line_type=line_type,
-            batch_events_max=max(count // _BATCHES, 1),
+            batch_events_max=max(math.ceil(count / _BATCHES), 1),
             is_short=self.log.size_bytes <= _SHORT_RUN_BYTES_MAX,
         )
         if is_killed:
-            half_way = before + 2 * plan.batch_events_max
+            first_batch = before + plan.batch_events_max
             with local_landing(plan) as landing:
-                _wait_until(landing, lambda: _acknowledged_count(collector) >= half_way, show)
+                _wait_until(landing, lambda: _acknowledged_count(collector) >= first_batch, show)
                 if not (landing.is_running and landing.kill()):
                     landing.wait()
                     self.console.print("The landing was done before it could be killed.")

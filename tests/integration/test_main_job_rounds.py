@@ -81,7 +81,7 @@ def test_job_with_a_log_larger_than_the_channel_takes_several_rounds(
     for reported in ("Collecting", "WARNING", "5,000", "1,500 lines of text"):
         assert reported in shown.getvalue()
     assert len(plans) >= 2
-    assert all(plan.batch_events_max <= 200 for plan in plans), "a round holds at most 1,000 lines in 5 batches"
+    assert all(plan.batch_events_max <= 334 for plan in plans), "a round holds at most 1,000 lines in 3 batches"
     assert shown.getvalue().count("Killed the collector") == 1
     assert shown.getvalue().count("The landing was done before it could be killed.") == 1
     assert "Killed the landing" not in shown.getvalue()
