@@ -32,6 +32,7 @@ def test_event_of_line_reads_what_take_writes(line: bytes, event: Event) -> None
     [
         (b"text", "is not JSON"),
         (b"\xff", "is not JSON"),
+        pytest.param(b"[" * 100_000, "is nested too deeply", id="deep"),
         (b"[]", "is not a JSON object"),
         (b"{}", "has no body"),
         (b'{"body": 1}', "has no body"),

@@ -44,6 +44,8 @@ def event_of_line(line: bytes) -> Event:
         document = json.loads(line)
     except ValueError as error:
         raise ValueError(f"is not JSON ({error})") from None
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
     if not isinstance(document, dict):
         example = '{"body": "text", "headers": {"key": "value"}}'
         raise ValueError(f"is not a JSON object; write one such as {example}")  # noqa: TRY004 - the line's content is wrong

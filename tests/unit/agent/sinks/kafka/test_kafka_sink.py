@@ -207,6 +207,7 @@ async def test_run_of_two_at_a_time_fences_the_first(
         pytest.param({"part": "7"}, b"x", "_UNKNOWN_PARTITION", id="partition"),
         pytest.param({"kafka.timestamp": "today"}, b"x", "whole number", id="timestamp"),
         pytest.param({"kafka.base64": "[["}, b"x", "does not match", id="base64-mark"),
+        pytest.param({"kafka.base64": "[" * 100_000}, b"x", "does not match", id="base64-deep-mark"),
         pytest.param({"kafka.base64": '["a"]', "a": "!"}, b"x", "does not match", id="base64-value"),
     ],
 )

@@ -68,7 +68,7 @@ class RecordWriter:
                     column = cells.get(name)
                     if column is not None and (value := column[index]) is not None:
                         column[index] = b64decode(value, validate=True)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, RecursionError) as error:
                 raise EventsRejectedError(f"header {self._names.base64} does not match the others: {error}") from None
 
     def _topics(self, values: _Cells | None) -> Iterator[str]:

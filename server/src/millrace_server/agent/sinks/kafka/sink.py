@@ -74,11 +74,11 @@ class _Run:
                 self._end_taking()
                 self._end_settling()
         finally:
-            for future in (self._taking, self._sending):
-                if future is not None:
-                    future.cancel()
+            unfinished = [future for future in (self._taking, self._sending) if future is not None]
+            for future in unfinished:
+                future.cancel()
             # Settles go on if they are cancelled.
-            await asyncio.gather(*self._settling, return_exceptions=True)
+            await asyncio.gather(*unfinished, *self._settling, return_exceptions=True)
 
     def _begin_next(self) -> bool:
         """Begins what can begin now; returns whether anything is in progress."""
