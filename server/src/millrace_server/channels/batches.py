@@ -87,11 +87,12 @@ class StoredColumns:
     ) -> "StoredColumns":
         """Returns columns that are in a log, and are read into memory on demand."""
         stored = cls(b"", count, body_bytes)
+        stored._raw = None
         stored.raw_bytes = raw_bytes
         stored.record_count = record_count
         stored.is_batch = record_count == 1
-        stored.locate(location, source)
-        stored.forget()
+        # Not `locate`, since replay creates one for each record.
+        stored.location, stored._source = location, source
         return stored
 
     @classmethod

@@ -5,10 +5,10 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import islice
 
 from millrace_server.channels.batches import ColumnsSource, StoredBatch, StoredColumns, Window
 from millrace_server.channels.commit import Receipt
+from millrace_server.channels.commit_runs import CommitRun, pairs_end
 from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.queue import EventQueue
 from millrace_server.channels.records import (
@@ -32,6 +32,8 @@ from millrace_server.wal.records import Location, LogPosition
 from millrace_server.wal.segments import LogCorruptError
 
 _LONG_REPLAY_RECORDS = 1_000
+_PORTION_RECORDS = 1_000
+_PORTION_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
@@ -98,14 +100,10 @@ def _replay(recovery: "_Recovery", log: Log, progress: ReplayProgress, *, read_o
     recovered = recovery.recovered
     start = recovered.checkpoint
     records = log.replay(start, first_needed=recovered.first_needed_segment, read_only=read_only)
-    for record in _within(progress.long_replays, records):
-        try:
-            recovery.apply(record)
-        except ContradictionError as error:
-            place = f"segment {record.location.segment_id}: the record at byte {record.location.position}"
-            raise LogCorruptError(f"{place} {error}") from None
-        recovered.replayed_records += 1
-        recovered.replayed_bytes += RECORD_HEAD_BYTES + record.location.payload_length
+    for portion in _within(progress.long_replays, _portions(records)):
+        recovery.apply_all(portion)
+        recovered.replayed_records += len(portion)
+        recovered.replayed_bytes += sum([RECORD_HEAD_BYTES + record.location.payload_length for record in portion])
         progress.bytes_done = recovered.replayed_bytes
         if not progress.bytes_total:
             progress.bytes_total = log.byte_count_behind(start)
@@ -118,13 +116,34 @@ def _replay(recovery: "_Recovery", log: Log, progress: ReplayProgress, *, read_o
     return recovered
 
 
-def _within(long_replays: AbstractContextManager[object], records: Iterator[LogRecord]) -> Iterator[LogRecord]:
-    """Yields the records: if they are many, those behind the first within `long_replays`."""
-    yield from islice(records, _LONG_REPLAY_RECORDS)
+def _portions(records: Iterator[LogRecord]) -> Iterator[list[LogRecord]]:
+    """Yields the records in lists that are not long, as each record keeps a part of its segment in memory."""
+    portion: list[LogRecord] = []
+    byte_count = 0
     for record in records:
+        portion.append(record)
+        byte_count += record.location.payload_length
+        if len(portion) == _PORTION_RECORDS or byte_count >= _PORTION_BYTES:
+            yield portion
+            portion, byte_count = [], 0
+    if portion:
+        yield portion
+
+
+def _within(
+    long_replays: AbstractContextManager[object], portions: Iterator[list[LogRecord]]
+) -> Iterator[list[LogRecord]]:
+    """Yields the records: if they are many, those behind the first within `long_replays`."""
+    count = 0
+    for portion in portions:
+        count += len(portion)
+        yield portion
+        if count >= _LONG_REPLAY_RECORDS:
+            break
+    for portion in portions:
         with long_replays:
-            yield record
-            yield from records
+            yield portion
+            yield from portions
 
 
 class StateRecovery(Replay[Location]):
@@ -227,6 +246,39 @@ class _Recovery(StateRecovery):
             recovered.queue.append(batch)
             # PUT records without a commit may lie between two batches; the checkpoint does not say.
             recovered.queue.end_run()
+
+    def apply_all(self, records: Sequence[LogRecord]) -> None:
+        """Applies the next records; raises LogCorruptError where one contradicts itself or earlier ones."""
+        start = 0
+        while start < len(records):
+            stop = pairs_end(records, start) if self.is_between_commits else start
+            run = CommitRun.of(records[start:stop], self.next_sequence) if stop > start else None
+            if run is not None:
+                self._apply_run(run)
+            else:
+                # At least one, with which the next pairs may begin.
+                stop = max(stop, start + 1)
+                for record in records[start:stop]:
+                    self._apply_located(record)
+            start = stop
+
+    def _apply_run(self, run: CommitRun) -> None:
+        """Does what `apply` does with each record of plain commits."""
+        recovered = self.recovered
+        append = recovered.queue.append
+        for batch in run.batches(self._source):
+            append(batch)
+        for stamp, commit_time in run.stamps():
+            recovered.ledger.accept(stamp, commit_time)
+        self.note_time(run.last_time)
+        self.next_sequence = run.end_sequence
+
+    def _apply_located(self, record: LogRecord) -> None:
+        try:
+            self.apply(record)
+        except ContradictionError as error:
+            place = f"segment {record.location.segment_id}: the record at byte {record.location.position}"
+            raise LogCorruptError(f"{place} {error}") from None
 
     def on_lost_puts(self) -> None:
         self.recovered.queue.end_run()

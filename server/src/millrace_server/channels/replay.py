@@ -52,6 +52,11 @@ class Replay(ABC, Generic[PutT]):
         self.has_state = False
         self._is_behind_damage = False
 
+    @property
+    def is_between_commits(self) -> bool:
+        """Whether no PUT or TAKE record waits for the record that gives it effect."""
+        return not (self._puts or self._takes)
+
     def skip_damage(self) -> None:
         """Notes that records are missing before the next one, so it is believed wherever it continues."""
         self._is_behind_damage = True

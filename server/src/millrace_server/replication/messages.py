@@ -55,6 +55,9 @@ class MessageKind(enum.IntEnum):
     """A checkpoint, or a part of it."""
 
 
+_KINDS = {int(kind): kind for kind in MessageKind}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One message of a channel's stream, without its sequence."""
@@ -109,12 +112,12 @@ class Message:
         if checksum != _checksum(sequence, head, [body]):
             raise LogCorruptError(f"message {sequence}: its checksum does not match")
         _, version, kind, flags, found_id, epoch, *position, previous, part, part_count = _HEAD.unpack(head)
-        if version != _VERSION or kind not in set(MessageKind):
+        if version != _VERSION or kind not in _KINDS:
             raise UnknownVersionError(f"message {sequence}: its version is {version} and its kind {kind}")
         if found_id != channel_id:
             raise LogCorruptError(f"message {sequence}: is of channel {found_id.hex()}, not of {channel_id.hex()}")
         return cls(
-            kind=MessageKind(kind),
+            kind=_KINDS[kind],
             channel_id=found_id,
             epoch=epoch,
             pieces=[body],

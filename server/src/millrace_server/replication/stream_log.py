@@ -12,12 +12,12 @@ from millrace_server.replication.chain import Chain
 from millrace_server.replication.groups import GroupAssembler, GroupBytes, GroupReader
 from millrace_server.replication.messages import NOWHERE, MessageKind
 from millrace_server.replication.stream_reading import LOG
-from millrace_server.wal.format import SEGMENT_HEADER_BYTES, SegmentHeader
+from millrace_server.wal.format import RECORD_HEAD_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader
 from millrace_server.wal.group_writer import Answer, GroupWriter
 from millrace_server.wal.groups import encode_group
 from millrace_server.wal.log import LogRecord
 from millrace_server.wal.payload_codec import Payload, PayloadCodec
-from millrace_server.wal.reading import RecordReader, SegmentScanner
+from millrace_server.wal.reading import RecordReader, SegmentScanner, records_in
 from millrace_server.wal.records import Location, LogPosition, Submission
 from millrace_server.wal.segments import LogCorruptError, Segment
 from millrace_server.wal.submitting import Submitting
@@ -145,15 +145,18 @@ class StreamLog(Submitting[StreamWriter]):
         content = GroupBytes.of(group)
         reader = RecordReader({group.segment_id: group}, self._codec)
         position, lsn = (content.start, header.first_lsn) if start is None else start[1:]
-        for record in SegmentScanner(group.file, header).records(position):
-            head = record.head
-            if head.lsn != lsn:
-                raise LogCorruptError(f"message {group.segment_id}: has LSN {head.lsn}; it must be {lsn}")
-            location = Location(group.segment_id, record.position, head.payload_length)
-            yield LogRecord(head.kind, head.flags, location, reader.decoder(group, record))
-            position = record.end
+        # The checksum of each message has matched, which also says where it belongs, and of which channel it is.
+        for record in records_in(content.content[position - content.start :], position, None):
+            start_position, (_, length, kind, flags, found_lsn, _), _ = record
+            if found_lsn != lsn:
+                raise LogCorruptError(f"message {group.segment_id}: has LSN {found_lsn}; it must be {lsn}")
+            location = Location(group.segment_id, start_position, length)
+            yield LogRecord(kind, flags, location, reader.decoder(group, record))
+            position = start_position + RECORD_HEAD_BYTES + length
             lsn += 1
         if position < content.size():
+            # Raises what tells of another version.
+            SegmentScanner(group.file, header).record_at(position)
             raise LogCorruptError(f"message {group.segment_id}: is damaged at byte {position - content.start}")
         self._end = LogPosition(group.segment_id, position, lsn)
 

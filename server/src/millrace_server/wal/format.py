@@ -47,6 +47,8 @@ PAYLOAD_BYTES_MAX = (1 << 31) - 1024
 # "<": little-endian, no padding; "x": bytes that are written as zeros and not interpreted.
 _SEGMENT_HEADER = struct.Struct("<8sH6x16sQQQ4x")
 _RECORD_HEAD = struct.Struct("<IIBB2xQQ")
+RECORD_HEAD = struct.Struct("<IIIBB2xQQ")
+"""A record's head with its checksum; `KINDS` and `FLAGS` have what two of the fields mean."""
 RECORD_START = struct.Struct("<IIIBB")
 """Both checksums, the payload's length, kind and flags: the start of a record's head."""
 _CHECKSUM = struct.Struct("<I")
@@ -92,8 +94,8 @@ class Flags(enum.IntFlag, boundary=enum.STRICT):
 
 
 # To look them up takes a fifth of the time that the enums take.
-_KINDS = {int(kind): kind for kind in Kind}
-_FLAGS = {value: Flags(value) for value in range(sum(Flags) + 1)}
+KINDS = {int(kind): kind for kind in Kind}
+FLAGS = {value: Flags(value) for value in range(sum(Flags) + 1)}
 
 # A cheap filter in front of the checksum when damage is searched for the next record: kind, flags and the two zero
 # bytes must be plausible. A lookahead, so that matches may overlap: a record can begin at any byte.
@@ -205,7 +207,7 @@ class RecordHead(NamedTuple):
             return None
         payload_checksum, length, kind, flags, lsn, synced = _RECORD_HEAD.unpack_from(encoded, _CHECKSUM.size)
         try:
-            return cls(payload_checksum, length, _KINDS[kind], _FLAGS[flags], lsn, synced)
+            return cls(payload_checksum, length, KINDS[kind], FLAGS[flags], lsn, synced)
         except KeyError:
             # Not damage, since the checksum matches: a later version wrote it, and cutting it off would destroy data.
             raise UnknownVersionError(

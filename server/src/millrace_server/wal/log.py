@@ -6,7 +6,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from millrace_server.histograms import Histograms
-from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Flags, Kind
+from millrace_server.wal.format import RECORD_HEAD_BYTES, SEGMENT_HEADER_BYTES, Flags, Kind
 from millrace_server.wal.payload_codec import Payload, PayloadCodec
 from millrace_server.wal.reading import RecordReader, SegmentScanner
 from millrace_server.wal.records import Location, LogPosition
@@ -155,19 +155,21 @@ class WriteAheadLog(Submitting[LogWriter]):
             )
         scanner = SegmentScanner(segment.file, segment.header)
         synced_position = position
-        head = None
+        last = None
         for record in scanner.records(position):
-            head = record.head
-            if head.lsn != lsn:
+            # Unpacked, since this runs for every record.
+            last = record
+            start_position, (_, length, kind, flags, found_lsn, stated_position), _ = record
+            if found_lsn != lsn:
                 # Its checksum matches, so this is no torn tail: records were removed or exchanged.
                 raise LogCorruptError(
-                    f"{segment.path.name}: the record at byte {record.position} has LSN {head.lsn}; it must be {lsn}"
+                    f"{segment.path.name}: the record at byte {start_position} has LSN {found_lsn}; it must be {lsn}"
                 )
-            location = Location(segment.segment_id, record.position, head.payload_length)
+            location = Location(segment.segment_id, start_position, length)
             # Yielded before the end of the log was checked: the caller trusts nothing before the generator has ended.
-            yield LogRecord(head.kind, head.flags, location, self._reader.decoder(segment, record))
-            position = record.end
-            synced_position = max(synced_position, head.synced_position)
+            yield LogRecord(kind, flags, location, self._reader.decoder(segment, record))
+            position = start_position + RECORD_HEAD_BYTES + length
+            synced_position = max(synced_position, stated_position)
             lsn += 1
         # After all records of the segment and before anything is changed: damage ends the opening here.
         scanner.check_end(position, synced_length)
@@ -177,11 +179,11 @@ class WriteAheadLog(Submitting[LogWriter]):
             raise LogCorruptError(
                 f"{following.path.name}: begins with LSN {following.header.first_lsn}; it must be {lsn}"
             )
-        if head is None:
+        if last is None:
             # Nothing follows the checkpoint, which says the same.
             self._ends_with_sync_point = start is not None
         else:
-            self._ends_with_sync_point = (head.kind, head.synced_position) == (Kind.SYNC_POINT, record.position)
+            self._ends_with_sync_point = (last.head.kind, last.head.synced_position) == (Kind.SYNC_POINT, last.position)
         # The writer continues here, with the next LSN.
         self._end = LogPosition(segment.segment_id, position, lsn)
 

@@ -4,7 +4,7 @@ The scanner serves replay, which stops at damage, and the log tools, which conti
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +13,10 @@ from zlib_ng.zlib_ng import crc32
 from millrace_server.wal.disk import File
 from millrace_server.wal.format import (
     CHECKSUM_BYTES,
+    FLAGS,
     HEAD_SHAPE,
+    KINDS,
+    RECORD_HEAD,
     RECORD_HEAD_BYTES,
     RECORD_START,
     SEGMENT_HEADER_BYTES,
@@ -94,9 +97,9 @@ class SegmentScanner:
             yield record
             # Only a valid record says where the next one begins. Behind an invalid one its length is not to be trusted.
             position += record.head.record_length
-            for record in self._records_in(window.block_from(position), position):
-                yield record
-                position += RECORD_HEAD_BYTES + len(record.payload)
+            if found := records_in(window.block_from(position), position, self._identity.seeder()):
+                yield from found
+                position = found[-1].end
 
     def records_behind(self, position: int) -> Iterator[ScannedRecord]:
         """Yields all valid records at or behind a position, whatever lies between them.
@@ -152,22 +155,6 @@ class SegmentScanner:
         """Returns the context that a record's payload was encoded with."""
         return self._identity.context(position)
 
-    def _records_in(self, block: memoryview, position: int) -> Iterator[ScannedRecord]:
-        """Yields the records that lie whole in a block, which begins at a position, up to one that may be invalid."""
-        # As `_record_in` does, with few calls: most of the time that a replay takes is spent here.
-        decode, seed = RecordHead.decode, self._identity.seeder()
-        start, length = 0, len(block)
-        with suppress(UnknownVersionError):
-            while (body := start + RECORD_HEAD_BYTES) <= length:
-                head = decode(block[start:body], seed(position + start))
-                if head is None or (end := body + head.payload_length) > length:
-                    return
-                payload = block[body:end]
-                if crc32(payload) != head.payload_checksum:
-                    return
-                yield ScannedRecord(position + start, head, payload)
-                start = end
-
     def _record_in(self, window: "_Window", position: int) -> ScannedRecord | None:
         encoded = window.read(position, RECORD_HEAD_BYTES).tobytes()
         try:
@@ -181,6 +168,33 @@ class SegmentScanner:
         if len(payload) < head.payload_length or payload_checksum([payload]) != head.payload_checksum:
             return None
         return ScannedRecord(position, head, payload)
+
+
+def records_in(block: memoryview, position: int, seed: Callable[[int], int] | None) -> list[ScannedRecord]:
+    """Returns the records that lie whole in a block, up to one that may be invalid, or of another version.
+
+    Args:
+        block: A part of a segment.
+        position: Where it begins.
+        seed: Initial values of the records' checksums by their positions; None: a checksum of the whole block has
+            matched already, which says the same as theirs.
+    """
+    # As `SegmentScanner.record_at` does, with few calls: much of the time that a replay takes is spent here.
+    found: list[ScannedRecord] = []
+    unpack, start, length = RECORD_HEAD.unpack_from, 0, len(block)
+    while (body := start + RECORD_HEAD_BYTES) <= length:
+        checksum, payload_checksum, payload_length, kind, flags, lsn, synced = unpack(block, start)
+        if seed is not None and checksum != crc32(block[start + CHECKSUM_BYTES : body], seed(position + start)):
+            break
+        payload = block[body : body + payload_length]
+        if len(payload) < payload_length or kind not in KINDS or flags not in FLAGS:
+            break
+        if seed is not None and crc32(payload) != payload_checksum:
+            break
+        head = RecordHead(payload_checksum, payload_length, KINDS[kind], FLAGS[flags], lsn, synced)
+        found.append(ScannedRecord(position + start, head, payload))
+        start = body + payload_length
+    return found
 
 
 class _Window:
@@ -289,13 +303,15 @@ class RecordReader:
             KeyMissingError: Its key was not given.
             LogCorruptError: It does not name its key.
         """
-        if record.head.flags:
-            # The key is checked now, although the payload is decoded later: a missing key must end replay before
-            # anything is changed.
-            with _damage_located(segment, record.position):
-                self._codec.check_key(record.head.flags, record.payload)
+        payload = record.payload
+        if not record.head.flags:
+            return lambda: payload
+        # The key is checked now, although the payload is decoded later: a missing key must end replay before
+        # anything is changed.
+        with _damage_located(segment, record.position):
+            self._codec.check_key(record.head.flags, payload)
         # Bound to the scanned payload, so it need not be read again while the record is in memory.
-        return lambda: self._decode(segment, record.position, record.head, record.payload)
+        return lambda: self._decode(segment, record.position, record.head, payload)
 
     def _segment(self, location: Location) -> Segment:
         # One dict access is atomic. The segment's file stays open while this thread refers to it, even once removed.

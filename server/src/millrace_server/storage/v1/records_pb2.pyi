@@ -56,6 +56,32 @@ class Commit(_message.Message):
     forgotten_producer_id: str
     def __init__(self, txn_ids: _Optional[_Iterable[str]] = ..., first_sequence: _Optional[int] = ..., put_counts: _Optional[_Iterable[int]] = ..., put_body_bytes: _Optional[_Iterable[int]] = ..., put_raw_bytes: _Optional[_Iterable[int]] = ..., take_records: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., is_deduplicated: bool = ..., more_stamps: _Optional[_Iterable[_Union[Stamp, _Mapping]]] = ..., commit_time: _Optional[int] = ..., commit_offsets: _Optional[_Iterable[int]] = ..., forgotten_producer_id: _Optional[str] = ...) -> None: ...
 
+class JoinedCommits(_message.Message):
+    __slots__ = ("txn_ids", "first_sequences", "put_counts", "put_body_bytes", "put_raw_bytes", "take_records", "stamps", "more_stamps", "commit_times", "commit_offsets", "forgotten_producer_id")
+    TXN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PUT_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    PUT_BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PUT_RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TAKE_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    STAMPS_FIELD_NUMBER: _ClassVar[int]
+    MORE_STAMPS_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TIMES_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    txn_ids: _containers.RepeatedScalarFieldContainer[str]
+    first_sequences: _containers.RepeatedScalarFieldContainer[int]
+    put_counts: _containers.RepeatedScalarFieldContainer[int]
+    put_body_bytes: _containers.RepeatedScalarFieldContainer[int]
+    put_raw_bytes: _containers.RepeatedScalarFieldContainer[int]
+    take_records: int
+    stamps: _containers.RepeatedCompositeFieldContainer[Stamp]
+    more_stamps: _containers.RepeatedCompositeFieldContainer[Stamp]
+    commit_times: _containers.RepeatedScalarFieldContainer[int]
+    commit_offsets: _containers.RepeatedScalarFieldContainer[int]
+    forgotten_producer_id: str
+    def __init__(self, txn_ids: _Optional[_Iterable[str]] = ..., first_sequences: _Optional[_Iterable[int]] = ..., put_counts: _Optional[_Iterable[int]] = ..., put_body_bytes: _Optional[_Iterable[int]] = ..., put_raw_bytes: _Optional[_Iterable[int]] = ..., take_records: _Optional[int] = ..., stamps: _Optional[_Iterable[_Union[Stamp, _Mapping]]] = ..., more_stamps: _Optional[_Iterable[_Union[Stamp, _Mapping]]] = ..., commit_times: _Optional[_Iterable[int]] = ..., commit_offsets: _Optional[_Iterable[int]] = ..., forgotten_producer_id: _Optional[str] = ...) -> None: ...
+
 class Rollback(_message.Message):
     __slots__ = ("txn_id", "has_expired")
     TXN_ID_FIELD_NUMBER: _ClassVar[int]
