@@ -19,6 +19,7 @@ from millrace_server.errors import (
     DrainingError,
     EventTooLargeError,
     ForbiddenError,
+    InternalError,
     OffsetGapError,
     ReplayingError,
     TxnCapacityError,
@@ -65,6 +66,22 @@ async def test_append_passes_columns_on_without_decoding_them(monkeypatch: pytes
         await entrance.appends.append([sent], None)
     raws = [batch.window.stored.raw for name in "ab" for batch in registry.get(name)._contents.queue]
     assert raws == [sent.raw] * 2
+
+
+async def test_append_behind_one_that_was_abandoned_at_once_is_stored() -> None:
+    """What has not begun when its caller leaves has no effect, and holds up nothing of the same task."""
+    registry = registry_of(a=memory())
+    async with opened_entrance(writer_of(registry, ["a"])) as entrance:
+        first = entrance.appends.begin_append([stored(b"1")], None)
+        second = entrance.appends.begin_append([stored(b"2")], None)
+        assert first is not None
+        assert second is not None
+        first.abandon()
+        async with asyncio.timeout(60):
+            assert await second == STORED
+            with pytest.raises(InternalError):
+                await first
+    assert held(registry, "a") == {"a": [b"2"]}
 
 
 async def test_repeat_of_an_append_stores_only_where_it_is_missing() -> None:

@@ -98,7 +98,7 @@ class _Forwarder:
         self._tasks.add(storing)
         if commit.stamp is not None:
             self._stamps.setdefault(commit.stamp.producer_id, {})[storing] = commit.stamp
-        storing.add_done_callback(partial(self._end, commit.stamp, caller, begun))
+        storing.add_done_callback(partial(self._end, commit, caller, begun))
         if not commit.txn_ids:
             # What has not begun in the channels by then leaves nothing there.
             commit.on_abandoned = partial(_cancel, storing)
@@ -112,19 +112,23 @@ class _Forwarder:
 
     def _end(
         self,
-        stamp: Stamp | None,
+        commit: Commit,
         caller: "asyncio.Task[None] | None",
         begun: "asyncio.Future[None]",
         storing: "asyncio.Task[None]",
     ) -> None:
         self._tasks.discard(storing)
+        if not begun.done():
+            # It was cancelled before its first step.
+            begun.set_result(None)
+            refuse(commit, _caller_left())
         if self._beginnings.get(caller) is begun:
             del self._beginnings[caller]
-        if stamp is not None:
-            of_producer = self._stamps[stamp.producer_id]
+        if commit.stamp is not None:
+            of_producer = self._stamps[commit.stamp.producer_id]
             del of_producer[storing]
             if not of_producer:
-                del self._stamps[stamp.producer_id]
+                del self._stamps[commit.stamp.producer_id]
 
     async def wait_until_idle(self) -> None:
         while self._tasks:
@@ -144,7 +148,7 @@ class _Forwarder:
                 for attempt in attempts:
                     await self._router.finish(attempt)
         except asyncio.CancelledError:
-            refuse(commit, InternalError("the caller has left"))
+            refuse(commit, _caller_left())
             raise
         except MillraceError as error:
             refuse(commit, _for_caller(error))
@@ -178,6 +182,10 @@ class _Forwarder:
         if stamp is None or stamp.span != table.count:
             return table.count
         return min(channel.accepted_run_end(stamp) for channel in self._router.fan_out.channels()) - stamp.first + 1
+
+
+def _caller_left() -> InternalError:
+    return InternalError("the caller has left")
 
 
 def _cancel(storing: "asyncio.Task[None]") -> None:
