@@ -45,7 +45,7 @@ class Image:
         for name, rest in instructions():
             if name == "RUN":
                 step = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
-                self.run(self._by_uv(step) if step[0].endswith("/pip") else step)
+                self.run(self._without_pip(step))
             elif name == "COPY" and not rest.startswith("--from"):
                 *sources, target = shlex.split(rest)
                 for source in sources:
@@ -66,7 +66,12 @@ class Image:
         assert run.returncode == 0, (command, run.stderr)
         return run.stdout
 
-    def _by_uv(self, step: list[str]) -> list[str]:
+    def _without_pip(self, step: list[str]) -> list[str]:
+        """A step that makes an environment, or installs packages in it, in a fraction of the time; others unchanged."""
+        if step[1:3] == ["-m", "venv"]:
+            return [*step[:3], "--without-pip", *step[3:]]
+        if not step[0].endswith("/pip"):
+            return step
         uv = str(Path(sys.executable).with_name("uv"))
         patterns = [word for word in step[2:] if word != "--no-cache-dir"]
         # What the shell makes of a pattern in the image.

@@ -9,6 +9,7 @@ import sysconfig
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -72,20 +73,12 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(
-    packages: Path, tmp_path_factory: pytest.TempPathFactory, record_testsuite_property: Callable[[str, object], None]
-) -> Path:
-    """An environment in which a newcomer has run `pip install millrace-server`."""
-    environment = tmp_path_factory.mktemp("server") / "environment"
-    started = time.monotonic()
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+def installed(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with `millrace-server` and what it requires."""
+    environment = _environment(tmp_path_factory.mktemp("server"))
+    python = environment / "bin" / "python"
     wheels = (_wheel(packages, "client"), _wheel(packages, "server"))
-    # The versions that were tested, without hashes, since pip would then ask for those of the wheels, too.
-    locked = re.findall(r"^[a-z].*==[^\\\n]*", (ROOT / "requirements" / "server.txt").read_text(), re.MULTILINE)
-    versions = environment.with_name("versions.txt")
-    versions.write_text("\n".join(locked))
-    _run(environment, "pip", "install", "--quiet", "--constraint", versions, *wheels)
-    record_testsuite_property("seconds from nothing to an installed server", round(time.monotonic() - started, 1))
+    _uv("pip", "install", "--python", python, "--constraint", ROOT / "requirements" / "server.txt", *wheels)
     return environment
 
 
@@ -118,13 +111,20 @@ def _run(environment: Path, *command: str | Path, text: str = "") -> str:
     return run.stdout
 
 
+@contextmanager
+def _serving(environment: Path, data_dir: Path) -> Iterator[str]:
+    """Yields the address of a server that runs from its wheel."""
+    options = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--data-dir", str(data_dir))
+    millraced = Millraced(options, data_dir, python=str(environment / "bin" / "python"))
+    yield millraced.grpc
+    assert millraced.stop() == 0
+
+
 @pytest.fixture
 def server(installed: Path, tmp_path: Path) -> Iterator[str]:
     """The address of a server that runs from its wheel."""
-    options = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "data"))
-    millraced = Millraced(options, tmp_path / "data", python=str(installed / "bin" / "python"))
-    yield millraced.grpc
-    assert millraced.stop() == 0
+    with _serving(installed, tmp_path / "data") as address:
+        yield address
 
 
 def test_build_twice_gives_the_same_bytes(packages: Path, tmp_path: Path) -> None:
@@ -150,10 +150,34 @@ def test_wheel_of_a_distribution_holds_all_of_it(distribution: str, packages: Pa
 
 
 def test_server_alone_installed_serves_both_programs_and_a_producer(installed: Path, server: str) -> None:
-    """`pip install millrace-server` is enough for millraced, millrace and a Producer."""
-    _run(installed, "millrace", "channel", "create", "orders", "--server", server)
-    _run(installed, "millrace", "put", "orders", "--server", server, text="a book\n")
-    assert _run(installed, "python", "-c", PRODUCER, server).split("\n")[0] == "[b'a book', b'a lamp']"
+    """The package `millrace-server` is enough for millraced, millrace and a Producer."""
+    _use(installed, server)
+
+
+@pytest.mark.torture
+def test_pip_alone_brings_a_newcomer_to_a_first_event(
+    packages: Path, tmp_path: Path, record_testsuite_property: Callable[[str, object], None]
+) -> None:
+    """From nothing but Python, `pip install millrace-server` is enough; how long it takes is reported."""
+    environment = tmp_path / "environment"
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    # The versions that were tested, without hashes, since pip would then ask for those of the wheels, too.
+    locked = re.findall(r"^[a-z].*==[^\\\n]*", (ROOT / "requirements" / "server.txt").read_text(), re.MULTILINE)
+    versions = tmp_path / "versions.txt"
+    versions.write_text("\n".join(locked))
+    wheels = (_wheel(packages, "client"), _wheel(packages, "server"))
+    _run(environment, "pip", "install", "--quiet", "--constraint", versions, *wheels)
+    with _serving(environment, tmp_path / "data") as server:
+        _use(environment, server)
+    record_testsuite_property("seconds from nothing to a first event", round(time.monotonic() - started, 1))
+
+
+def _use(environment: Path, server: str) -> None:
+    """Stores an event with each of the environment's clients, and takes both back."""
+    _run(environment, "millrace", "channel", "create", "orders", "--server", server)
+    _run(environment, "millrace", "put", "orders", "--server", server, text="a book\n")
+    assert _run(environment, "python", "-c", PRODUCER, server).split("\n")[0] == "[b'a book', b'a lamp']"
 
 
 def test_steps_of_the_dockerfile_make_a_healthy_server(packages: Path, tmp_path: Path) -> None:
