@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -288,6 +289,27 @@ async def test_submit_to_a_full_stream_is_refused_until_there_is_room(nats_url: 
             assert first.end != second.end
         async with owned_log(engine, name, limits=limits) as later:
             assert later.payloads == [b"y" * (_MIB // 2)]
+
+
+async def test_submit_that_the_engine_refuses_for_good_fails(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where an operator has limited the size of messages; it does not try without a pause until then."""
+    monkeypatch.setattr("millrace_server.replication.stream_reading.UNKNOWN_SECONDS_MAX", 0.5)
+    async with engine_at(nats_url) as engine, owned_log(engine, new_name()) as log:
+        stream = log.chain.stream
+        config = (await asyncio.wrap_future(engine.call(engine.jetstream.stream_info(stream.name)))).config
+        config.max_msg_size = 1_000
+        await asyncio.wrap_future(engine.call(engine.jetstream.update_stream(config)))
+        publish, attempts = stream._publish, list[int]()
+
+        async def count(*arguments: Any) -> None:
+            attempts.append(1)
+            await publish(*arguments)
+
+        monkeypatch.setattr(stream, "_publish", count)
+        async with asyncio.timeout(60):
+            with pytest.raises(LogFailedError, match="message size exceeds maximum allowed"):
+                await log.submit(b"x" * 2_000)
+        assert len(attempts) < 20
 
 
 async def test_records_are_encrypted_and_compressed_as_in_files(nats_url: str) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NoReturn
 
 import nats.errors
 from nats.js import api
@@ -142,31 +143,33 @@ class Stream(StreamReader):
         Raises:
             LogTakenOverError: Another server's message is there, so this one never will be.
             LogFullError: The stream has no room, and does not have it.
-            LogFailedError: The stream was set back or deleted, or the outcome is unknown for too long.
+            LogFailedError: The stream was set back or deleted, or the engine refuses the message or its outcome is
+                unknown for too long.
         """
         began_at = time.monotonic()
         may_arrive_later = False
         while True:
-            refusal = None
             try:
                 await self._publish(subject, pieces, sequence)
-            except APIError as error:
-                refusal = error
-            except (nats.errors.Error, TimeoutError, OSError):
-                may_arrive_later = True
-                await asyncio.sleep(RETRY_SECONDS)
+            except (nats.errors.Error, TimeoutError, OSError) as error:
+                problem = error
+                may_arrive_later |= not isinstance(error, APIError)
             else:
                 return
             try:
                 if await self._has(pieces, sequence):
                     return
+                self._refuse(problem, may_arrive_later=may_arrive_later)
             except (EngineError, SetBackError) as error:
                 if is_final(error, time.monotonic() - began_at):
                     raise LogFailedError(str(error)) from error
                 await asyncio.sleep(RETRY_SECONDS * (0.5 + random.random()))  # noqa: S311 - spreads load
-                continue
-            if refusal is not None and refusal.err_code in _NO_ROOM and not may_arrive_later:
-                raise LogFullError(f"the stream has no room: {refusal.description}")
+
+    def _refuse(self, problem: Exception, *, may_arrive_later: bool) -> NoReturn:
+        """Raises LogFullError for a message that has no room, and never will be stored; otherwise EngineError."""
+        if isinstance(problem, APIError) and problem.err_code in _NO_ROOM and not may_arrive_later:
+            raise LogFullError(f"the stream has no room: {problem.description}")
+        raise EngineError(f"stream {self.name}: {reason_of(problem)}")
 
     async def _publish(self, subject: str, pieces: Sequence[Piece], sequence: int) -> None:
         expected = {"Nats-Expected-Stream": self.name, "Nats-Expected-Last-Sequence": str(sequence - 1)}
