@@ -223,10 +223,13 @@ class Channel:
 
     def first_since(self, time: int) -> tuple[int, int]:
         """Returns the first event that was committed at or after a time; see `Contents.first_since`."""
+        self._contents.refuse_reading()
         return self._contents.first_since(time)
 
     async def queued(self, from_sequence: int) -> AsyncGenerator[StoredBatch]:
         """Yields the queued batches from a sequence on, up to the newest that is committed now."""
+        # Also where there are none: the owner may have some.
+        self._contents.refuse_reading()
         end = self._contents.next_sequence
         while batches := self._contents.queue.read(from_sequence, end):
             async for batch in self._contents.load(batches):

@@ -193,8 +193,10 @@ class ClaimRegistry:
         Raises:
             SequenceGoneError: Part of the range is acknowledged, or does not exist yet.
             NotClaimedError, ChannelClaimedError, StaleEpochError: The reader does not hold the claim.
+            NotOwnerError: Another server may own the channel, where the range may exist.
         """
         claim = self._require(reader_id, epoch)
+        self._contents.refuse_reading()
         if 0 < to_sequence < from_sequence:
             raise BadArgumentError(
                 f"from_sequence: is {from_sequence}; it must not be above to_sequence, {to_sequence}"

@@ -236,6 +236,7 @@ class Transactions:
         txn = self._find_open(txn_id)
         core = self._core
         if again_count := txn.take_count_from(take_offset):
+            self._contents.refuse_reading()
             meter = AnswerBudget(core.limits.answer_limits(limits, again_count))
             again = list(meter.first_of(txn.last_taken(again_count)))
             return again, txn.take_count - again_count + sum(batch.count for batch in again)
