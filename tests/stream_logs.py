@@ -2,8 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,15 @@ class OwnedLog:
         options.setdefault("begins_segment", begins_segment)
         self.log.submit([(Kind.PUT, [body]) for body in bodies], needs_sync=True, done=done, **options)
         return answered
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Lets one group have all that is submitted meanwhile."""
+        writer = self.log._writer
+        assert writer is not None
+        # So none is appended alone, and the thread takes none before all are there.
+        with self.chain.turn, writer._lock:
+            yield
 
     async def read(self, *submissions: Submission) -> list[bytes]:
         """Reads the first record of each submission back."""

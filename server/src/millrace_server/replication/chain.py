@@ -1,5 +1,6 @@
 """The end of a channel's stream, to which its one owner appends."""
 
+import asyncio
 import json
 import secrets
 import threading
@@ -7,14 +8,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
-from millrace_server.replication.engine import Engine
-from millrace_server.replication.messages import HEAD_BYTES, Message, MessageKind
+from millrace_server.replication.engine import Done, Engine
+from millrace_server.replication.messages import HEAD_BYTES, NOWHERE, Message, MessageKind
 from millrace_server.replication.stream import HEADER_BYTES_MAX, Stream
 from millrace_server.replication.stream_reading import CHECKPOINT, LOG, StreamState
 from millrace_server.wal.disk import Piece
-from millrace_server.wal.records import LogTakenOverError
+from millrace_server.wal.records import LogPosition, LogTakenOverError
 
 _FENCES_MAX = 100
 
@@ -29,6 +30,7 @@ class Chain:
     Attributes:
         state: The stream as it was when it was opened.
         epoch: The sequence of this owner's FENCE; 0 until `fence`.
+        turn: Held while something is appended: with it the next sequence is known. Any thread may release it.
     """
 
     def __init__(self, engine: Engine, stream: Stream, state: StreamState) -> None:
@@ -36,12 +38,12 @@ class Chain:
         self.stream = stream
         self.state = state
         self.epoch = 0
+        self.turn = threading.Lock()
         self._last_sequence = self.state.last_sequence
         self._byte_count = self.state.byte_count
-        self._appending: Future[None] | None = None
+        # The append that began last; for the engine's event loop.
+        self._appending: asyncio.Task[Any] | None = None
         self._is_abandoned = False
-        # Held while messages that belong together are appended, so that nothing comes between them.
-        self._lock = threading.RLock()
 
     @classmethod
     def opened(cls, engine: Engine, stream: Stream, *, may_create: bool = True) -> Self:
@@ -79,7 +81,8 @@ class Chain:
             if self._last_sequence < sequence_known:
                 self._last_sequence = self._engine.call(self.stream.ending_behind(sequence_known)).result()
             try:
-                self.epoch = self.append(LOG, self.message(MessageKind.FENCE, [body]))
+                with self.turn:
+                    self.epoch = self.append(LOG, self.message(MessageKind.FENCE, [body]))
             except LogTakenOverError:
                 # Another server appends still, or is faster.
                 self._last_sequence = self._engine.call(self.stream.state()).result().last_sequence
@@ -87,51 +90,69 @@ class Chain:
                 return
         raise LogTakenOverError(f"stream {self.stream.name}: other servers have appended all the time")
 
-    def message(self, kind: MessageKind, pieces: Sequence[Piece]) -> Message:
+    def message(self, kind: MessageKind, pieces: Sequence[Piece], position: LogPosition = NOWHERE) -> Message:
         """Returns a message of this owner, whose body has these pieces."""
-        return Message(kind=kind, channel_id=self.state.channel_id, epoch=self.epoch, pieces=pieces)
+        channel_id = self.state.channel_id
+        return Message(kind=kind, channel_id=channel_id, epoch=self.epoch, pieces=pieces, position=position)
 
-    def append(self, subject: str, message: Message) -> int:
-        """Appends one message and returns its sequence; raises what `Stream.append` raises."""
-        with self._lock:
+    def append(self, subject: str, whole: Message) -> int:
+        """Appends a message, in as many parts as the engine needs, and waits until it is stored; needs the `turn`.
+
+        Parts without the last one have no effect: a crash, or a refusal, leaves none or all.
+
+        Returns:
+            The sequence of the first part.
+
+        Raises:
+            LogTakenOverError: The chain was abandoned, or for what `Stream.append` raises it.
+            LogFullError, LogFailedError: See there.
+        """
+        return self.outcome(self._engine.call(self._append_parts(subject, self._parts(whole))))
+
+    def begin(self, subject: str, whole: Message, done: Done[int]) -> None:
+        """Begins to append a message and does not wait: calls back on the engine's loop; see `append`, `outcome`."""
+        self._engine.start(self._append_parts(subject, self._parts(whole)), done)
+
+    def outcome(self, appending: "Future[int] | asyncio.Task[int]") -> int:
+        """Returns, or raises, what `append` does, given what has tried to."""
+        try:
+            return appending.result()
+        except (CancelledError, asyncio.CancelledError):
+            raise self._taken_over() from None
+
+    def _parts(self, whole: Message) -> Sequence[Message]:
+        """Returns a message in parts of limited size; most are one part, which is not copied."""
+        bytes_max = self.body_bytes_max
+        if sum(map(len, whole.pieces)) <= bytes_max:
+            return [whole]
+        body = memoryview(b"".join(whole.pieces))
+        bodies = [body[start : start + bytes_max] for start in range(0, len(body), bytes_max)]
+        return [replace(whole, pieces=[each], part=part, part_count=len(bodies)) for part, each in enumerate(bodies)]
+
+    async def _append_parts(self, subject: str, parts: Sequence[Message]) -> int:
+        self._appending = asyncio.current_task()
+        if self._is_abandoned:
+            raise self._taken_over()
+        first = self._last_sequence + 1
+        for part in parts:
             sequence = self._last_sequence + 1
-            encoded = message.encode(sequence)
-            self._await_append(self._engine.call(self.stream.append(subject, encoded, sequence)))
+            encoded = part.encode(sequence)
+            await self.stream.append(subject, encoded, sequence)
             self._last_sequence = sequence
             self._byte_count += sum(map(len, encoded))
-            return sequence
+        return first
 
-    def _await_append(self, appending: "Future[None]") -> None:
-        self._appending = appending
-        # Whichever of this thread and that of `abandon` comes later sees what the other has set.
-        if self._is_abandoned:
-            appending.cancel()
-        try:
-            appending.result()
-        except CancelledError:
-            raise LogTakenOverError(f"stream {self.stream.name}: other servers may append to it now") from None
+    def _taken_over(self) -> LogTakenOverError:
+        return LogTakenOverError(f"stream {self.stream.name}: other servers may append to it now")
 
     def abandon(self) -> None:
         """Ends the append that is under way, whose outcome may stay unknown, and refuses later ones. Does not block."""
         self._is_abandoned = True
+        self._engine.call_soon(self._cancel)
+
+    def _cancel(self) -> None:
         if self._appending is not None:
             self._appending.cancel()
-
-    def append_parts(self, subject: str, whole: Message) -> int:
-        """Appends a message in as many parts as the engine needs; returns the sequence of the first.
-
-        Parts without the last one have no effect: a crash, or a refusal, leaves none or all.
-        """
-        parts = _parts(whole.pieces, self.body_bytes_max)
-        with self._lock:
-            first = self._last_sequence + 1
-            for part, pieces in enumerate(parts):
-                self.append(subject, replace(whole, pieces=pieces, part=part, part_count=len(parts)))
-            return first
-
-    def hold(self) -> threading.RLock:
-        """Returns the lock that keeps others from appending; with it the next sequence is known."""
-        return self._lock
 
     def get(self, sequence: int) -> Message | None:
         """Returns the message at a sequence; None if there is none."""
@@ -189,11 +210,3 @@ class Chain:
     def delete(self) -> None:
         """Deletes the stream."""
         self._engine.call(self.stream.delete()).result()
-
-
-def _parts(pieces: Sequence[Piece], bytes_max: int) -> Sequence[Sequence[Piece]]:
-    """Returns a body's pieces in parts of limited size; most bodies are one part, which is not copied."""
-    if sum(map(len, pieces)) <= bytes_max:
-        return [pieces]
-    whole = memoryview(b"".join(pieces))
-    return [[whole[start : start + bytes_max]] for start in range(0, len(whole), bytes_max)]

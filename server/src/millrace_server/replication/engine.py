@@ -2,11 +2,12 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar
 
 import structlog
+import uvloop
 from nats.js.client import JetStreamContext
 
 from millrace_server.replication.connection import Connection
@@ -31,6 +32,9 @@ _RECONNECT_SECONDS = 0.25
 _FOREVER = -1
 
 ResultT = TypeVar("ResultT")
+
+Done = Callable[[asyncio.Task[ResultT]], object]
+"""Called with a task that has ended."""
 
 
 class EngineError(OSError):
@@ -59,7 +63,8 @@ class Engine:
             EngineError: None can be reached within 10 seconds, or one of them refuses this server, is too old, or takes
                 small messages only.
         """
-        loop = asyncio.new_event_loop()
+        # It sends a message's pieces as they are, where asyncio's own loop joins them.
+        loop = uvloop.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="engine", daemon=True)
         thread.start()
         engine = cls(loop, thread, access or EngineAccess())
@@ -149,6 +154,17 @@ class Engine:
     def call(self, coroutine: Coroutine[Any, Any, ResultT]) -> "Future[ResultT]":
         """Runs a coroutine on the connection's event loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def start(self, coroutine: Coroutine[Any, Any, ResultT], done: Done[ResultT]) -> None:
+        """Runs a coroutine on the connection's event loop and calls back there, in half the time that `call` takes."""
+        self._loop.call_soon_threadsafe(self._start, coroutine, done)
+
+    def _start(self, coroutine: Coroutine[Any, Any, ResultT], done: Done[ResultT]) -> None:
+        self._loop.create_task(coroutine).add_done_callback(done)
+
+    def call_soon(self, act: Callable[[], object]) -> None:
+        """Calls something on the connection's event loop."""
+        self._loop.call_soon_threadsafe(act)
 
     def close(self) -> None:
         """Closes the connection; blocks, but not for an engine that does not answer."""

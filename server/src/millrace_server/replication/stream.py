@@ -148,7 +148,10 @@ class Stream(StreamReader):
         """
         began_at = time.monotonic()
         may_arrive_later = False
-        while True:
+        this = asyncio.current_task()
+        assert this is not None
+        # Asked, since `asyncio.wait_for`, which nats-py uses, may swallow a cancellation.
+        while not this.cancelling():
             try:
                 await self._publish(subject, pieces, sequence)
             except (nats.errors.Error, TimeoutError, OSError) as error:
@@ -164,6 +167,7 @@ class Stream(StreamReader):
                 if is_final(error, time.monotonic() - began_at):
                     raise LogFailedError(str(error)) from error
                 await asyncio.sleep(RETRY_SECONDS * (0.5 + random.random()))  # noqa: S311 - spreads load
+        raise asyncio.CancelledError
 
     def _refuse(self, problem: Exception, *, may_arrive_later: bool) -> NoReturn:
         """Raises LogFullError for a message that has no room, and never will be stored; otherwise EngineError."""

@@ -57,13 +57,12 @@ class StreamCheckpoints:
     def _append(self, checkpoint: Checkpoint) -> None:
         flags, pieces = self._codec.encode(_STATE_KIND, [checkpoint.state], self._context(checkpoint.position))
         message = replace(
-            self._chain.message(MessageKind.CHECKPOINT, pieces),
-            position=checkpoint.position,
+            self._chain.message(MessageKind.CHECKPOINT, pieces, checkpoint.position),
             flags=int(flags),
             previous=self._kept[0][1] if self._kept else 0,
         )
-        with self._chain.hold():
-            first = self._chain.append_parts(CHECKPOINT, message)
+        with self._chain.turn:
+            first = self._chain.append(CHECKPOINT, message)
             self._kept = [(first, self._chain.last_sequence), *self._kept[:1]]
 
     def remove_previous(self) -> bool:

@@ -4,13 +4,15 @@ The log's segments are only counted here: `position` grows from the record that 
 segment id is the sequence of its group, which replaces the file.
 """
 
+import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from typing import NamedTuple
 
 from millrace_server.histograms import Histograms
 from millrace_server.replication.chain import Chain
 from millrace_server.replication.groups import GroupAssembler, GroupBytes, GroupReader
-from millrace_server.replication.messages import NOWHERE, MessageKind
+from millrace_server.replication.messages import NOWHERE, Message, MessageKind
 from millrace_server.replication.stream_reading import LOG
 from millrace_server.wal.format import RECORD_HEAD_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader
 from millrace_server.wal.group_writer import Answer, GroupWriter
@@ -24,32 +26,89 @@ from millrace_server.wal.submitting import Submitting
 from millrace_server.wal.writer_threads import WriterThreads
 
 
+class _Ended(NamedTuple):
+    """A group that was appended without a thread, or was not, and where the log ends in the first case."""
+
+    appending: "asyncio.Task[int]"
+    end: LogPosition
+
+
 class StreamWriter(GroupWriter):
     """Writes each group as one message, or as some where it is larger."""
 
     def __init__(self, chain: Chain, end: LogPosition, codec: PayloadCodec, answer: Answer) -> None:
         super().__init__(end, codec, answer, chain.body_bytes_max)
         self._chain = chain
+        self._ended: _Ended | None = None
+        # Callers who were answered together submit again together: the first of them is not alone.
+        self._was_alone = True
 
     def use(self, threads: WriterThreads) -> None:
         """Sets the threads that it shares with other logs of the same engine."""
         self._threads = threads
 
+    def submit(self, submission: Submission) -> None:
+        """Queues records behind all that were submitted before, or begins to append them if there are none."""
+        if not self._begins_alone(submission):
+            super().submit(submission)
+
+    def _begins_alone(self, submission: Submission) -> bool:
+        """Begins to append records without a thread, since a lone caller would wait for two more changes of threads.
+
+        Returns False where a thread must: others submit too, or something is being appended, or it is a barrier, or
+        takes long to encode.
+        """
+        # A segment begins with the channel's state, which may be large.
+        takes_long = self.codec.is_active or submission.begins_segment or submission.byte_count > self._group_bytes_max
+        may_begin = self._was_alone and submission.records and not takes_long
+        if not may_begin or not self._chain.turn.acquire(blocking=False):
+            return False
+        if self._takes_place():
+            # Whatever it is, the thread meets it too, and answers with it.
+            with suppress(Exception):
+                group = [submission]
+                if self._known_error(group) is None:
+                    message, end = self._encoded(group)
+                    self._chain.begin(LOG, message, lambda appending: self._end_alone(group, _Ended(appending, end)))
+                    return True
+            self._leave()
+        self._chain.turn.release()
+        return False
+
+    def _end_alone(self, group: list[Submission], ended: _Ended) -> None:
+        self._ended = ended
+        self._write_and_answer(group)
+        self._chain.turn.release()
+        self._leave()
+
     def _write(self, group: list[Submission]) -> None:
-        with self._chain.hold():
-            sequence = self._chain.last_sequence + 1
-            position = SEGMENT_HEADER_BYTES if group[0].begins_segment else self._end.position
-            start = LogPosition(sequence, position, self._end.lsn)
-            header = SegmentHeader(self._chain.state.channel_id, sequence, start.lsn, 0)
-            encoded, end = encode_group(group, self.codec, header, start, 0)
-            if not encoded:
-                # A barrier: all before it is durable, and it ends where they end.
-                for submission in group:
-                    submission.end = self._end
-                return
-            message = self._chain.message(MessageKind.GROUP, encoded)
-            self._chain.append_parts(LOG, replace(message, position=start))
+        self._was_alone = len(group) == 1
+        if self._ended is not None:
+            (appending, end), self._ended = self._ended, None
+            self._chain.outcome(appending)
             self._end = end
+        else:
+            with self._chain.turn:
+                self._write_waiting(group)
+
+    def _write_waiting(self, group: list[Submission]) -> None:
+        message, end = self._encoded(group)
+        if message.pieces:
+            self._chain.append(LOG, message)
+            self._end = end
+        else:
+            # Barriers: all before them is durable, and they end where it ends.
+            for submission in group:
+                submission.end = self._end
+
+    def _encoded(self, group: list[Submission]) -> tuple[Message, LogPosition]:
+        """Returns a group as it follows what is stored, and where the log ends then; needs the chain's turn."""
+        sequence = self._chain.last_sequence + 1
+        position = SEGMENT_HEADER_BYTES if group[0].begins_segment else self._end.position
+        start = LogPosition(sequence, position, self._end.lsn)
+        header = SegmentHeader(self._chain.state.channel_id, sequence, start.lsn, 0)
+        encoded, end = encode_group(group, self.codec, header, start, 0)
+        return self._chain.message(MessageKind.GROUP, encoded, start), end
 
 
 class StreamLog(Submitting[StreamWriter]):

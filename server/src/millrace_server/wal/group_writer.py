@@ -67,7 +67,8 @@ class GroupWriter(ABC):
         self._failure: LogFailedError | None = None
         self._refusal: LogFullError | None = None
         self._refused_generation = -1
-        # Whether a thread runs `_run`, or will. It stays so at the end, so that none begins again.
+        # Whether a thread runs `_run`, or will, or something has taken its place. It stays so at the end, so that none
+        # begins again.
         self._has_thread = False
         # Whether the thread was given back before the SYNC_POINT was due, because others needed it.
         self._owes_sync_point = False
@@ -117,15 +118,18 @@ class GroupWriter(ABC):
     def _run(self) -> None:
         while (group := self._next_group()) is not None:
             if group:
-                error = self._write_or_refuse(group)
-                if error is None:
-                    self._group_sizes.observe(len(group))
-                # Before the answer: a caller that submits again right after it is already pending then, and would be
-                # counted twice.
-                self._expected_count = len(self._pending) + _sibling_count(group)
-                self._answer(group, error)
+                self._write_and_answer(group)
             else:
                 self._write_sync_point()
+
+    def _write_and_answer(self, group: list[Submission]) -> None:
+        error = self._write_or_refuse(group)
+        if error is None:
+            self._group_sizes.observe(len(group))
+        # Before the answer: a caller that submits again right after it is already pending then, and would be counted
+        # twice.
+        self._expected_count = len(self._pending) + _sibling_count(group)
+        self._answer(group, error)
 
     def _next_group(self) -> list[Submission] | None:
         """Returns the next group; an empty one when a SYNC_POINT is due; None once the thread is given back."""
@@ -168,6 +172,17 @@ class GroupWriter(ABC):
                 group.append(self._pending.popleft())
             return group
 
+    def _takes_place(self) -> bool:
+        """Takes the place of a thread, where there is none yet and nothing to do; `_leave` gives it back."""
+        with self._lock:
+            is_free = not (self._has_thread or self._is_closing)
+            self._has_thread |= is_free
+        return is_free
+
+    def _leave(self) -> None:
+        if not self._has_left(is_closing=False, owes_sync_point=False):
+            self._threads.run(self._run)
+
     def _has_left(self, *, is_closing: bool, owes_sync_point: bool) -> bool:
         """Gives the thread back, unless there is something to do by now."""
         with self._lock:
@@ -203,16 +218,22 @@ class GroupWriter(ABC):
         self._sleep.release()
 
     def _write_or_refuse(self, group: list[Submission]) -> LogFullError | LogFailedError | None:
+        if (known := self._known_error(group)) is not None:
+            return known
+        error = self._try_to_write(group)
+        if isinstance(error, LogFullError):
+            self._refusal, self._refused_generation = error, group[0].generation
+        return error
+
+    def _known_error(self, group: list[Submission]) -> LogFullError | LogFailedError | None:
+        """Returns why a group cannot be written, where that is known before."""
         # A new exception for each group: raising the same object again and again makes its traceback longer.
         if self._failure is not None:
             return type(self._failure)(*self._failure.args)
         if self._refusal is not None and group[0].generation <= self._refused_generation:
             # There may be room again, but this group builds on records that are not in the log.
             return LogFullError(*self._refusal.args)
-        error = self._try_to_write(group)
-        if isinstance(error, LogFullError):
-            self._refusal, self._refused_generation = error, group[0].generation
-        return error
+        return None
 
     def _try_to_write(self, group: list[Submission]) -> LogFullError | LogFailedError | None:
         try:

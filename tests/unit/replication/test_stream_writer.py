@@ -1,0 +1,178 @@
+"""How a log gets its groups into a stream: a lone one without a thread."""
+
+import asyncio
+from typing import Any, Never
+
+import pytest
+
+from millrace_server.replication.engine import Engine
+from millrace_server.replication.stream import Stream
+from millrace_server.wal.payload_codec import PayloadCodec
+from millrace_server.wal.records import LogFailedError, LogTakenOverError
+from millrace_server.wal.writer_threads import Work, WriterThreads
+from tests.file_channels import until
+from tests.stream_logs import LIMITS, OwnedLog, engine_at, new_name, owned_log
+
+_MIB = 1 << 20
+
+
+async def test_submit_of_a_lone_group_needs_no_thread(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a change of threads who has nothing to wait for."""
+    run, runs = WriterThreads.run, list[Work]()
+
+    def counted_run(threads: WriterThreads, work: Work, *, is_urgent: bool = True) -> None:
+        runs.append(work)
+        run(threads, work, is_urgent=is_urgent)
+
+    async with engine_at(nats_url) as engine, owned_log(engine, new_name()) as log:
+        await log.submit(b"begins a segment")
+        monkeypatch.setattr(WriterThreads, "run", counted_run)
+        for number in range(3):
+            await _idle(log)
+            await log.submit(b"%d" % number)
+        await _idle(log)
+        assert not runs
+        await log.submit(b"x" * 3 * _MIB)
+        assert len(runs) == 1
+        await _idle(log)
+        with log.together():
+            together = [log.submit(b"1"), log.submit(b"2")]
+        await asyncio.gather(*together)
+        assert len(runs) == 2
+        await _idle(log)
+        await log.submit(b"perhaps one of two")
+        assert len(runs) == 3
+        await _idle(log)
+        await log.submit(b"alone again")
+        assert len(runs) == 3
+        log.log.compress(compresses=True)
+        await _idle(log)
+        await log.submit(b"x" * 1_000)
+        assert len(runs) == 4
+
+
+async def _idle(log: OwnedLog) -> None:
+    """Waits until nothing is being appended: the answer comes a moment earlier."""
+    writer = log.log._writer
+    assert writer is not None
+    await until(lambda: not writer._has_thread)
+
+
+async def test_submit_while_another_message_is_appended_waits_for_it(nats_url: str) -> None:
+    """A checkpoint, which has the turn meanwhile, does not make the channel's loop wait."""
+    name = new_name()
+    async with engine_at(nats_url) as engine:
+        async with owned_log(engine, name) as log:
+            await log.submit(b"1")
+            with log.chain.turn:
+                in_flight = [log.submit(b"2"), log.submit(b"3")]
+                assert log.chain.last_sequence == log.chain.epoch + 1
+            await asyncio.gather(*in_flight)
+        async with owned_log(engine, name) as later:
+            assert later.payloads == [b"1", b"2", b"3"]
+
+
+async def test_close_while_a_lone_group_is_appended_stores_it(nats_url: str) -> None:
+    """Also what was submitted behind it."""
+    name = new_name()
+    async with engine_at(nats_url) as engine:
+        log = await OwnedLog.opened(engine, name)
+        await log.submit(b"1")
+        await _idle(log)
+        in_flight = [log.submit(b"2"), log.submit(b"3")]
+        await log.close()
+        await asyncio.gather(*in_flight)
+        with pytest.raises(LogFailedError, match="closed"):
+            await log.submit(b"4")
+        async with owned_log(engine, name) as later:
+            assert later.payloads == [b"1", b"2", b"3"]
+
+
+async def test_submit_that_cannot_begin_fails_the_log(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is, the caller has an answer, and nothing is stored behind it."""
+
+    def refuse(*_: object) -> Never:
+        raise ZeroDivisionError
+
+    async with engine_at(nats_url) as engine, owned_log(engine, new_name()) as log:
+        await log.submit(b"1")
+        await _idle(log)
+        for way in ("begin", "append"):
+            monkeypatch.setattr(log.chain, way, refuse)
+        with pytest.raises(LogFailedError, match="ZeroDivisionError"):
+            await log.submit(b"2")
+        monkeypatch.undo()
+        await _idle(log)
+        with pytest.raises(LogFailedError, match="ZeroDivisionError"):
+            await log.submit(b"3")
+
+
+@pytest.mark.parametrize("codec", [PayloadCodec(), PayloadCodec(compresses=True)], ids=["alone", "on a thread"])
+async def test_abandon_ends_what_is_being_appended(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, codec: PayloadCodec
+) -> None:
+    """A channel that was lost closes at once, although the engine does not answer; later appends are refused."""
+    async with engine_at(nats_url) as engine, owned_log(engine, new_name(), codec=codec) as log:
+        await log.submit(b"1")
+        await _idle(log)
+        asked = _let_no_answer_come(engine, monkeypatch)
+        in_flight = [log.submit(b"2"), log.submit(b"3")]
+        await asked.wait()
+        log.chain.abandon()
+        for each in in_flight:
+            with pytest.raises(LogTakenOverError, match="other servers may append"):
+                await each
+        monkeypatch.undo()
+        with pytest.raises(LogTakenOverError, match="other servers may append"):
+            await log.submit(b"4")
+
+
+def _let_no_answer_come(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Returns what is set once something is asked."""
+    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+
+    async def ask(*_: object) -> Never:
+        loop.call_soon_threadsafe(asked.set)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(engine.nats, "ask", ask)
+    return asked
+
+
+async def test_append_whose_cancellation_is_swallowed_ends(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library below may do that, and the append would be tried again for minutes."""
+    async with engine_at(nats_url) as engine:
+        stream = Stream(engine, new_name(), LIMITS)
+
+        async def cancelled() -> None:
+            await stream.open()
+            appending = asyncio.ensure_future(stream.append("log", [b"1"], 1))
+
+            async def ask(*_: Any) -> Never:
+                appending.cancel()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    raise TimeoutError
+
+            monkeypatch.setattr(engine.nats, "ask", ask)
+            with pytest.raises(asyncio.CancelledError):
+                await appending
+
+        await asyncio.wrap_future(engine.call(cancelled()))
+
+
+async def test_append_to_a_transport_that_has_just_closed_is_stored_once(nats_url: str) -> None:
+    """It notices before the rest of the connection does, and the append goes on over the next one."""
+    name = new_name()
+    async with engine_at(nats_url) as engine:
+        async with owned_log(engine, name) as log:
+            await log.submit(b"1")
+            await _idle(log)
+            assert engine.nats._transport is not None
+            engine.call_soon(engine.nats._transport.close)
+            await log.submit(b"2")
+            assert engine.nats.stats["reconnects"] == 1
+        async with owned_log(engine, name) as later:
+            assert later.payloads == [b"1", b"2"]
