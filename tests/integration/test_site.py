@@ -72,6 +72,18 @@ def test_links_of_all_pages_lead_somewhere(pages: dict[Path, _Page]) -> None:
     assert lost == []
 
 
+def test_files_that_pages_tell_to_copy_are_in_the_site(site: Path, pages: dict[Path, _Page]) -> None:
+    """A reader without a checkout gets the dashboard, the manifests and the protos from the site."""
+    copied = {
+        "monitoring.html": "deploy/grafana/millrace.json",
+        "kubernetes.html": "deploy/kubernetes/server.yaml",
+        "other_languages.html": "protos/millrace/v1/channel_service.proto",
+    }
+    for page, file in copied.items():
+        assert file in pages[site / page].targets
+        assert (site / file).read_bytes() == (ROOT / file).read_bytes()
+
+
 def test_pages_load_nothing_from_elsewhere(pages: dict[Path, _Page]) -> None:
     """The site works without a network."""
     assert {target for page in pages.values() for target in page.loaded if re.match(r"(https?:)?//", target)} == set()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path, PurePosixPath
 
@@ -22,6 +23,9 @@ BROUGHT = {
     "reference/format.md": "server/src/millrace_server/wal/FORMAT.md",
 }
 """Pages of the site that are files elsewhere in the repository."""
+
+BROUGHT_FOLDERS = ("deploy", "examples", "protos", "third_party")
+"""Folders of the repository whose files the site has under the same names, for readers without a checkout."""
 
 _LINK = re.compile(r"(?P<text>!?\[[^\]]*\])\((?P<target>[^)\s]+)\)")
 _ATTRIBUTE = re.compile(r'(?P<name>src|srcset|href)="(?P<target>[^"]+)"')
@@ -47,7 +51,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, place, content=content))
     shim = ROOT / "tools" / "site" / "vendor" / "iframe-worker.js"
     files.append(File.generated(config, _VENDORED_SHIM, abs_src_path=str(shim)))
+    for name in _brought_files():
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     return files
+
+
+def _brought_files() -> list[str]:
+    """Returns the files of the folders that the site has, without those that only a checkout makes."""
+    listed = subprocess.run(["git", "ls-files", "-z", *BROUGHT_FOLDERS], cwd=ROOT, capture_output=True, check=True)
+    # Markdown would become pages, which have no place in the navigation.
+    return [name for name in listed.stdout.decode().split("\0") if name and not name.endswith(".md")]
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:  # noqa: ARG001 - mkdocs names them
@@ -90,8 +103,8 @@ def _site_target(target: str, origin: PurePosixPath, place: PurePosixPath, files
         return target
     wanted = PurePosixPath(os.path.normpath(origin.parent / address))
     uri = next((page for page, path in BROUGHT.items() if path == str(wanted)), None)
-    if uri is None and wanted.parts[0] == "docs":
-        uri = str(wanted.relative_to("docs"))
+    if uri is None and wanted.parts[0] in {"docs", *BROUGHT_FOLDERS}:
+        uri = str(wanted).removeprefix("docs/")
     if uri is None or files.get_file_from_path(uri) is None:
         # What does not exist at all stays as it is, so that mkdocs reports it.
         return None if (ROOT / wanted).exists() else target
