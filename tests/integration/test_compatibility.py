@@ -129,6 +129,14 @@ def test_commands_of_the_page_bring_events_to_an_earlier_version(kept_data: Path
         assert _bodies(client) == [b"order %d" % number for number in range(4, 21)]
 
 
+def test_upgrade_check_of_a_directory_without_channels_says_which_it_was(tmp_path: Path) -> None:
+    """A mistyped directory must not look like one that needs no conversion."""
+    empty, missing = (run_millraced("upgrade", "--check", "--data-dir", path) for path in (tmp_path, tmp_path / "no"))
+    assert (empty.returncode, missing.returncode) == (0, 0)
+    assert f"no channel has files yet. The data directory is {tmp_path}." in empty.stdout
+    assert f"The data directory is {tmp_path / 'no'}, which does not exist." in missing.stdout
+
+
 def test_upgrade_without_check_says_what_to_do() -> None:
     """There is nothing to run but the check, since files are converted as they are written."""
     upgrade = run_millraced("upgrade")

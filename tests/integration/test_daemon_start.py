@@ -141,6 +141,8 @@ def test_serve_when_the_address_file_cannot_be_written_does_not_start(tmp_path: 
     assert result.stderr.splitlines()[-1] == (
         f"millraced: cannot write {address_file} (--address-file): No such file or directory"
     )
+    result = run_millraced("serve", *options(tmp_path / "data"), "--address-file", "/")
+    assert result.stderr.splitlines()[-1] == "millraced: cannot write / (--address-file): Is a directory"
 
 
 @pytest.mark.parametrize("field", ["listen", "http_listen"])

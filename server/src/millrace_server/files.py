@@ -1,6 +1,7 @@
 """Atomic and durable writes of files and directories; reading and following of files that settings name."""
 
 import asyncio
+import errno
 import json
 import os
 import stat
@@ -40,6 +41,9 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     Raises:
         OSError: The old content remains, unless only the fsync of the directory failed.
     """
+    if not path.name:
+        # The root, and the current directory.
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
     try:
         _write_new(temporary, content, mode)

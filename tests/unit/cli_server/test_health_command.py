@@ -1,41 +1,65 @@
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 
 import pytest
-import typer
+from typer.testing import CliRunner
 
-from millrace_server.cli.health_command import health
+from millrace_server.cli import app
+from millrace_server.cli.reporting import EXIT_BAD_SETTINGS, EXIT_CANNOT_START
+
+Answering = Callable[[bytes], str]
 
 
-@contextmanager
-def _answering(answer: bytes) -> Iterator[int]:
-    """Answers one connection on a free port, which it yields."""
+@pytest.fixture
+def answering() -> Iterator[Answering]:
+    """Makes a port that answers the first connection with some bytes, and closes it."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
-        def serve() -> None:
-            connection, _ = listening.accept()
-            with connection:
-                connection.recv(1_000)
-                connection.sendall(answer)
+        def start(answer: bytes) -> str:
+            threading.Thread(target=_answer_once, args=(listening, answer), daemon=True).start()
+            return f"http://127.0.0.1:{listening.getsockname()[1]}/healthz"
 
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield listening.getsockname()[1]
-        thread.join()
+        yield start
 
 
-def test_health_when_another_protocol_answers_fails_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    """As where the URL has the port of gRPC: a container's health check shows why."""
-    with _answering(b"\0\0\x06\x04\0\0\0\0\0\0\x03\0\0\0\x05\r\n") as port, pytest.raises(typer.Exit) as ended:
-        health(f"http://127.0.0.1:{port}/healthz")
-    assert ended.value.exit_code == 1
-    assert f"http://127.0.0.1:{port}/healthz: " in capsys.readouterr().err
+def _answer_once(listening: socket.socket, answer: bytes) -> None:
+    connection, _ = listening.accept()
+    with connection:
+        connection.recv(1_000)
+        connection.sendall(answer)
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:7071", "http://[::1/healthz", "http://127.0.0.1:port/healthz", "http://"])
-def test_health_of_what_is_no_url_is_refused(url: str) -> None:
-    """It is an error of the command line."""
-    with pytest.raises(typer.BadParameter, match="must be an address such as"):
-        health(url)
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"", "closed the connection; with server.tls, the address begins with https"),
+        (b"\x00\x00\x1e\x04", "does not answer in HTTP; server.http_listen is the port to ask"),
+        (b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n", "Service Unavailable"),
+    ],
+)
+def test_health_of_another_port_says_what_answered(answering: Answering, answer: bytes, reason: str) -> None:
+    """The port of gRPC, and one with TLS, are what a mistyped address leads to."""
+    url = answering(answer)
+    result = CliRunner().invoke(app, ["health", url])
+    assert (result.exit_code, result.stdout) == (EXIT_CANNOT_START, "")
+    assert result.stderr == f"millraced: {url}: {reason}\n"
+
+
+def test_health_where_nothing_listens_says_so() -> None:
+    """The reason is that of the system, without its number."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/healthz"
+    result = CliRunner().invoke(app, ["health", url])
+    assert (result.exit_code, result.stderr) == (EXIT_CANNOT_START, f"millraced: {url}: Connection refused\n")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "127.0.0.1:7071", "file:///etc/passwd", "http://[::1", "http://127.0.0.1:7071/\xe9", f"http://{'a' * 70}/"],
+)
+def test_health_of_no_address_is_a_usage_error(url: str) -> None:
+    """What cannot be asked is refused with an example."""
+    result = CliRunner().invoke(app, ["health", url])
+    assert result.exit_code == EXIT_BAD_SETTINGS
+    assert "it must be an address such as http://127.0.0.1:7071/healthz" in result.stderr

@@ -65,7 +65,8 @@ def load_contexts() -> Contexts:
     except FileNotFoundError:
         return Contexts(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(ExitCode.USAGE, f"cannot read {path}: {error}") from error
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise CommandError(ExitCode.USAGE, f"cannot read {path}: {reason}") from error
     if rights & 0o077:
         raise CommandError(
             ExitCode.USAGE, f"{path} may hold tokens, and others may read or change it; run: chmod 600 {path}"

@@ -11,7 +11,7 @@ _TIMEOUT_SECONDS = 3.0
 
 def health(
     url: Annotated[
-        str, typer.Argument(metavar="[URL]", envvar="MILLRACE_HEALTH_URL", help="The address of /healthz.")
+        str, typer.Argument(metavar="URL", envvar="MILLRACE_HEALTH_URL", help="The address of /healthz.")
     ] = "http://127.0.0.1:7071/healthz",
 ) -> None:
     """Ask a server on this machine whether it serves; for the health checks of containers.
@@ -20,30 +20,40 @@ def health(
     with 1 if the server does not answer, or is stopping.
     """
     import ssl
-    from http.client import HTTPException
-    from urllib.error import URLError
+    from http.client import HTTPException, InvalidURL
+    from urllib.error import HTTPError
     from urllib.request import urlopen
 
-    if not _is_url(url):
-        raise typer.BadParameter(f"is {url!a}; it must be an address such as http://127.0.0.1:7071/healthz")
+    if not url.startswith(("http://", "https://")):
+        raise _wrong(url)
     unverified = ssl.create_default_context()
     unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
     try:
         with urlopen(url, timeout=_TIMEOUT_SECONDS, context=unverified) as answer:  # noqa: S310 - checked above
-            typer.echo(answer.read(1_000).decode(errors="replace"))
-    except HTTPException:
-        complain(f"{url}: what answers there does not speak HTTP/1.1; is it the HTTP port?")
+            text = answer.read(1_000).decode(errors="replace")
+    except (ValueError, InvalidURL):
+        raise _wrong(url) from None
+    except (OSError, HTTPException) as error:
+        if isinstance(error, HTTPError):
+            error.close()
+        complain(f"{url}: {_reason(error)}")
         raise typer.Exit(EXIT_CANNOT_START) from None
-    except OSError as error:
-        complain(f"{url}: {error.reason if isinstance(error, URLError) else error}")
-        raise typer.Exit(EXIT_CANNOT_START) from None
+    typer.echo(text)
 
 
-def _is_url(text: str) -> bool:
-    from urllib.parse import urlsplit
+def _wrong(url: str) -> typer.BadParameter:
+    from millrace.setting_problems import shown_value
 
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
+    return typer.BadParameter(f"is {shown_value(url)}; it must be an address such as http://127.0.0.1:7071/healthz")
+
+
+def _reason(error: Exception) -> str:
+    from http.client import HTTPException, RemoteDisconnected
+    from urllib.error import URLError
+
+    cause = error.reason if isinstance(error, URLError) else error
+    if isinstance(cause, RemoteDisconnected):
+        return "closed the connection; with server.tls, the address begins with https"
+    if isinstance(cause, HTTPException):
+        return "does not answer in HTTP; server.http_listen is the port to ask"
+    return (isinstance(cause, OSError) and cause.strerror) or str(cause)

@@ -9,6 +9,7 @@ import typer
 from millrace_server.cli.reporting import EXIT_CONVERTS, EXIT_UNAVAILABLE, EXIT_USAGE, complain, load_or_exit
 
 if TYPE_CHECKING:
+    from millrace_server.configuration.settings import Settings
     from millrace_server.log_tools.upgrade import ChannelUpgrade
 
 
@@ -31,7 +32,7 @@ def upgrade(
     if not check:
         complain("files are converted as the server writes them; see what would change: millraced upgrade --check")
         raise typer.Exit(EXIT_USAGE)
-    load_or_exit(config, {} if data_dir is None else {"data_dir": data_dir})
+    settings = load_or_exit(config, {} if data_dir is None else {"data_dir": data_dir})
 
     from millrace_server.cli.log_targets import exit_on_error
 
@@ -44,7 +45,17 @@ def upgrade(
     else:
         for found in upgrades:
             typer.echo(f"{found.channel}: {found.sentence}")
+        if not upgrades:
+            # So that a mistyped directory is noticed.
+            typer.echo(
+                f"There is nothing to convert: no channel has files yet. The data directory is {_place(settings)}."
+            )
     _end(upgrades)
+
+
+def _place(settings: "Settings") -> str:
+    directory = settings.server.data_dir
+    return f"{directory}{'' if directory.is_dir() else ', which does not exist'}"
 
 
 def _upgrades(config: Path | None, data_dir: str | None) -> Iterator["ChannelUpgrade"]:
