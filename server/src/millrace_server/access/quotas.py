@@ -4,15 +4,11 @@ import time
 from collections.abc import Callable
 
 from millrace_server.errors import QuotaExceededError
-
-ROUNDING_SECONDS = 0.001
-"""Added to a delay, so that the bucket has what was missing once it has passed."""
+from millrace_server.token_bucket import ROUNDING_SECONDS, TokenBucket
 
 
-class Bucket:
-    """What may pass in one second, filled evenly.
-
-    What is larger passes when the bucket is full, which then owes the rest: so the rate holds in the long run.
+class Bucket(TokenBucket):
+    """The bytes that an identity may send or receive: one second's worth at once.
 
     Attributes:
         setting: The name of the quota.
@@ -22,31 +18,15 @@ class Bucket:
     """
 
     def __init__(self, setting: str, bytes_per_second: int, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(bytes_per_second, bytes_per_second, clock)
         self.setting = setting
         self.bytes_per_second = bytes_per_second
         self.counted_bytes = self.refused_count = 0
-        self._clock = clock
-        self._level = float(bytes_per_second)
-        self._filled_at = clock()
 
     def count(self, byte_count: int) -> float:
         """Counts bytes; returns after how many seconds they may pass, in the order in which they were counted."""
         self.counted_bytes += byte_count
-        rate = self.bytes_per_second
-        missing = min(byte_count, rate) - self.fill()
-        self._level -= byte_count
-        return max(missing / rate, 0.0)
-
-    def fill(self) -> float:
-        """Returns what the bucket holds now; less than 0 if it owes something."""
-        now, rate = self._clock(), self.bytes_per_second
-        self._level = min(self._level + (now - self._filled_at) * rate, rate)
-        self._filled_at = now
-        return self._level
-
-    def give_back(self, byte_count: int) -> None:
-        """Forgets bytes that were counted and did not pass."""
-        self._level += byte_count
+        return self.take(byte_count)
 
     def admit(self, byte_count: int, wait_seconds_max: float = 0.0) -> float:
         """Does the same, or counts nothing and raises QuotaExceededError if they would have to wait longer."""

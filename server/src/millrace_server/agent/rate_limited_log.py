@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import structlog
 
+from millrace_server.token_bucket import TokenBucket
+
 LINE_SECONDS = 10.0
 """Seconds between two lines of one kind; the second one counts the events of the lines left out in between."""
 
@@ -20,33 +22,13 @@ _SHAPES_MAX = 16
 _NUMBER = re.compile(r"\d+")
 
 
-class RateLimit:
-    """A token bucket: `burst` tokens, each of which comes back `refill_seconds` after it was taken."""
-
-    def __init__(self, burst: int, refill_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._burst = float(burst)
-        self._refill_seconds = refill_seconds
-        self._clock = clock
-        self._tokens = self._burst
-        self._refilled_at = clock()
-
-    def try_acquire(self) -> bool:
-        now = self._clock()
-        self._tokens = min(self._tokens + (now - self._refilled_at) / self._refill_seconds, self._burst)
-        self._refilled_at = now
-        if self._tokens < 1.0:
-            return False
-        self._tokens -= 1.0
-        return True
-
-
 class RateLimitedLog:
     """Logs the first line of each kind at once, and of the following ones a summary every `LINE_SECONDS`."""
 
     def __init__(self, log: structlog.stdlib.BoundLogger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._clock = clock
-        self._limits: dict[tuple[str, str], RateLimit] = {}
+        self._limits: dict[tuple[str, str], TokenBucket] = {}
         self._suppressed_counts: dict[tuple[str, str], int] = {}
 
     def log(self, level: int, message: str, about: str, event_count: int, **fields: str) -> None:
@@ -57,8 +39,8 @@ class RateLimitedLog:
             if len(self._limits) >= _KINDS_MAX:
                 self._limits.clear()
                 self._suppressed_counts.clear()
-            self._limits[kind] = RateLimit(1, LINE_SECONDS, self._clock)
-        if self._limits[kind].try_acquire():
+            self._limits[kind] = TokenBucket(1 / LINE_SECONDS, 1, self._clock)
+        if self._limits[kind].try_take():
             self._log.log(level, message, events=count, **fields)
         else:
             self._suppressed_counts[kind] = count
@@ -76,14 +58,14 @@ class FailureLog:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limit = RateLimit(FAILURE_BURST, FAILURE_SECONDS, clock)
+        self._limit = TokenBucket(1 / FAILURE_SECONDS, FAILURE_BURST, clock)
         self._logged_shapes: set[str] = set()
         self.suppressed_count = 0
 
     def admits(self, reason: str) -> bool:
         """Whether to log a failure; called for each failure."""
         shape = _NUMBER.sub("0", reason)
-        if shape in self._logged_shapes or not self._limit.try_acquire():
+        if shape in self._logged_shapes or not self._limit.try_take():
             self.suppressed_count += 1
             return False
         if len(self._logged_shapes) >= _SHAPES_MAX:

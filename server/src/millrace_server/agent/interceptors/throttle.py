@@ -7,7 +7,6 @@ from typing import Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from millrace.setting_units import ByteSize
-from millrace_server.access.quotas import ROUNDING_SECONDS, Bucket
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors.interceptor import (
     Interceptor,
@@ -16,6 +15,7 @@ from millrace_server.agent.interceptors.interceptor import (
     QuickInterceptor,
 )
 from millrace_server.agent.interceptors.surroundings import THIS_MACHINE, Surroundings
+from millrace_server.token_bucket import ROUNDING_SECONDS, TokenBucket
 
 
 class ThrottleConfig(InterceptorConfig):
@@ -54,35 +54,38 @@ class ThrottleConfig(InterceptorConfig):
 class _Throttle(QuickInterceptor):
     def __init__(self, config: ThrottleConfig, surroundings: Surroundings) -> None:
         self._drops = config.when_exceeded == "drop"
-        limits = {"events_per_second": config.events_per_second, "bytes_per_second": config.bytes_per_second}
-        self._buckets = {
-            name: Bucket(name, limit, surroundings.monotonic) for name, limit in limits.items() if limit is not None
-        }
+        clock, events, byte_count = surroundings.monotonic, config.events_per_second, config.bytes_per_second
+        self._limits: list[_EventLimit | _ByteLimit] = []
+        if events is not None:
+            self._limits.append(_EventLimit(events, events, clock))
+        if byte_count is not None:
+            self._limits.append(_ByteLimit(byte_count, byte_count, clock))
 
     def intercept(self, table: EventTable) -> EventTable:
         if self._drops:
-            table = table.part(0, min(self._passing_count(bucket, table) for bucket in self._buckets.values()))
-            self._count(table)
-            return table
-        if (seconds := self._count(table)) > 0:
-            for bucket in self._buckets.values():
-                bucket.give_back(_size(bucket, table))
+            table = table.part(0, min(limit.passing_count(table) for limit in self._limits))
+        seconds = max(limit.take(limit.size(table)) for limit in self._limits)
+        if seconds > 0 and not self._drops:
+            for limit in self._limits:
+                limit.give_back(limit.size(table))
             raise MustWaitError(seconds + ROUNDING_SECONDS)
         return table
 
-    def _count(self, table: EventTable) -> float:
-        """Counts the events; returns after how many seconds they may pass."""
-        return max(bucket.count(_size(bucket, table)) for bucket in self._buckets.values())
 
-    @staticmethod
-    def _passing_count(bucket: Bucket, table: EventTable) -> int:
-        level = bucket.fill()
-        if bucket.setting == "events_per_second":
-            return min(int(max(level, 0)), table.count)
-        count = bisect_right(list(accumulate(map(len, table.bodies))), level)
-        # An event that is larger than the limit passes when the bucket is full.
-        return count or int(level >= bucket.bytes_per_second)
+class _EventLimit(TokenBucket):
+    def size(self, table: EventTable) -> int:
+        return table.count
+
+    def passing_count(self, table: EventTable) -> int:
+        """Returns how many of the first events may pass now."""
+        return min(int(max(self.level(), 0)), table.count)
 
 
-def _size(bucket: Bucket, table: EventTable) -> int:
-    return table.count if bucket.setting == "events_per_second" else sum(map(len, table.bodies))
+class _ByteLimit(TokenBucket):
+    def size(self, table: EventTable) -> int:
+        return table.body_bytes
+
+    def passing_count(self, table: EventTable) -> int:
+        """Returns how many of the first events may pass now; one that is larger than the limit, if nothing is owed."""
+        count = bisect_right(list(accumulate(map(len, table.bodies))), self.level())
+        return count or int(self.is_full)

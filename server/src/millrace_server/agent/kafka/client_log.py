@@ -2,7 +2,7 @@
 
 import logging
 
-from millrace_server.agent.rate_limited_log import RateLimit
+from millrace_server.token_bucket import TokenBucket
 
 CLIENT_LOG = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ class _RepetitionFilter(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._limits: dict[object, RateLimit] = {}
+        self._limits: dict[object, TokenBucket] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         # librdkafka's lines have as arguments what they are about, the client's name with a number, and the text.
@@ -27,7 +27,7 @@ class _RepetitionFilter(logging.Filter):
             kind = f"{record.args[0]} {str(record.args[1]).partition('#')[0]}"
         if len(self._limits) >= _LIMITS_MAX:
             self._limits.clear()
-        return self._limits.setdefault(kind, RateLimit(_LOG_BURST, _LOG_SECONDS)).try_acquire()
+        return self._limits.setdefault(kind, TokenBucket(1 / _LOG_SECONDS, _LOG_BURST)).try_take()
 
 
 CLIENT_LOG.addFilter(_RepetitionFilter())

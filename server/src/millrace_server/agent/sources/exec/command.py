@@ -16,8 +16,8 @@ from typing import IO, Any, NamedTuple
 
 import structlog
 
-from millrace_server.agent.rate_limited_log import RateLimit
 from millrace_server.agent.supervision import ComponentError
+from millrace_server.token_bucket import TokenBucket
 
 
 class PipeReader:
@@ -70,7 +70,7 @@ class StderrLog:
 
     def __init__(self, log: structlog.stdlib.BoundLogger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
-        self._allowance = RateLimit(LINES_BURST, SECONDS_PER_LINE, clock)
+        self._allowance = TokenBucket(1 / SECONDS_PER_LINE, LINES_BURST, clock)
         self._partial_line = b""
         self._suppressed_count = 0
 
@@ -99,7 +99,7 @@ class StderrLog:
     def _log_line(self, line: bytes) -> None:
         if not line.strip():
             return
-        if not self._allowance.try_acquire():
+        if not self._allowance.try_take():
             self._suppressed_count += 1
             return
         text = line[:LINE_BYTES_MAX].decode(errors="replace").rstrip("\r")
