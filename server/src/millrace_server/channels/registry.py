@@ -346,6 +346,8 @@ class ChannelRegistry:
             await asyncio.shield(closing)
 
     def forget(self, name: str) -> None:
+        if self._shared is not None:
+            self._shared.forget(name)
         del self._handles[name]
         self._channels.pop(name, None)
         self._notify_watchers(name)

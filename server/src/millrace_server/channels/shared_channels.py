@@ -75,6 +75,11 @@ class SharedChannels:
             ownership.leave()
             await ownership.ended()
 
+    def forget(self, name: str) -> None:
+        """Stands by for a channel no more, which could not be opened; does nothing for one that was removed."""
+        if (ownership := self._ownerships.pop(name, None)) is not None:
+            ownership.leave()
+
     async def close(self) -> None:
         """Leaves all channels, and the engines."""
         await asyncio.gather(*map(self.remove, self))
