@@ -19,7 +19,7 @@ from millrace_server.errors import ChannelCorruptError, NotOwnerError
 from millrace_server.replication.engine_settings import EngineSettings
 from millrace_server.replication.lease_bucket import BUCKET, JetStreamBucket
 from millrace_server.replication.owner_entries import Holder, channel_key
-from millrace_server.replication.stream import StreamLimits
+from millrace_server.replication.stream import Stream, StreamLimits
 from tests.channel_events import append, begin_with_takes, numbered
 from tests.file_channels import until
 from tests.stream_logs import engine_at, new_name, set_back
@@ -173,6 +173,30 @@ async def test_channel_is_corrupt_whose_engine_was_set_back_with_its_notes(
             await append(handle.channel, body)
         await set_back(engine, name, 3)
         await asyncio.wrap_future(engine.call(engine.jetstream.purge_stream(f"KV_{BUCKET}")))
+        await _until_state(handle, ChannelState.CORRUPT)
+
+
+@pytest.mark.parametrize("damage", ["deleted", "set back", "purged"])
+async def test_channel_at_rest_whose_stream_is_damaged_is_corrupt_within_a_lease(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    """Its owner looks by itself: nothing is appended or read that would meet the damage."""
+    monkeypatch.setattr("millrace_server.replication.stream_reading.MISSING_SECONDS_MAX", 0.1)
+    name = new_name()
+    async with _registry("a:1") as one, engine_at(nats_url) as engine:
+        config = _config(nats_url)
+        engine_settings = config.engine.model_copy(update={"lease_seconds": 1.0})
+        handle = one.create(name, config.model_copy(update={"engine": engine_settings}))
+        await handle.opened.wait()
+        for body in (b"1", b"2"):
+            await append(handle.channel, body)
+        if damage == "deleted":
+            await StreamStores(engine).delete(name, _LIMITS)
+        elif damage == "set back":
+            await set_back(engine, name, 2)
+        else:
+            stream = Stream(engine, name, _LIMITS)
+            await asyncio.wrap_future(engine.call(stream.purge_before(3)))
         await _until_state(handle, ChannelState.CORRUPT)
 
 

@@ -11,7 +11,7 @@ from millrace_server.replication.chain import Chain
 from millrace_server.replication.engine import Engine, EngineError
 from millrace_server.replication.messages import MessageKind
 from millrace_server.replication.stream import Stream, StreamLimits
-from millrace_server.replication.stream_reading import LOG
+from millrace_server.replication.stream_reading import LOG, StreamMissingError
 from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
 from millrace_server.wal.records import LogFailedError, LogFullError
 from millrace_server.wal.segments import LogCorruptError
@@ -269,6 +269,33 @@ async def test_stream_that_was_set_back_fails_its_owner(nats_url: str) -> None:
         await asyncio.wrap_future(engine.call(log.chain.stream.open()))
         with pytest.raises(LogFailedError, match="was set back"):
             await log.submit(b"3")
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_check_of_a_stream_that_lacks_messages_says_so(nats_url: str) -> None:
+    """What the owner itself removes is not missing; what an operator purges, deletes or replaces is."""
+    name = new_name()
+    async with engine_at(nats_url) as engine, owned_log(engine, name) as log:
+        stream = log.chain.stream.name
+
+        async def check() -> None:
+            await asyncio.wrap_future(log.chain.check())
+
+        for number in range(3):
+            submission = await log.submit(b"%d" % number)
+            await log.write_checkpoint(submission.end, b"state")
+            await check()
+        await asyncio.to_thread(log.log.remove_before, log.chain.last_sequence - 3)
+        await check()
+        await asyncio.wrap_future(engine.call(engine.jetstream.purge_stream(stream)))
+        with pytest.raises(LogCorruptError, match=r"begins with message 8; those from 4 on were removed, and not by"):
+            await check()
+        await asyncio.wrap_future(engine.call(engine.jetstream.delete_stream(stream)))
+        with pytest.raises(StreamMissingError):
+            await check()
+        await asyncio.wrap_future(engine.call(log.chain.stream.open()))
+        with pytest.raises(LogCorruptError, match="was replaced by another one"):
+            await check()
 
 
 async def test_submit_to_a_full_stream_is_refused_until_there_is_room(nats_url: str) -> None:

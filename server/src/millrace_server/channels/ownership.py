@@ -18,8 +18,9 @@ from millrace_server.replication.chain import Chain
 from millrace_server.replication.engine import EngineError
 from millrace_server.replication.lease import ChannelLease, LeaseLostError
 from millrace_server.replication.stream import StreamLimits
-from millrace_server.replication.stream_reading import SetBackError
+from millrace_server.replication.stream_reading import SetBackError, StreamMissingError
 from millrace_server.wal.records import LogFailedError
+from millrace_server.wal.segments import LogCorruptError
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -339,7 +340,9 @@ class Ownership:
         channel = self._hooks.serve(opened.store.storage)
         channel.guard_reading(lambda: lease.is_current)
         noting = asyncio.get_running_loop().create_task(self._note_sequences(opened.chain, lease, departing))
+        checking = asyncio.get_running_loop().create_task(self._keep_checking(opened.chain))
         departure = await departing
+        checking.cancel()
         if departure.is_loss:
             self._move(Stage.LOSING)
             self._close(channel)
@@ -368,6 +371,24 @@ class Ownership:
         seconds = self._shared.leases.members.lease_seconds
         while not (await asyncio.wait({departing}, timeout=seconds))[0]:
             await lease.note(chain.last_sequence)
+
+    async def _keep_checking(self, chain: Chain) -> None:
+        """Looks once a lease whether the stream is whole: a channel at rest would not notice its loss.
+
+        Opening the channel again shows what is wrong, and whether it can go on.
+        """
+        assert self._shared is not None, "the channel is served"
+        while True:
+            await asyncio.sleep(self._shared.leases.members.lease_seconds)
+            try:
+                await asyncio.wrap_future(chain.check())
+            except (LogCorruptError, StreamMissingError) as error:
+                _log.error("a channel's stream is damaged", channel=self._handle.name, error=str(error))
+                self._lose()
+                return
+            except EngineError as error:
+                # If that lasts, the lease is lost too.
+                _log.debug("a channel's stream could not be checked", channel=self._handle.name, error=str(error))
 
     async def _hand_over(self, channel: Channel, opened: OpenStream) -> None:
         """Lets open transactions end, and writes a checkpoint, so that the next owner reads hardly anything."""

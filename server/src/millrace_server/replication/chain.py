@@ -5,7 +5,7 @@ import json
 import secrets
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from typing import Any, Self
@@ -13,7 +13,7 @@ from typing import Any, Self
 from millrace_server.replication.engine import Done, Engine
 from millrace_server.replication.messages import HEAD_BYTES, NOWHERE, Message, MessageKind
 from millrace_server.replication.stream import HEADER_BYTES_MAX, Stream
-from millrace_server.replication.stream_reading import CHECKPOINT, LOG, StreamState
+from millrace_server.replication.stream_reading import CHECKPOINT, LOG, SetBackError, StreamState
 from millrace_server.wal.disk import Piece
 from millrace_server.wal.records import LogPosition, LogTakenOverError
 
@@ -39,6 +39,8 @@ class Chain:
         self.state = state
         self.epoch = 0
         self.turn = threading.Lock()
+        # An empty stream may begin with 0, which is no message.
+        self._first_sequence = max(self.state.first_sequence, 1)
         self._last_sequence = self.state.last_sequence
         self._byte_count = self.state.byte_count
         # The append that began last; for the engine's event loop.
@@ -200,12 +202,39 @@ class Chain:
 
     def purge_before(self, sequence: int) -> None:
         """Removes all messages before a sequence."""
-        self._byte_count = self._engine.call(self.stream.purge_before(sequence)).result().byte_count
+        self._purge(self.stream.purge_before(sequence))
 
     def purge_checkpoints_before(self, sequence: int) -> None:
         """Removes the checkpoints' messages before a sequence."""
-        purging = self.stream.purge_before(sequence, CHECKPOINT)
-        self._byte_count = self._engine.call(purging).result().byte_count
+        self._purge(self.stream.purge_before(sequence, CHECKPOINT))
+
+    def _purge(self, purging: Coroutine[Any, Any, StreamState]) -> None:
+        state = self._engine.call(purging).result()
+        self._first_sequence, self._byte_count = state.first_sequence, state.byte_count
+
+    def check(self) -> "Future[None]":
+        """Looks whether the engine has all messages still; does not block.
+
+        The future raises:
+            EngineError: The engine does not answer.
+            LogCorruptError: The stream lacks messages, or is another one.
+            StreamMissingError: There is none.
+        """
+        return self._engine.call(self.stream.patiently(self._check))
+
+    async def _check(self) -> None:
+        last = self._last_sequence
+        found = await self.stream.state()
+        if found.channel_id != self.state.channel_id:
+            raise SetBackError(f"stream {self.stream.name}: was replaced by another one")
+        if found.last_sequence < last:
+            raise SetBackError(f"stream {self.stream.name}: was set back to message {found.last_sequence} from {last}")
+        # What another owner has removed is not missing. A purge of this one that is under way is over soon.
+        if found.last_sequence == last and found.first_sequence > self._first_sequence:
+            raise SetBackError(
+                f"stream {self.stream.name}: begins with message {found.first_sequence}; those from "
+                f"{self._first_sequence} on were removed, and not by Millrace"
+            )
 
     def delete(self) -> None:
         """Deletes the stream."""

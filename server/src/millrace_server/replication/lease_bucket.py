@@ -94,7 +94,9 @@ class JetStreamBucket(Bucket):
                 found = await watcher.updates(silence_seconds)
                 yield None if found is None else (found.key, _entry(found))
         finally:
-            await watcher.stop()
+            # On a closed connection it fails, in place of the cancellation, and the watch would begin again for ever.
+            with suppress(nats.errors.Error):
+                await watcher.stop()
 
 
 class JetStreamLeases:
