@@ -51,7 +51,7 @@ _REMEDIES = {
     "NOT_CLAIMED": "claim the channel again, and read from the first sequence of the new claim",
     "NOT_A_CHANNEL": "name one of the source's channels, which `millraced graph` shows",
     "CHANNEL_CONFIGURED": "remove its table from the file, and reload the server with SIGHUP",
-    "STALE_EPOCH": "let the newer reader go on; give each pipeline a reader id of its own, or claim the channel again",
+    "STALE_EPOCH": "let the newer reader continue; give each pipeline its own reader id, or claim the channel again",
     "CANCELLED": "repeat the call, with the same transaction or stamp if it changes something",
     "CLIENT_CLOSED": "connect again, and keep the client open for as long as its channels are used",
     "CLIENT_FORKED": "connect in the child process, after the fork",

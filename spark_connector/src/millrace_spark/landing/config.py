@@ -98,7 +98,7 @@ class SourceConfig(BaseModel, frozen=True, extra="forbid"):
     claim; another landing needs another name."""
 
     starting_sequences: str = "earliest"
-    """Where the first run starts: `earliest`, `latest`, or JSON by channel. Later runs go on from the last one."""
+    """Where the first run starts: `earliest`, `latest`, or JSON by channel. Later runs continue from the last one."""
 
     starting_timestamp: str | None = None
     """Where the first run starts instead of `starting_sequences`: at the first events committed at or after this time,
@@ -315,7 +315,7 @@ class RunConfig(BaseModel, frozen=True, extra="forbid"):
     """With `follow`: the interval between the starts of batches; 0 starts one as soon as there are events."""
 
     grace_seconds: float = Field(60.0, ge=0, le=3_600, allow_inf_nan=False)
-    """How long a batch may go on after a stop signal; after that it is aborted, and the next start lands it."""
+    """How long a batch may continue after a stop signal; after that it is aborted, and the next start lands it."""
 
 
 class SparkConfig(BaseModel, frozen=True, extra="forbid"):

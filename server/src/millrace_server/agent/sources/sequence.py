@@ -20,8 +20,8 @@ _BATCHES_PER_SECOND = 10
 class SequenceSourceConfig(SourceConfig):
     """A source of numbered events, from 0, for trying flows.
 
-    The numbers are stamps: after a restart it goes on with the number after the last one that its channels have stored,
-    if they are of type `file`. Channels in memory begin at 0 again.
+    The numbers are stamps: after a restart it continues with the number after the last one that its channels have
+    stored, if they are of type `file`. Channels in memory begin at 0 again.
     """
 
     type: Literal["sequence"]

@@ -56,7 +56,7 @@ class KafkaSinkConfig(KafkaClientConfig, SinkConfig):
     that are not UTF-8."""
 
     transactional_id_prefix: str = Field("millrace-", min_length=1, max_length=100, pattern=r"^[a-zA-Z0-9._-]+$")
-    """The beginning of the transactional id, which goes on with the channel's id and the sink's name. The brokers must
+    """The beginning of the transactional id, which the channel's id and the sink's name follow. The brokers must
     permit this id, and the group of the same name."""
 
     batch_events_max: int = Field(10_000, ge=1, le=1_000_000)
