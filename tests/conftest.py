@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from examples.jetstream_cluster import JetStreamCluster
@@ -46,6 +47,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """With several workers, the longest tests come first: those of the shared Spark, then those that start one."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: (not uses_shared_spark(item.nodeid), item.get_closest_marker("spark") is None))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Leaves no test with a structlog that another one, or an agent in its process, has configured."""
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -11,19 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from millrace.setting_file import SettingsError
 from millrace_server.embedded import EmbeddedAgent, EmbeddedAgentError
 from millrace_server.errors import ChannelFullError, StartError, TxnCapacityError
 
 WAIT_SECONDS_MAX = 20.0
-
-
-@pytest.fixture(autouse=True)
-def _keep_structlog_as_it_was() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 def tables_of(data_dir: Path, sinks: dict[str, Any] | None = None, **limits: Any) -> dict[str, Any]:

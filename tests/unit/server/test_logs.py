@@ -45,7 +45,6 @@ def _keep_logging_as_it_was() -> Iterator[None]:
     root.handlers, logging.raiseExceptions = handlers, raises
     root.setLevel(level)
     logging.captureWarnings(capture=False)
-    structlog.reset_defaults()
 
 
 def logged(stream: io.StringIO) -> list[dict[str, Any]]:
