@@ -50,6 +50,7 @@ def test_bench_of_file_channels_measures_beside_bare_loops(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [tmp_path / "bench.json"]
 
 
+@pytest.mark.torture
 def test_bench_against_another_checkout_reports_the_ratio_of_each_scenario(tmp_path: Path) -> None:
     """Each result is given as a ratio to that of the other checkout's server, beside that server's ratio to itself."""
     saved = tmp_path / "ratios.json"
@@ -83,6 +84,7 @@ def test_bench_of_kafka_reports_the_shares_of_bare_loops(tmp_path: Path) -> None
     assert all(line["value"] > 0 for section in report["kafka"] for line in section["lines"])
 
 
+@pytest.mark.torture
 def test_bench_of_taildir_reports_how_fast_lines_are_read(tmp_path: Path) -> None:
     """Memory and file channels are measured, and the cost of the source once everything is read."""
     shown, report = _bench(tmp_path, "taildir")

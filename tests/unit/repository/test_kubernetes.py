@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -101,6 +100,9 @@ def _allows(settings: Settings, identity: str, wanted: str) -> bool:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_manifests_are_valid_by_the_schemas(manifests: Manifests, version: str) -> None:
     """No field is unknown or of another type, in an older and in a newer version."""
+    # Takes seconds, which every run that collects this file would spend.
+    import kubernetes_validate
+
     checked = [one for (kind, _), one in manifests.items() if kind not in CUSTOM_KINDS]
     for one in checked:
         kubernetes_validate.validate(one, version, strict=True)
