@@ -277,9 +277,12 @@ def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import millrace_client.cli.program
     import millrace_server.cli
+    from millrace_server.configuration.settings import Settings
 
     for module in _IMPORTED_LATE:
         import_module(module)
+    # Built at its first use, which takes most of a program's start.
+    Settings.model_rebuild()
 
     # Collections in the children leave shared memory shared.
     gc.freeze()
