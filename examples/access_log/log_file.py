@@ -11,7 +11,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 class LogFileError(Exception):
-    """Returned when a file is none that this job can read; its message is for the user."""
+    """Raised when this job cannot read a file; the message is for the user."""
 
 
 @dataclass(frozen=True)
