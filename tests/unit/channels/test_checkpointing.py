@@ -409,7 +409,7 @@ async def test_make_without_room_for_checkpoints_is_told_until_there_is(disk: Si
         disk.fail("create", 1, errno.ENOSPC, count=2)
         await opened.checkpointing.make()
         await opened.checkpointing.make()
-        trouble = "the disk has no room for checkpoints, so the log only grows; free space"
+        trouble = "the disk has no room for checkpoints, so the log only grows; free space on the disk"
         assert (opened.journal.disk_trouble, opened.checkpointing.made_at) == (trouble, 0.0)
         await opened.checkpointing.make()
         assert opened.faults == [trouble, "checkpoints have room again"]

@@ -18,6 +18,7 @@ from millrace_server.replication.engine import Engine
 from millrace_server.replication.stream import StreamLimits
 from millrace_server.wal.segments import LogCorruptError
 from tests.channel_events import ANSWER_BYTES_MAX, append, begin_with_takes, numbered
+from tests.file_channels import until
 from tests.simulated_channels import small_limits
 from tests.stream_logs import engine_at, new_name
 
@@ -94,8 +95,14 @@ async def test_append_to_a_full_stream_is_refused_until_takes_have_freed_it(nats
     async with engine_at(nats_url) as engine, _server(engine, new_name(), **limits) as server:
         for _ in range(3):
             await append(server.channel, body)
-        with pytest.raises(DiskFullError, match="min_free_bytes"):
+        with pytest.raises(DiskFullError, match=r"the channel's stream has \d+ bytes free; .* min_free_bytes"):
             await append(server.channel, body)
+        journal = server.store._journal
+        await until(lambda: "the stream has no room for puts" in journal.disk_trouble)
+        assert "or raise stream_bytes_max" in journal.disk_trouble
+        for is_stalled in (True, False):
+            journal._set_stalled(is_stalled=is_stalled)
+        assert server.changes[-2:] == ["the engine does not answer; commits wait for it", "the engine answers again"]
         for _ in range(3):
             await server.channel.transactions.commit([await begin_with_takes(server.channel, 1)], None)
         # The events were needed by the previous checkpoint until the second one.

@@ -73,7 +73,7 @@ ADVICE = {
     "TXNS_OPEN": "try again when the open transactions end",
     "CHANNEL_FULL": "take events out, or make room with `millrace channel update {channel} --capacity N`",
     "BYTES_FULL": "take events out, or make room with `millrace channel update {channel} --byte-capacity N`",
-    "DISK_FULL": "take events out, or free space on the server's disk",
+    "DISK_FULL": "take events out, free space on the server's disk, or raise stream_bytes_max of a replicated channel",
     "TOO_MANY_TXNS": "try again when other clients have finished theirs",
     "TOO_MANY_CHANNELS": "delete channels that are not needed, or raise server.channels_max",
     "QUOTA_EXCEEDED": "try again later, or ask for a larger quota, in the server's configuration",

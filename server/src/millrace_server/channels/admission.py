@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from millrace_server.channels.batches import Form, StoredColumns
 from millrace_server.channels.config import ChannelConfig
@@ -153,6 +153,26 @@ class _Measurement:
     reserved_bytes: int = 0  # Bytes that puts were given since.
 
 
+class Medium(NamedTuple):
+    """What keeps a channel's log, in the words of messages."""
+
+    name: str
+    """What has room, or none."""
+    keeper: str
+    """What answers, or does not."""
+    remedy: str
+    """What makes room, beside taking events out."""
+
+    @property
+    def silence(self) -> str:
+        """Says that it does not answer."""
+        return f"the {self.keeper} does not answer; commits wait for it"
+
+
+DISK = Medium("disk", "disk", "free space on the disk")
+STREAM = Medium("stream", "engine", "raise stream_bytes_max")
+
+
 class FreeSpace(Protocol):
     """What tells how much a disk, or a stream, still takes."""
 
@@ -167,6 +187,7 @@ class DiskSpace:
     hold up the event loop; until then the last measurement counts, less what puts were given since.
 
     Attributes:
+        medium: What is called a disk here: it may be a stream.
         min_free_bytes: Bytes that puts leave free.
         checkpoint_trouble: Why no checkpoint has room, in a sentence; empty where it has.
         is_short: A put was refused, and it is not known yet that there is room.
@@ -174,8 +195,15 @@ class DiskSpace:
     """
 
     def __init__(
-        self, disk: FreeSpace, data_dirs: Sequence[Path], clock: Callable[[], float], checkpoint_dir: Path | None = None
+        self,
+        disk: FreeSpace,
+        data_dirs: Sequence[Path],
+        clock: Callable[[], float],
+        checkpoint_dir: Path | None = None,
+        *,
+        medium: Medium = DISK,
     ) -> None:
+        self.medium = medium
         self._disk = disk
         self._data_dirs = data_dirs
         self._directories = {*data_dirs, checkpoint_dir or data_dirs[0]}
@@ -219,9 +247,9 @@ class DiskSpace:
         if not (self.is_full or self.lacks_room):
             return self.checkpoint_trouble
         return (
-            f"the disk has no room for puts: {max(self.free_bytes, 0)} bytes are free, and a put of "
+            f"the {self.medium.name} has no room for puts: {max(self.free_bytes, 0)} bytes are free, and a put of "
             f"{self._refused_bytes} bytes needs {self._wanted_bytes} (min_free_bytes is {self.min_free_bytes}); take "
-            "events out, or free space on the disk"
+            f"events out, or {self.medium.remedy}"
         )
 
     def measure(self) -> None:
@@ -244,7 +272,7 @@ class DiskSpace:
         if free_bytes - byte_count < self.min_free_bytes:
             self._refuse(byte_count)
             raise DiskFullError(
-                f"the channel's disk has {free_bytes} bytes free; a put of {byte_count} bytes would leave "
+                f"the channel's {self.medium.name} has {free_bytes} bytes free; a put of {byte_count} bytes would leave "
                 f"less than min_free_bytes, {self.min_free_bytes}; takes are still possible",
                 retry_delay_seconds=DISK_RETRY_DELAY_SECONDS,
             )

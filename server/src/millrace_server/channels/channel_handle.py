@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import structlog
 
+from millrace_server.channels.admission import DISK, STREAM
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.log_store import LogStore
@@ -130,7 +131,7 @@ class ChannelHandle:
     def trouble(self) -> str:
         """The reason for the state, in a sentence; empty while the channel works."""
         if self.state is ChannelState.STALLED:
-            return f"the {'disk' if self.config.replicated is None else 'engine'} does not answer; commits wait for it"
+            return (DISK if self.config.replicated is None else STREAM).silence
         if self.state is ChannelState.DISK_FULL:
             return self.channel.disk_trouble
         if self.state is ChannelState.STANDING_BY:

@@ -218,7 +218,10 @@ class Checkpointing:
         # Tried again later, not at once: what failed now will fail in the next moment too.
         self._holds_back, self._seen_count = False, -1
         if isinstance(error, OSError) and error.errno in NO_ROOM:
-            self._journal.report_checkpoints("the disk has no room for checkpoints, so the log only grows; free space")
+            medium = self._journal.disk_space.medium
+            self._journal.report_checkpoints(
+                f"the {medium.name} has no room for checkpoints, so the log only grows; {medium.remedy}"
+            )
 
     def _note_success(self) -> None:
         self._is_failing = False

@@ -169,7 +169,7 @@ class Journal:
         elif space.is_short:
             space.end_shortage()
             if was_full:
-                self.on_change("the disk has room for puts again")
+                self.on_change(f"the {space.medium.name} has room for puts again")
 
     def record_rollback(self, txn_id: str, *, has_expired: bool) -> None:
         if not self._fault:
@@ -297,7 +297,8 @@ class Journal:
     def _set_stalled(self, *, is_stalled: bool) -> None:
         if self.is_stalled != is_stalled:
             self.is_stalled = is_stalled
-            self.on_change("the disk does not answer; commits wait for it" if is_stalled else "the disk answers again")
+            medium = self.disk_space.medium
+            self.on_change(medium.silence if is_stalled else f"the {medium.keeper} answers again")
 
     def _done(
         self,
@@ -360,7 +361,7 @@ class Journal:
             else:
                 entry.fail(
                     DiskFullError(
-                        "the disk has no room for the channel's log; nothing was changed",
+                        f"the {self.disk_space.medium.name} has no room for the channel's log; nothing was changed",
                         retry_delay_seconds=DISK_RETRY_DELAY_SECONDS,
                     )
                 )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import structlog
 
-from millrace_server.channels.admission import DiskSpace
+from millrace_server.channels.admission import STREAM, DiskSpace
 from millrace_server.channels.channel_file import ChannelIdentity
 from millrace_server.channels.config import LogChannelConfig
 from millrace_server.channels.log_columns import LogColumns, RecentMemory
@@ -161,5 +161,5 @@ class StreamStores:
         channel_id = chain.state.channel_id
         identity = ChannelIdentity(name, channel_id, channel_id, chain.state.made_at_microseconds)
         holder = _Stream(identity, chain, attempt.limits)
-        disk_space = DiskSpace(holder, [Path(stream.name)], time.monotonic)
+        disk_space = DiskSpace(holder, [Path(stream.name)], time.monotonic, medium=STREAM)
         return OpenLog(holder, log, checkpoints, columns, disk_space, recovered), chain
