@@ -177,6 +177,16 @@ def test_update_of_a_channel_in_the_servers_file_says_how_long_it_lasts(
     assert "whose next start or reload restores those" in millrace("channels").stdout
 
 
+def test_update_of_a_replicated_channel_says_that_other_servers_keep_their_limits(
+    client: FakeClient, millrace: RunMillrace
+) -> None:
+    """The next owner has the limits of its own file."""
+    client.orders.config = replace(client.orders.config, type=ChannelType.REPLICATED)
+    assert millrace("channel", "update", "orders", "--capacity", "5").stderr == (
+        "millrace: orders: only the server that owns the channel has them; change the files of all that share it\n"
+    )
+
+
 def test_create_of_a_spillable_channel_says_what_memory_holds(client: FakeClient, millrace: RunMillrace) -> None:
     """The limits are those of a channel with a log, and two more; both can be changed later."""
     memory = ("--memory-capacity", "500", "--memory-byte-capacity", "1MiB")

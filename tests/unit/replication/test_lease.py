@@ -1,9 +1,11 @@
 """Leases on channels: who takes them when, on a virtual clock, in a bucket that can be cut off."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from millrace_server.replication.lease import LeaseLostError
 from millrace_server.replication.owner_entries import Holder, channel_key
@@ -200,6 +202,33 @@ async def test_two_servers_never_both_take_a_lease(bucket: SharedBucket) -> None
     assert all(one.is_done for one in waiting)
     for server in servers:
         await server.stop()
+
+
+def warnings_of(logged: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The addresses that were warned of."""
+    return [entry["address"] for entry in logged if "server.advertise" in entry["event"]]
+
+
+async def test_servers_with_one_address_warn_of_each_other_once(bucket: SharedBucket, servers: Two) -> None:
+    """Clients would reach one of them in place of the other."""
+    twin = bucket.server("c")
+    twin.members.address = servers[1].members.address
+    with capture_logs() as logged:
+        await asyncio.sleep(3 * LEASE_SECONDS)
+    assert warnings_of(logged) == ["b:7070"] * 2
+    await twin.stop()
+
+
+async def test_server_that_was_killed_and_started_again_warns_of_no_other(bucket: SharedBucket, servers: Two) -> None:
+    """Its former session has its address, but shows no sign of life."""
+    bucket.cut_off("a")
+    again = bucket.server("again")
+    again.members.address = servers[0].members.address
+    with capture_logs() as logged:
+        await asyncio.sleep(3 * LEASE_SECONDS)
+    assert again.members.session
+    assert warnings_of(logged) == []
+    await again.stop()
 
 
 async def test_lease_of_an_engine_that_does_not_answer_is_not_taken(bucket: SharedBucket, servers: Two) -> None:

@@ -170,7 +170,8 @@ def update(client: Client, name: ChannelArgument, *, as_json: JsonOption = False
     """Change limits of a channel while it is in use.
 
     Other limits stay as they are. A higher limit applies at once. A lower one waits for free room, up to the
-    channel's keep-alive; without room nothing changes, and the command exits with 5.
+    channel's keep-alive; without room nothing changes, and the command exits with 5. Of the servers that share a
+    replicated channel, the owner changes its own limits; another one that takes over has those of its file.
     """
     config = ChannelConfig(**limits)
     if config == ChannelConfig():
@@ -182,6 +183,8 @@ def update(client: Client, name: ChannelArgument, *, as_json: JsonOption = False
         )
     if outcome.channel.is_overridden:
         note(f"{name}: the server's configuration file has other limits, which its next start or reload restores")
+    if outcome.channel.config.type is ChannelType.REPLICATED:
+        note(f"{name}: only the server that owns the channel has them; change the files of all that share it")
     _note_shortened(outcome.channel, limits)
     fields = [field for field, value in limits.items() if value is not None]
     typer.echo(_json(outcome.channel) if as_json else updated_sentences(outcome.channel, fields))

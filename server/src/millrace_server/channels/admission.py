@@ -272,8 +272,8 @@ class DiskSpace:
         if free_bytes - byte_count < self.min_free_bytes:
             self._refuse(byte_count)
             raise DiskFullError(
-                f"the channel's {self.medium.name} has {free_bytes} bytes free; a put of {byte_count} bytes would leave "
-                f"less than min_free_bytes, {self.min_free_bytes}; takes are still possible",
+                f"the channel's {self.medium.name} has {free_bytes} bytes free; a put of {byte_count} bytes would "
+                f"leave less than min_free_bytes, {self.min_free_bytes}; takes are still possible",
                 retry_delay_seconds=DISK_RETRY_DELAY_SECONDS,
             )
 

@@ -61,6 +61,8 @@ class Membership:
         self.has_begun = asyncio.Event()
         self._channels: tuple[str, ...] = ()
         self._seen: dict[str, _Seen] = {}
+        self._own: set[str] = set()  # All sessions that this server has begun.
+        self._twins: set[str] = set()  # Those of others with this server's address, as they were told of.
         self._revision = 0
         self._renewed_at = 0.0
         self._news = asyncio.Event()
@@ -101,9 +103,24 @@ class Membership:
             return
         seen = self._seen.get(session)
         if seen is None or entry.revision > seen.revision:
-            self._seen[session] = _Seen(Member.decoded(entry.value), entry.revision, self.clock())
+            member = Member.decoded(entry.value)
+            # The entry of a server that was killed, and started again as this one, is written no more.
+            if seen is not None and not member.is_ended and member.address == self.address:
+                self._warn_of_twin(session)
+            self._seen[session] = _Seen(member, entry.revision, self.clock())
             if session == self.session and self._seen[session].member.is_ended:
                 self._news.set()
+
+    def _warn_of_twin(self, session: str) -> None:
+        """Tells once that another server lives that clients would reach here."""
+        if session not in self._own and session not in self._twins:
+            self._twins.add(session)
+            _log.warning(
+                "another server advertises this server's address, so clients reach the wrong one; give each its own "
+                "server.advertise",
+                address=self.address,
+                session=session,
+            )
 
     def living(self) -> dict[str, Member]:
         """Returns the sessions that have not ended, and have shown a sign of life within their lease."""
@@ -162,6 +179,7 @@ class Membership:
     async def _begin(self) -> None:
         self._revision = 0
         session = secrets.token_hex(8)
+        self._own.add(session)
         while not await self._renew(session):  # noqa: ASYNC110 - only time can help
             await asyncio.sleep(self.lease_seconds / _RETRY_PART)
         self.session = session
