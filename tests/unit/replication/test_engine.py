@@ -4,8 +4,12 @@ import asyncio
 from unittest.mock import AsyncMock
 
 import pytest
+from nats.aio.msg import Msg
+from nats.errors import NoRespondersError
 
+from millrace_server.replication.connection import Connection
 from millrace_server.replication.engine import Engine
+from tests.stream_logs import engine_at
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -27,3 +31,27 @@ async def test_close_while_the_connection_breaks_ends_all_the_same(
     assert not engine._thread.is_alive()
     assert engine._loop.is_closed()
     assert caplog.messages == []
+
+
+async def test_ask_that_waited_too_long_leaves_its_answer_to_nobody(nats_url: str) -> None:
+    """An answer that comes too late is not taken for that to the next question."""
+    async with engine_at(nats_url) as engine:
+        await asyncio.wrap_future(engine.call(_ask_twice(engine.nats)))
+
+
+async def _ask_twice(connection: Connection) -> None:
+    asked: list[Msg] = []
+
+    async def answer(message: Msg) -> None:
+        asked.append(message)
+        if len(asked) == 2:
+            for number, each in enumerate(asked):
+                await each.respond(b"%d" % number)
+
+    await connection.subscribe("questions", cb=answer)
+    with pytest.raises(TimeoutError):
+        await connection.ask("questions", {}, [b"first"], 0.01)
+    assert await connection.ask("questions", {}, [b"sec", b"ond"], 30) == b"1"
+    assert [message.data for message in asked] == [b"first", b"second"]
+    with pytest.raises(NoRespondersError):
+        await connection.ask("nowhere", {}, [b""], 30)

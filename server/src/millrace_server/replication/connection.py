@@ -31,12 +31,12 @@ class Connection(Client):
         self._access = access
         self._answers = ""
         self._numbers = itertools.count()
-        self._waiting: dict[str, asyncio.Future[Msg]] = {}
+        self._waiting: dict[str, asyncio.Future[bytes]] = {}
 
     async def expect_answers(self) -> None:
         """Begins to listen for answers; call it once, when it is connected."""
         self._answers = self.new_inbox()
-        await self.subscribe(f"{self._answers}.*", cb=self._note_answer)
+        await self.subscribe(f"{self._answers}.*", cb=_ignore_late)
 
     async def ask(self, subject: str, headers: Mapping[str, str], pieces: Sequence[Piece], seconds: float) -> bytes:
         """Sends a message and returns the answer.
@@ -58,17 +58,14 @@ class Connection(Client):
             raise ConnectionError("there is no connection to the engine")
         reply = f"{self._answers}.{next(self._numbers)}"
         message = _encoded(subject, reply, headers, pieces, self.max_payload)
-        self._waiting[reply] = answer = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[reply] = answer
         try:
             self._send_now(message)
             async with asyncio.timeout(seconds):
-                found = await answer
+                return await answer
         finally:
             del self._waiting[reply]
-        if found.headers and found.headers.get("Status") == _NO_RESPONDERS:
-            raise nats.errors.NoRespondersError
-        data: bytes = found.data
-        return data
 
     def _send_now(self, message: Sequence[Piece]) -> None:
         """Sends a message behind all that waits to be sent, without the task of the base class that does so."""
@@ -132,10 +129,19 @@ class Connection(Client):
         else:
             await self._process_op_err(nats.errors.Error(message))
 
-    async def _note_answer(self, message: Msg) -> None:
-        answer = self._waiting.get(message.subject)
-        if answer is not None and not answer.done():
-            answer.set_result(message)
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        """Gives an answer to what waits for it, without the queue and the task that each subscription has."""
+        answer = self._waiting.get(subject.decode())
+        if answer is None or answer.done():
+            await super()._process_msg(sid, subject, reply, data, headers)
+        elif headers and (await self._process_headers(headers) or {}).get("Status") == _NO_RESPONDERS:
+            answer.set_exception(nats.errors.NoRespondersError())
+        else:
+            answer.set_result(data)
+
+
+async def _ignore_late(_message: Msg) -> None:
+    """Nothing waits for this answer any more."""
 
 
 def _encoded(
