@@ -18,6 +18,12 @@ DISTRIBUTIONS = ("client", "server", "spark_connector")
 BUILD_LOCK = ROOT / "requirements" / "build.txt"
 LOCK = ROOT / "requirements" / "dev.txt"
 
+_UNFINISHED = "unfinished"
+"""The stamp of an environment that is being built."""
+
+_OF_ENVIRONMENT = {"bin", "include", "lib", "lib64"}
+"""What a virtual environment whose creation was killed may have so far."""
+
 
 class SetupFailedError(Exception):
     """Raised where a step fails; its message is for the user."""
@@ -40,11 +46,13 @@ class Environment:
         """Makes the environment what the locked requirements say.
 
         Raises:
-            SetupFailedError: A step failed; the next run continues from there.
+            SetupFailedError: A step failed; the next run begins with an empty environment.
         """
-        self._stamp.unlink(missing_ok=True)
+        self._refuse_unless_replaceable()
         if not self._is_usable():
             self._create()
+        # A package whose installation was killed looks installed, so an unfinished environment is never built upon.
+        self._stamp.write_text(_UNFINISHED)
         self.log.write_text("")
         print("  uv, which installs the rest", flush=True)
         pip = (str(self._python), "-m", "pip", "--disable-pip-version-check", "--quiet")
@@ -60,8 +68,16 @@ class Environment:
         self._uv("check")
         self._stamp.write_text(fingerprint())
 
+    def _refuse_unless_replaceable(self) -> None:
+        """Refuses a folder with other contents, such as the checkout itself, which an empty VENV would name."""
+        found = {path.name for path in self._folder.iterdir()} if self._folder.exists() else set()
+        if "pyvenv.cfg" not in found and not found <= _OF_ENVIRONMENT:
+            raise SetupFailedError(f"{self._folder} holds other files, which a virtual environment would replace")
+
     def _is_usable(self) -> bool:
         """Tells whether an environment of this interpreter was made right here; its scripts hold its path."""
+        if self._stamp.exists() and self._stamp.read_text() == _UNFINISHED:
+            return False
         pip = self._folder / "bin" / "pip"
         if not self._python.exists() or not pip.exists() or str(self._folder) not in pip.read_text():
             return False
@@ -121,7 +137,7 @@ def main() -> None:
     print(f"Setting up {folder} with Python {sys.version.split()[0]}; this takes about a minute.", flush=True)
     try:
         environment.build()
-    except SetupFailedError as error:
+    except (SetupFailedError, OSError) as error:
         sys.exit(f"Set-up failed: {error}")
     print(f"Set up in {time.monotonic() - started:.0f} s. The log is {environment.log}")
 

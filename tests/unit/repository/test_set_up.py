@@ -47,3 +47,43 @@ def test_fingerprint_of_changed_inputs_differs(changed: str, tmp_path: Path, mon
     with (tmp_path / changed).open("a") as file:
         file.write("# changed\n")
     assert set_up.fingerprint() != before
+
+
+def test_build_in_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    """An empty VENV names the checkout, which an environment would replace."""
+    (tmp_path / "README.md").write_text("precious")
+    with pytest.raises(set_up.SetupFailedError, match="holds other files"):
+        set_up.Environment(tmp_path).build()
+    assert (tmp_path / "README.md").read_text() == "precious"
+
+
+def test_build_after_one_that_failed_begins_with_an_empty_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package whose installation was killed looks installed, and would be missing for ever."""
+    made = []
+
+    def create(folder: Path, **_: object) -> None:
+        made.append(folder)
+        (folder / "bin").mkdir(parents=True, exist_ok=True)
+        (folder / "pyvenv.cfg").touch()
+        (folder / "bin" / "pip").write_text(f"#!{folder}/bin/python")
+        if not (folder / "bin" / "python").exists():
+            (folder / "bin" / "python").symlink_to(sys.executable)
+
+    def fail(*_: object) -> None:
+        raise set_up.SetupFailedError("no network")
+
+    folder = tmp_path / "environment"
+    monkeypatch.setattr("tools.set_up.venv.create", create)
+    monkeypatch.setattr(set_up.Environment, "_run", fail)
+    for _ in range(2):
+        with pytest.raises(set_up.SetupFailedError, match="no network"):
+            set_up.Environment(folder).build()
+    assert made == [folder, folder]
+    monkeypatch.setattr(set_up.Environment, "_run", lambda *_: None)
+    set_up.Environment(folder).build()
+    assert set_up.Environment(folder).is_up_to_date()
+    (folder / "setup.stamp").write_text("of other requirements")
+    set_up.Environment(folder).build()
+    assert made == [folder, folder, folder]
