@@ -63,7 +63,10 @@ def _parts(version: str) -> list[int]:
 
 
 def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    done = subprocess.run(["git", *arguments], cwd=ROOT, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise ReleaseError(f"`git {arguments[0]}` says: {' '.join(done.stderr.split())}")
+    return done.stdout.strip()
 
 
 def _refuse_unless_ready() -> None:
@@ -74,7 +77,11 @@ def _refuse_unless_ready() -> None:
 
 
 def _release() -> None:
-    version = date_version(dt.datetime.now(dt.UTC).date())
+    version, date = _newest()
+    # Before anything is built: without its tag, the commit of a release would be in the way.
+    if date == "unreleased" and _git("tag", "--list", f"v{version}"):
+        raise ReleaseError(f"there is a tag v{version} already; if it is not of a release: git tag --delete v{version}")
+    date_version(dt.datetime.now(dt.UTC).date())
     try:
         build_distributions.build(ROOT / "dist")
     except BaseException:
@@ -92,7 +99,7 @@ def main() -> None:
     following = parser.parse_args().next
     try:
         _refuse_unless_ready()
-        if following:
+        if following is not None:
             open_version(following)
             _git("commit", "--all", "--message", f"Begin version {following}")
         else:

@@ -106,6 +106,33 @@ def test_release_whose_packages_cannot_be_built_leaves_the_checkout_clean(
     assert _git(checkout, "tag") == ""
 
 
+def test_release_whose_tag_exists_is_refused_before_it_changes_anything(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit without its tag would look like a release."""
+    _git(checkout, "tag", "v1.2.3")
+    with pytest.raises(SystemExit, match=r"Not released: there is a tag v1\.2\.3 already"):
+        _run(monkeypatch)
+    assert _git(checkout, "log", "--format=%s") == "Begin"
+    assert _git(checkout, "status", "--porcelain") == ""
+
+
+def test_release_outside_a_repository_says_what_git_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as in an unpacked sdist."""
+    monkeypatch.setattr(release, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    with pytest.raises(SystemExit, match=r"Not released: `git status` says: fatal: not a git repository"):
+        _run(monkeypatch)
+
+
+def test_release_with_an_empty_next_is_no_release(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty variable in a script must not publish the current version."""
+    release.date_version(TODAY)
+    _git(checkout, "commit", "--quiet", "--all", "--message", "Release 1.2.3")
+    with pytest.raises(SystemExit, match=r"the next version is X\.Y\.Z and above 1\.2\.3"):
+        _run(monkeypatch, "--next", "")
+
+
 def test_release_from_another_branch_is_refused(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Releases are made from main."""
     _git(checkout, "checkout", "--quiet", "-b", "topic")
