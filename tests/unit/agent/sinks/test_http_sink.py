@@ -517,7 +517,7 @@ async def test_run_over_https_checks_the_certificate(scene: Scene, tmp_path: Pat
             {"url": "http://user:secret@example.com"},
             "url: has a user name before its host; use headers.Authorization for credentials",
         ),
-        ({"headers": {"Host": "a"}}, "headers: names Host, which the sink sets itself"),
+        ({"headers": {"Host": "a"}}, "headers: lists Host, which the sink sets itself"),
         ({"headers": {"A": "a", "a": "b"}}, "headers: lists a header twice; the names of headers are case-insensitive"),
         ({"headers": {"a": "b\r\nc: d"}}, None),
         ({"headers": {"a:": "b"}}, None),
