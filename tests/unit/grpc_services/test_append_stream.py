@@ -12,7 +12,7 @@ from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import DiskFullError, OverloadedError
 from millrace_server.grpc_services import streams
-from millrace_server.grpc_services.rpc import Admission, Answer, InflightBytes, MessageStream
+from millrace_server.grpc_services.rpc import InflightBytes, MessageStream
 from millrace_server.grpc_services.streams import AppendStreamCall
 from tests.channel_events import check_accounts, limits_of, queued
 from tests.slow_commits import SlowCommits
@@ -43,12 +43,14 @@ class FakeStream(MessageStream):
     async def read(self) -> bytes | None:
         return await self.sent.get()
 
-    def admit(self, raw: bytes) -> Admission:
-        return self.inflight.admit(len(raw), "peer")
+    def count(self, byte_count: int) -> None:
+        self.inflight.count(byte_count, "peer")
 
-    async def write(self, answer: Answer) -> None:
+    def release(self, byte_count: int) -> None:
+        self.inflight.release(byte_count, "peer")
+
+    async def write(self, answer: bytes) -> None:
         await self.may_get.wait()
-        assert isinstance(answer, bytes)
         self.got.append(pb.AppendStreamResponse.FromString(answer))
 
     def send(self, *bodies: bytes, channel: str = "orders", number: int | None = None) -> int:
@@ -206,7 +208,7 @@ async def test_stream_that_breaks_while_it_is_written_to_ends(
 ) -> None:
     """The stream ends with the reason."""
 
-    async def refuse(_answer: Answer) -> None:
+    async def refuse(_answer: bytes) -> None:
         raise ConnectionError("gone")
 
     monkeypatch.setattr(running.stream, "write", refuse)

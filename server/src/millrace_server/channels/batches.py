@@ -117,8 +117,8 @@ class StoredColumns:
         # There may be more in it than protobuf would write: it would be stored and sent again, and no bound knows of
         # it.
         columns.DiscardUnknownFields()
-        check_columns(columns)
-        return cls.of(columns)
+        counts = check_columns(columns)
+        return cls(columns.SerializeToString(), *counts)
 
     @property
     def raw(self) -> Buffer:

@@ -48,6 +48,11 @@ class InflightBytes:
 
     def admit(self, byte_count: int, peer: str) -> "Admission":
         """Counts a request of a connection until the returned context ends; refuses one that exceeds a limit."""
+        self.count(byte_count, peer)
+        return Admission(self, byte_count, peer)
+
+    def count(self, byte_count: int, peer: str) -> None:
+        """Does the same until `release`."""
         held = self._by_connection.get(peer, 0)
         if held and held + byte_count > self._connection_max:
             raise _overloaded("this connection", held, self._connection_max)
@@ -55,7 +60,6 @@ class InflightBytes:
             raise _overloaded("the server", self._total, self._total_max)
         self._total += byte_count
         self._by_connection[peer] = held + byte_count
-        return Admission(self, byte_count, peer)
 
     def release(self, byte_count: int, peer: str) -> None:
         self._total -= byte_count
@@ -79,9 +83,6 @@ class Admission:
         return
 
     def __exit__(self, *_: object) -> None:
-        self._inflight.release(self._byte_count, self._peer)
-
-    def release(self) -> None:
         self._inflight.release(self._byte_count, self._peer)
 
 
@@ -255,25 +256,31 @@ class Rpcs:
 class MessageStream:
     """A bidirectional stream of messages."""
 
+    # The awaitables of gRPC itself, since one more call for each of many small messages takes time that they have not.
+    read: Callable[[], Awaitable[object]]
+    """Returns the next message, encoded; no bytes after the last one."""
+
     def __init__(self, context: Context, inflight: InflightBytes, call: Call) -> None:
+        self.read = context.read
         self._context = context
         self._inflight = inflight
         self._call = call
-
-    # The awaitables of gRPC itself: one more coroutine for each of many small messages takes time that they have not.
-
-    def read(self) -> Awaitable[object]:
-        """Returns the next message, encoded; no bytes after the last one."""
-        return self._context.read()
 
     def admit(self, raw: bytes) -> Admission:
         """Returns a context in which a message counts as in progress."""
         return self._inflight.admit(len(raw), self._call.peer)
 
-    def write(self, answer: Answer) -> Awaitable[None]:
+    def count(self, byte_count: int) -> None:
+        """Counts a message as in progress until `release`."""
+        self._inflight.count(byte_count, self._call.peer)
+
+    def release(self, byte_count: int) -> None:
+        self._inflight.release(byte_count, self._call.peer)
+
+    def write(self, answer: bytes) -> Awaitable[None]:
         """Sends an answer; see `ending_with_caller`."""
         if self._call.quota is UNBOUNDED:
-            return self._context.write(_encoded(answer))
+            return self._context.write(answer)
         return _send(self._context, answer, self._call)
 
 

@@ -31,7 +31,7 @@ from millrace_server.grpc_services.messages import (
     parse_apart,
     stamp_of,
 )
-from millrace_server.grpc_services.rpc import Admission, MessageStream, ending_with_caller
+from millrace_server.grpc_services.rpc import MessageStream, ending_with_caller
 from millrace_server.grpc_services.status import code_of, refusal, status_of
 from millrace_server.grpc_services.traced_calls import append_span, end_span, note_commit, sampled_trace_id
 from millrace_server.histograms import Histogram
@@ -52,8 +52,8 @@ class _Append:
     """One request of an AppendStream, from its arrival until it is answered."""
 
     __slots__ = (
-        "_admission",
         "_call",
+        "_is_counted",
         "_span",
         "_started_at",
         "answer",
@@ -71,7 +71,7 @@ class _Append:
 
     def __init__(self, call: "AppendStreamCall", byte_count: int) -> None:
         self._call = call
-        self._admission: Admission | None = None
+        self._is_counted = False
         self._span: Span | None = None
         self._started_at = monotonic()
         self.byte_count = byte_count
@@ -79,12 +79,14 @@ class _Append:
         self.answer: bytes | None = None
         self.is_abandoned = False
 
-    def parse(self, raw: bytes, admission: Admission, registry: ChannelRegistry) -> None:
-        self._admission = admission
+    def parse(self, raw: bytes) -> None:
+        call = self._call
+        call.stream.count(self.byte_count)
+        self._is_counted = True
         request, columns = parse_apart(pb.AppendStreamRequest, raw)
-        self.request, name, caller = request, request.channel, self._call.caller
+        self.request, name, caller = request, request.channel, call.caller
         caller.require(_APPEND, name)
-        self.channel = registry.accepting(name)
+        self.channel = call.registry.accepting(name)
         self.batches = nonempty_events_of(request, columns)
         self.stamp = stamp_of(request, caller.identity)
         if (spans := TRACING.spans) is not None:
@@ -103,9 +105,9 @@ class _Append:
             self._span = None
 
     def release(self) -> None:
-        if self._admission is not None:
-            self._admission.release()
-            self._admission = None
+        if self._is_counted:
+            self._call.stream.release(self.byte_count)
+            self._is_counted = False
 
     # As `QueuedAppend`.
 
@@ -144,7 +146,7 @@ class AppendStreamCall:
 
     def __init__(self, registry: ChannelRegistry, stream: MessageStream) -> None:
         self.registry = registry
-        self._stream = stream
+        self.stream = stream
         self.durations = registry.histograms.stream_appends
         self.succeeded = self.durations.of("OK")
         self.caller = current_call()
@@ -174,7 +176,7 @@ class AppendStreamCall:
                 append.abandon()
 
     async def _read(self) -> None:
-        while isinstance(raw := await self._stream.read(), bytes):
+        while isinstance(raw := await self.stream.read(), bytes):
             while not self._is_room_for(len(raw)):
                 self._has_room.clear()
                 await self._has_room.wait()
@@ -203,22 +205,23 @@ class AppendStreamCall:
             append.refuse(refusal)
             return
         try:
-            append.parse(raw, self._stream.admit(raw), self.registry)
+            append.parse(raw)
         except Exception as error:  # noqa: BLE001 - answers one request and does not end the stream
             append.refuse(error)
         else:
             append.channel.append_queue.add(append, may_wait=not self._late)
 
     async def _answer(self) -> None:
-        while self._unanswered or not self._is_half_closed:
-            with ending_with_caller():
-                while self._unanswered and (answer := self._unanswered[0].answer) is not None:
-                    await self._stream.write(answer)
-                    self._unanswered.popleft()
+        unanswered = self._unanswered
+        with ending_with_caller():
+            while unanswered or not self._is_half_closed:
+                while unanswered and (answer := unanswered[0].answer) is not None:
+                    await self.stream.write(answer)
+                    self._bytes -= unanswered.popleft().byte_count
                     self._has_room.set()
-            self._has_answer.clear()
-            if self._unanswered or not self._is_half_closed:
-                await self._has_answer.wait()
+                self._has_answer.clear()
+                if unanswered or not self._is_half_closed:
+                    await self._has_answer.wait()
 
     def begin(self, append: _Append) -> Commit | None:
         """Begins an append on its own; returns None where it was refused, or waits for room."""
@@ -253,8 +256,6 @@ class AppendStreamCall:
     def on_end(self, append: _Append) -> None:
         """Notes the answer of an append, which is sent behind those of the earlier ones."""
         append.release()
-        self._bytes -= append.byte_count
-        self._has_room.set()
         if append is self._unanswered[0]:
             self._has_answer.set()
 
