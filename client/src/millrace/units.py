@@ -4,6 +4,9 @@ import re
 from fractions import Fraction
 from typing import TypeAlias
 
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+"""Units of sizes, in bytes."""
+
 _Units: TypeAlias = dict[str, int | Fraction]
 
 _QUANTITY = re.compile(r"(\d{1,40}|\d{1,3}(?:_\d{3}){1,12})(\.\d{1,20})?\s*([a-z]*)", re.ASCII)

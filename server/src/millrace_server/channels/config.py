@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_va
 
 from millrace.setting_problems import shown_value
 from millrace.setting_units import COUNT_UNIT, ByteSize, Count
+from millrace.units import GIB, KIB, MIB
 from millrace_server.errors import BadArgumentError, BadNameError
 from millrace_server.files import NamedPath
 from millrace_server.replication.engine_settings import EngineSettings
@@ -30,9 +31,6 @@ SEGMENT_BYTES_MAX = 1 << 40
 KEY_ID_PATTERN = r"[A-Za-z0-9._-]{1,64}"
 """The ids that keys may have."""
 
-_KIB = 1 << 10
-_MIB = 1 << 20
-_GIB = 1 << 30
 
 _PARTS_OF_CAPACITY = ("transaction_capacity", "memory_capacity")
 """Settings that are never above `capacity`, and whose defaults are lowered to a smaller one."""
@@ -188,13 +186,13 @@ class LogChannelConfig(ChannelConfig):
     transaction_capacity: EventCount = 10_000
     """The maximum number of puts, and of takes, of one transaction. Defaults to `capacity` if that is smaller."""
 
-    byte_capacity: ByteCount = 8 * _GIB
+    byte_capacity: ByteCount = 8 * GIB
     """Bytes for bodies and headers together."""
 
     checkpoint_interval_seconds: float = Field(30.0, ge=0.1, le=SECONDS_MAX, allow_inf_nan=False)
     """Seconds from one checkpoint to the next, if anything has changed."""
 
-    segment_bytes_max: ByteSize = Field(256 * _MIB, ge=64 * _KIB, le=SEGMENT_BYTES_MAX)
+    segment_bytes_max: ByteSize = Field(256 * MIB, ge=64 * KIB, le=SEGMENT_BYTES_MAX)
     """Size at which a segment ends and the next one begins. Segments are larger where the state of stamps and
     transactions, with which each begins, would fill more than half of this size."""
 
@@ -243,7 +241,7 @@ class DiskChannelConfig(LogChannelConfig):
     backup_checkpoint: bool = True
     """Whether the second newest checkpoint is kept too."""
 
-    min_free_bytes: ByteSize = Field(500 * _MIB, ge=0, le=BYTES_MAX)
+    min_free_bytes: ByteSize = Field(500 * MIB, ge=0, le=BYTES_MAX)
     """Bytes that puts leave free on each disk, for takes, checkpoints and other programs."""
 
     fsync: Literal["commit", "interval"] = "commit"
@@ -314,7 +312,7 @@ class SpillableChannelConfig(DiskChannelConfig):
 
 def _share_of_stream(fields: dict[str, Any]) -> int:
     engine: EngineSettings | None = fields.get("engine")
-    return _MIB if engine is None else engine.stream_bytes_max // _PARTS_OF_STREAM
+    return MIB if engine is None else engine.stream_bytes_max // _PARTS_OF_STREAM
 
 
 class ReplicatedChannelConfig(LogChannelConfig):

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_va
 from millrace.setting_file import SettingsError, load_settings_file
 from millrace.setting_problems import describe_problems, shown_value
 from millrace.setting_units import ByteSize
+from millrace.units import GIB, KIB, MIB
 from millrace_server.access.settings import (
     AuthSettings,
     IdentityPattern,
@@ -35,10 +36,6 @@ from millrace_server.network import Address
 from millrace_server.network.http_requests import HostName
 from millrace_server.network.tls import TlsSettings
 from millrace_server.replication.engine_settings import EngineSettings
-
-KIB = 1024
-MIB = 1024 * KIB
-GIB = 1024 * MIB
 
 _INFLIGHT_MESSAGES = 8
 _INFLIGHT_MESSAGES_PER_CONNECTION = 2

@@ -6,9 +6,10 @@ import gc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-_MIB = 1 << 20
-_KEPT_BYTES = 64 * _MIB
-_MAPPED_BYTES_MIN = 4 * _MIB
+from millrace.units import MIB
+
+_KEPT_BYTES = 64 * MIB
+_MAPPED_BYTES_MIN = 4 * MIB
 """Larger blocks are returned to the kernel at once: they are rare, and would leave large holes."""
 
 _TRIM_SECONDS = 5.0

@@ -9,14 +9,13 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from millrace.setting_problems import shown_value
 from millrace.setting_units import ByteSize
+from millrace.units import GIB, MIB
 from millrace_server.extras import check_installed
 from millrace_server.replication.engine_access import EngineAccess
 
 _SERVER_SCHEMES = ("nats", "tls")
 _MONITORING_SCHEMES = ("http", "https")
 
-_MIB = 1 << 20
-_GIB = 1 << 30
 _BYTES_MAX = 1 << 50
 
 RENEWALS_PER_LEASE = 5
@@ -72,7 +71,7 @@ class EngineSettings(EngineAccess):
     """Number of the engine's servers that keep each event. A commit is acknowledged once more than half of these have
     it."""
 
-    stream_bytes_max: ByteSize = Field(10 * _GIB, ge=4 * _MIB, le=_BYTES_MAX)
+    stream_bytes_max: ByteSize = Field(10 * GIB, ge=4 * MIB, le=_BYTES_MAX)
     """Bytes that one channel's log and checkpoints take at each of the engine's servers, which reserve them. They hold
     about `byte_capacity`, the headers of the events, and what is kept until the next checkpoint but one."""
 

@@ -7,10 +7,8 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from millrace.setting_problems import shown_value
 from millrace.setting_units import ByteSize
+from millrace.units import MIB
 from millrace_server.agent.interceptors.regexes import RegexPattern
-
-KIB = 1024
-MIB = 1024 * KIB
 
 _TEXT_CODECS = frozenset({"idna", "punycode", "raw_unicode_escape", "undefined", "unicode_escape"})
 """Python's codecs that encode text as other text, not as bytes."""

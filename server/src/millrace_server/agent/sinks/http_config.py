@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, PlainSerializer, Secret, field_valid
 
 from millrace.setting_problems import shown_value
 from millrace.setting_units import ByteSize
+from millrace.units import GIB, MIB
 from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkContext, sink_class
 
 Format = Literal["json", "json_lines", "single"]
@@ -82,7 +83,7 @@ class HttpSinkConfig(SinkConfig):
     compression: Literal["none", "gzip"] = "none"
     """How the requests' bodies are compressed."""
 
-    request_bytes_max: ByteSize = Field(1024 * 1024, ge=1, le=1024 * 1024 * 1024)
+    request_bytes_max: ByteSize = Field(MIB, ge=1, le=GIB)
     """Bytes of the events' bodies in a request, before encoding; a larger event is sent alone."""
 
     connect_seconds_max: float = Field(10.0, gt=0, le=3_600, allow_inf_nan=False)

@@ -7,14 +7,13 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace.setting_units import ByteSize
+from millrace.units import MIB
 from millrace_server.agent.client_certificate import ClientCertificateConfig
 from millrace_server.agent.setting_types import check_fastavro
 from millrace_server.agent.sinks.receivers import Endpoints
 from millrace_server.agent.sinks.sink import NonRejectingSinkConfig, Sink, SinkContext, sink_class
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.files import NamedPath
-
-_MIB = 1 << 20
 
 
 class AvroTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
@@ -60,7 +59,7 @@ class AvroSinkConfig(NonRejectingSinkConfig):
     transaction capacity of the receiver's channel, which for Flume's memory channel is 100 by default: that would
     refuse the batch for ever."""
 
-    batch_bytes_max: ByteSize = Field(4 * _MIB, ge=1, le=64 * _MIB)
+    batch_bytes_max: ByteSize = Field(4 * MIB, ge=1, le=64 * MIB)
     """Bytes of bodies in a batch; a larger event is sent alone."""
 
     compression: Literal["none", "deflate"] = "none"

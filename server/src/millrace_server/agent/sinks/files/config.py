@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, Secret, ValidationInfo, field_valid
 
 from millrace.setting_problems import shown_value
 from millrace.setting_units import ByteSize
+from millrace.units import KIB, MIB, TIB
 from millrace_server.agent.setting_types import TimeZoneName, revealed, time_zone_of
 from millrace_server.agent.sinks.files.event_files import EventFiles, FileNames
 from millrace_server.agent.sinks.files.local_target import LocalTarget
@@ -21,9 +22,6 @@ from millrace_server.agent.sinks.files.writers import Compression, EventWriter, 
 from millrace_server.agent.sinks.sink import NonRejectingSinkConfig, Sink, SinkContext
 from millrace_server.extras import check_installed
 
-_KIB = 1 << 10
-_MIB = 1 << 20
-_TIB = 1 << 40
 _DAY_SECONDS = 86_400
 
 _SUFFIXES = {"text": ".txt", "json": ".jsonl", "avro": ".avro", "parquet": ".parquet"}
@@ -93,7 +91,7 @@ class FilesSinkConfig(NonRejectingSinkConfig):
     missing_word: str = Field("unknown", pattern=r"^(?:[A-Za-z0-9_][A-Za-z0-9._=-]{0,99})$")
     """Replaces a header in `path` that an event does not have."""
 
-    roll_bytes: ByteSize = Field(128 * _MIB, ge=_KIB, le=_TIB)
+    roll_bytes: ByteSize = Field(128 * MIB, ge=KIB, le=TIB)
     """A file is finished at about this size."""
 
     roll_events: int = Field(10_000_000, ge=1, le=1_000_000_000)

@@ -6,11 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from millrace.setting_units import ByteSize
+from millrace.units import GIB, MIB
 from millrace_server.agent.kafka.client import KafkaClientConfig, TopicName, described
 from millrace_server.agent.kafka.header_names import DEFAULT_PREFIX, HeaderNames
 from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkContext, sink_class
-
-_MIB = 1 << 20
 
 HeaderName = Annotated[str, Field(min_length=1)]
 
@@ -63,7 +62,7 @@ class KafkaSinkConfig(KafkaClientConfig, SinkConfig):
     """The most events of a delivery; fewer if the channel's `transaction_capacity` is smaller. Small deliveries that
     wait for the end of a transaction are joined in the next one."""
 
-    transaction_bytes_max: ByteSize = Field(16 * _MIB, ge=1, le=1024 * _MIB)
+    transaction_bytes_max: ByteSize = Field(16 * MIB, ge=1, le=GIB)
     """The most bytes of the bodies of a delivery; a larger event is delivered alone."""
 
     timeout_seconds: float = Field(60.0, ge=1, le=3_600, allow_inf_nan=False)

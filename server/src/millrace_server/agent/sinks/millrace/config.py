@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from millrace.setting_units import ByteSize
+from millrace.units import GIB, MIB
 from millrace_server.agent.client_certificate import ClientCertificateConfig
 from millrace_server.agent.setting_types import ChannelName
 from millrace_server.agent.sinks.receivers import Endpoints
@@ -13,8 +14,6 @@ from millrace_server.files import NamedPath
 
 if TYPE_CHECKING:
     from millrace_client.security import Tls
-
-_MIB = 1 << 20
 
 
 class ClientTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
@@ -61,10 +60,10 @@ class MillraceSinkConfig(SinkConfig):
     inflight_batches_max: int = Field(8, ge=1, le=64)
     """Deliveries that may be on their way without all of their answers."""
 
-    inflight_bytes_max: ByteSize = Field(32 * _MIB, ge=1, le=1024 * _MIB)
+    inflight_bytes_max: ByteSize = Field(32 * MIB, ge=1, le=GIB)
     """Bytes of these, unless a single one has more."""
 
-    batch_bytes_max: ByteSize = Field(4 * _MIB, ge=1, le=64 * _MIB)
+    batch_bytes_max: ByteSize = Field(4 * MIB, ge=1, le=64 * MIB)
     """Bytes of bodies in a delivery; a larger event is delivered alone."""
 
     connect_timeout_seconds: float = Field(10.0, gt=0, le=3_600, allow_inf_nan=False)

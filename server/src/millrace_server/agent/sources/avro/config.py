@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from millrace.setting_units import ByteSize
+from millrace.units import GIB, MIB, TIB
 from millrace_server.agent.avro_rpc.event_reader import TABLE_EVENTS_MAX
 from millrace_server.agent.setting_types import check_fastavro
 from millrace_server.agent.sources.avro.ip_filter import IpFilterRule
 from millrace_server.agent.sources.listening import AddressSourceConfig, check_holds_two
 from millrace_server.agent.sources.source import Source, SourceContext, source_class
 
-_MIB = 1 << 20
 _INFLIGHT_REQUESTS = 8
 
 
@@ -44,7 +44,7 @@ class AvroSourceConfig(AddressSourceConfig):
     """The maximum number of events in a transaction; less if the `transaction_capacity` of a channel is smaller. A
     request with more events, or with more than 1 MiB, is stored in several."""
 
-    request_bytes_max: ByteSize = Field(16 * _MIB, ge=1024, le=1024 * _MIB)
+    request_bytes_max: ByteSize = Field(16 * MIB, ge=1024, le=GIB)
     """The maximum size of a request, when decompressed; at a larger one its connection is closed."""
 
     request_seconds_max: float = Field(60.0, gt=0, le=3_600, allow_inf_nan=False)
@@ -60,7 +60,7 @@ class AvroSourceConfig(AddressSourceConfig):
     its next one; if all have a request in progress, the new connection is closed."""
 
     inflight_bytes_max: ByteSize = Field(
-        default_factory=lambda fields: _INFLIGHT_REQUESTS * fields["request_bytes_max"], ge=2048, le=1024 * 1024 * _MIB
+        default_factory=lambda fields: _INFLIGHT_REQUESTS * fields["request_bytes_max"], ge=2048, le=TIB
     )
     """The size of all requests that are in memory: half for those that are being stored, beyond which nothing more is
     read, and half for incomplete ones. If these take half of that, only the one that has been arriving longest is read

@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from millrace.setting_units import ByteSize
+from millrace.units import GIB, MIB, TIB
 from millrace_server.agent.sources.listening import AddressSourceConfig, check_holds_two
 from millrace_server.agent.sources.source import Source, SourceContext, source_class
 from millrace_server.network.http_requests import HostName
 
-_MIB = 1024 * 1024
 _INFLIGHT_BODIES = 16
 
 _RequestHeader = Annotated[str, Field(pattern=r"^(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+)$")]
@@ -47,7 +47,7 @@ class HttpSourceConfig(AddressSourceConfig):
     Requests with `Origin` or `Sec-Fetch-Site` count as browsers'; they must come from the same origin, and get 403 or
     421 otherwise. Other programs may use any name."""
 
-    body_bytes_max: ByteSize = Field(16 * _MIB, ge=1024, le=1024 * _MIB)
+    body_bytes_max: ByteSize = Field(16 * MIB, ge=1024, le=GIB)
     """A larger body is refused; for a compressed body, the limit applies both before and after decompression."""
 
     request_events_max: int = Field(100_000, ge=1, le=10_000_000)
@@ -61,7 +61,7 @@ class HttpSourceConfig(AddressSourceConfig):
     progress, further ones get 503."""
 
     inflight_bytes_max: ByteSize = Field(
-        default_factory=lambda fields: _INFLIGHT_BODIES * fields["body_bytes_max"], ge=1024, le=1024 * 1024 * _MIB
+        default_factory=lambda fields: _INFLIGHT_BODIES * fields["body_bytes_max"], ge=1024, le=TIB
     )
     """The total size of the bodies being processed, both as received and decompressed; beyond it requests are refused
     with 503."""

@@ -5,7 +5,8 @@ from typing import Literal
 from pydantic import Field
 
 from millrace.setting_units import ByteSize
-from millrace_server.agent.lines.config import KIB, MIB, CharsetConfig, LinesConfig
+from millrace.units import KIB, MIB
+from millrace_server.agent.lines.config import CharsetConfig, LinesConfig
 from millrace_server.agent.sources.listening import AddressSourceConfig
 from millrace_server.agent.sources.source import Source, SourceContext, source_class
 

@@ -7,12 +7,11 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_val
 
 from millrace.setting_problems import shown_value
 from millrace.setting_units import ByteSize
+from millrace.units import GIB, MIB
 from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.setting_types import check_fastavro
 from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext, source_class
 from millrace_server.files import NamedPath
-
-MIB = 1 << 20
 
 QUARANTINED_SUFFIX = ".QUARANTINED"
 """The suffix of a bad file that could not be moved away."""
@@ -44,7 +43,7 @@ class BlobFormat(BaseModel, frozen=True, extra="forbid", defer_build=True):
     type: Literal["blob"]
     """Each file is one event."""
 
-    file_bytes_max: ByteSize = Field(16 * MIB, ge=1, le=1024 * MIB)
+    file_bytes_max: ByteSize = Field(16 * MIB, ge=1, le=GIB)
     """A larger file, measured after decompression, is bad."""
 
 

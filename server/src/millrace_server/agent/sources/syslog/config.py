@@ -8,12 +8,13 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace.setting_units import ByteSize
+from millrace.units import GIB, MIB
 from millrace_server.agent.setting_types import TimeZoneName
 from millrace_server.agent.sources.listening import ListeningSourceConfig, check_plaintext_allowed
 from millrace_server.agent.sources.source import Source, SourceContext, source_class
 from millrace_server.network import Address
 
-MESSAGE_BYTES_LOWEST, MESSAGE_BYTES_HIGHEST = 480, 16 * 1024 * 1024
+MESSAGE_BYTES_LOWEST, MESSAGE_BYTES_HIGHEST = 480, 16 * MIB
 """RFC 5424 requires receivers to accept 480 bytes."""
 
 _LISTENER = re.compile(r"(?P<transport>tcp|udp)://(?P<address>.+)")
@@ -100,7 +101,7 @@ class SyslogSourceConfig(ListeningSourceConfig):
     connections_max: int = Field(1_000, ge=1, le=100_000)
     """The maximum number of TCP connections; further ones are closed at once."""
 
-    udp_receive_buffer_bytes: ByteSize = Field(4 * 1024 * 1024, ge=4_096, le=1024 * 1024 * 1024)
+    udp_receive_buffer_bytes: ByteSize = Field(4 * MIB, ge=4_096, le=GIB)
     """The size of the receive buffer for datagrams; the system may grant less, which is logged."""
 
     @field_validator("listen")
