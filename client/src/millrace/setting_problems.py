@@ -88,7 +88,7 @@ def shown_value(value: object) -> str:
             return _shown_number(value)
         case str():
             return _shown_text(value)
-        case {"fill_in": str(wanted)} if len(value) == 1:
+        case {"fill_in": str(wanted), **others} if not others:
             # What `millraced import-flume` writes for a value that it does not know.
             return f"to be filled in, for {_shown_text(wanted)}"
         case dict() | list():
