@@ -128,6 +128,17 @@ def also_to_file(logger: str, path: Path | None) -> Iterator[None]:
         listener.stop()
 
 
+@contextmanager
+def warnings_only() -> Iterator[None]:
+    """Logs nothing below a warning, until the end of the block: for tools that use what a server consists of."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
 def log_to_standard_library() -> None:
     """Logs to the standard library's loggers, for a program that embeds the agent and configures them itself."""
     structlog.configure(

@@ -245,9 +245,7 @@ def test_migrate_that_was_killed_is_finished_by_another_run(tmp_path: Path, nats
         if not was_killed:
             assert count >= 8, "each step was one"
             return
-        if site.is_in_files() if back else site.is_in_stream():
-            # It had been finished, and another run says so.
-            continue
+        # Where it had been finished, another run says so.
         result = migrate()
         assert result.exit_code == 0, (count, result.output)
         contents = site.contents_of_files if back else site.contents_of_stream
@@ -306,6 +304,18 @@ def test_migrate_where_both_places_have_a_channel_is_refused(site: _Site) -> Non
     assert result.exit_code == 2
     assert "is not the channel of stream" in result.stderr
     assert (site.is_in_files(), site.is_in_stream()) == (True, True), "as before"
+
+
+def test_migrate_to_an_engine_that_does_not_answer_says_so_in_one_sentence(
+    site: _Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection's own attempts are not for people."""
+    monkeypatch.setattr("millrace_server.replication.engine._CONNECT_SECONDS", 0.6)
+    site.stream.write_text(site.stream.read_text().replace(site.url, "nats://127.0.0.1:1"))
+    result = site.into_stream()
+    assert result.exit_code == 3
+    assert len(result.output.splitlines()) == 1, result.output
+    assert "none of nats://127.0.0.1:1 can be used" in result.output
 
 
 def test_migrate_between_two_files_of_one_type_is_refused(site: _Site) -> None:

@@ -37,7 +37,7 @@ from millrace_server.log_tools.layout import ChannelLayout, ToolError, Unavailab
 from millrace_server.log_tools.readable_log import ReadableFiles, ReadableLog, ReadableStream
 from millrace_server.log_tools.scanning import ToolProgress
 from millrace_server.log_tools.view import open_view
-from millrace_server.logs import safe_text
+from millrace_server.logs import safe_text, warnings_only
 from millrace_server.wal.disk import OsDisk
 from millrace_server.wal.format import UnknownVersionError
 from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
@@ -70,7 +70,7 @@ def readable_log(
     from millrace_server.log_tools.stream_view import stream_view
 
     assert channel is not None, "it was found by its name"
-    with stream_view(channel, replicated.engine, stream_codec(replicated, key)) as view_of_stream:
+    with warnings_only(), stream_view(channel, replicated.engine, stream_codec(replicated, key)) as view_of_stream:
         yield ReadableStream(view_of_stream)
 
 

@@ -26,11 +26,12 @@ def migrate(
     """Move a stopped channel from type file to replicated, or back, with all that belongs to it.
 
     Sequences, commit times, stamps, claims and ended transactions stay. Stop all servers that have the channel. Run it
-    again if it was interrupted. Files that were moved are kept beside, as CHANNEL.migrated.
+    again if it was interrupted; where it was finished, it changes nothing. Files that were moved are kept beside, as
+    CHANNEL.migrated.
     """
     from millrace_server.cli.log_targets import choose_log, configured_channel, exit_on_error
     from millrace_server.log_tools.layout import UsageError
-    from millrace_server.logs import safe_text
+    from millrace_server.logs import safe_text, warnings_only
 
     with exit_on_error():
         before, after = configured_channel(source, channel), configured_channel(target, channel)
@@ -41,7 +42,7 @@ def migrate(
                 f"{target}; one of them must be file, the other replicated"
             )
         files = choose_log(None, source if before.on_disk else target, channel, key)
-        with _stream_place(channel, replicated, key) as stream:
+        with warnings_only(), _stream_place(channel, replicated, key) as stream:
             # Imports the engine's library, which may not be installed.
             from millrace_server.log_tools.migration import FilesPlace, into_files, into_stream
 

@@ -106,6 +106,9 @@ def into_stream(source: FilesPlace, target: StreamPlace) -> int:
     if state is not None and state.migration == COPIED and not all(path.exists() for path in source.directories):
         # It was decided: the files were being put aside.
         return _finish_stream(source, target, state)
+    if state is not None and not state.migration and _is_put_aside(source, state):
+        # It was finished, and is run again all the same.
+        return _recovered(target, state).queue.event_count
     with _locked(source.directories):
         layout = find_layout(source.directories, source.checkpoint_dir)
         identity = layout.identity
@@ -172,6 +175,15 @@ def _put_aside(path: Path) -> None:
         aside = path.with_name(f"{path.name}{_MIGRATED}-{time.time_ns()}")
     with os_errors_as_refusals("rename", path):
         _rename(path, aside)
+
+
+def _is_put_aside(source: FilesPlace, state: StreamState) -> bool:
+    """Whether the files of a stream's channel were put aside, and none are in their place."""
+    aside = source.data_dirs[0].with_name(source.data_dirs[0].name + _MIGRATED)
+    if any(path.exists() for path in source.directories) or not aside.is_dir():
+        return False
+    identity = find_layout([aside]).identity
+    return identity is not None and identity.channel_id == state.channel_id
 
 
 def _rename(path: Path, target: Path) -> None:

@@ -101,6 +101,9 @@ class StreamReader:
         """Raises EngineError, or StreamMissingError, in place of the errors of the connection."""
         try:
             yield
+        except EngineError:
+            # It says which stream it concerns.
+            raise
         except (nats.errors.Error, TimeoutError, OSError) as error:
             is_missing = isinstance(error, APIError) and error.err_code == _STREAM_MISSING
             kind = StreamMissingError if is_missing else EngineError
