@@ -5,10 +5,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millrace.setting_file import FILE_BYTES_MAX, SettingsError
+from millrace.units import KIB, MIB
 from millrace_server.channels.config import EncryptionConfig, FileChannelConfig
 from millrace_server.configuration.settings import (
-    KIB,
-    MIB,
     ServerSettings,
     load_settings,
 )
