@@ -13,8 +13,5 @@ def _check_unique(endpoints: list[str]) -> list[str]:
     return endpoints
 
 
-Endpoint = ServerAddress
-"""`host:port` of one server. A name that stands for several servers in turn breaks what `endpoints` promises."""
-
-Endpoints = Annotated[list[Endpoint], Field(min_length=1), AfterValidator(_check_unique)]
-"""Several servers, in order."""
+Endpoints = Annotated[list[ServerAddress], Field(min_length=1), AfterValidator(_check_unique)]
+"""Several servers, in order. A name that stands for several of them in turn breaks what `endpoints` promises."""
