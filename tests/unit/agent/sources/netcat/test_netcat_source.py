@@ -157,9 +157,9 @@ async def test_run_while_nothing_can_be_stored_lets_senders_wait() -> None:
     """A connection is read no further than its buffer, and another one is not held up by it."""
     made, channel_writer = make_source(), RecordingWriter(events_max=100)
     channel_writer.may_store.clear()
-    count = 150_000
+    count = 15_000
     async with running(made, channel_writer), sender(made) as one:
-        one.writer.write(b"".join(b"%06d%s\n" % (number, b"x" * 60) for number in range(count)))
+        one.writer.write(b"".join(b"%06d%s\n" % (number, b"x" * 700) for number in range(count)))
         await channel_writer.waiting.wait()
         await asyncio.sleep(0.1)
         assert one.writer.transport.get_write_buffer_size() > 1_000_000

@@ -164,9 +164,9 @@ async def test_run_while_nothing_can_be_stored_has_tcps_senders_wait(monkeypatch
     made, channel_writer = make_source(), RecordingWriter(events_max=100)
     made._queue = MessageQueue(messages_max=200)
     channel_writer.may_store.clear()
-    count = 100_000
+    count = 15_000
     async with running(made, channel_writer), sender(made) as (_, writer):
-        writer.write(b"".join(b"<13>1 - - - - - - %06d %s\n" % (number, b"x" * 100) for number in range(count)))
+        writer.write(b"".join(b"<13>1 - - - - - - %06d %s\n" % (number, b"x" * 800) for number in range(count)))
         await channel_writer.waiting.wait()
         await until(lambda: made._queue.is_full)
         held = len(made._queue)
