@@ -126,8 +126,8 @@ def open_directories(
         for path in places:
             locks.callback(os.close, lock_directory(path))
         files = _read(name, places)
-        # A process that was killed after a rename has not synced it; the steps below rely on that sync.
-        for path in (path for path, file in files.items() if file):
+        # A process that was killed after a rename or a removal has not synced it; the steps below rely on that sync.
+        for path in places:
             with _converting_errors(path):
                 sync_directory(path)
         if any(file and file.is_deleted for file in files.values()):
