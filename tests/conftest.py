@@ -1,5 +1,6 @@
 """Fixtures for all tests."""
 
+import gc
 import itertools
 import os
 import signal
@@ -47,6 +48,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """With several workers, the longest tests come first: those of the shared Spark, then those that start one."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: (not uses_shared_spark(item.nodeid), item.get_closest_marker("spark") is None))
+
+
+def pytest_collection() -> None:
+    """Searches for no garbage while tests are collected: there is none among a million objects."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Spares later searches for garbage all that was collected."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
