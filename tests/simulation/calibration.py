@@ -53,9 +53,9 @@ class Calibration:
     scratch: Path
 
     def costs(self) -> Costs:
-        """Measures everything once but restarts and replicated channels, in turns of a fraction of a second."""
+        """Measures once, in turns of a fraction of a second, all but neighbours, restarts and replicated channels."""
         sync, byte = self._writes()
-        busy = self._turn()
+        busy = self.turn_beside(0)
         lone = take_turn([self.loader], _LONE_BATCHES, 1)
         lone_seconds = lone.work_seconds + sync + len(_BATCH) * byte
         return Costs(
@@ -78,17 +78,23 @@ class Calibration:
             engine_byte_seconds=0.0,
             handover_seconds=0.0,
             takeover_seconds=0.0,
-            crowding=[1.0, *(self._crowding(count, busy) for count in range(1, SERVERS))],
+            crowding=[1.0] * SERVERS,
             overlap=[1.0, *(self._overlap(writers) for writers in range(2, SERVERS + 1))],
         )
 
-    def _turn(self) -> Turn:
-        return take_turn([self.loader], TURN_BATCHES, IN_FLIGHT)
-
-    def _crowding(self, neighbours: int, alone: Turn) -> float:
-        """The processor time of a batch beside so many neighbours, of that without."""
+    def turn_beside(self, neighbours: int) -> Turn:
+        """Loads the server for a fraction of a second while so many bare ones are loaded as well."""
         with kept_busy(self.neighbours[:neighbours], IN_FLIGHT):
-            return self._turn().work_seconds / alone.work_seconds
+            return take_turn([self.loader], TURN_BATCHES, IN_FLIGHT)
+
+    def crowding(self) -> list[float]:
+        """The processor time of a batch beside 0, 1 and more neighbours, of that without."""
+        return [1.0, *map(self._crowding, range(1, SERVERS))]
+
+    def _crowding(self, neighbours: int) -> float:
+        # In turns, since what other programs do to the caches and the cores changes from second to second.
+        crowded, *alone, again = [self.turn_beside(count).work_seconds for count in (neighbours, 0, 0, neighbours)]
+        return (crowded + again) / sum(alone)
 
     def _overlap(self, writers: int) -> float:
         """The rate of several logs that sync to the disk at the same time, together, of one alone."""
@@ -156,10 +162,8 @@ def median_costs(rounds: Sequence[Costs]) -> Costs:
     """The median of each figure that is measured in each round."""
     names = [name for name in Costs.__annotations__ if name.endswith("_seconds")]
     medians: dict[str, Any] = {name: statistics.median(getattr(one, name) for one in rounds) for name in names}
-    for name in ("crowding", "overlap"):
-        of_rounds = zip(*(getattr(one, name) for one in rounds), strict=True)
-        medians[name] = [statistics.median(values) for values in of_rounds]
-    return replace(rounds[0], **medians)
+    overlap = map(statistics.median, zip(*(one.overlap for one in rounds), strict=True))
+    return replace(rounds[0], **medians, overlap=list(overlap))
 
 
 def restart_costs(scratch: Path) -> tuple[int, float]:
@@ -189,10 +193,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=build) as directory:
         scratch = Path(directory)
         with loaded_servers(scratch) as [_, calibration]:
-            costs = median_costs([calibration.costs() for _ in range(_ROUNDS)])
+            rounds = [(calibration.costs(), calibration.crowding()) for _ in range(_ROUNDS)]
+            costs = median_costs([one for one, _ in rounds])
+            crowding = map(statistics.median, zip(*(found for _, found in rounds), strict=True))
         disk_bytes, restart_seconds = restart_costs(scratch / "restarted")
         shared = replicated_costs(scratch)
-    replace(costs, disk_bytes=disk_bytes, restart_seconds=restart_seconds, **shared).save()
+    replace(costs, crowding=list(crowding), disk_bytes=disk_bytes, restart_seconds=restart_seconds, **shared).save()
 
 
 if __name__ == "__main__":
