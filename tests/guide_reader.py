@@ -29,6 +29,8 @@ _ADDRESS = re.compile(r"\b(127\.0\.0\.1|localhost|0\.0\.0\.0):(\d+)")
 _PLACE = re.compile(r"(?<![\w.])/(?:etc/millrace|var/lib/millrace|var/log|data)(?=/|\b)")
 _DEFAULTS = {"--listen": "127.0.0.1:7070", "--http-listen": "127.0.0.1:7071"}
 _SHOWN_SECONDS_MAX = 60.0
+_MORE = "..."
+"""A line of a block `shown` in whose place others may be printed; without one, the block is the end of the output."""
 _LOOK_SECONDS = 0.2
 
 
@@ -36,7 +38,8 @@ class GuideReader:
     """Runs the blocks of a page in order, each by its kind, unchanged but for addresses and absolute paths.
 
     `serve` starts servers, or restarts them if they run; `stop` and `kill` end all. `shell` is run by bash, `python` by
-    Python and `spark` in the session; `look` is run again until it prints all lines of the block `shown` behind it.
+    Python and `spark` in the session; `look` is run again until its output ends with the block `shown` behind it, or
+    has its lines, where one of them is `...`.
     `background` starts a program in place of the former one. Any other kind is the name of a file to write.
 
     Attributes:
@@ -141,11 +144,13 @@ class GuideReader:
         _retry(lambda: self._shell(script))
 
     def _expect(self, shown: str) -> None:
-        wanted = [_words(line) for line in shown.splitlines() if line.strip() not in {"", "..."}]
+        lines = [_words(line) for line in shown.splitlines() if line.strip()]
+        wanted = [line for line in lines if line != _MORE]
 
         def look_again() -> None:
-            printed = [_words(line) for line in self._printed.splitlines()]
-            if missing := [line for line in wanted if line not in printed]:
+            printed = [_words(line) for line in self._printed.splitlines() if line.strip()]
+            missing = [line for line in wanted if line not in printed]
+            if missing or (_MORE not in lines and printed[-len(wanted) :] != wanted):
                 self._shell(self._look)
                 raise AssertionError(missing, self._printed)
 
