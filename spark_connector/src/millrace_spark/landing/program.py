@@ -34,7 +34,12 @@ ConfigArgument = Annotated[
     Path | None, typer.Argument(help="The landing's configuration, a TOML file.", show_default=False)
 ]
 EndpointOption = Annotated[
-    list[str] | None, typer.Option("--endpoint", "-e", help="A server, host:port; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--endpoint",
+        "-e",
+        help="A server, host:port, or those that share channels, with slashes between; may be repeated.",
+    ),
 ]
 ChannelOption = Annotated[
     list[str] | None, typer.Option("--channel", "-c", help="A channel or a pattern; may be repeated.")
