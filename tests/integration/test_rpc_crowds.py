@@ -31,7 +31,9 @@ async def connections(server: Millraced, count: int) -> AsyncGenerator[list[Rpc]
         yield [await opened.enter_async_context(connected(server.grpc)) for _ in range(count)]
 
 
-@pytest.mark.parametrize(("calls", "connection_count"), [(STREAMS_MAX + 500, 1), (CALLS, 20)])
+@pytest.mark.parametrize(
+    ("calls", "connection_count"), [(STREAMS_MAX + 500, 1), pytest.param(CALLS, 20, marks=pytest.mark.torture)]
+)
 async def test_calls_all_at_once_all_succeed(server: Millraced, calls: int, connection_count: int) -> None:
     """All calls succeed, even above a connection's limit of concurrent calls; each stores its event."""
     async with connections(server, connection_count) as rpcs:
@@ -55,7 +57,7 @@ async def waiting_takers(rpcs: list[Rpc]) -> AsyncGenerator[tuple[str, set[async
     yield name, takes
 
 
-@pytest.mark.parametrize("connection_count", [1, 10])
+@pytest.mark.parametrize("connection_count", [1, pytest.param(10, marks=pytest.mark.torture)])
 async def test_put_wakes_one_of_a_thousand_takers(server: Millraced, connection_count: int) -> None:
     """Waiting takes need no threads; a put over the same connection succeeds, and wakes one of them."""
     async with connections(server, connection_count) as rpcs, waiting_takers(rpcs) as (name, takes):
