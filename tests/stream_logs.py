@@ -16,7 +16,7 @@ from millrace_server.replication.stream_log import StreamLog
 from millrace_server.wal.checkpoints import Checkpoint
 from millrace_server.wal.format import Kind
 from millrace_server.wal.log import LogRecord
-from millrace_server.wal.payload_codec import PayloadCodec
+from millrace_server.wal.payload_codec import Payload, PayloadCodec
 from millrace_server.wal.records import LogPosition, Submission
 from millrace_server.wal.writer_threads import WriterThreads
 
@@ -80,7 +80,7 @@ class OwnedLog:
         """What was replayed."""
         return [bytes(record.payload) for record in self.records]
 
-    def submit(self, *bodies: bytes, **options: Any) -> "asyncio.Future[Submission]":
+    def submit(self, *bodies: Payload, **options: Any) -> "asyncio.Future[Submission]":
         """Submits records; the future has the submission, or the error."""
         answered: asyncio.Future[Submission] = asyncio.get_running_loop().create_future()
 

@@ -72,11 +72,14 @@ def _server(folder: Path, config: str) -> Iterator[JetStreamCluster]:
 
 
 async def _use(url: str, access: EngineAccess) -> None:
-    """Stores something with such a connection."""
+    """Stores something small and something large with such a connection, and reads it."""
     engine = await Engine.connected([url], access)
+    large = bytes(range(250)) * 3_600
     try:
         log = await OwnedLog.opened(engine, new_name())
-        await log.submit(b"1")
+        # A view, as the events of a request are.
+        stored = [await log.submit(b"1"), await log.submit(memoryview(large))]
+        assert await log.read(*stored) == [b"1", large]
         await log.close()
     finally:
         await asyncio.to_thread(engine.close)
