@@ -142,10 +142,10 @@ def test_channel_that_is_missing_where_a_server_was_not_reached_names_it(
 @pytest.mark.parametrize(
     ("endpoint", "problem"),
     [
-        ("a:1,", "'' is no address"),
+        ("a:1,", "'' is not an address"),
         ("a:1,b", "'b' has no port"),
-        ("a:1;b:1", "'a:1;b:1' is no address"),
-        (",", "'' is no address"),
+        ("a:1;b:1", "'a:1;b:1' is not an address"),
+        (",", "'' is not an address"),
     ],
 )
 def test_list_with_a_malformed_server_is_refused(endpoint: str, problem: str) -> None:
