@@ -12,6 +12,7 @@ from millrace_server.replication.engine import Engine, EngineError
 from millrace_server.replication.messages import MessageKind
 from millrace_server.replication.stream import Stream, StreamLimits
 from millrace_server.replication.stream_reading import LOG, StreamMissingError
+from millrace_server.wal.format import Kind, SegmentHeader, UnknownVersionError, encode_record_head
 from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
 from millrace_server.wal.records import LogFailedError, LogFullError
 from millrace_server.wal.segments import LogCorruptError
@@ -238,6 +239,28 @@ async def test_replay_where_a_message_was_lost_is_refused(nats_url: str) -> None
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("kind", "payload_bytes", "error", "words"),
+    [(9, 0, UnknownVersionError, "a record of kind 9"), (Kind.PUT, 1, LogCorruptError, "is damaged at byte 0")],
+    ids=["other_version", "cut_off"],
+)
+async def test_replay_of_a_group_whose_records_cannot_be_read_is_refused(
+    nats_url: str, kind: int, payload_bytes: int, error: type[Exception], words: str
+) -> None:
+    """The checksum of a message says nothing of what its records mean, nor that they are whole."""
+    name = new_name()
+    async with engine_at(nats_url) as engine:
+        async with owned_log(engine, name) as log:
+            end = (await log.submit(b"first")).end
+            assert end is not None
+            start = end._replace(segment_id=log.chain.last_sequence + 1)
+            seed = SegmentHeader(log.chain.state.channel_id, start.segment_id, start.lsn, 0).seed(start.position)
+            head = encode_record_head(seed, 0, payload_bytes, kind, 0, start.lsn, 0)
+            await asyncio.to_thread(log.chain.append, LOG, log.chain.message(MessageKind.GROUP, [head], start))
+        with pytest.raises(error, match=words):
+            await OwnedLog.opened(engine, name)
+
+
 async def test_open_of_a_stream_that_was_set_back_is_refused(nats_url: str) -> None:
     """Also where the stream exists, but ends before what was there."""
     name = new_name()
