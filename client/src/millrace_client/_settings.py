@@ -147,6 +147,9 @@ class ConnectionSettings:
 
 def checked_endpoint(endpoint: str) -> str:
     """Returns an endpoint; raises BadArgumentError if a server is no `host:port`, nor a form of gRPC's own."""
+    given: object = endpoint  # Without a type checker, a port alone is a likely slip.
+    if not isinstance(given, str):
+        raise BadArgumentError(f"endpoint: is {given!r}; give host:port as text, such as '127.0.0.1:7070'")
     for server in servers_of(endpoint):
         if problem := endpoint_problem(server):
             raise BadArgumentError(f"endpoint: {server!r} {problem}")
@@ -155,10 +158,13 @@ def checked_endpoint(endpoint: str) -> str:
 
 def check_endpoints(endpoints: str | Iterable[str]) -> tuple[str, ...]:
     """Returns the endpoints without repeats; raises BadArgumentError if there are none, or one is malformed."""
-    listed = tuple(dict.fromkeys([endpoints] if isinstance(endpoints, str) else endpoints))
+    several: Iterable[str] = endpoints
+    if isinstance(endpoints, (str, bytes)) or not isinstance(endpoints, Iterable):
+        several = [endpoints]
+    listed = tuple(dict.fromkeys(map(checked_endpoint, several)))
     if not listed:
         raise BadArgumentError("endpoints: is empty; give at least one, each as host:port")
-    return tuple(map(checked_endpoint, listed))
+    return listed
 
 
 class Numbering:

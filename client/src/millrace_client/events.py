@@ -189,13 +189,24 @@ def check_several(events: object) -> None:
         raise TypeError(f"events: is a {type(events).__name__}; give a list of events")
 
 
+def check_headers(headers: object) -> None:
+    """Raises TypeError if headers are no mapping."""
+    if not isinstance(headers, Mapping):
+        raise TypeError(f"headers: is a {type(headers).__name__}; give a dict of header names to values")
+
+
 def _checked(event: Event) -> tuple[Mapping[str, str], bytes]:
     # Without a type checker, the error should name the malformed event rather than the place where encoding fails.
     body: object = event.body
     headers: Mapping[Any, object] = event.headers
     if not isinstance(body, bytes):
         raise TypeError(f"body: is a {type(body).__name__}; give bytes")
-    for key, value in headers.items():
+    try:
+        pairs = headers.items()
+    except AttributeError:
+        check_headers(headers)
+        raise
+    for key, value in pairs:
         if not (isinstance(key, str) and isinstance(value, str)):
             raise TypeError(f"headers: holds {key!r}: {value!r}; keys and values must be str")
     return event.headers, body

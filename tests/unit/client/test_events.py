@@ -101,6 +101,13 @@ def test_header_that_is_no_text_is_named() -> None:
         columns_of([millrace.Event(b"", {"status": _NUMBER})])
 
 
+@pytest.mark.parametrize("headers", [[("a", "b")], "text", None])
+def test_headers_that_are_no_mapping_are_named(headers: Any) -> None:
+    """A list of pairs, as other clients take them, says what to give instead."""
+    with pytest.raises(TypeError, match=f"headers: is a {type(headers).__name__}; give a dict"):
+        columns_of([millrace.Event(b"x", headers)])
+
+
 def test_event_with_too_many_headers_is_refused() -> None:
     """No batch can hold the event, so the error says what is allowed."""
     with pytest.raises(millrace.BadArgumentError, match="256"):

@@ -1,5 +1,7 @@
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +46,25 @@ def test_check_endpoints_of_nonsense_says_why(endpoints: str | list[str], messag
         Producer(endpoints, "orders")
     with pytest.raises(BadArgumentError, match=message):
         Consumer(endpoints, "orders")
+
+
+@pytest.mark.parametrize("endpoint", [7070, None, b"a:7070", ["a:7070"]])
+def test_endpoint_that_is_no_text_says_what_to_give(endpoint: Any) -> None:
+    """A port alone is a likely slip of callers without a type checker."""
+    message = rf"endpoint: is {re.escape(repr(endpoint))}; give host:port as text"
+    for connect in (millrace_client.connect, millrace_client.aio.connect):
+        with pytest.raises(BadArgumentError, match=message):
+            connect(endpoint)
+    with pytest.raises(BadArgumentError, match=message):
+        check_endpoints([endpoint])
+
+
+@pytest.mark.parametrize("endpoints", [7070, None, b"a:7070"])
+def test_endpoints_that_are_no_list_say_what_to_give(endpoints: Any) -> None:
+    """So do those of producers and consumers, which take several."""
+    for create in (Producer, Consumer):
+        with pytest.raises(BadArgumentError, match="give host:port as text"):
+            create(endpoints, "orders")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from millrace_client.errors import (
     EventTooLargeError,
     MillraceError,
 )
+from millrace_client.events import check_headers
 from millrace_client.producing.buffer_memory import BufferMemory
 from millrace_client.producing.channel_buffer import BUCKETS, ChannelBuffer, OrderingBucket
 from millrace_client.producing.config import Overflow, ProducerConfig, Routing
@@ -139,6 +140,12 @@ class Accumulator(BufferMemory):
             self.held_bytes += held
             if not position or position + 1 >= buffer.events_max:
                 self._note_first_or_last(buffer, bucket, page)
+        except AttributeError:
+            # To check the headers before would slow down every event.
+            if bucket.page is not None and not bucket.page.bodies:
+                self._forget_empty_page(buffer, bucket, bucket.page)
+            check_headers(headers)
+            raise
         finally:
             self.lock.release()
         return page, index

@@ -96,12 +96,13 @@ def bulk_of(events: Sequence[object]) -> Bulk | None:
         alike = cast("Sequence[Event]", events)
         bodies = [event.body for event in alike]
         headers = [event.headers for event in alike]
-        names = list(headers[0])
-        if set(map(type, bodies)) != {bytes} or sum(map(len, headers)) != len(names) * len(headers):
-            return None
         try:
+            names = list(headers[0])
+            if set(map(type, bodies)) != {bytes} or sum(map(len, headers)) != len(names) * len(headers):
+                return None
             columns = {name: [each[name] for each in headers] for name in names}
-        except KeyError:
+        except (KeyError, TypeError):
+            # Names differ, or headers are no mapping.
             return None
     else:
         return None

@@ -236,6 +236,25 @@ def test_put_of_impossible_headers_leaves_no_trace(
     assert len(page.bodies) == earlier_count + 1
 
 
+@pytest.mark.parametrize("earlier_count", [0, 1])
+@pytest.mark.parametrize("roomy_bytes", [-1, 1 << 20])
+def test_put_of_headers_that_are_no_mapping_leaves_no_trace(earlier_count: int, roomy_bytes: int) -> None:
+    """The error says what to give, and the next event has its page."""
+    bench = Bench(linger_seconds=0)
+    for _ in range(earlier_count):
+        bench.put(b"good")
+    bench.accumulator._roomy_bytes = roomy_bytes
+    pairs: Any = [("a", "b")]
+    held = bench.accumulator.held_bytes
+    with pytest.raises(TypeError, match="headers: is a list; give a dict of header names to values"):
+        bench.accumulator.put(bench.buffer, None, b"bad", pairs, None, True)
+    assert bench.accumulator.held_bytes == held
+    assert len(bench.accumulator.open_pages) == earlier_count
+    bench.put(b"better")
+    [page], _ = bench.take_pages()
+    assert len(page.bodies) == earlier_count + 1
+
+
 def test_put_of_a_new_key_for_a_full_table_begins_a_new_page() -> None:
     """A batch, as an event, has at most 256 header keys."""
     bench = Bench(linger_seconds=0)

@@ -377,6 +377,10 @@ def test_put_many_of_what_is_no_event_raises() -> None:
     """Other objects raise at once; an invalid event fails alone."""
     with pytest.raises(TypeError, match="event: is a int"):
         Bench().put_many([b"fine", 7])
+    headers: Any
+    for headers in ([("a", "b")], "text", 7):
+        with pytest.raises(TypeError, match=f"headers: is a {type(headers).__name__}; give a dict"):
+            Bench().put_many([Event(b"a", headers)])
     refused = Bench().put_many([Event(b"a", {"x": "\udc80"})])[0].settled(0).error
     assert isinstance(refused, BadArgumentError)
 
