@@ -19,6 +19,7 @@ from nats.js import JetStreamContext
 
 from examples.jetstream_cluster import JetStreamCluster
 from millrace.v1 import channel_service_pb2 as pb
+from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.config import ChannelConfig, FileChannelConfig, ReplicatedChannelConfig
 from millrace_server.channels.file_store import FileStores
@@ -120,10 +121,13 @@ async def _rates_in_turn(contenders: "_Contenders", plan: ReplicatedPlan) -> dic
     What else the machine does changes within a second, and so would the shares if each made its calls side by side. The
     order changes too, since a replica may still sync the message before.
     """
-    rates: dict[str, list[float]] = {name: [] for name in contenders.large}
-    for names in islice(cycle(permutations(rates)), plan.large):
+    calls = contenders.large()
+    rates: dict[str, list[float]] = {name: [] for name in calls}
+    for names in islice(cycle(permutations(calls)), plan.large):
         for name in names:
-            rates[name].append(await contenders.large[name]())
+            started = time.perf_counter()
+            await calls[name]()
+            rates[name].append(_LARGE_EVENTS / (time.perf_counter() - started))
     return rates | {name: [await measure()] for name, measure in contenders.in_turn(plan).items()}
 
 
@@ -167,14 +171,21 @@ class _Contenders:
                 await connection.request(f"$JS.API.STREAM.LEADER.STEPDOWN.{_BARE}", timeout=_LEADER_SECONDS)
         return cls(_channel(config, opened.store), _channel(files, local), bare)
 
-    @property
-    def large(self) -> Mapping[str, Callable[[], Awaitable[float]]]:
-        """The measurements of one call with 1,000 events, each of which returns events per second."""
-        return {
-            "bare 1x1000": partial(self._publish, 1_000, 1),
-            "parse then bare 1x1000": partial(self._publish, 1_000, 1, parses=True),
-            "1x1000": partial(_append, self._replicated, 1, 1_000, 1),
-        }
+    def large(self) -> Mapping[str, Callable[[], Awaitable[object]]]:
+        """The calls with 1,000 events that are compared one by one."""
+        raw = _request(_LARGE_EVENTS)
+
+        async def publish() -> None:
+            await self._bare.publish(_BARE, raw, timeout=_CALL_SECONDS)
+
+        async def parse_then_publish() -> None:
+            assert _events(raw)
+            await publish()
+
+        async def append() -> None:
+            await self._replicated.appends.append(_events(raw), None)
+
+        return {"bare 1x1000": publish, "parse then bare 1x1000": parse_then_publish, "1x1000": append}
 
     def in_turn(self, plan: ReplicatedPlan) -> Mapping[str, Callable[[], Awaitable[float]]]:
         """The measurements of many calls."""
@@ -187,12 +198,10 @@ class _Contenders:
             "local 64x10": partial(_append, self._local, 64, 10, plan.small * 16),
         }
 
-    async def _publish(self, events: int, calls: int, *, parses: bool = False) -> float:
+    async def _publish(self, events: int, calls: int) -> float:
         raw = _request(events)
         started = time.perf_counter()
         for _ in range(calls):
-            if parses:
-                assert nonempty_events_of(*parse_apart(pb.AppendRequest, raw))
             await self._bare.publish(_BARE, raw, timeout=_CALL_SECONDS)
         return calls * events / (time.perf_counter() - started)
 
@@ -202,13 +211,18 @@ def _request(events: int) -> bytes:
     return append_columns(events, "orders")
 
 
+def _events(raw: bytes) -> list[StoredColumns]:
+    """Parses and checks a request as the service does."""
+    return nonempty_events_of(*parse_apart(pb.AppendRequest, raw))
+
+
 async def _append(channel: Channel, callers: int, events: int, calls: int) -> float:
     """Appends as the service does, each caller behind its answer; returns events per second."""
     raw = _request(events)
 
     async def call() -> None:
         for _ in range(calls // callers):
-            await channel.appends.append(nonempty_events_of(*parse_apart(pb.AppendRequest, raw)), None)
+            await channel.appends.append(_events(raw), None)
 
     started = time.perf_counter()
     await asyncio.gather(*[call() for _ in range(callers)])
