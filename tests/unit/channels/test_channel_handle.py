@@ -98,6 +98,7 @@ async def test_channel_of_another_server_names_its_owner(host: Host) -> None:
         _ = hosted.channel
     hosted.mark_replaying()
     assert (hosted.state, hosted.owner, hosted.opened.is_set()) == (ChannelState.REPLAYING, None, False)
+    assert hosted.trouble == ""
     assert host.notified == ["orders", "orders", "orders"]
 
 

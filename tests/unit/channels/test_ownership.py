@@ -15,7 +15,7 @@ from millrace_server.channels.config import ReplicatedChannelConfig
 from millrace_server.channels.ownership import Ownership, Stage
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stream_store import StreamStores
-from millrace_server.errors import ChannelCorruptError, NotOwnerError
+from millrace_server.errors import ChannelCorruptError, NotOwnerError, ReplayingError
 from millrace_server.replication.engine_settings import EngineSettings
 from millrace_server.replication.lease_bucket import BUCKET, JetStreamBucket
 from millrace_server.replication.owner_entries import Holder, channel_key
@@ -204,13 +204,20 @@ async def test_channel_without_its_engine_says_what_it_waits_for(
     unused_tcp_port_factory: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits for it, and the server can be stopped."""
-    monkeypatch.setattr(ownership, "_READY_SECONDS", 0.1)
+    monkeypatch.setattr(ownership, "_READY_SECONDS", 1.0)
+    monkeypatch.setattr("millrace_server.replication.engine._CONNECT_SECONDS", 2.0)
+    waiting = r"the engine has been unavailable since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC: "
     async with _registry("a:1") as one:
         handle = one.create(new_name(), _config(f"nats://127.0.0.1:{unused_tcp_port_factory()}"))
-        async with asyncio.timeout(60):
-            await handle.opened.wait()
-        assert (handle.state, handle.is_troubled) == (ChannelState.STANDING_BY, True)
-        assert handle.trouble == "the engine does not answer yet"
+        await until(lambda: bool(handle.trouble))
+        assert handle.state is ChannelState.REPLAYING
+        assert re.fullmatch(f"{waiting}it has not answered yet", handle.trouble)
+        with pytest.raises(ReplayingError, match=f"0% so far: {waiting}"):
+            one.get(handle.name)
+        await _until_state(handle, ChannelState.STANDING_BY)
+        assert handle.is_troubled
+        await until(lambda: "refused" in handle.trouble)
+        assert re.match(f"{waiting}none of nats://127.0.0.1:", handle.trouble)
         with pytest.raises(NotOwnerError) as refused:
             one.get(handle.name)
         assert refused.value.metadata["address"] == ""
@@ -242,7 +249,8 @@ async def test_channel_says_that_its_engine_has_ceased_to_answer(
         [shared] = other._shared._engines._shared.values()
         with monkeypatch.context() as silence:
             silence.setattr(shared.leases.members, "session", "")
-            assert handle.trouble == "the engine does not answer"
+            silence.setattr(shared.leases.members, "last_error", "timed out")
+            assert re.fullmatch(r"the engine has not answered since \S+ \S+ UTC: timed out", handle.trouble)
         assert not handle.is_troubled
 
 

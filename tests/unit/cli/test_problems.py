@@ -1,7 +1,7 @@
 from dataclasses import replace
 from datetime import timedelta
 
-from millrace_client import ClaimStatus
+from millrace_client import ChannelState, ClaimStatus
 from millrace_client.cli.problems import Severity, channel_problem
 from tests.unit.cli.fake_channel import GAUGES, ORDERS, START_TIME
 
@@ -26,3 +26,12 @@ def test_channel_that_was_just_read_has_no_problem() -> None:
 def test_channel_that_nobody_has_read_has_no_problem() -> None:
     """It may be a store, whose events wait for a reader."""
     assert channel_problem(WAITING) == (Severity.NONE, "")
+
+
+def test_problem_of_a_channel_without_its_engine_gives_the_reason() -> None:
+    """The state alone sends an operator to the wrong place."""
+    reason = "the engine has not answered since noon"
+    waiting = replace(ORDERS, state=ChannelState.STANDING_BY, fault=reason)
+    assert channel_problem(waiting) == (Severity.ERROR, f"no server owns it: {reason}")
+    replaying = replace(ORDERS, state=ChannelState.REPLAYING, replayed_fraction=0.0, fault=reason)
+    assert channel_problem(replaying) == (Severity.WARNING, f"replaying its log, 0% so far: {reason}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_handle import Owner
 from millrace_server.channels.config import FileChannelConfig
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.console import troubles
@@ -111,3 +112,17 @@ async def test_disk_that_is_nearly_full_is_a_trouble(console: ServedConsole, tmp
     [reason] = await reasons(console)
     assert reason.startswith(f"the disk of {tmp_path}")
     assert reason.endswith("left, then channels refuse puts")
+
+
+async def test_channel_that_waits_for_its_engine_is_a_trouble(console: ServedConsole) -> None:
+    """To stand by for another server is none, and the reason is what the channel itself says."""
+    console.create("orders")
+    handle = console.registry.find("orders")
+    handle.mark_standing_by(lambda: Owner("mill-2:7070", 7))
+    assert await reasons(console) == []
+    handle.mark_standing_by(lambda: Owner("", 0), lambda: "the engine is down")
+    assert await reasons(console) == ["the engine is down"]
+    handle.mark_replaying()
+    assert await reasons(console) == []
+    handle.mark_replaying(lambda: "the engine is down")
+    assert await reasons(console) == ["the engine is down"]

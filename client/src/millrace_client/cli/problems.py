@@ -22,10 +22,12 @@ class Severity(IntEnum):
 def channel_problem(channel: ChannelInfo) -> tuple[Severity, str]:
     """Returns how urgent a channel's problem is, and a sentence about it; empty if there is none."""
     if channel.state is ChannelState.REPLAYING:
-        return Severity.WARNING, f"replaying its log, {channel.replayed_fraction:.0%} so far"
+        obstacle = f": {channel.fault}" if channel.fault else ""
+        return Severity.WARNING, f"replaying its log, {channel.replayed_fraction:.0%} so far{obstacle}"
     if channel.state is ChannelState.STANDING_BY:
         # Its owner's report tells how it is.
-        return (Severity.NONE, "") if channel.owner else (Severity.ERROR, "no server owns it")
+        obstacle = f": {channel.fault}" if channel.fault else ""
+        return (Severity.NONE, "") if channel.owner else (Severity.ERROR, f"no server owns it{obstacle}")
     if channel.state not in {ChannelState.OPEN, ChannelState.UNKNOWN}:
         return Severity.ERROR, channel.fault
     fill, waiting_count = fill_of(channel), channel.gauges.waiting_commits

@@ -83,7 +83,7 @@ class ChannelHandle:
         self._channel: Channel | None = None
         self._fault: MillraceError | None = None
         self._owner_of: Callable[[], Owner] | None = None  # Set while this server stands by.
-        self._waits_for: Callable[[], str] = _nothing  # Why it cannot take the channel over.
+        self._waits_for: Callable[[], str] = _nothing  # Why it cannot take the channel over, or read it back.
         self.store: LogStore | None = None
         self.configured: ChannelConfig | None = None
         self.progress = ReplayProgress()
@@ -134,7 +134,7 @@ class ChannelHandle:
             return (DISK if self.config.replicated is None else STREAM).silence
         if self.state is ChannelState.DISK_FULL:
             return self.channel.disk_trouble
-        if self.state is ChannelState.STANDING_BY:
+        if self.state in {ChannelState.STANDING_BY, ChannelState.REPLAYING}:
             return self._waits_for()
         return str(self.fault or "")
 
@@ -168,8 +168,10 @@ class ChannelHandle:
             raise type(self._fault)(str(self._fault), channel=self.name)
         if (owner := self.owner) is not None:
             raise self.not_owner_error(owner)
+        obstacle = self._waits_for()
         raise ReplayingError(
-            f"channel {self.name!r} is being read back from its log, {self.progress.fraction:.0%} so far",
+            f"channel {self.name!r} is being read back from its log, {self.progress.fraction:.0%} so far"
+            f"{': ' if obstacle else ''}{obstacle}",
             retry_delay_seconds=_RETRY_DELAY_SECONDS,
             channel=self.name,
         )
@@ -202,9 +204,12 @@ class ChannelHandle:
         self.opened.set()
         self._on_change(self.name)
 
-    def mark_replaying(self) -> None:
-        """Marks the channel as this server's, which reads its log now."""
-        self._owner_of = None
+    def mark_replaying(self, waits_for: "Callable[[], str] | None" = None) -> None:
+        """Marks the channel as this server's, which reads its log now.
+
+        `waits_for` says, at each look, what prevents that; empty while nothing does.
+        """
+        self._owner_of, self._waits_for = None, waits_for or _nothing
         self.progress = ReplayProgress()
         self.opened.clear()
         self._on_change(self.name)

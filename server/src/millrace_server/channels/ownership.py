@@ -2,7 +2,9 @@
 
 import asyncio
 import enum
+import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import structlog
@@ -102,6 +104,8 @@ class Ownership:
         self._is_new = is_new
         self._left_at = StreamEnd()
         self._shared: SharedEngine | None = None
+        self._connecting_since = self._clock()
+        self._connecting_error = "it has not answered yet"
         self._lease: ChannelLease | None = None
         self._departing: asyncio.Future[_Departure] | None = None
         self._departed = asyncio.Event()
@@ -224,9 +228,11 @@ class Ownership:
             await shared.leases.give_up(self._handle.name)
 
     async def _connected(self) -> SharedEngine:
-        if not self._engines.is_serving:
+        if self._engines.is_serving:
+            self._handle.mark_replaying(self._silence)
+        else:
             self._stand_by("the server has not started yet")
-        late = asyncio.get_running_loop().call_later(_READY_SECONDS, self._stand_by, "the engine does not answer yet")
+        late = asyncio.get_running_loop().call_later(_READY_SECONDS, self._stand_by)
         try:
             while (shared := await self._engine_if_usable()) is None:  # noqa: ASYNC110 - only time can help
                 await asyncio.sleep(_CONNECT_SECONDS)
@@ -239,7 +245,8 @@ class Ownership:
         try:
             return await self._engines.of(self._config.engine)
         except EngineError as error:
-            self._stand_by(str(error))
+            self._connecting_error = str(error)
+            self._stand_by()
             _log.warning("a replicated channel waits for its engine", channel=self._handle.name, error=str(error))
             return None
 
@@ -248,9 +255,15 @@ class Ownership:
         self._handle.mark_standing_by(self._owner, lambda: obstacle or self._silence())
 
     def _silence(self) -> str:
-        """Says that this server cannot reach the engine, and so has no session; empty while it has one."""
-        is_cut_off = self._shared is not None and not self._shared.leases.members.session
-        return "the engine does not answer" if is_cut_off else ""
+        """Says that this server cannot reach the engine, and so has no session, since when and why; empty with one."""
+        if self._shared is None:
+            since = _time_ago(self._clock() - self._connecting_since)
+            return f"the engine has been unavailable since {since}: {self._connecting_error}"
+        members = self._shared.leases.members
+        if members.session:
+            return ""
+        why = f": {members.last_error}" if members.last_error else ""
+        return f"the engine has not answered since {_time_ago(members.silent_seconds)}{why}"
 
     @property
     def _config(self) -> ReplicatedChannelConfig:
@@ -284,7 +297,7 @@ class Ownership:
         if self._ending.is_set() or not lease.is_held:
             # It ended, or was lost, before `_departing` could say so.
             departing.set_result(_Departure(is_loss=not lease.is_held))
-        self._handle.mark_replaying()
+        self._handle.mark_replaying(self._silence)
         if (opened := await self._take_over(shared, lease)) is not None:
             departure = await self._serve_until_departure(opened, lease, departing)
             self._left_at = opened.end
@@ -440,3 +453,7 @@ class Ownership:
     @staticmethod
     def _clock() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _time_ago(seconds: float) -> str:
+    return datetime.fromtimestamp(time.time() - seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

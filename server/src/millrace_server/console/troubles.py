@@ -58,6 +58,8 @@ _STATE_ADVICE = {
     ChannelState.LOG_FAILED: "See the server's log for the cause, mend it, and restart the server; what was committed "
     "is in the log.",
     ChannelState.STALLED: "Check the disk: it does not answer reads or writes. Commits continue once it does.",
+    ChannelState.STANDING_BY: "Check the engine's nodes and this server's credentials; the channel recovers by itself.",
+    ChannelState.REPLAYING: "Check the engine's nodes and this server's credentials; the channel recovers by itself.",
     ChannelState.DISK_FULL: "Free space on the disk, or take or purge events; takes are still served.",
 }
 
@@ -69,7 +71,8 @@ def trouble_of_channel(reading: ChannelReading, dead_letter_channels: Collection
 
 def _troubles_of_channel(reading: ChannelReading, dead_letter_channels: Collection[str]) -> Iterator[Trouble]:
     handle, name, channel = reading.handle, reading.name, reading.channel
-    if (advice := _STATE_ADVICE.get(handle.state)) is not None:
+    # To stand by, or to be read back, needs nobody unless something prevents this server from going on.
+    if handle.trouble and (advice := _STATE_ADVICE.get(handle.state)) is not None:
         yield Trouble("channel", name, Severity.ERROR, handle.trouble, advice)
     if channel is None or not reading.depth:
         return

@@ -43,6 +43,7 @@ class Membership:
         clock: Monotonic, in seconds.
         renew_seconds: How often it shows a sign of life.
         has_begun: Set once a session has begun.
+        last_error: Why the last sign of life could not be shown; empty if it was.
         on_lost: Called when the session has ended against this server's will.
         on_begun: Called when a session has begun.
     """
@@ -59,6 +60,7 @@ class Membership:
         self._bucket = bucket
         self.clock = clock
         self.has_begun = asyncio.Event()
+        self.last_error = ""
         self._channels: tuple[str, ...] = ()
         self._seen: dict[str, _Seen] = {}
         self._own: set[str] = set()  # All sessions that this server has begun.
@@ -74,6 +76,11 @@ class Membership:
         # It stops before others begin, even if its clock is a fifth slower.
         window_seconds = self.lease_seconds - self.renew_seconds
         return bool(self.session) and self.clock() < self._renewed_at + window_seconds
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long ago this server has shown its last sign of life."""
+        return self.clock() - self._renewed_at
 
     def start(self) -> None:
         """Begins a session as soon as the engine answers, and another one whenever it was lost."""
@@ -216,8 +223,10 @@ class Membership:
                 if entry is None or Member.decoded(entry.value).is_ended:
                     raise
                 self._revision = await self._bucket.write(session_key(session), value, entry.revision)
-        except EntriesUnavailableError:
+        except EntriesUnavailableError as error:
+            self.last_error = str(error)
             return False
+        self.last_error = ""
         # The others count from when they see it, which is later.
         self._renewed_at = began_at
         self.observe(session, Entry(value, self._revision))
