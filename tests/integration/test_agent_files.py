@@ -129,6 +129,7 @@ def test_sink_whose_files_may_not_grow_says_so_and_goes_on_when_they_may(
     assert files_below(out) == []
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, limit)
     server.wait_for("works again")
+    _until(lambda: len(lines_below(out)) >= 2_000)
     assert sorted(map(int, lines_below(out))) == list(range(2_000))
 
 

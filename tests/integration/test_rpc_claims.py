@@ -242,8 +242,8 @@ async def test_renewal_that_waits_is_answered_by_the_next_commit(rpc: Rpc) -> No
 async def test_renewal_that_waits_keeps_the_claim(rpc: Rpc) -> None:
     """The lease does not run meanwhile; if no event came in time, the answer says so."""
     name = await rpc.make_channel()
-    claim = await rpc.claim(name, READER, lease=seconds(0.05))
-    answer = await renew(rpc, name, claim.epoch, wait_seconds=0.3)
+    claim = await rpc.claim(name, READER, lease=seconds(0.5))
+    answer = await renew(rpc, name, claim.epoch, wait_seconds=0.7)
     assert (answer.epoch, answer.next_sequence) == (claim.epoch, 1)
 
 
