@@ -14,7 +14,7 @@ from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.config import ReplicatedChannelConfig
 from millrace_server.channels.ownership import Ownership, Stage
 from millrace_server.channels.registry import ChannelRegistry
-from millrace_server.channels.stream_store import StreamStores
+from millrace_server.channels.stream_store import OpenStream, StreamStores
 from millrace_server.errors import ChannelCorruptError, NotOwnerError, ReplayingError
 from millrace_server.replication.engine_settings import EngineSettings
 from millrace_server.replication.lease_bucket import BUCKET, JetStreamBucket
@@ -233,6 +233,35 @@ async def test_channel_whose_engine_raises_what_nobody_expects_has_failed(monkey
     async with _registry("a:1") as one:
         handle = one.create(new_name(), _config("nats://127.0.0.1:1"))
         await _until_state(handle, ChannelState.LOG_FAILED)
+
+
+async def test_channel_that_does_not_open_for_calls_abandons_its_stream(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is left open, another server can take it over, and it can be deleted here."""
+    name, abandoned = new_name(), []
+    abandon = OpenStream.abandon
+
+    async def note(opened: OpenStream) -> None:
+        await abandon(opened)
+        abandoned.append(opened)
+
+    def fail(*_arguments: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(OpenStream, "abandon", note)
+    async with _registry("a:1") as one, _registry("b:1") as other:
+        with monkeypatch.context() as broken:
+            broken.setattr("millrace_server.channels.registry.Channel", fail)
+            handle = one.create(name, _config(nats_url))
+            await _until_state(handle, ChannelState.LOG_FAILED)
+            await until(lambda: bool(abandoned))
+        assert handle.store is None
+        await other.create(name, _config(nats_url)).opened.wait()
+        await until(lambda: other.find(name).state is ChannelState.OPEN)
+        await other.retire(name)
+        async with asyncio.timeout(60):
+            assert await one.mark_deleted(name)
 
 
 async def test_channel_says_that_its_engine_has_ceased_to_answer(

@@ -48,9 +48,9 @@ class Stage(enum.Enum):
     """Moves; any other is illegal.
 
     STANDING_BY -> TAKING_OVER   this server has got the lease
-    TAKING_OVER -> SERVING       the log is fenced and read back, and the lease confirmed
+    TAKING_OVER -> SERVING       the log is fenced and read back, the lease confirmed, and the channel open for calls
     TAKING_OVER -> STANDING_BY   another server was faster, or the engine does not answer
-    TAKING_OVER -> FAILED        the log is damaged, or needs a key that is missing
+    TAKING_OVER -> FAILED        the log is damaged, needs a key that is missing, or the channel does not open
     SERVING -> LEAVING           the server stops, or the channel moves to another one
     SERVING -> LOSING            the lease is lost, another server has appended, or the log has failed
     LEAVING -> STANDING_BY       a checkpoint is written, and the lease released
@@ -298,8 +298,9 @@ class Ownership:
             # It ended, or was lost, before `_departing` could say so.
             departing.set_result(_Departure(is_loss=not lease.is_held))
         self._handle.mark_replaying(self._silence)
-        if (opened := await self._take_over(shared, lease)) is not None:
-            departure = await self._serve_until_departure(opened, lease, departing)
+        if (taken := await self._take_over(shared, lease)) is not None:
+            opened, channel = taken
+            departure = await self._serve_until_departure(opened, channel, lease, departing)
             self._left_at = opened.end
             if departure.is_deletion:
                 await self._delete_stream(shared, lease)
@@ -314,8 +315,8 @@ class Ownership:
 
     # Taking over.
 
-    async def _take_over(self, shared: SharedEngine, lease: ChannelLease) -> OpenStream | None:
-        """Opens the channel; returns None where that fails."""
+    async def _take_over(self, shared: SharedEngine, lease: ChannelLease) -> tuple[OpenStream, Channel] | None:
+        """Opens the channel, also for calls; returns None where that fails."""
         handle = self._handle
         attempt = TakeOver(self._limits, shared.leases.members.address, lease.entry.sequence_known, self._left_at)
         handle.log_progress_later()
@@ -323,6 +324,8 @@ class Ownership:
         try:
             opened = await shared.stores.open(handle.name, self._config, attempt, handle.progress, self._note_change)
             await lease.confirm(opened.chain.epoch)
+            handle.store = opened.store
+            return opened, self._hooks.serve(opened.store.storage)
         except _PASSING as error:
             _log.warning("a channel could not be taken over", channel=handle.name, error=str(error))
             if opened is not None:
@@ -336,21 +339,25 @@ class Ownership:
             return None
         except Exception as error:  # noqa: BLE001 - whatever it is concerns this channel; the others go on
             self._move(Stage.FAILED)
+            handle.store = None
             handle.mark_failed(error)
+            if opened is not None:
+                await opened.abandon()
             if isinstance(error, SetBackError):
                 # So that no other server takes the stream for whole.
                 await lease.release(last_sequence=self._left_at.sequence)
             return None
-        return opened
 
     # Serving, and leaving.
 
     async def _serve_until_departure(
-        self, opened: OpenStream, lease: ChannelLease, departing: "asyncio.Future[_Departure]"
+        self,
+        opened: OpenStream,
+        channel: Channel,
+        lease: ChannelLease,
+        departing: "asyncio.Future[_Departure]",
     ) -> _Departure:
         self._move(Stage.SERVING)
-        self._handle.store = opened.store
-        channel = self._hooks.serve(opened.store.storage)
         channel.guard_reading(lambda: lease.is_current)
         noting = asyncio.get_running_loop().create_task(self._note_sequences(opened.chain, lease, departing))
         checking = asyncio.get_running_loop().create_task(self._keep_checking(opened.chain))
