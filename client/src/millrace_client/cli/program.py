@@ -68,7 +68,7 @@ class MillraceGroup(ProgramGroup):
             raise _exit(error, ExitCode.TERMINATED) from error
 
 
-def _channel_question(error: millrace_client.MillraceError, session: Session) -> str:
+def _channel_question(error: Exception, session: Session) -> str:
     """Asks which channel the user meant by a name that the server does not have."""
     if not isinstance(error, millrace_client.ChannelNotFoundError) or not error.channel:
         return ""

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from millrace.command_line.notes import printable
-from millrace_client import MillraceError
 
 
 def question(name: str, names: Callable[[], Iterable[str]]) -> str:
@@ -18,6 +17,9 @@ def question(name: str, names: Callable[[], Iterable[str]]) -> str:
     Returns:
         The beginning of a sentence that goes on with the advice for another answer; empty if no name is similar.
     """
+    # It brings gRPC, which the help does not need.
+    from millrace_client import MillraceError
+
     with suppress(MillraceError):
         similar = difflib.get_close_matches(name, list(names()), n=1)
         return f"did you mean {printable(similar[0])}? If not, " if similar else ""
