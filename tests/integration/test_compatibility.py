@@ -1,5 +1,6 @@
 """Files and clients of former versions, with the server of this one."""
 
+import json
 import subprocess
 import sys
 import tarfile
@@ -135,6 +136,43 @@ def test_upgrade_check_of_a_directory_without_channels_says_which_it_was(tmp_pat
     assert (empty.returncode, missing.returncode) == (0, 0)
     assert f"no channel has files yet. The data directory is {tmp_path}." in empty.stdout
     assert f"The data directory is {tmp_path / 'no'}, which does not exist." in missing.stdout
+
+
+def test_upgrade_check_of_a_damaged_header_says_what_cannot_be_read(kept_data: Path) -> None:
+    """Nothing is known of its format then; the other channels are shown all the same."""
+    segment = max((kept_data / "channels" / "orders").glob("segment-*.log"))
+    content = bytearray(segment.read_bytes())
+    for position, why in ((0, "it does not begin with the magic of a segment"), (20, "the checksum of its header")):
+        segment.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
+        check = run_millraced("upgrade", "--check", "--data-dir", kept_data)
+        assert check.returncode == 1
+        assert f"orders: {segment}: {why}" in check.stdout
+        assert "clicks: log format 1" in check.stdout
+        assert "cannot be read" in check.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("file", "is not a directory"),
+        ("loop", "cannot be read: Too many levels of symbolic links"),
+        ("dangling", "is a link to a directory that does not exist"),
+    ],
+)
+def test_upgrade_check_of_a_path_that_is_no_directory_says_so(kept_data: Path, kind: str, why: str) -> None:
+    """It must not look like a channel that was never opened."""
+    path = kept_data / "channels" / "orders"
+    path.rename(kept_data / "orders")
+    if kind == "file":
+        path.touch()
+    else:
+        path.symlink_to(path if kind == "loop" else kept_data / "nowhere")
+    check = run_millraced("upgrade", "--check", "--json", "--data-dir", kept_data)
+    assert check.returncode == 1
+    channels = {one["channel"]: one for one in json.loads(check.stdout)["channels"]}
+    assert channels["orders"]["problem"] == f"{path}: {why}"
+    assert not channels["orders"]["is_readable"]
+    assert channels["clicks"]["is_converted"]
 
 
 def test_upgrade_without_check_says_what_to_do() -> None:

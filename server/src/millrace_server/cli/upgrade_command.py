@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millrace_server.cli.reporting import EXIT_CONVERTS, EXIT_UNAVAILABLE, EXIT_USAGE, complain, load_or_exit
+from millrace_server.cli.reporting import (
+    EXIT_CONVERTS,
+    EXIT_DAMAGED,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+    complain,
+    load_or_exit,
+)
 
 if TYPE_CHECKING:
     from millrace_server.configuration.settings import Settings
@@ -27,7 +34,8 @@ def upgrade(
     """Show what starting this version would change on the disk, and whether it accepts the configuration.
 
     Run it with the new version, before the new server starts; it changes nothing. Files are converted as they are
-    written, so there is no other step. Exits with 4 if an earlier version cannot open a channel afterwards.
+    written, so there is no other step. Exits with 4 if an earlier version cannot open a channel afterwards, and with 1
+    if a channel cannot be read.
     """
     if not check:
         complain("files are converted as the server writes them; see what would change: millraced upgrade --check")
@@ -60,17 +68,19 @@ def _place(settings: "Settings") -> str:
 
 def _upgrades(config: Path | None, data_dir: str | None) -> Iterator["ChannelUpgrade"]:
     from millrace_server.cli.log_targets import configured_logs
-    from millrace_server.log_tools.layout import find_layout
     from millrace_server.log_tools.upgrade import inspect_channel
 
     for target in configured_logs(config, data_dir):
-        directories = [path for path in dict.fromkeys([*target.data_dirs, target.checkpoint_dir]) if path.is_dir()]
-        # A channel that has never been opened has no directory yet.
-        if directories:
-            yield inspect_channel(find_layout(directories, target.checkpoint_dir))
+        if (found := inspect_channel(target.data_dirs, target.checkpoint_dir)) is not None:
+            yield found
 
 
 def _end(upgrades: list["ChannelUpgrade"]) -> None:
+    if any(upgrade.problem for upgrade in upgrades):
+        complain(
+            "some channels cannot be read, so it is not known what happens to them: repair them before the upgrade"
+        )
+        raise typer.Exit(EXIT_DAMAGED)
     if not all(upgrade.versions.is_known for upgrade in upgrades):
         complain("some channels are of a later version; start that version, or restore a backup from before it")
         raise typer.Exit(EXIT_UNAVAILABLE)

@@ -1,10 +1,14 @@
 """What an upgrade to this version changes on the disk, found without changing anything."""
 
+import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from millrace_server.log_tools.layout import ChannelLayout
+from millrace_server.log_tools.layout import ChannelLayout, find_layout, segment_paths
 from millrace_server.wal import checkpoints
 from millrace_server.wal import format as segment_format
+from millrace_server.wal.format import SEGMENT_HEADER_BYTES, FormatError, SegmentHeader, UnknownVersionError
 from millrace_server.wal.versions import FileVersions, read_versions
 
 
@@ -14,10 +18,14 @@ class ChannelUpgrade:
 
     channel: str
     versions: FileVersions
+    problem: str = ""
+    """What cannot be read, so that it is not known what will happen; empty if nothing."""
 
     @property
     def sentence(self) -> str:
         """What will happen to the files."""
+        if self.problem:
+            return self.problem
         if not self.versions.is_known:
             return f"{self._formats()}: a later version wrote it, and this one does not open it"
         if self.versions.is_earlier:
@@ -33,18 +41,57 @@ class ChannelUpgrade:
             "channel": self.channel,
             "log_format": self.versions.segment,
             "checkpoint_format": self.versions.checkpoint,
-            "is_readable": self.versions.is_known,
-            "is_converted": self.versions.is_earlier,
+            "is_readable": self.versions.is_known and not self.problem,
+            "is_converted": self.versions.is_earlier and not self.problem,
+            "problem": self.problem,
         }
 
     def _formats(self) -> str:
         return f"log format {self.versions.segment or '-'}, checkpoint format {self.versions.checkpoint or '-'}"
 
 
-def inspect_channel(layout: ChannelLayout) -> ChannelUpgrade:
-    """Finds out what an upgrade does to one channel.
+def inspect_channel(data_dirs: Sequence[Path], checkpoint_dir: Path) -> ChannelUpgrade | None:
+    """Finds out what an upgrade does to one channel; None if it has no directory yet, as it was never opened.
 
     Raises:
+        ToolError: Its directories are not those of one whole channel.
         OSError: Its files cannot be read.
     """
-    return ChannelUpgrade(layout.name, read_versions(layout.directories, layout.checkpoint_dir))
+    directories, problems = [], []
+    for path in dict.fromkeys([*data_dirs, checkpoint_dir]):
+        try:
+            is_directory = stat.S_ISDIR(path.stat().st_mode)
+        except FileNotFoundError:
+            if path.is_symlink():
+                problems.append(f"{path}: is a link to a directory that does not exist")
+        except OSError as error:
+            problems.append(f"{path}: cannot be read: {error.strerror}")
+        else:
+            if is_directory:
+                directories.append(path)
+            else:
+                problems.append(f"{path}: is not a directory")
+    if problems:
+        return ChannelUpgrade(data_dirs[0].name, FileVersions(0, 0), "; ".join(problems))
+    return _inspect_files(find_layout(directories, checkpoint_dir)) if directories else None
+
+
+def _inspect_files(layout: ChannelLayout) -> ChannelUpgrade:
+    versions = read_versions(layout.directories, layout.checkpoint_dir)
+    return ChannelUpgrade(layout.name, versions, _header_problem(layout.directories))
+
+
+def _header_problem(directories: Sequence[Path]) -> str:
+    """Returns that the header of the newest segment is damaged, so that its version is not known; empty if it is."""
+    if not (segments := segment_paths(directories)):
+        return ""
+    newest = segments[-1][1]
+    try:
+        with newest.open("rb") as file:
+            SegmentHeader.decode(file.read(SEGMENT_HEADER_BYTES))
+    except UnknownVersionError:
+        # It is what the versions say.
+        return ""
+    except FormatError as error:
+        return f"{newest}: {error}"
+    return ""
