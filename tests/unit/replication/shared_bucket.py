@@ -86,6 +86,11 @@ class _Connection(Bucket):
         self._bucket.check_reachable(self._server)
         return self._bucket.store(key, value, revision)
 
+    async def remove(self, key: str, revision: int) -> None:
+        self._bucket.check_reachable(self._server)
+        if (entry := self._bucket.entries.get(key)) is not None and entry.revision <= revision:
+            del self._bucket.entries[key]
+
 
 class SharingServer:
     """One server's session and its leases.

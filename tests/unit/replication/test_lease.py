@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from millrace_server.replication.lease import LeaseLostError
-from millrace_server.replication.owner_entries import Holder, channel_key
+from millrace_server.replication.owner_entries import EntriesUnavailableError, Holder, channel_key, session_key
 from tests.unit.replication.shared_bucket import LEASE_SECONDS, RENEW_SECONDS, SharedBucket, SharingServer
 from tests.virtual_clock import now, settle, started
 
@@ -229,6 +229,49 @@ async def test_server_that_was_killed_and_started_again_warns_of_no_other(bucket
     assert again.members.session
     assert warnings_of(logged) == []
     await again.stop()
+
+
+async def test_forget_ended_removes_sessions_long_after_their_end(bucket: SharedBucket, servers: Two) -> None:
+    """Also that of a server that was killed; those that live stay, and what was removed counts as ended."""
+    one, other = servers
+    stopped, killed = bucket.server("c"), bucket.server("d")
+    await settle()
+    gone = [stopped.members.session, killed.members.session]
+    await stopped.stop()
+    bucket.cut_off("d")
+    await one.members.forget_ended()
+    assert {session_key(session) for session in gone} <= set(bucket.entries)
+    for _ in range(3):
+        await asyncio.sleep(21 * LEASE_SECONDS)
+        await one.members.forget_ended()
+        await other.members.forget_ended()
+    living = {one.members.session, other.members.session}
+    assert set(bucket.entries) == {session_key(session) for session in living}
+    assert set(one.members._seen) == set(other.members._seen) == living
+    for session in gone:
+        assert await one.members.has_ended(session)
+    bucket.connect("d")
+    killed_lease = killed.lease()
+    await killed_lease.acquire()
+    assert killed.members.session not in gone
+    await killed.stop()
+
+
+async def test_forget_ended_of_a_server_that_was_cut_off_keeps_those_that_live(
+    bucket: SharedBucket, servers: Two
+) -> None:
+    """What it has seen last is out of date, and a living owner without an entry would lose its channels."""
+    one, other = servers
+    lease = one.lease()
+    await lease.acquire()
+    bucket.cut_off("b")
+    await asyncio.sleep(30 * LEASE_SECONDS)
+    with pytest.raises(EntriesUnavailableError):
+        await other.members.forget_ended()
+    bucket._cut_off.clear()
+    await other.members.forget_ended()
+    assert lease.is_current
+    assert session_key(one.members.session) in bucket.entries
 
 
 async def test_lease_of_an_engine_that_does_not_answer_is_not_taken(bucket: SharedBucket, servers: Two) -> None:

@@ -10,6 +10,7 @@ from nats.js.client import JetStreamContext
 
 from millrace_server.replication.engine import Engine
 from millrace_server.replication.lease_bucket import BUCKET, JetStreamBucket, JetStreamLeases
+from millrace_server.replication.owner_entries import Entry, EntryConflictError, session_key
 from tests.file_channels import until
 
 _LEASE_SECONDS = 5.0
@@ -62,6 +63,42 @@ async def test_lease_that_an_operator_deleted_is_free(servers: list[JetStreamLea
     await other.acquire()
     await lost.wait()
     assert (one.is_current, other.is_current) == (False, True)
+
+
+async def test_remove_leaves_no_trace_of_an_entry_that_nobody_has_written_since(nats_url: str) -> None:
+    """A later one stays, and who has the revision of one that was removed cannot write."""
+    engine = await Engine.connected([nats_url])
+    try:
+        bucket = await JetStreamBucket.opened(engine, 1)
+        first = await bucket.write("session.removed", b"1", 0)
+        second = await bucket.write("session.removed", b"2", first)
+        await bucket.remove("session.removed", first)
+        assert await bucket.read("session.removed") == Entry(b"2", second)
+        await bucket.remove("session.removed", second)
+        assert await bucket.read("session.removed") is None
+        with pytest.raises(EntryConflictError):
+            await bucket.write("session.removed", b"3", second)
+        assert await bucket.write("session.removed", b"4", 0) > second
+    finally:
+        await asyncio.to_thread(engine.close)
+
+
+async def test_sessions_that_ended_long_ago_are_removed_from_the_bucket(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start of a server begins one, so that they would become ever more."""
+    monkeypatch.setattr("millrace_server.replication.lease_bucket._FORGET_LEASES", 0.02)
+    monkeypatch.setattr("millrace_server.replication.membership._KEPT_LEASES", 0)
+    engine = await Engine.connected([nats_url])
+    staying, leaving = await _leases(engine, "mill-0:7070"), await _leases(engine, "mill-1:7070")
+    session = leaving.members.session
+    await until(lambda: session in staying.members.living())
+    await leaving.close()
+    await until(lambda: session not in staying.members._seen)
+    assert await staying._bucket.read(session_key(session)) is None
+    assert await staying._bucket.read(session_key(staying.members.session)) is not None
+    await staying.close()
+    await asyncio.to_thread(engine.close)
 
 
 @pytest.mark.parametrize("remove", [JetStreamContext.delete_key_value, _empty], ids=["deleted", "emptied"])

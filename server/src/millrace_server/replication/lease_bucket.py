@@ -33,6 +33,9 @@ BUCKET = "MILLRACE_OWNERS"
 
 _MOVES_AT_ONCE = 10
 
+_FORGET_LEASES = 10
+"""After so many leases each server looks again which sessions have ended long ago."""
+
 ResultT = TypeVar("ResultT")
 
 
@@ -72,6 +75,11 @@ class JetStreamBucket(Bucket):
             return await self._requested(self._bucket.update(key, value, revision))
         except nats.js.errors.KeyWrongLastSequenceError as error:
             raise EntryConflictError(str(error)) from error
+
+    async def remove(self, key: str, revision: int) -> None:
+        # To delete a key would leave a marker in its place.
+        subject = f"$KV.{BUCKET}.{key}"
+        await self._requested(self.engine.jetstream.purge_stream(f"KV_{BUCKET}", seq=revision + 1, subject=subject))
 
     async def _requested(self, request: Coroutine[Any, Any, ResultT]) -> ResultT:
         try:
@@ -122,6 +130,7 @@ class JetStreamLeases:
         self._has_seen_all = asyncio.Event()
         self._watching = bucket.engine.call(self._keep_watching())
         self._spreading = self._loop.create_task(self._keep_spreading())
+        self._forgetting = self._loop.create_task(self._keep_forgetting())
         self.members.start()
 
     def of(self, channel: str) -> ChannelLease:
@@ -156,6 +165,7 @@ class JetStreamLeases:
     async def close(self) -> None:
         """Ends the session. Leases that are still held are free then."""
         self._spreading.cancel()
+        self._forgetting.cancel()
         self._watching.cancel()
         await self.members.close()
 
@@ -194,6 +204,14 @@ class JetStreamLeases:
             for move in mine[:_MOVES_AT_ONCE]:
                 if (lease := self._leases.get(move.channel)) is not None:
                     lease.on_surplus(move.target)
+
+    async def _keep_forgetting(self) -> None:
+        while True:
+            await asyncio.sleep(_FORGET_LEASES * self.members.lease_seconds)
+            try:
+                await self.members.forget_ended()
+            except EntriesUnavailableError as error:
+                _log.debug("sessions that have ended could not be removed", error=str(error))
 
     # On the engine's event loop.
 

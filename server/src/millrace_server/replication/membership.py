@@ -24,6 +24,9 @@ _log = structlog.stdlib.get_logger(__name__)
 _RETRY_PART = 30
 """A renewal that failed is tried again after this part of the lease."""
 
+_KEPT_LEASES = 20
+"""So many leases after its last sign of life a session is forgotten: no server still acts on it, nor waits for it."""
+
 
 class _Seen(NamedTuple):
     member: Member
@@ -157,6 +160,28 @@ class Membership:
                 return False
             # If that fails, another server was faster, or the silent one has shown a sign of life.
             await self._end(session, entry.revision)
+
+    async def forget_ended(self) -> None:
+        """Removes the entries of sessions that have been silent for long, also of servers that were killed.
+
+        A server that ends does not remove its own: others whose watch is late would not see that it has ended.
+
+        Raises EntriesUnavailableError.
+        """
+        for session, seen in list(self._seen.items()):
+            lease_seconds = max(seen.member.lease_seconds, self.lease_seconds)
+            if session == self.session or self.clock() < seen.at + _KEPT_LEASES * lease_seconds:
+                continue
+            # Only what is read as ended is removed, and only up to there: who still wrote it would be overlooked.
+            entry = await self._bucket.read(session_key(session))
+            if entry is not None:
+                if not Member.decoded(entry.value).is_ended:
+                    await self.has_ended(session)
+                    continue
+                await self._bucket.remove(session_key(session), entry.revision)
+            for known in (self._own, self._twins):
+                known.discard(session)
+            self._seen.pop(session, None)
 
     def _silence_left(self, seen: _Seen) -> float:
         return seen.at + seen.member.lease_seconds - self.clock()

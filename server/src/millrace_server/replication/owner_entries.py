@@ -40,6 +40,9 @@ class Bucket(Protocol):
         Raises EntryConflictError if the entry has another revision, and EntriesUnavailableError.
         """
 
+    async def remove(self, key: str, revision: int) -> None:
+        """Removes the entry without a trace, unless it was written after this revision; EntriesUnavailableError."""
+
 
 class _Value:
     """What an entry says, as JSON."""
