@@ -194,6 +194,11 @@ class _ForkServer:
         self.requests, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
             self.process = subprocess.Popen([sys.executable, "-m", "tests.fork_server"], cwd=_ROOT, stdin=its.fileno())
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        self.requests.close()
+        self.process.wait()
 
 
 def _fork_server() -> _ForkServer:

@@ -1,6 +1,7 @@
 """The rounds of the program that `make run` starts, with its landing in the tests' own Spark."""
 
 import io
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -123,6 +124,6 @@ def test_job_that_loses_lines_says_so(spark: SparkSession, tmp_path: Path, monke
     with job_on(spark, monkeypatch, log, RoundLimits()) as (lossy_job, _, shown):
         assert not lossy_job.run()
     assert "The account is not equal; 0 events are not acknowledged." in shown.getvalue()
-    assert f"{'rows landed':<17}      80" in shown.getvalue()
+    assert re.search(r"rows landed +6[68]\b", shown.getvalue()), "one of the batches of 34, 34 and 32 rows is lost"
     assert f"The earlier result is in {tmp_path / 'landed.earlier'}" in shown.getvalue()
     assert [path.name for path in (tmp_path / "landed.earlier").iterdir()] == ["earlier"]

@@ -55,7 +55,7 @@ class Security:
     tls: "Tls | None" = None
     token_file: str | None = None
     token: str | None = field(default=None, repr=False)
-    sharing_servers: Mapping[str, str] = field(default_factory=dict)
+    sharing_servers: Mapping[str, str] = field(default_factory=dict, hash=False)
     """The servers of each endpoint that stands for several."""
 
     def connect(self, endpoint: str, **settings: Any) -> "Client":
