@@ -16,11 +16,6 @@ def cpu_seconds(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | _SCHEDULED)
 
 
-def main_thread_seconds(pid: int) -> float:
-    """The processor time that the first thread used so far: that of the event loop, where the process has one."""
-    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
-
-
 def idle_seconds() -> float:
     """The time that the machine's cores were idle so far, all together, in steps of 10 ms."""
     line = Path("/proc/stat").read_text().partition("\n")[0]

@@ -26,11 +26,12 @@ from tests.process_figures import cpu_seconds
 from tests.simulation.costs import Costs
 from tests.simulation.load import BATCH_EVENTS, Loader, Target, Turn, kept_busy, start_server, take_turn
 from tests.simulation.replicated_costs import replicated_costs
+from tests.simulation.scenario import closed_loop_rate
 
 IN_FLIGHT = 8
 SERVERS = 3
 """The most servers on one machine whose costs are measured."""
-TURN_BATCHES = 400
+TURN_BATCHES = 1_000
 WARM_UP_BATCHES = 300
 _ROUNDS = 9
 _LONE_BATCHES = 100
@@ -58,22 +59,20 @@ class Calibration:
         busy = self.turn_beside(0)
         lone = take_turn([self.loader], _LONE_BATCHES, 1)
         lone_seconds = lone.work_seconds + sync + len(_BATCH) * byte
-        return Costs(
+        costs = Costs(
             machine=_machine(),
             batch_events=BATCH_EVENTS,
             batch_bytes=len(_BATCH),
             disk_bytes=0,
-            append_seconds=busy.server.all_seconds,
-            append_loop_seconds=busy.server.loop_seconds,
-            client_seconds=busy.client.all_seconds,
-            client_loop_seconds=busy.client.loop_seconds,
+            append_seconds=busy.server_seconds,
+            stall_seconds=0.0,
+            client_seconds=busy.client_seconds,
             consume_seconds=self._consume(),
             sync_seconds=sync,
             byte_seconds=byte,
             trip_seconds=max(1 / lone.batches_per_second - lone_seconds, 0.0),
             restart_seconds=0.0,
             replicated_seconds=0.0,
-            replicated_loop_seconds=0.0,
             engine_seconds=0.0,
             engine_byte_seconds=0.0,
             handover_seconds=0.0,
@@ -81,6 +80,8 @@ class Calibration:
             crowding=[1.0] * SERVERS,
             overlap=[1.0, *(self._overlap(writers) for writers in range(2, SERVERS + 1))],
         )
+        unstalled_rate = closed_loop_rate(1, IN_FLIGHT, busy.cores, costs)
+        return replace(costs, stall_seconds=max(1 / busy.batches_per_second - 1 / unstalled_rate, 0.0))
 
     def turn_beside(self, neighbours: int) -> Turn:
         """Loads the server for a fraction of a second while so many bare ones are loaded as well."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from millrace_client._retries import Backoff
 from millrace_client.producer import ProducerConfig
 from tests.simulation.costs import Costs
-from tests.simulation.resources import Clock, Resource, Then, Thread
+from tests.simulation.resources import Clock, Process, Resource, Then
 
 OnAnswer = Callable[[bool], None]
 DELIVERIES_MAX = 8
@@ -44,18 +44,6 @@ class Account:
         self.lost += number not in self.copies
 
 
-class Server:
-    """A process: an event loop, and threads that work beside it."""
-
-    def __init__(self, cores: Resource) -> None:
-        self.loop, self.beside = Thread(cores), Thread(cores)
-
-    def end(self) -> None:
-        """Forgets what has not begun."""
-        self.loop.end()
-        self.beside.end()
-
-
 class Channel:
     """A channel and its log, whose waiting commits share one write and sync. It outlives the server that has it.
 
@@ -70,7 +58,7 @@ class Channel:
     ) -> None:
         self._clock, self._costs, self._account, self._disk = clock, costs, account, disk
         self._deliveries_max = deliveries_max
-        self.server: Server | None = None
+        self.server: Process | None = None
         self._life = 0
         self._is_writing = False
         self._unwritten: list[tuple[int, OnAnswer]] = []
@@ -85,12 +73,10 @@ class Channel:
             self._clock.after(self._costs.trip_seconds, lambda: on_answer(False))
             return
         self._open[on_answer] = None
-        costs, beside = self._costs, self.server.beside
-        aside_seconds = costs.append_seconds - costs.append_loop_seconds
         log = self._unless_closed(lambda: self._log(number, on_answer))
-        self.server.loop.run(costs.append_loop_seconds, self._unless_closed(lambda: beside.run(aside_seconds, log)))
+        self.server.run(self._costs.append_seconds, log, self._costs.stall_seconds)
 
-    def open(self, server: Server) -> None:
+    def open(self, server: Process) -> None:
         """Has a server serve it."""
         self.server = server
         self._deliver()
@@ -151,7 +137,7 @@ class Channel:
     def _deliver(self) -> None:
         while self.server is not None and self._deliveries < min(self.queued, self._deliveries_max):
             self._deliveries += 1
-            self.server.loop.run(self._costs.consume_seconds, self._unless_closed(self._remove))
+            self.server.run(self._costs.consume_seconds, self._unless_closed(self._remove))
 
     def _remove(self) -> None:
         self._deliveries -= 1

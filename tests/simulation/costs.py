@@ -22,12 +22,10 @@ class Costs:
     """In the log."""
     append_seconds: float
     """Processor time of the server that stores it, in all threads."""
-    append_loop_seconds: float
-    """The event loop's part of it."""
+    stall_seconds: float
+    """How long a busy server waits for each batch without using a core, since its threads wait for each other."""
     client_seconds: float
     """Processor time of the client that sends it, in all threads."""
-    client_loop_seconds: float
-    """The event loop's part of it."""
     consume_seconds: float
     """Processor time of the server that delivers it and removes it."""
     sync_seconds: float
@@ -41,8 +39,6 @@ class Costs:
 
     replicated_seconds: float
     """As `append_seconds`, of a replicated channel."""
-    replicated_loop_seconds: float
-    """The event loop's part of it."""
     engine_seconds: float
     """What the engine takes to store a group of batches on three nodes, however small."""
     engine_byte_seconds: float
@@ -74,9 +70,7 @@ class Costs:
         return replace(
             self,
             append_seconds=self.append_seconds * factor,
-            append_loop_seconds=self.append_loop_seconds * factor,
             client_seconds=self.client_seconds * factor,
-            client_loop_seconds=self.client_loop_seconds * factor,
         )
 
     def replicated(self) -> Self:
@@ -84,7 +78,6 @@ class Costs:
         return replace(
             self,
             append_seconds=self.replicated_seconds,
-            append_loop_seconds=self.replicated_loop_seconds,
             sync_seconds=self.engine_seconds,
             byte_seconds=self.engine_byte_seconds,
         )

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from tests.bench.calls import Method, connect, stream_many
 from tests.bench.payloads import FILE_CHANNEL, append_columns
 from tests.millraced import Millraced
-from tests.process_figures import cpu_seconds, idle_seconds, main_thread_seconds
+from tests.process_figures import cpu_seconds, idle_seconds
 
 BATCH_EVENTS = 100
 _STEP_BATCHES = 50
@@ -45,30 +45,23 @@ def start_server(scratch: Path) -> Millraced:
     )
 
 
-class Work(NamedTuple):
-    """Processor time of one batch."""
-
-    all_seconds: float
-    """Of all threads."""
-    loop_seconds: float
-    """Of the event loop, which does one thing at a time."""
-
-
 @dataclass(frozen=True)
 class Turn:
     """What one turn of load took."""
 
     batches_per_second: float
     """Of all servers together, until the last is done."""
-    server: Work
-    client: Work
+    server_seconds: float
+    """Processor time of one batch at the servers."""
+    client_seconds: float
+    """The same at the clients."""
     cores: float
     """What other programs left of the machine's cores: what this load used, and what was idle."""
 
     @property
     def work_seconds(self) -> float:
         """Processor time of one batch, of both sides."""
-        return self.server.all_seconds + self.client.all_seconds
+        return self.server_seconds + self.client_seconds
 
 
 class Target(NamedTuple):
@@ -111,22 +104,17 @@ def take_turn(loaders: Sequence[Loader], count: int, in_flight: int) -> Turn:
     servers, clients = [loader.target.pid for loader in loaders], [loader.pid for loader in loaders]
     batches = count * len(loaders)
     began, idle_before = time.perf_counter(), idle_seconds()
-    server_before, client_before = _work(servers), _work(clients)
+    server_before, client_before = _processor_seconds(servers), _processor_seconds(clients)
     for loader in loaders:
         loader.begin(count, in_flight)
     seconds = max(loader.end() for loader in loaders)
     wall_seconds, idle = time.perf_counter() - began, idle_seconds() - idle_before
-    server, client = _since(server_before, servers, batches), _since(client_before, clients, batches)
-    used = (server.all_seconds + client.all_seconds) * batches
-    return Turn(batches / seconds, server, client, (used + idle) / wall_seconds)
+    server, client = _processor_seconds(servers) - server_before, _processor_seconds(clients) - client_before
+    return Turn(batches / seconds, server / batches, client / batches, (server + client + idle) / wall_seconds)
 
 
-def _work(pids: Sequence[int]) -> Work:
-    return Work(sum(map(cpu_seconds, pids)), sum(map(main_thread_seconds, pids)))
-
-
-def _since(before: Work, pids: Sequence[int], batches: int) -> Work:
-    return Work(*((now - then) / batches for now, then in zip(_work(pids), before, strict=True)))
+def _processor_seconds(pids: Sequence[int]) -> float:
+    return sum(map(cpu_seconds, pids))
 
 
 @contextmanager

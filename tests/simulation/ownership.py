@@ -10,9 +10,9 @@ from millrace_server.replication.engine_settings import RENEWALS_PER_LEASE, Engi
 from millrace_server.replication.lease_bucket import _MOVES_AT_ONCE
 from millrace_server.replication.owner_entries import Holder, Member
 from millrace_server.replication.spreading import counts_of, is_below_share, planned_moves
-from tests.simulation.cluster import Channel, Server
+from tests.simulation.cluster import Channel
 from tests.simulation.costs import Costs
-from tests.simulation.resources import Clock
+from tests.simulation.resources import Clock, Process
 
 LEASE_SECONDS: float = EngineSettings.model_fields["lease_seconds"].default
 _RENEW_SECONDS = LEASE_SECONDS / RENEWALS_PER_LEASE
@@ -26,7 +26,7 @@ def _notice_seconds(lost_seconds: float) -> float:
 class Homes:
     """Servers with one file channel each, which has to wait for its server."""
 
-    def __init__(self, clock: Clock, costs: Costs, servers: Sequence[Server], channels: Sequence[Channel]) -> None:
+    def __init__(self, clock: Clock, costs: Costs, servers: Sequence[Process], channels: Sequence[Channel]) -> None:
         self._clock, self._costs, self._servers, self._channels = clock, costs, servers, channels
         for number in range(len(servers)):
             self._open(number)
@@ -59,7 +59,7 @@ class Owners:
         self,
         clock: Clock,
         costs: Costs,
-        servers: Sequence[Server],
+        servers: Sequence[Process],
         channels: Sequence[Channel],
         draw: random.Random,
     ) -> None:
@@ -67,7 +67,7 @@ class Owners:
         self._channels = {f"channel-{number:05}": channel for number, channel in enumerate(channels)}
         self._holders: dict[str, Holder] = {}
         self._members: dict[str, Member] = {}
-        self._running: dict[str, Server] = {}
+        self._running: dict[str, Process] = {}
         self._session_count = 0
         self._sessions = [self._begin(number) for number in range(len(servers))]
         self.moves = 0

@@ -14,7 +14,7 @@ _REPLICATED_EACH = 4
 def throughput(costs: Costs) -> str:
     """What 3 to 200 servers acknowledge when offered more than they can carry, without and with a hot key."""
     lines = []
-    capacity = 1 / (costs.append_seconds + costs.consume_seconds)
+    capacity = 1 / (costs.append_seconds + costs.stall_seconds + costs.consume_seconds)
     for name, hot_share in (("even load", 0.0), ("a tenth on one hot key", 0.1)):
         points = [(0.0, 0.0)]
         for count in (3, 10, 30, 60, 100, 200):
@@ -28,7 +28,7 @@ def throughput(costs: Costs) -> str:
 
 def troubles(costs: Costs) -> tuple[str, str]:
     """Ten servers at half load: a rolling restart, and a machine lost for 20 seconds, for both types of channel."""
-    half = 0.5 * 10 / (costs.replicated_seconds + costs.consume_seconds)
+    half = 0.5 * 10 / (costs.replicated_seconds + costs.stall_seconds + costs.consume_seconds)
     calm = Scenario(servers=10, seconds=40.0, batches_per_second=half)
     cases = {}
     for suffix, each in (("", 0), (", replicated", _REPLICATED_EACH)):

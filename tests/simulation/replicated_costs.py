@@ -41,7 +41,6 @@ class ReplicatedCosts(TypedDict):
     """The fields of `Costs` that are measured here."""
 
     replicated_seconds: float
-    replicated_loop_seconds: float
     engine_seconds: float
     engine_byte_seconds: float
     handover_seconds: float
@@ -60,8 +59,7 @@ def replicated_costs(scratch: Path) -> ReplicatedCosts:
         for _ in range(_ROUNDS):
             pair.seconds_without_an_owner(Millraced.kill)
         return ReplicatedCosts(
-            replicated_seconds=statistics.median(turn.server.all_seconds for turn in turns),
-            replicated_loop_seconds=statistics.median(turn.server.loop_seconds for turn in turns),
+            replicated_seconds=statistics.median(turn.server_seconds for turn in turns),
             engine_seconds=engine,
             engine_byte_seconds=byte,
             handover_seconds=min(handovers),

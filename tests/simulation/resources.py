@@ -32,7 +32,7 @@ class Resource:
     """Equal units, such as the cores of a machine, each of which does one job at a time; first come, first served."""
 
     def __init__(self, clock: Clock, units: int = 1) -> None:
-        self._clock = clock
+        self.clock = clock
         self._free = units
         self._waiting: deque[tuple[float, Then]] = deque()
 
@@ -52,20 +52,20 @@ class Resource:
                 self._free += 1
             then()
 
-        self._clock.after(seconds, done)
+        self.clock.after(seconds, done)
 
 
-class Thread:
-    """Does one job at a time, on any core of its machine: an event loop, or all that a process does beside it."""
+class Process:
+    """Does one job at a time, on any core of its machine, since the threads of Python take turns."""
 
     def __init__(self, cores: Resource) -> None:
         self._cores = cores
-        self._jobs: deque[tuple[float, Then]] = deque()
+        self._jobs: deque[tuple[float, float, Then]] = deque()
         self._is_busy = False
 
-    def run(self, seconds: float, then: Then) -> None:
-        """Runs a callback after this much processor time."""
-        self._jobs.append((seconds, then))
+    def run(self, seconds: float, then: Then, stall_seconds: float = 0.0) -> None:
+        """Runs a callback after this much processor time, and so long in which it waits without a core."""
+        self._jobs.append((seconds, stall_seconds, then))
         if not self._is_busy:
             self._begin()
 
@@ -75,7 +75,7 @@ class Thread:
 
     def _begin(self) -> None:
         self._is_busy = True
-        seconds, then = self._jobs.popleft()
+        seconds, stall_seconds, then = self._jobs.popleft()
 
         def done() -> None:
             then()
@@ -84,4 +84,4 @@ class Thread:
             else:
                 self._is_busy = False
 
-        self._cores.use(seconds, done)
+        self._cores.use(seconds, lambda: self._cores.clock.after(stall_seconds, done))

@@ -5,10 +5,10 @@ import random
 from dataclasses import dataclass
 from functools import partial
 
-from tests.simulation.cluster import Account, Channel, Producer, Server
+from tests.simulation.cluster import Account, Channel, Producer
 from tests.simulation.costs import Costs
 from tests.simulation.ownership import Homes, Owners
-from tests.simulation.resources import Clock, Resource, Thread
+from tests.simulation.resources import Clock, Process, Resource
 
 _SAMPLE_SECONDS = 0.5
 _TROUBLE_SECOND = 5.0
@@ -67,7 +67,7 @@ def simulate(scenario: Scenario, costs: Costs) -> Outcome:
     clock, account, draw = Clock(), Account(), random.Random(scenario.seed)
     if scenario.replicated_each:
         costs = costs.replicated()
-    servers = [Server(Resource(clock)) for _ in range(scenario.servers)]
+    servers = [Process(Resource(clock)) for _ in range(scenario.servers)]
     # The engine is as large as need be: each channel's log is limited by its own commits alone.
     channels = [
         Channel(clock, costs, account, Resource(clock))
@@ -124,7 +124,7 @@ def closed_loop_rate(servers: int, in_flight: int, cores: float, costs: Costs) -
     machine, disk = Resource(clock, core_count), Resource(clock)
     for _ in range(servers):
         channel = Channel(clock, costs, account, disk, deliveries_max=0)
-        channel.open(Server(machine))
+        channel.open(Process(machine))
         client = Client(machine, costs, account, channel)
         for _ in range(in_flight):
             client.send()
@@ -137,13 +137,11 @@ class Client:
 
     def __init__(self, cores: Resource, costs: Costs, account: Account, channel: Channel) -> None:
         self._costs, self._account, self._channel = costs, account, channel
-        self._loop, self._beside = Thread(cores), Thread(cores)
+        self._process = Process(cores)
 
     def send(self) -> None:
-        """Sends one, by the event loop and then by the threads of gRPC."""
-        costs = self._costs
-        aside_seconds = costs.client_seconds - costs.client_loop_seconds
-        self._loop.run(costs.client_loop_seconds, lambda: self._beside.run(aside_seconds, self._call))
+        """Sends one."""
+        self._process.run(self._costs.client_seconds, self._call)
 
     def _call(self) -> None:
         self._account.created += 1

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.simulation.cluster import Account, Channel, Server
+from tests.simulation.cluster import Account, Channel
 from tests.simulation.costs import Costs
 from tests.simulation.ownership import LEASE_SECONDS, Owners
-from tests.simulation.resources import Clock, Resource
+from tests.simulation.resources import Clock, Process, Resource
 from tests.simulation.scenario import Outcome, Scenario, simulate
 
 COSTS = Costs(
@@ -17,16 +17,14 @@ COSTS = Costs(
     batch_bytes=50_000,
     disk_bytes=50_000,
     append_seconds=0.006,
-    append_loop_seconds=0.004,
+    stall_seconds=0.0,
     client_seconds=0.003,
-    client_loop_seconds=0.002,
     consume_seconds=0.004,
     sync_seconds=0.002,
     byte_seconds=1e-9,
     trip_seconds=0.001,
     restart_seconds=2.0,
     replicated_seconds=0.007,
-    replicated_loop_seconds=0.005,
     engine_seconds=0.004,
     engine_byte_seconds=1e-8,
     handover_seconds=0.3,
@@ -73,7 +71,7 @@ def test_repeats_without_stamps_are_seen_in_the_account(monkeypatch: pytest.Monk
     """Restarts make clients repeat stored batches; a server that forgot their stamps would store them twice."""
     open_channel = Channel.open
 
-    def open_without_stamps(channel: Channel, server: Server) -> None:
+    def open_without_stamps(channel: Channel, server: Process) -> None:
         channel._stamps.clear()
         open_channel(channel, server)
 
@@ -136,7 +134,7 @@ def test_loss_of_an_owner_delays_events_by_the_lease_and_not_until_it_is_back() 
 def test_servers_that_come_back_get_their_share_of_the_channels() -> None:
     """Servers own the same number of channels after any trouble, and nothing moves any more."""
     clock, account = Clock(), Account()
-    servers = [Server(Resource(clock)) for _ in range(5)]
+    servers = [Process(Resource(clock)) for _ in range(5)]
     channels = [Channel(clock, COSTS, account, Resource(clock)) for _ in range(20)]
     owners = Owners(clock, COSTS, servers, channels, random.Random(0))
     owners.lose(0, 40)
