@@ -14,9 +14,9 @@ endif
 
 # The tests to run: `make test TESTS=tests/unit/client`.
 TESTS ?= tests
-# The number of test files that run in parallel: one more than cores, since tests wait a third of their time, for
+# The number of test files that run in parallel: two more than cores, since tests wait a third of their time, for
 # processes that start, leases that end, and elections.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 2)')
 # How long `make fuzz` runs each fuzz test.
 FUZZ_SECONDS ?= 60
 
@@ -38,7 +38,7 @@ setup: ## creates .venv with the three distributions, both programs and all tool
 run: setup ## sends a log file through two agents into Spark and shows the result: make run [LOG=path] [ENGINE=jetstream]
 	@$(BIN)/python examples/access_log/run.py $(if $(ENGINE),--engine "$(ENGINE)") $(if $(LOG),"$(LOG)")
 
-test: setup ## runs the tests except the long ones: make test [TESTS=path] [WORKERS=3]
+test: setup ## runs the tests except the long ones: make test [TESTS=path] [WORKERS=4]
 	@$(BIN)/python -m pytest $(TESTS) --numprocesses $(WORKERS) --dist loadfile
 
 cover: setup ## runs the tests and reports the lines that they do not cover

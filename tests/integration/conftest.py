@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from examples.jetstream_cluster import JetStreamCluster
 from millrace.v1 import admin_service_pb2 as pb
 from tests.millraced import Millraced
 from tests.rpc import Rpc, connected
@@ -41,9 +42,12 @@ def _shared_server(scratch: Path, more_toml: str) -> Iterator[Millraced]:
 
 
 @pytest.fixture(scope="session")
-def replicating_server(tmp_path_factory: pytest.TempPathFactory, nats_url: str) -> Iterator[Millraced]:
-    """The same, whose replicated channels have an engine."""
-    with _shared_server(tmp_path_factory.mktemp("replicating-server"), _ENGINE_TOML.format(nats_url)) as server:
+def replicating_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Millraced]:
+    """The same, with replicated channels in an engine of their own, since unit tests remove the bucket of the other."""
+    with (
+        JetStreamCluster(tmp_path_factory.mktemp("nats"), 1) as engine,
+        _shared_server(tmp_path_factory.mktemp("replicating-server"), _ENGINE_TOML.format(engine.urls[0])) as server,
+    ):
         yield server
 
 
