@@ -114,3 +114,8 @@ def owned_servers(scratch: Path, count: int = 2) -> Iterator[OwnedServers]:
         yield servers
     finally:
         servers.close()
+
+
+def bodies(batches: Any) -> list[bytes]:
+    """The bodies of all events of some batches."""
+    return [event.body for batch in batches for event in batch]

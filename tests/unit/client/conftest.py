@@ -1,12 +1,14 @@
 """Fixtures of the client's tests."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from millrace_client import _settings
 from tests.client_variants import Connect, client_variant
+from tests.owned_servers import OwnedServers, owned_servers
 from tests.unit.client.fake_server import FakeServer
 
 
@@ -23,6 +25,14 @@ def server() -> Iterator[FakeServer]:
     fake = FakeServer()
     yield fake
     fake.close()
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[OwnedServers]:
+    """Two servers, the second of which owns the channel."""
+    with owned_servers(tmp_path) as both:
+        both.own(1)
+        yield both
 
 
 @pytest.fixture(params=["sync", "aio"])

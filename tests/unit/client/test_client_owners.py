@@ -1,9 +1,7 @@
 """Clients of a channel that one of several servers owns."""
 
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,16 +11,8 @@ import millrace_client.aio
 from millrace_client._owners import Owners
 from millrace_client.errors import NotOwnerError, UnavailableError
 from tests.client_variants import Connect
-from tests.owned_servers import CHANNEL, OwnedServers, owned_servers
+from tests.owned_servers import CHANNEL, OwnedServers, bodies
 from tests.tiers import until
-
-
-@pytest.fixture
-def servers(tmp_path: Path) -> Iterator[OwnedServers]:
-    """Two servers, the second of which owns the channel."""
-    with owned_servers(tmp_path) as both:
-        both.own(1)
-        yield both
 
 
 @pytest.fixture
@@ -36,11 +26,6 @@ def dead_address() -> str:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{bound.getsockname()[1]}"
-
-
-def bodies(batches: Any) -> list[bytes]:
-    """The bodies of all events of some batches."""
-    return [event.body for batch in batches for event in batch]
 
 
 def test_call_at_a_server_that_stands_by_is_answered_by_the_owner(client: Any, servers: OwnedServers) -> None:

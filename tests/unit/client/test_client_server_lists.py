@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -16,16 +15,8 @@ from millrace_client import _settings
 from millrace_client._owners import Owners
 from tests.certificates import Authority
 from tests.client_variants import Connect
-from tests.owned_servers import CHANNEL, OwnedServers, owned_servers
+from tests.owned_servers import CHANNEL, OwnedServers, bodies
 from tests.tiers import until
-
-
-@pytest.fixture
-def servers(tmp_path: Path) -> Iterator[OwnedServers]:
-    """Two servers, the second of which owns the channel."""
-    with owned_servers(tmp_path) as both:
-        both.own(1)
-        yield both
 
 
 @pytest.fixture
@@ -34,11 +25,6 @@ def dead() -> Iterator[str]:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{bound.getsockname()[1]}"
-
-
-def bodies(batches: Any) -> list[bytes]:
-    """The bodies of all events of some batches."""
-    return [event.body for batch in batches for event in batch]
 
 
 def test_calls_whose_first_server_is_dead_go_to_the_next_and_to_the_owner(
