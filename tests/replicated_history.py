@@ -27,7 +27,7 @@ class LogAccount:
     acknowledged: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     """The segment id and position of each record whose commit was answered, in the order of the answers."""
     refused: set[bytes] = field(default_factory=set)
-    """Records of owners that were overtaken."""
+    """Records in whose place another owner's are; what becomes of others that fail is unknown."""
     found: list[bytes] = field(default_factory=list)
     """The whole log as the latest owner found it."""
     takeovers: int = 0
@@ -98,8 +98,9 @@ class Owners:
             record = b"%d" % self._number
             try:
                 stored = await log.submit(record)
-            except LogFailedError:
-                self.account.refused.add(record)
+            except LogFailedError as error:
+                if "has appended message" in str(error):
+                    self.account.refused.add(record)
                 return
             location = stored.locations[0]
             self.account.acknowledge(record, (location.segment_id, location.position))

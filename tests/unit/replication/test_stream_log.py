@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ from millrace_server.replication.chain import Chain
 from millrace_server.replication.engine import Engine, EngineError
 from millrace_server.replication.messages import MessageKind
 from millrace_server.replication.stream import Stream, StreamLimits
-from millrace_server.replication.stream_reading import LOG, StreamMissingError
+from millrace_server.replication.stream_reading import LOG, Patience, SetBackError, StreamMissingError
 from millrace_server.wal.format import Kind, SegmentHeader, UnknownVersionError, encode_record_head
 from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
-from millrace_server.wal.records import LogFailedError, LogFullError
+from millrace_server.wal.records import LogFailedError, LogFullError, LogTakenOverError
 from millrace_server.wal.segments import LogCorruptError
 from tests.cutting_proxy import CuttingAppends, cutting_proxy
 from tests.stream_logs import LIMITS, OwnedLog, engine_at, new_name, owned_log
@@ -153,6 +154,66 @@ async def test_append_whose_answer_is_lost_and_that_was_overtaken_fails(nats_url
             proxy.lose_next_answer()
             with pytest.raises(LogFailedError, match="another server"):
                 await log.submit(b"void")
+
+
+async def test_append_whose_place_a_former_leader_does_not_know_is_answered(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that the stream counts and nobody finds yet may be the caller's own: the place is read again."""
+    name = new_name()
+    async with (
+        cutting_proxy(nats_url.removeprefix("nats://"), CuttingAppends) as proxy,
+        engine_at(f"nats://{proxy.address}") as engine,
+        owned_log(engine, name) as log,
+    ):
+        stream = log.chain.stream
+        get, unanswered = stream.get, iter(range(3))
+
+        async def get_late(sequence: int) -> bytes | None:
+            return await get(sequence) if next(unanswered, None) is None else None
+
+        monkeypatch.setattr(stream, "get", get_late)
+        proxy.lose_next_answer()
+        stored = await log.submit(b"1")
+        assert next(unanswered, None) is None
+        assert await log.read(stored) == [b"1"]
+        async with engine_at(nats_url) as direct, owned_log(direct, name) as later:
+            assert later.payloads == [b"1"]
+
+
+async def test_append_whose_place_another_owner_has_purged_fails(nats_url: str) -> None:
+    """Whose message was there can no longer be seen; that another server has the channel can."""
+    name = new_name()
+    async with engine_at(nats_url) as engine, owned_log(engine, name) as log, owned_log(engine, name) as later:
+        stored = await later.submit(b"1")
+        await later.write_checkpoint(stored.end, b"1")
+        await asyncio.to_thread(later.log.remove_before, stored.locations[0].segment_id)
+        with pytest.raises(LogTakenOverError, match="another server has appended behind message"):
+            await log.submit(b"void")
+
+
+@pytest.mark.parametrize(
+    ("failures", "is_over"),
+    [
+        ([(0, SetBackError), (9, SetBackError)], False),
+        ([(0, SetBackError), (10, SetBackError)], True),
+        ([(0, EngineError), (12, SetBackError), (21, SetBackError)], False),
+        ([(0, EngineError), (12, SetBackError), (22, StreamMissingError)], True),
+        ([(0, SetBackError), (9, EngineError), (11, SetBackError)], False),
+        ([(0, EngineError), (299, EngineError)], False),
+        ([(0, EngineError), (300, EngineError)], True),
+        ([(0, EngineError), (299, EngineError), (300, SetBackError)], True),
+    ],
+)
+def test_patience_with_what_is_missing_begins_when_it_is(
+    monkeypatch: pytest.MonkeyPatch, failures: list[tuple[float, type[Exception]]], *, is_over: bool
+) -> None:
+    """An election that took long leaves the new leader as much time as any other."""
+    clock = iter([0.0, *(seconds for seconds, _ in failures)])
+    monkeypatch.setattr("millrace_server.replication.stream_reading.time", SimpleNamespace(monotonic=clock.__next__))
+    patience = Patience()
+    ends = [patience.is_over(kind("")) for _, kind in failures]
+    assert ends == [False] * (len(failures) - 1) + [is_over]
 
 
 async def test_append_goes_on_when_a_killed_engine_is_back(tmp_path: Path) -> None:

@@ -23,11 +23,11 @@ from millrace_server.replication.stream_reading import (
     MIGRATION,
     RETRY_SECONDS,
     MigratingError,
+    Patience,
     SetBackError,
     StreamMissingError,
     StreamReader,
     StreamState,
-    is_final,
     reason_of,
 )
 from millrace_server.wal.disk import Piece
@@ -141,12 +141,13 @@ class Stream(StreamReader):
         While the engine does not answer, the outcome is unknown: the place is read until it is known.
 
         Raises:
-            LogTakenOverError: Another server's message is there, so this one never will be.
+            LogTakenOverError: Another server's message is there, so this one never will be; or another server has
+                appended behind it, and whether it was stored is unknown.
             LogFullError: The stream has no room, and does not have it.
             LogFailedError: The stream was set back or deleted, or the engine refuses the message or its outcome is
                 unknown for too long.
         """
-        began_at = time.monotonic()
+        patience = Patience()
         may_arrive_later = False
         this = asyncio.current_task()
         assert this is not None
@@ -164,7 +165,7 @@ class Stream(StreamReader):
                     return
                 self._refuse(problem, may_arrive_later=may_arrive_later)
             except (EngineError, SetBackError) as error:
-                if is_final(error, time.monotonic() - began_at):
+                if patience.is_over(error):
                     raise LogFailedError(str(error)) from error
                 await asyncio.sleep(RETRY_SECONDS * (0.5 + random.random()))  # noqa: S311 - spreads load
         raise asyncio.CancelledError
@@ -182,19 +183,27 @@ class Stream(StreamReader):
             raise APIError.from_error(answer["error"])
 
     async def _has(self, pieces: Sequence[Piece], sequence: int) -> bool:
-        """Whether a message is stored at a sequence; False if nothing is, so that it can be tried again."""
+        """Whether a message is stored at a sequence; False if nothing is, so that it can be tried again.
+
+        Raises:
+            EngineError: The engine does not answer.
+            LogTakenOverError: See `append`.
+            SetBackError: The stream lacks messages, or the server that was asked does not know of them yet.
+        """
         found = await self.get(sequence)
-        if found is None:
-            last = (await self.state()).last_sequence
-            if last < sequence - 1:
-                raise SetBackError(f"stream {self.name}: was set back to message {last}; it had {sequence - 1}")
-            if last < sequence:
-                return False
-            # An attempt that was given up may have arrived meanwhile.
-            found = await self.get(sequence)
-        if found != b"".join(pieces):
+        if found == b"".join(pieces):
+            return True
+        if found is not None:
             raise LogTakenOverError(f"stream {self.name}: another server has appended message {sequence}")
-        return True
+        last = (await self.state()).last_sequence
+        if last > sequence:
+            # What was there, this message or another one, has been removed, or a leader that was replaced answered.
+            raise LogTakenOverError(f"stream {self.name}: another server has appended behind message {sequence}")
+        if last == sequence:
+            raise SetBackError(f"stream {self.name}: ends with message {sequence}, which is missing")
+        if last < sequence - 1:
+            raise SetBackError(f"stream {self.name}: was set back to message {last}; it had {sequence - 1}")
+        return False
 
     async def purge_before(self, sequence: int, subject: str | None = None) -> StreamState:
         """Removes the messages before a sequence, of one subject or of all, and returns the state behind that."""

@@ -24,8 +24,8 @@ CHECKPOINT = "checkpoint"
 """The last parts of the subjects of a stream."""
 
 MISSING_SECONDS_MAX = 10.0
-"""How long a stream, or its newest messages, may seem to be missing: servers of the engine that start, and new leaders,
-may not know of them yet."""
+"""How long a stream, or its newest messages, may seem to be missing, one answer of the engine after the other: servers
+of the engine that start, and new leaders, may not know of them yet."""
 
 UNKNOWN_SECONDS_MAX = 300.0
 """How long the outcome of an append, or a read, may stay unknown while the engine does not answer."""
@@ -142,12 +142,12 @@ class StreamReader:
 
     async def patiently(self, attempt: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
         """Returns the result of a call, which is repeated until it succeeds, or its failure is final."""
-        began_at = time.monotonic()
+        patience = Patience()
         while True:
             try:
                 return await attempt()
             except (EngineError, SetBackError) as error:
-                if is_final(error, time.monotonic() - began_at):
+                if patience.is_over(error):
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
 
@@ -241,10 +241,23 @@ def _none_if_not_found() -> Iterator[None]:
             raise
 
 
-def is_final(error: Exception, seconds: float) -> bool:
-    """Whether a failure that has lasted so long will not pass."""
-    may_pass_soon = isinstance(error, StreamMissingError | SetBackError)
-    return seconds >= (MISSING_SECONDS_MAX if may_pass_soon else UNKNOWN_SECONDS_MAX)
+class Patience:
+    """How long one call is repeated; see `MISSING_SECONDS_MAX` and `UNKNOWN_SECONDS_MAX`."""
+
+    def __init__(self) -> None:
+        self._began_at = time.monotonic()
+        self._missing_since: float | None = None
+
+    def is_over(self, error: Exception) -> bool:
+        """Whether a failure, behind those before it, will not pass."""
+        now = time.monotonic()
+        if not isinstance(error, StreamMissingError | SetBackError):
+            # A leader that was elected since may not know of all messages yet, however long the election took.
+            self._missing_since = None
+        elif self._missing_since is None:
+            self._missing_since = now
+        is_lost = self._missing_since is not None and now - self._missing_since >= MISSING_SECONDS_MAX
+        return is_lost or now - self._began_at >= UNKNOWN_SECONDS_MAX
 
 
 def reason_of(error: BaseException) -> str:
