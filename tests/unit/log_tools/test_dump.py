@@ -1,4 +1,6 @@
+import asyncio
 import base64
+import json
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -6,11 +8,22 @@ from pathlib import Path
 import pytest
 
 from millrace_server.channels.config import EncryptionConfig
+from millrace_server.channels.stamps import Stamp
 from millrace_server.log_tools.dump import Document, DumpStart, dump, record_line
 from millrace_server.log_tools.layout import UsageError
 from millrace_server.log_tools.view import open_view
 from millrace_server.wal.payload_codec import PayloadCodec
-from tests.unit.log_tools.kept_channels import NAME, copied, flip, layout_of, make_channel, positions, segments
+from tests.channel_events import append
+from tests.unit.log_tools.kept_channels import (
+    NAME,
+    copied,
+    flip,
+    layout_of,
+    make_channel,
+    open_channel,
+    positions,
+    segments,
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +67,22 @@ def test_dump_with_bodies_shows_events(home: Path) -> None:
     """Bodies are in base64; by default events are only counted."""
     event = dumped(home, bodies=True)[1]["message"]["events"][0]
     assert event == {"headers": {}, "body": base64.b64encode(b"0 of the first").decode()}
+
+
+def test_dump_of_appends_that_share_a_record_shows_the_stamps_of_all(tmp_path: Path) -> None:
+    """As JSON, and in one line, like all that a record says."""
+
+    async def share_a_record() -> None:
+        async with open_channel(tmp_path) as channel:
+            # The first one begins a segment; those that wait behind it share a record.
+            await asyncio.gather(*[append(channel, b"x", stamp=Stamp(who, 5, 5)) for who in "abcd"])
+
+    asyncio.run(share_a_record())
+    commit = next(one for one in dumped(tmp_path / NAME) if "more_stamps" in one.get("message", {}))
+    stamps = [{"producer_id": who, "first": 5, "last": 5} for who in "bcd"]
+    assert json.loads(json.dumps(commit))["message"]["more_stamps"] == stamps[1:]
+    assert commit["message"]["stamp"] == stamps[0]
+    assert "more_stamps=[{producer_id='c' first=5 last=5} {producer_id='d' first=5 last=5}]" in record_line(commit)
 
 
 def test_dump_from_a_place_begins_there(home: Path) -> None:

@@ -150,9 +150,13 @@ def time_text(micros: int) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Message):
-        return _document_of(value)
-    return value if isinstance(value, str | int | float) else list(value)
+    match value:
+        case Message():
+            return _document_of(value)
+        case str() | int() | float():
+            return value
+        case _:
+            return [_plain(item) for item in value]
 
 
 def record_line(document: Document) -> str:
