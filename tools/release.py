@@ -16,8 +16,8 @@ from tools import build_distributions
 ROOT = Path(__file__).resolve().parent.parent
 CHANGELOG = ROOT / "CHANGELOG.md"
 _HEADING = re.compile(r"^## \[(\d+\.\d+\.\d+)\] - (unreleased|\d{4}-\d\d-\d\d)$", re.MULTILINE)
-_VERSION = re.compile(r'^version = "[^"]+"$', re.MULTILINE)
-_OWN_REQUIREMENT = re.compile(r'"(millrace-[a-z]+)==[^"]+"')
+_VERSION = re.compile(r'^version = "([^"]+)"$', re.MULTILINE)
+_OWN_REQUIREMENT = re.compile(r'"(millrace-[a-z]+)==([^"]+)"')
 
 
 class ReleaseError(Exception):
@@ -44,10 +44,29 @@ def open_version(version: str) -> None:
     text = CHANGELOG.read_text()
     heading = f"## [{newest}] - {date}"
     CHANGELOG.write_text(text.replace(heading, f"## [{version}] - unreleased\n\n{heading}", 1))
-    for name in build_distributions.DISTRIBUTIONS:
-        path = ROOT / name / "pyproject.toml"
+    number_distributions(version)
+
+
+def number_distributions(version: str) -> None:
+    """Gives a number to the distributions, and to what they require of each other."""
+    for path in _projects():
         project = _VERSION.sub(f'version = "{version}"', path.read_text(), count=1)
         path.write_text(_OWN_REQUIREMENT.sub(rf'"\1=={version}"', project))
+
+
+def _projects() -> list[Path]:
+    return [ROOT / name / "pyproject.toml" for name in build_distributions.DISTRIBUTIONS]
+
+
+def _refuse_other_versions(version: str) -> None:
+    for path in _projects():
+        project = path.read_text()
+        found = {*_VERSION.findall(project)[:1], *(number for _, number in _OWN_REQUIREMENT.findall(project))}
+        if found != {version}:
+            raise ReleaseError(
+                f"{path.relative_to(ROOT)} has version {' and '.join(sorted(found)) or '-'}, and {CHANGELOG.name} "
+                f"begins with {version}; they must be the same"
+            )
 
 
 def _newest() -> tuple[str, str]:
@@ -78,6 +97,7 @@ def _refuse_unless_ready() -> None:
 
 def _release() -> None:
     version, date = _newest()
+    _refuse_other_versions(version)
     # Before anything is built: without its tag, the commit of a release would be in the way.
     if date == "unreleased" and _git("tag", "--list", f"v{version}"):
         raise ReleaseError(f"there is a tag v{version} already; if it is not of a release: git tag --delete v{version}")

@@ -151,6 +151,19 @@ def test_upgrade_check_of_a_damaged_header_says_what_cannot_be_read(kept_data: P
         assert "cannot be read" in check.stderr
 
 
+@pytest.mark.parametrize("kept_data", ["stopped"], indirect=True)
+def test_upgrade_check_of_a_damaged_checkpoint_says_so(kept_data: Path) -> None:
+    """It does not count as a channel without a checkpoint, wherever the damage is."""
+    checkpoint = kept_data / "channels" / "orders" / "checkpoint"
+    content = checkpoint.read_bytes()
+    for position in (0, len(content) - 1):
+        checkpoint.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
+        check = run_millraced("upgrade", "--check", "--data-dir", kept_data)
+        assert check.returncode == 1
+        assert f"orders: {checkpoint}: is damaged" in check.stdout
+        assert "clicks: log format 1" in check.stdout
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
     [

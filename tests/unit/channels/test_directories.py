@@ -445,6 +445,26 @@ def test_open_directories_when_one_is_marked_creates_the_channel_again(
     assert [sorted(file.name for file in path.iterdir()) for path in (a, b, c)] == [[CHANNEL_FILE, LOCK_FILE]] * 3
 
 
+@pytest.mark.parametrize("marked", [[0], [1], [0, 1]])
+def test_open_directories_of_a_channel_that_was_moved_refuses_unless_it_is_to_be_forgotten(
+    a: Path, b: Path, marked: Sequence[int]
+) -> None:
+    """One mark is enough. Forgotten, it can be deleted like any other."""
+    before = made(a, b)
+    for index in marked:
+        ChannelFile(before, index, 2, moved_to="stream MILLRACE_orders").write((a, b)[index])
+    assert refusal_of(a, b) == (
+        f"{(a, b)[marked[0]] / CHANNEL_FILE}: channel 'orders' was moved to stream MILLRACE_orders; start the server "
+        f"with the configuration file that says so, or move {a} and {b} away to begin with an empty channel"
+    )
+    directories = open_directories("orders", [a, b], a, forgets_moved=True)
+    assert directories.identity.channel_id != before.channel_id
+    directories.mark_deleted()
+    directories.remove()
+    assert not a.exists()
+    assert not b.exists()
+
+
 def test_mark_deleted_when_the_disk_is_full_takes_everything_back(
     a: Path, b: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

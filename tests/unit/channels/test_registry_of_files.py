@@ -1,6 +1,7 @@
 import asyncio
 import errno
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,25 @@ async def test_finish_deletions_before_the_first_opening_removes_what_is_left(se
     await server.restart()
     server.registry.finish_deletions(())
     assert not (server.base / "orders").exists()
+
+
+async def test_open_of_a_channel_that_was_moved_into_an_engine_is_refused_until_it_is_deleted(server: Server) -> None:
+    """It accepts nothing, and callers learn why. Deleted, it is created like any other."""
+    await server.open()
+    await server.restart()
+    home = server.base / "orders"
+    file = ChannelFile.read(home)
+    assert file is not None
+    replace(file, moved_to="stream MILLRACE_orders").write(home)
+    handle = server.registry.create("orders", file_limits())
+    await handle.opened.wait()
+    assert handle.state is ChannelState.LOG_FAILED
+    with pytest.raises(ChannelLogFailedError, match="it was moved into an engine"):
+        server.registry.get("orders")
+    await server.registry.mark_deleted("orders")
+    await server.registry.delete("orders")
+    assert not home.exists()
+    assert (await server.open()).event_count == 0
 
 
 async def test_stalled_disk_notifies_watchers(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

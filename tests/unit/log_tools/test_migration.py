@@ -2,8 +2,11 @@
 
 import asyncio
 import inspect
+import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_file import ChannelFile, ChannelIdentity, DirectoryError
 from millrace_server.channels.file_store import FileStores
 from millrace_server.channels.log_store import LogStore
 from millrace_server.channels.recovery import ReplayProgress
@@ -92,7 +96,8 @@ class _Site:
 
     def is_in_files(self) -> bool:
         """Whether a server with the first file would open the channel."""
-        return (self.home / "channel.json").exists()
+        file = ChannelFile.read(self.home)
+        return file is not None and not file.moved_to
 
     def is_in_stream(self) -> bool:
         """Whether a server with the second file would open the channel."""
@@ -177,6 +182,31 @@ def test_migrate_there_and_back_keeps_all_that_belongs_to_the_channel(site: _Sit
         asyncio.run(site.contents_of_stream())
     assert site.into_stream().exit_code == 0
     assert asyncio.run(site.contents_of_stream()) == before
+
+
+def test_open_files_of_a_channel_that_was_migrated_is_refused(site: _Site) -> None:
+    """A server with the former file says where it is, as do tools: an empty channel would divide its events."""
+    assert site.into_stream().exit_code == 0
+    moved = "was moved to stream MILLRACE_{}; ".format(site.name.replace(".", "="))
+    with pytest.raises(DirectoryError, match=moved):
+        asyncio.run(site.contents_of_files())
+    result = CliRunner().invoke(app, ["log", "verify", "--config", str(site.files), "--channel", site.name])
+    assert (result.exit_code, moved in result.stderr) == (3, True), result.output
+    assert site.into_stream().exit_code == 0, "it was finished"
+    assert sorted(path.name for path in site.home.parent.iterdir()) == [site.name, f"{site.name}.migrated"]
+    assert site.into_files().exit_code == 0
+    assert sorted(path.name for path in site.home.parent.iterdir()) == [site.name, f"{site.name}.migrated"]
+
+
+def test_migrate_into_files_where_another_channel_was_moved_is_refused(site: _Site) -> None:
+    """Its mark is for the operator to remove."""
+    assert site.into_stream().exit_code == 0
+    file = ChannelFile.read(site.home)
+    assert file is not None
+    replace(file, identity=ChannelIdentity.make(site.name)).write(site.home)
+    result = site.into_files()
+    assert (result.exit_code, "was moved to stream" in result.stderr) == (3, True), result.output
+    assert (site.is_in_files(), site.is_in_stream()) == (False, True)
 
 
 _STEPS = (
@@ -296,6 +326,7 @@ def test_migrate_of_a_stream_whose_owner_lives_is_refused(site: _Site) -> None:
 def test_migrate_where_both_places_have_a_channel_is_refused(site: _Site) -> None:
     """Neither is given up unseen."""
     assert site.into_stream().exit_code == 0
+    shutil.rmtree(site.home)
     asyncio.run(site.fill())
     result = site.into_stream()
     assert result.exit_code == 2
@@ -316,6 +347,31 @@ def test_migrate_to_an_engine_that_does_not_answer_says_so_in_one_sentence(
     assert result.exit_code == 3
     assert len(result.output.splitlines()) == 1, result.output
     assert "none of nats://127.0.0.1:1 can be used" in result.output
+
+
+def test_migrate_into_a_stream_that_is_too_small_names_the_setting_and_what_is_needed(site: _Site) -> None:
+    """With a larger one, another run moves the channel."""
+
+    async def fill() -> None:
+        async with _Opened.files(site) as opened:
+            for _ in range(10):
+                await append(opened.channel, bytes(600 << 10))
+
+    asyncio.run(fill())
+    before = asyncio.run(site.contents_of_files())
+    config = site.stream.read_text()
+    site.stream.write_text(config.replace(str(_STREAM_BYTES_MAX), "4194304"))
+    result = site.into_stream()
+    assert result.exit_code == 2, result.output
+    assert re.search(
+        r"stream_bytes_max is 4194304, and the events alone need 61\d{5} bytes; set it to at least 92\d{5}: .*maximum "
+        r"bytes exceeded",
+        result.stderr,
+    ), result.output
+    assert (site.is_in_files(), site.is_in_stream()) == (True, False)
+    site.stream.write_text(config.replace(str(_STREAM_BYTES_MAX), "16777216"))
+    assert site.into_stream().exit_code == 0
+    assert asyncio.run(site.contents_of_stream()) == before
 
 
 def test_migrate_between_two_files_of_one_type_is_refused(site: _Site) -> None:

@@ -19,6 +19,9 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in DISTRIBUTIONS:
         (tmp_path / name).mkdir()
         shutil.copy(ROOT / name / "pyproject.toml", tmp_path / name)
+    monkeypatch.setattr(release, "ROOT", tmp_path)
+    monkeypatch.setattr(release, "CHANGELOG", tmp_path / "CHANGELOG.md")
+    release.number_distributions("1.2.3")
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## [1.2.3] - unreleased\n\n- A change.\n")
     (tmp_path / ".gitignore").write_text("dist/\n")
     _git(tmp_path, "init", "--quiet", "--initial-branch", "main")
@@ -26,8 +29,6 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     _git(tmp_path, "config", "user.name", "Tests")
     _git(tmp_path, "add", "--all")
     _git(tmp_path, "commit", "--quiet", "--message", "Begin")
-    monkeypatch.setattr(release, "ROOT", tmp_path)
-    monkeypatch.setattr(release, "CHANGELOG", tmp_path / "CHANGELOG.md")
     monkeypatch.setattr(build_distributions, "build", lambda folder: folder.mkdir())
     return tmp_path
 
@@ -114,6 +115,21 @@ def test_release_whose_tag_exists_is_refused_before_it_changes_anything(
     with pytest.raises(SystemExit, match=r"Not released: there is a tag v1\.2\.3 already"):
         _run(monkeypatch)
     assert _git(checkout, "log", "--format=%s") == "Begin"
+    assert _git(checkout, "status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize(("name", "number"), [("client", "1.2.4"), ("server", "1.2.3 and 1.2.4")])
+def test_release_of_distributions_with_another_version_is_refused(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: str
+) -> None:
+    """Neither their own version nor one that they require of each other may differ from the changelog's."""
+    project = checkout / name / "pyproject.toml"
+    last = project.read_text().rindex("1.2.3")
+    project.write_text(project.read_text()[:last] + "1.2.4" + project.read_text()[last + 5 :])
+    _git(checkout, "commit", "--quiet", "--all", "--message", "Mistake")
+    refused = f"Not released: {name}/pyproject.toml has version {number}, and CHANGELOG.md begins with 1.2.3"
+    with pytest.raises(SystemExit, match=refused):
+        _run(monkeypatch)
     assert _git(checkout, "status", "--porcelain") == ""
 
 

@@ -38,6 +38,10 @@ class DirectoryError(Exception):
     """Raised when a channel's directory cannot be used; the message names the path for the operator."""
 
 
+class ChannelMovedError(DirectoryError):
+    """Raised when `millraced migrate` has moved the channel elsewhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChannelIdentity:
     """The identity of a file channel: the same in all its directories."""
@@ -62,6 +66,7 @@ class ChannelFile:
     count: int  # Data directories, from index 0 on, that had their file when this one was written.
     is_deleted: bool = False  # The channel is being deleted: nothing in its directories counts any more.
     repaired_from: int = 0  # The first segment of a log that a repair has written; see `finish_repair`. 0: none.
+    moved_to: str = ""  # Where `millraced migrate` has moved the channel, for the operator; empty: nowhere.
 
     def write(self, directory: Path) -> None:
         """Replaces the directory's channel file durably. The old file remains on an OSError, unless the sync failed."""
@@ -76,6 +81,8 @@ class ChannelFile:
         }
         if self.repaired_from:
             described["repaired_from"] = self.repaired_from
+        if self.moved_to:
+            described["moved_to"] = self.moved_to
         content = {"format": _FORMAT, "version": _VERSION, "crc32": _checksum(described), "channel": described}
         write_atomically(directory / CHANNEL_FILE, (json.dumps(content, indent=2) + "\n").encode())
 
@@ -111,6 +118,7 @@ class _Channel(BaseModel):
     count: Annotated[int, Field(ge=0)]
     is_deleted: bool
     repaired_from: Annotated[int, Field(ge=0)] = 0
+    moved_to: str = ""
 
 
 def why_refused(error: OSError) -> str:
@@ -146,7 +154,9 @@ def _decode(content: Any, path: Path) -> ChannelFile:
         raise _damaged(path, f"its channel is not described as it must be: {shown(', '.join(fields))}") from None
     ids = (bytes.fromhex(channel.channel_id), bytes.fromhex(channel.log_id))
     identity = ChannelIdentity(channel.name, *ids, channel.made_at_microseconds)
-    return ChannelFile(identity, channel.index, channel.count, channel.is_deleted, channel.repaired_from)
+    return ChannelFile(
+        identity, channel.index, channel.count, channel.is_deleted, channel.repaired_from, channel.moved_to
+    )
 
 
 def _damaged(path: Path, why: str) -> DirectoryError:

@@ -10,6 +10,7 @@ import structlog
 
 from millrace_server.channels.admission import DISK, STREAM
 from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_file import ChannelMovedError
 from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.log_store import LogStore
 from millrace_server.channels.recovery import ReplayProgress
@@ -29,6 +30,12 @@ _log = structlog.stdlib.get_logger(__name__)
 _RETRY_DELAY_SECONDS = 0.5
 _OWNER_DELAY_SECONDS = 0.2
 _PROGRESS_SECONDS = 2.0
+
+_WHY_NOT_OPENED: tuple[tuple[type[Exception], str], ...] = (
+    (KeyMissingError, "an encryption key is missing, or another was given for it"),
+    (ChannelMovedError, "it was moved into an engine, and this server's configuration file is the former one"),
+)
+"""What clients may know."""
 
 
 class ChannelState(enum.Enum):
@@ -229,7 +236,7 @@ class ChannelHandle:
                 channel=self.name,
             )
         else:
-            why = ": an encryption key is missing, or another was given for it" * isinstance(error, KeyMissingError)
+            why = next((f": {why}" for kind, why in _WHY_NOT_OPENED if isinstance(error, kind)), "")
             self._fault = ChannelLogFailedError(
                 f"channel {self.name!r} cannot be opened{why}; see the server's log", channel=self.name
             )

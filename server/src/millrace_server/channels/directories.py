@@ -11,6 +11,9 @@ crash harmless at any point:
 - A repair writes the new log into subdirectories, marks the channel as repaired, which decides, and puts the new
   segments in the place of the old ones. If that is interrupted, the next start finishes it. The new segments have
   higher ids, so both are told apart wherever it was interrupted.
+
+A channel that was moved into an engine leaves a `channel.json` behind that says where to. It is not opened here again:
+an empty channel in its place would accept events that no consumer of the moved one sees.
 """
 
 import fcntl
@@ -29,6 +32,7 @@ from millrace_server.channels.channel_file import (
     CHECKPOINTS_ONLY,
     ChannelFile,
     ChannelIdentity,
+    ChannelMovedError,
     DirectoryError,
     why_refused,
 )
@@ -107,17 +111,24 @@ class ChannelDirectories:
 
 
 def open_directories(
-    name: str, data_dirs: Sequence[Path], checkpoint_dir: Path, syncs: SharedSyncs | None = None
+    name: str,
+    data_dirs: Sequence[Path],
+    checkpoint_dir: Path,
+    syncs: SharedSyncs | None = None,
+    *,
+    forgets_moved: bool = False,
 ) -> ChannelDirectories:
     """Locks a channel's directories, and creates missing ones. Blocks on the disk.
 
     Channels that share `syncs` and are opened at the same time share the syncs of the directories above theirs.
 
     Afterwards no other process or channel uses them, and their channel files agree, also after a power cut. A channel
-    that was being deleted is removed and created again. Directories may be added, moved and reordered.
+    that was being deleted is removed and created again, and with `forgets_moved` one that was moved into an engine.
+    Directories may be added, moved and reordered.
 
     Raises:
         DirectoryInUseError: Another process or channel uses one of them.
+        ChannelMovedError: The channel is elsewhere now.
         DirectoryError: One cannot be used, belongs to another channel, is missing or damaged. No file in them was
             changed, unless the disk failed.
     """
@@ -130,9 +141,10 @@ def open_directories(
         for path in places:
             with _converting_errors(path):
                 sync_directory(path)
-        if any(file and file.is_deleted for file in files.values()):
+        if any(file and (file.is_deleted or (forgets_moved and file.moved_to)) for file in files.values()):
             _finish_deletion(files)
             files = dict.fromkeys(places)
+        _refuse_moved(name, files)
         indexes = _indexes(name, data_dirs, files)
         # Once it is known that none is missing: the part of the log in that one would stay as it was.
         files |= finish_repair({path: file for path, file in files.items() if file})
@@ -192,6 +204,16 @@ def _read(name: str, places: Sequence[Path]) -> dict[Path, ChannelFile | None]:
                 "directory's files away to begin without them"
             )
     return files
+
+
+def _refuse_moved(name: str, files: Mapping[Path, ChannelFile | None]) -> None:
+    for path, file in files.items():
+        if file and file.moved_to:
+            raise ChannelMovedError(
+                f"{path / CHANNEL_FILE}: channel {name!r} was moved to {file.moved_to}; start the server with the "
+                f"configuration file that says so, or move {' and '.join(map(str, files))} away to begin with an empty "
+                "channel"
+            )
 
 
 def _indexes(name: str, data_dirs: Sequence[Path], files: Mapping[Path, ChannelFile | None]) -> dict[Path, int]:

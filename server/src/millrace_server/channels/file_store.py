@@ -94,12 +94,14 @@ class FileStores:
                 _log.warning("a directory below the channels cannot be used", path=str(path), error=str(error))
 
     def closed(self, name: str, config: DiskChannelConfig) -> ClosedStore:
-        return ClosedStore(lambda: self._open_directories(name, config))
+        return ClosedStore(lambda: self._open_directories(name, config, forgets_moved=True))
 
-    def _open_directories(self, name: str, config: DiskChannelConfig) -> ChannelDirectories:
+    def _open_directories(
+        self, name: str, config: DiskChannelConfig, *, forgets_moved: bool = False
+    ) -> ChannelDirectories:
         data_dirs = [directory / name for directory in config.data_dirs or [self._base]]
         checkpoint_dir = config.checkpoint_dir / name if config.checkpoint_dir else data_dirs[0]
-        return open_directories(name, data_dirs, checkpoint_dir, self._syncs)
+        return open_directories(name, data_dirs, checkpoint_dir, self._syncs, forgets_moved=forgets_moved)
 
     async def open(
         self, name: str, config: DiskChannelConfig, progress: ReplayProgress, on_change: Callable[[str], None]

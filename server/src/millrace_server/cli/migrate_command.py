@@ -27,7 +27,7 @@ def migrate(
 
     Sequences, commit times, stamps, claims and ended transactions stay. Stop all servers that have the channel. Run it
     again if it was interrupted; where it was finished, it changes nothing. Files that were moved are kept beside, as
-    CHANNEL.migrated.
+    CHANNEL.migrated, and a server with the former file refuses the channel.
     """
     from millrace_server.cli.log_targets import choose_log, configured_channel, exit_on_error
     from millrace_server.log_tools.layout import UsageError

@@ -71,7 +71,7 @@ def _upgrades(config: Path | None, data_dir: str | None) -> Iterator["ChannelUpg
     from millrace_server.log_tools.upgrade import inspect_channel
 
     for target in configured_logs(config, data_dir):
-        if (found := inspect_channel(target.data_dirs, target.checkpoint_dir)) is not None:
+        if (found := inspect_channel(target.data_dirs, target.checkpoint_dir, target.codec)) is not None:
             yield found
 
 

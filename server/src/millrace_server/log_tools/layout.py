@@ -29,6 +29,10 @@ class DamagedError(ToolError):
     """Raised when the files are damaged, so that the tool cannot do what was asked."""
 
 
+class NoRoomError(ToolError):
+    """Raised when what is to be written does not fit where it is written to."""
+
+
 class UsageError(ToolError):
     """Raised when the command line names something that the tool cannot use."""
 
@@ -134,6 +138,10 @@ def _read_file(path: Path, files: dict[Path, ChannelFile], problems: dict[Path, 
     elif file.is_deleted:
         raise UnavailableError(
             f"{path}: the channel was being deleted; the server removes it when it next opens a channel of this name"
+        )
+    elif file.moved_to:
+        raise UnavailableError(
+            f"{path}: the channel was moved to {file.moved_to}; name the configuration file that says so"
         )
     elif file.repaired_from:
         raise UnavailableError(

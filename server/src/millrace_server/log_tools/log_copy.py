@@ -8,12 +8,12 @@ from millrace.v1 import event_pb2
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.records import State, state_record
 from millrace_server.channels.recovery import Recovered
-from millrace_server.log_tools.layout import DamagedError, ToolError
+from millrace_server.log_tools.layout import DamagedError, NoRoomError, ToolError
 from millrace_server.log_tools.verify import differences
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.format import Kind
 from millrace_server.wal.interfaces import Log
-from millrace_server.wal.records import Record, Submission
+from millrace_server.wal.records import LogFullError, Record, Submission
 
 _GROUP_BYTES = 4 << 20
 _SEGMENT_BYTES = 256 << 20
@@ -25,7 +25,8 @@ async def write_log(log: Log, recovered: Recovered) -> None:
     Sequences, commit times, stamps, ended transactions and the claim are kept.
 
     Raises:
-        ToolError: The log refuses it.
+        NoRoomError: The log has no room for it.
+        ToolError: The log refuses it for another reason.
     """
     first_sequence = recovered.queue.first_sequence
     next_sequence = recovered.next_sequence if first_sequence is None else first_sequence
@@ -90,7 +91,8 @@ async def _submit(log: Log, records: Sequence[Record], *, begins_segment: bool) 
         if error is None:
             stored.set_result(None)
         else:
-            stored.set_exception(ToolError(f"the new log cannot be written: {error}"))
+            kind = NoRoomError if isinstance(error, LogFullError) else ToolError
+            stored.set_exception(kind(f"the new log cannot be written: {error}"))
 
     log.submit(records, needs_sync=True, begins_segment=begins_segment, done=done)
     await stored

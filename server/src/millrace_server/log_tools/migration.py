@@ -2,8 +2,8 @@
 
 At each moment at most one of the two can be opened by a server. A stream is marked until all is in it, and a marked one
 is opened by no server; files are written under another name. When the copy was compared with the original, files that
-were moved are renamed to `NAME.migrated`, and a stream that was moved stays marked. So a migration that was interrupted
-is run again: it then goes on, or begins again where nothing was decided.
+were moved are renamed to `NAME.migrated`, with a mark in their place, and a stream that was moved stays marked. So a
+migration that was interrupted is run again: it then goes on, or begins again where nothing was decided.
 """
 
 import asyncio
@@ -16,13 +16,20 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace_server.channels.channel_file import ChannelFile, ChannelIdentity
+from millrace_server.channels.channel_file import CHECKPOINTS_ONLY, ChannelFile, ChannelIdentity
 from millrace_server.channels.directories import lock_directory
 from millrace_server.channels.recovery import Recovered
 from millrace_server.files import make_directories, sync_directory
 from millrace_server.histograms import Histograms
 from millrace_server.log_tools.backup import os_errors_as_refusals
-from millrace_server.log_tools.layout import ChannelLayout, DamagedError, UnavailableError, UsageError, find_layout
+from millrace_server.log_tools.layout import (
+    ChannelLayout,
+    DamagedError,
+    NoRoomError,
+    UnavailableError,
+    UsageError,
+    find_layout,
+)
 from millrace_server.log_tools.log_copy import check_same, write_log
 from millrace_server.log_tools.stream_view import StreamView
 from millrace_server.log_tools.verify import recover_without
@@ -47,8 +54,12 @@ MOVING, MOVED = "moving to files", "moved to files"
 _ADDRESS = "millraced migrate"
 _ID_BYTES = 16
 _POLL_SECONDS = 0.2
+_STREAM_SHARE = 1.5
+"""How much larger than its events a stream should be; see docs/replicated.md."""
 _MIGRATED = ".migrated"
-_UNFINISHED = ".migrating"
+# No channel's name has a tilde: what is called so is none's directory.
+_UNFINISHED = ".migrating~"
+_REMOVED = ".removed~"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +110,14 @@ def into_stream(source: FilesPlace, target: StreamPlace) -> int:
 
     Raises:
         DirectoryInUseError, UnavailableError: A server uses the channel, or the engine does not answer.
-        UsageError: There is no such channel, or another one is in the stream.
+        UsageError: There is no such channel, or another one is in the stream, or the stream is to be too small.
         DamagedError: The files are damaged; or the stream returns something else than was written.
     """
     state = target.state()
-    if state is not None and state.migration == COPIED and not all(path.exists() for path in source.directories):
+    if state is not None and state.migration == COPIED and not all(map(_holds_channel, source.directories)):
         # It was decided: the files were being put aside.
         return _finish_stream(source, target, state)
-    if state is not None and not state.migration and _is_put_aside(source, state):
+    if state is not None and not state.migration and all(_was_moved(path, state) for path in source.directories):
         # It was finished, and is run again all the same.
         return _recovered(target, state).queue.event_count
     with _locked(source.directories):
@@ -151,6 +162,12 @@ def _fill_stream(target: StreamPlace, state: StreamState, recovered: Recovered) 
     log.start(WriterThreads(), Histograms())
     try:
         asyncio.run(write_log(log, recovered))
+    except NoRoomError as error:
+        needed = sum(len(bytes(batch.window.columns())) for batch in recovered.queue)
+        raise UsageError(
+            f"stream {target.stream.name}: stream_bytes_max is {target.limits.stream_bytes_max}, and the events alone "
+            f"need {needed} bytes; set it to at least {needed * _STREAM_SHARE:.0f}: {error}"
+        ) from error
     finally:
         log.close()
     written = target.state()
@@ -159,9 +176,11 @@ def _fill_stream(target: StreamPlace, state: StreamState, recovered: Recovered) 
 
 
 def _finish_stream(source: FilesPlace, target: StreamPlace, state: StreamState) -> int:
+    identity = ChannelIdentity(target.name, state.channel_id, state.channel_id, state.made_at_microseconds)
+    mark = ChannelFile(identity, CHECKPOINTS_ONLY, 0, moved_to=f"stream {target.stream.name}")
     for path in source.directories:
-        if path.exists():
-            _put_aside(path)
+        if not _was_moved(path, state):
+            _put_aside(path, mark)
     # A former stream of this name may have had greater epochs.
     _forget_owner(target)
     event_count = _recovered(target, state).queue.event_count
@@ -169,21 +188,38 @@ def _finish_stream(source: FilesPlace, target: StreamPlace, state: StreamState) 
     return event_count
 
 
-def _put_aside(path: Path) -> None:
+def _put_aside(path: Path, mark: ChannelFile) -> None:
+    """Renames a directory, and leaves one in its place that says where the channel is."""
+    marked = path.with_name(path.name + _UNFINISHED)
     aside = path.with_name(path.name + _MIGRATED)
     if aside.exists():
-        aside = path.with_name(f"{path.name}{_MIGRATED}-{time.time_ns()}")
+        aside = path.with_name(f"{aside.name}-{time.time_ns()}")
     with os_errors_as_refusals("rename", path):
-        _rename(path, aside)
+        shutil.rmtree(marked, ignore_errors=True)
+        make_directories(marked)
+        mark.write(marked)
+        if path.exists():
+            _rename(path, aside)
+        _rename(marked, path)
 
 
-def _is_put_aside(source: FilesPlace, state: StreamState) -> bool:
-    """Whether the files of a stream's channel were put aside, and none are in their place."""
-    aside = source.data_dirs[0].with_name(source.data_dirs[0].name + _MIGRATED)
-    if any(path.exists() for path in source.directories) or not aside.is_dir():
-        return False
-    identity = find_layout([aside]).identity
-    return identity is not None and identity.channel_id == state.channel_id
+def _holds_channel(path: Path) -> bool:
+    """Whether there is something else than the mark of a channel that was moved."""
+    return path.exists() and not ((file := ChannelFile.read(path)) and file.moved_to)
+
+
+def _was_moved(path: Path, state: StreamState) -> bool:
+    """Whether a directory says that the channel of a stream was moved."""
+    file = ChannelFile.read(path)
+    return file is not None and bool(file.moved_to) and file.identity.channel_id == state.channel_id
+
+
+def _remove_mark(path: Path) -> None:
+    removed = path.with_name(path.name + _REMOVED)
+    shutil.rmtree(removed, ignore_errors=True)
+    # Renamed first: a directory without its mark would be in the way of another run.
+    _rename(path, removed)
+    shutil.rmtree(removed, ignore_errors=True)
 
 
 def _rename(path: Path, target: Path) -> None:
@@ -212,9 +248,10 @@ def into_files(source: StreamPlace, target: FilesPlace) -> int:
     if state.migration in {COPYING, COPIED}:
         raise UsageError(f"stream {source.stream.name} is being filled from files; finish that first")
     home = target.data_dirs[0]
-    if not home.exists() and state.migration == MOVED:
-        raise UsageError(f"stream {source.stream.name} was moved to files already, and {home} does not exist")
-    if not home.exists():
+    is_to_be_written = not home.exists() or _was_moved(home, state)
+    if is_to_be_written and state.migration == MOVED:
+        raise UsageError(f"stream {source.stream.name} was moved to files already, and there are none in {home}")
+    if is_to_be_written:
         _write_files(source, target, state)
     layout = find_layout([home])
     if layout.identity is None or layout.identity.channel_id != state.channel_id:
@@ -255,6 +292,9 @@ def _write_files(source: StreamPlace, target: FilesPlace, state: StreamState) ->
             raise UnavailableError(
                 f"a server has taken over channel {source.name} meanwhile; stop it, then run it again"
             )
+        for path in target.directories:
+            if _was_moved(path, state):
+                _remove_mark(path)
         _rename(unfinished, home)
 
 

@@ -5,10 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace_server.log_tools.layout import ChannelLayout, find_layout, segment_paths
+from millrace_server.log_tools.layout import ChannelLayout, check_regular, find_layout, segment_paths
 from millrace_server.wal import checkpoints
 from millrace_server.wal import format as segment_format
+from millrace_server.wal.checkpoints import CheckpointFiles
+from millrace_server.wal.disk import OsDisk
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, FormatError, SegmentHeader, UnknownVersionError
+from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
 from millrace_server.wal.versions import FileVersions, read_versions
 
 
@@ -50,7 +53,7 @@ class ChannelUpgrade:
         return f"log format {self.versions.segment or '-'}, checkpoint format {self.versions.checkpoint or '-'}"
 
 
-def inspect_channel(data_dirs: Sequence[Path], checkpoint_dir: Path) -> ChannelUpgrade | None:
+def inspect_channel(data_dirs: Sequence[Path], checkpoint_dir: Path, codec: PayloadCodec) -> ChannelUpgrade | None:
     """Finds out what an upgrade does to one channel; None if it has no directory yet, as it was never opened.
 
     Raises:
@@ -73,12 +76,28 @@ def inspect_channel(data_dirs: Sequence[Path], checkpoint_dir: Path) -> ChannelU
                 problems.append(f"{path}: is not a directory")
     if problems:
         return ChannelUpgrade(data_dirs[0].name, FileVersions(0, 0), "; ".join(problems))
-    return _inspect_files(find_layout(directories, checkpoint_dir)) if directories else None
+    return _inspect_files(find_layout(directories, checkpoint_dir), codec) if directories else None
 
 
-def _inspect_files(layout: ChannelLayout) -> ChannelUpgrade:
+def _inspect_files(layout: ChannelLayout, codec: PayloadCodec) -> ChannelUpgrade:
     versions = read_versions(layout.directories, layout.checkpoint_dir)
-    return ChannelUpgrade(layout.name, versions, _header_problem(layout.directories))
+    problems = [_header_problem(layout.directories), _checkpoint_problem(layout, codec)]
+    return ChannelUpgrade(layout.name, versions, "; ".join(filter(None, problems)))
+
+
+def _checkpoint_problem(layout: ChannelLayout, codec: PayloadCodec) -> str:
+    """Returns that the newest checkpoint is damaged; empty if it is good, or there is none."""
+    path = layout.checkpoint_dir / checkpoints.NEWEST
+    check_regular(path)
+    if not path.exists():
+        return ""
+    files = CheckpointFiles(OsDisk(), layout.checkpoint_dir, layout.log_id, keeps_previous=True, codec=codec)
+    try:
+        newest = next(files.valid_checkpoints(), None)
+    except (KeyMissingError, UnknownVersionError):
+        # Its checksum matches, and the versions say the rest.
+        return ""
+    return "" if newest and not newest.is_previous else f"{path}: is damaged, or no checkpoint of this channel"
 
 
 def _header_problem(directories: Sequence[Path]) -> str:
