@@ -30,10 +30,14 @@ def new_name() -> str:
 
 
 @asynccontextmanager
-async def engine_at(*urls: str) -> AsyncIterator[Engine]:
-    """A connection to an engine, until the end of the block."""
+async def engine_at(*urls: str, has_lone: bool = True) -> AsyncIterator[Engine]:
+    """A connection to an engine, until the end of the block, with the one for lone appends that servers have."""
     engine = await Engine.connected(urls)
     try:
+        if has_lone:
+            engine.connect_lone()
+            assert engine.lone is not None
+            await engine.lone._opening
         yield engine
     finally:
         await asyncio.to_thread(engine.close)

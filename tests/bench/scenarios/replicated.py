@@ -145,6 +145,7 @@ class _Contenders:
         url = cluster.urls[0]
         engine = await Engine.connected([url])
         stack.push_async_callback(asyncio.to_thread, engine.close)
+        engine.connect_lone()
         config = ReplicatedChannelConfig.model_validate(
             {
                 "type": "replicated",

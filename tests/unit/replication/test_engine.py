@@ -9,6 +9,7 @@ from nats.errors import NoRespondersError
 
 from millrace_server.replication.connection import Connection
 from millrace_server.replication.engine import Engine
+from tests.file_channels import until
 from tests.stream_logs import engine_at
 
 
@@ -55,3 +56,24 @@ async def _ask_twice(connection: Connection) -> None:
     assert [message.data for message in asked] == [b"first", b"second"]
     with pytest.raises(NoRespondersError):
         await connection.ask("nowhere", {}, [b""], 30)
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("moment", ["before it begins", "while nothing is there", "once it is open"])
+async def test_close_of_a_lone_connection_ends_it(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, moment: str
+) -> None:
+    """Whatever it is doing, and it leaves no task behind."""
+    engine = await Engine.connected([nats_url])
+    if moment == "while nothing is there":
+        monkeypatch.setattr(engine, "_servers", ["nats://127.0.0.1:1"])
+    before = asyncio.all_tasks()
+    engine.connect_lone()
+    lone = engine.lone
+    assert lone is not None
+    if moment != "before it begins":
+        await until(lambda: lone.is_open or bool(lone.last_error))
+    await asyncio.to_thread(engine.close)
+    assert not lone.is_open
+    assert asyncio.all_tasks() == before
+    assert caplog.messages == []

@@ -1,14 +1,17 @@
 """How a log gets its groups into a stream: a lone one without a thread."""
 
 import asyncio
+from functools import partial
 from typing import Any, Never
 
 import pytest
+from nats.aio.transport import TcpTransport
 
 from millrace_server.replication.engine import Engine
-from millrace_server.replication.stream import Stream
+from millrace_server.replication.lone_connection import LoneConnection
+from millrace_server.replication.stream import Stream, StreamLimits
 from millrace_server.wal.payload_codec import PayloadCodec
-from millrace_server.wal.records import LogFailedError, LogTakenOverError
+from millrace_server.wal.records import LogFailedError, LogFullError, LogTakenOverError
 from millrace_server.wal.writer_threads import Work, WriterThreads
 from tests.file_channels import until
 from tests.stream_logs import LIMITS, OwnedLog, engine_at, new_name, owned_log
@@ -107,12 +110,13 @@ async def test_submit_that_cannot_begin_fails_the_log(nats_url: str, monkeypatch
             await log.submit(b"3")
 
 
+@pytest.mark.parametrize("has_lone", [True, False])
 @pytest.mark.parametrize("codec", [PayloadCodec(), PayloadCodec(compresses=True)], ids=["alone", "on a thread"])
 async def test_abandon_ends_what_is_being_appended(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch, codec: PayloadCodec
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, codec: PayloadCodec, *, has_lone: bool
 ) -> None:
     """A channel that was lost closes at once, although the engine does not answer; later appends are refused."""
-    async with engine_at(nats_url) as engine, owned_log(engine, new_name(), codec=codec) as log:
+    async with engine_at(nats_url, has_lone=has_lone) as engine, owned_log(engine, new_name(), codec=codec) as log:
         await log.submit(b"1")
         await _idle(log)
         asked = _let_no_answer_come(engine, monkeypatch)
@@ -131,12 +135,13 @@ def _let_no_answer_come(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> asyn
     """Returns what is set once something is asked."""
     loop, asked = asyncio.get_running_loop(), asyncio.Event()
 
-    async def ask(*_: object) -> Never:
+    def send(*_: object) -> "asyncio.Future[bytes]":
         loop.call_soon_threadsafe(asked.set)
-        await asyncio.Event().wait()
-        raise AssertionError
+        return asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(engine.nats, "ask", ask)
+    for connection in (engine.nats, engine.lone):
+        if connection is not None:
+            monkeypatch.setattr(connection, "send", send)
     return asked
 
 
@@ -163,16 +168,108 @@ async def test_append_whose_cancellation_is_swallowed_ends(nats_url: str, monkey
         await asyncio.wrap_future(engine.call(cancelled()))
 
 
-async def test_append_to_a_transport_that_has_just_closed_is_stored_once(nats_url: str) -> None:
+@pytest.mark.parametrize("has_lone", [True, False])
+async def test_append_to_a_transport_that_has_just_closed_is_stored_once(nats_url: str, *, has_lone: bool) -> None:
     """It notices before the rest of the connection does, and the append goes on over the next one."""
+    name = new_name()
+    async with engine_at(nats_url, has_lone=has_lone) as engine:
+        async with owned_log(engine, name) as log:
+            await log.submit(b"1")
+            await _idle(log)
+            connection = engine.lone or engine.nats
+            assert connection._transport is not None
+            if connection is engine.lone:
+                connection._transport.close()  # type: ignore[no-untyped-call] # nats-py has few types
+            else:
+                engine.call_soon(connection._transport.close)
+            await log.submit(b"2")
+            await until(lambda: connection.stats["reconnects"] == 1)
+        async with owned_log(engine, name) as later:
+            assert later.payloads == [b"1", b"2"]
+
+
+async def test_submit_of_a_lone_group_needs_no_other_event_loop(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes over the connection on the caller's loop, and where that is lost, over the other one."""
     name = new_name()
     async with engine_at(nats_url) as engine:
         async with owned_log(engine, name) as log:
             await log.submit(b"1")
             await _idle(log)
-            assert engine.nats._transport is not None
-            engine.call_soon(engine.nats._transport.close)
-            await log.submit(b"2")
-            assert engine.nats.stats["reconnects"] == 1
+            calls = _counted_calls(engine, monkeypatch)
+            for number in range(2, 5):
+                await log.submit(b"%d" % number)
+                await _idle(log)
+            assert not calls
+            assert engine.lone is not None
+            await engine.lone.close()
+            await log.submit(b"5")
+            assert calls == ["start"]
         async with owned_log(engine, name) as later:
-            assert later.payloads == [b"1", b"2"]
+            assert later.payloads == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def _counted_calls(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns the ways to the engine's event loop that are used from now on."""
+    calls: list[str] = []
+
+    def counted(way: str, *arguments: Any) -> Any:
+        calls.append(way)
+        return getattr(Engine, way)(engine, *arguments)
+
+    for way in ("call", "start", "call_soon"):
+        monkeypatch.setattr(engine, way, partial(counted, way))
+    return calls
+
+
+@pytest.mark.parametrize("fault", ["no answer", "lost connection"])
+async def test_lone_group_whose_outcome_is_unknown_is_stored_once(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """The other connection finds out what became of it."""
+    name = new_name()
+    async with engine_at(nats_url) as engine:
+        async with owned_log(engine, name) as log:
+            first = await log.submit(b"1")
+            await _idle(log)
+            assert engine.lone is not None
+            if fault == "no answer":
+                _lose_answers(engine.lone, monkeypatch)
+                answered = log.submit(b"2")
+            else:
+                answered = log.submit(b"2")
+                transport = engine.lone._transport
+                assert isinstance(transport, TcpTransport)
+                assert transport._io_writer is not None
+                transport._io_writer.transport.abort()
+            second = await answered
+            third = await log.submit(b"3")
+            places = [each.locations[0].segment_id for each in (first, second, third)]
+            assert places == [places[0], places[0] + 1, places[0] + 2]
+        async with owned_log(engine, name) as later:
+            assert later.payloads == [b"1", b"2", b"3"]
+
+
+def _lose_answers(lone: LoneConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ignore(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr("millrace_server.replication.chain.CALL_SECONDS", 0.05)
+    monkeypatch.setattr(lone, "_process_msg", ignore)
+
+
+async def test_lone_group_that_may_arrive_later_is_not_refused(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream without room refuses one whose outcome is known; another might still be stored, once there is room."""
+    monkeypatch.setattr("millrace_server.replication.stream_reading.UNKNOWN_SECONDS_MAX", 0.5)
+    limits = StreamLimits(replicas=1, stream_bytes_max=_MIB)
+    async with engine_at(nats_url) as engine, owned_log(engine, new_name(), limits=limits) as log:
+        await log.submit(b"x" * (_MIB // 2))
+        await _idle(log)
+        with pytest.raises(LogFullError):
+            await log.submit(b"y" * (_MIB // 2))
+        log.log.resume()
+        await log.submit(b"z")
+        await _idle(log)
+        assert engine.lone is not None
+        _lose_answers(engine.lone, monkeypatch)
+        with pytest.raises(LogFailedError, match="exceed"):
+            await log.submit(b"y" * (_MIB // 2))

@@ -61,6 +61,7 @@ class Engines:
         except BaseException:
             await asyncio.to_thread(engine.close)
             raise
+        engine.connect_lone()
         leases = JetStreamLeases(bucket, self._address, settings.lease_seconds)
         return SharedEngine(engine, leases, StreamStores(engine, self._histograms))
 

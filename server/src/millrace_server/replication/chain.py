@@ -8,11 +8,13 @@ from collections import deque
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from millrace_server.replication.engine import Done, Engine
+from nats.js.errors import APIError
+
+from millrace_server.replication.engine import CALL_SECONDS, Done, Engine
 from millrace_server.replication.messages import HEAD_BYTES, NOWHERE, Message, MessageKind
-from millrace_server.replication.stream import HEADER_BYTES_MAX, Stream
+from millrace_server.replication.stream import HEADER_BYTES_MAX, Stream, refuse_unless_stored
 from millrace_server.replication.stream_reading import CHECKPOINT, LOG, SetBackError, StreamState
 from millrace_server.wal.disk import Piece
 from millrace_server.wal.records import LogPosition, LogTakenOverError
@@ -22,6 +24,8 @@ _FENCES_MAX = 100
 _READS_AT_ONCE = 3
 _READ_BYTES = 4 << 20
 _READ_MESSAGES_MAX = 1000
+
+ResultT = TypeVar("ResultT")
 
 
 class Chain:
@@ -45,6 +49,8 @@ class Chain:
         self._byte_count = self.state.byte_count
         # The append that began last; for the engine's event loop.
         self._appending: asyncio.Task[Any] | None = None
+        # The lone append that began last; for the event loop on which these begin.
+        self._sending: asyncio.Future[bytes] | None = None
         self._is_abandoned = False
 
     @classmethod
@@ -111,11 +117,41 @@ class Chain:
         """
         return self.outcome(self._engine.call(self._append_parts(subject, self._parts(whole))))
 
-    def begin(self, subject: str, whole: Message, done: Done[int]) -> None:
-        """Begins to append a message and does not wait: calls back on the engine's loop; see `append`, `outcome`."""
-        self._engine.start(self._append_parts(subject, self._parts(whole)), done)
+    def begin(self, subject: str, whole: Message, done: Done[Any]) -> None:
+        """Begins to append a message and does not wait; see `append`, `outcome`.
 
-    def outcome(self, appending: "Future[int] | asyncio.Task[int]") -> int:
+        Calls back on the running event loop where the engine has its lone connection there, or else on the engine's.
+        """
+        parts = self._parts(whole)
+        if len(parts) > 1 or not self._begins_here(subject, whole, done):
+            self._engine.start(self._append_parts(subject, parts), done)
+
+    def _begins_here(self, subject: str, message: Message, done: Done[Any]) -> bool:
+        """Sends a message over the lone connection; returns False where there is none now."""
+        lone = self._engine.lone
+        if lone is None or not lone.is_open or self._is_abandoned:
+            return False
+        sequence = self._last_sequence + 1
+        encoded = message.encode(sequence)
+
+        def end(sending: "asyncio.Future[bytes]") -> None:
+            try:
+                refuse_unless_stored(sending.result())
+            except asyncio.CancelledError:
+                done(sending)
+            except Exception as error:  # noqa: BLE001 - whatever it is, another attempt meets it too, or finds out more
+                may_arrive_later = not isinstance(error, APIError)
+                appending = self._append_parts(subject, [message], may_arrive_later=may_arrive_later)
+                self._engine.start(appending, done)
+            else:
+                self._note(encoded)
+                done(sending)
+
+        self._sending = lone.send(*self.stream.place(subject, sequence), encoded, CALL_SECONDS)
+        self._sending.add_done_callback(end)
+        return True
+
+    def outcome(self, appending: "Future[ResultT] | asyncio.Future[ResultT]") -> ResultT:
         """Returns, or raises, what `append` does, given what has tried to."""
         try:
             return appending.result()
@@ -131,7 +167,7 @@ class Chain:
         bodies = [body[start : start + bytes_max] for start in range(0, len(body), bytes_max)]
         return [replace(whole, pieces=[each], part=part, part_count=len(bodies)) for part, each in enumerate(bodies)]
 
-    async def _append_parts(self, subject: str, parts: Sequence[Message]) -> int:
+    async def _append_parts(self, subject: str, parts: Sequence[Message], *, may_arrive_later: bool = False) -> int:
         self._appending = asyncio.current_task()
         if self._is_abandoned:
             raise self._taken_over()
@@ -139,17 +175,26 @@ class Chain:
         for part in parts:
             sequence = self._last_sequence + 1
             encoded = part.encode(sequence)
-            await self.stream.append(subject, encoded, sequence)
-            self._last_sequence = sequence
-            self._byte_count += sum(map(len, encoded))
+            await self.stream.append(subject, encoded, sequence, may_arrive_later=may_arrive_later)
+            self._note(encoded)
         return first
+
+    def _note(self, encoded: Sequence[Piece]) -> None:
+        """Notes that the next message was stored."""
+        self._last_sequence += 1
+        self._byte_count += sum(map(len, encoded))
 
     def _taken_over(self) -> LogTakenOverError:
         return LogTakenOverError(f"stream {self.stream.name}: other servers may append to it now")
 
     def abandon(self) -> None:
-        """Ends the append that is under way, whose outcome may stay unknown, and refuses later ones. Does not block."""
+        """Ends the append that is under way, whose outcome may stay unknown, and refuses later ones.
+
+        For the event loop on which appends `begin`; does not block.
+        """
         self._is_abandoned = True
+        if self._sending is not None:
+            self._sending.cancel()
         self._engine.call_soon(self._cancel)
 
     def _cancel(self) -> None:

@@ -4,18 +4,25 @@ import asyncio
 import itertools
 import json
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import nats.errors
+import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from millrace_server.replication.engine_access import EngineAccess, EngineTls
 from millrace_server.wal.disk import Piece
 
+_log = structlog.stdlib.get_logger(__name__)
+
 _NO_RESPONDERS = "503"
 _CLOSE_SECONDS = 3.0
+_PING_SECONDS = 3
+_RECONNECT_SECONDS = 0.25
+_FOREVER = -1
 
 
 class Connection(Client):
@@ -32,14 +39,43 @@ class Connection(Client):
         self._answers = ""
         self._numbers = itertools.count()
         self._waiting: dict[str, asyncio.Future[bytes]] = {}
+        self._on_loss: Callable[[], object]
 
-    async def expect_answers(self) -> None:
-        """Begins to listen for answers; call it once, when it is connected."""
-        self._answers = self.new_inbox()
-        await self.subscribe(f"{self._answers}.*", cb=_ignore_late)
+    async def open(self, servers: Sequence[str], on_loss: Callable[[], object]) -> None:
+        """Connects to one of the servers, however long that takes, and later to any of them.
+
+        Args:
+            servers: URLs.
+            on_loss: Called each time that the connection is lost, before it is made again.
+        """
+        self._on_loss = on_loss
+        await self.connect(
+            list(servers),
+            name="millrace",
+            error_cb=_note,
+            disconnected_cb=self._fail_waiting,
+            max_reconnect_attempts=_FOREVER,
+            reconnect_time_wait=_RECONNECT_SECONDS,  # type: ignore[arg-type] # any number is accepted
+            # A server that stands still is left after two of them.
+            ping_interval=_PING_SECONDS,
+        )
+        answers = self.new_inbox()
+        await self.subscribe(f"{answers}.*", cb=_ignore_late)
+        self._answers = answers
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages can be sent: it is connected, and listens for answers."""
+        return self.is_connected and bool(self._answers)
 
     async def ask(self, subject: str, headers: Mapping[str, str], pieces: Sequence[Piece], seconds: float) -> bytes:
-        """Sends a message and returns the answer.
+        """Sends a message and returns the answer; see `send`."""
+        return await self.send(subject, headers, pieces, seconds)
+
+    def send(
+        self, subject: str, headers: Mapping[str, str], pieces: Sequence[Piece], seconds: float
+    ) -> "asyncio.Future[bytes]":
+        """Sends a message, and returns what will have the answer.
 
         Args:
             subject: Where to.
@@ -48,24 +84,29 @@ class Connection(Client):
             seconds: How long to wait for the answer.
 
         Raises:
-            ConnectionError: The connection is lost, now or while it waited.
-            TimeoutError: There is no answer in time.
+            ConnectionError: There is no connection; it was not sent.
             nats.errors.MaxPayloadError: It is larger than the engine takes; it was not sent.
+
+        The future raises:
+            ConnectionError: The connection was lost meanwhile.
+            TimeoutError: There is no answer in time.
             nats.errors.NoRespondersError: Nothing listens there.
         """
-        if not self.is_connected:
+        if not self.is_open:
             # It would be sent later, when nothing expects it any more.
             raise ConnectionError("there is no connection to the engine")
         reply = f"{self._answers}.{next(self._numbers)}"
-        message = _encoded(subject, reply, headers, pieces, self.max_payload)
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting[reply] = answer
-        try:
-            self._send_now(message)
-            async with asyncio.timeout(seconds):
-                return await answer
-        finally:
-            del self._waiting[reply]
+        self._send_now(_encoded(subject, reply, headers, pieces, self.max_payload))
+        loop = asyncio.get_running_loop()
+        self._waiting[reply] = answer = loop.create_future()
+        # Not `asyncio.timeout`, which is for tasks, and takes longer.
+        timer = loop.call_later(seconds, _fail, answer, TimeoutError())
+        answer.add_done_callback(partial(self._forget, reply, timer))
+        return answer
+
+    def _forget(self, reply: str, timer: asyncio.TimerHandle, _answer: "asyncio.Future[bytes]") -> None:
+        timer.cancel()
+        del self._waiting[reply]
 
     def _send_now(self, message: Sequence[Piece]) -> None:
         """Sends a message behind all that waits to be sent, without the task of the base class that does so."""
@@ -77,11 +118,11 @@ class Connection(Client):
             raise ConnectionError("the connection to the engine was lost") from error
         self._pending, self._pending_data_size = [], 0
 
-    def fail_waiting(self) -> None:
+    async def _fail_waiting(self) -> None:
         """Lets all that wait for an answer know that the connection was lost, so that they get none."""
         for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(ConnectionError("the connection to the engine was lost"))
+            _fail(answer, ConnectionError("the connection to the engine was lost"))
+        self._on_loss()
 
     async def close(self) -> None:
         """Closes the connection; never raises, and does not wait for an engine that stands still."""
@@ -142,6 +183,15 @@ class Connection(Client):
 
 async def _ignore_late(_message: Msg) -> None:
     """Nothing waits for this answer any more."""
+
+
+async def _note(error: Exception) -> None:
+    _log.debug("the connection to the engine has a problem", error=str(error))
+
+
+def _fail(answer: "asyncio.Future[bytes]", error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)
 
 
 def _encoded(

@@ -6,16 +6,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar
 
-import structlog
 import uvloop
 from nats.js.client import JetStreamContext
 
 from millrace_server.replication.connection import Connection
 from millrace_server.replication.engine_access import EngineAccess
 from millrace_server.replication.engine_settings import EngineSettings
+from millrace_server.replication.lone_connection import LoneConnection, cancel
 from millrace_server.replication.sync_check import warn_of_missing_syncs
-
-_log = structlog.stdlib.get_logger(__name__)
 
 VERSION_MIN = (2, 12)
 """Older servers ignore features that they do not know, rather than refuse them."""
@@ -27,14 +25,11 @@ CALL_SECONDS = 3.0
 """How long one request waits for its answer."""
 
 _CONNECT_SECONDS = 10.0
-_PING_SECONDS = 3
-_RECONNECT_SECONDS = 0.25
-_FOREVER = -1
 
 ResultT = TypeVar("ResultT")
 
-Done = Callable[[asyncio.Task[ResultT]], object]
-"""Called with a task that has ended."""
+Done = Callable[[asyncio.Future[ResultT]], object]
+"""Called with a future that is done."""
 
 
 class EngineError(OSError):
@@ -42,12 +37,21 @@ class EngineError(OSError):
 
 
 class Engine:
-    """A connection to NATS, which is made again whenever it is lost."""
+    """A connection to NATS, which is made again whenever it is lost.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, access: EngineAccess) -> None:
+    Attributes:
+        lone: Another one, for lone appends; None without `connect_lone`.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, servers: Sequence[str], access: EngineAccess
+    ) -> None:
         self._loop = loop
         self._thread = thread
+        self._servers = servers
+        self._access = access
         self.nats = Connection(access)
+        self.lone: LoneConnection | None = None
         self.jetstream: JetStreamContext
         self._connection_lost: asyncio.Event
 
@@ -67,9 +71,9 @@ class Engine:
         loop = uvloop.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="engine", daemon=True)
         thread.start()
-        engine = cls(loop, thread, access or EngineAccess())
+        engine = cls(loop, thread, servers, access or EngineAccess())
         try:
-            await asyncio.wrap_future(engine.call(engine._connect(servers)))
+            await asyncio.wrap_future(engine.call(engine._connect()))
         except BaseException:
             await asyncio.to_thread(engine.close)
             raise
@@ -86,31 +90,20 @@ class Engine:
             raise
         return engine
 
-    async def _connect(self, servers: Sequence[str]) -> None:
+    def connect_lone(self) -> None:
+        """Begins to connect once more, on the running event loop, on which the channels then must be."""
+        self.lone = LoneConnection(self._servers, self._access)
+
+    async def _connect(self) -> None:
         self._connection_lost = asyncio.Event()
-        connecting = asyncio.ensure_future(
-            self.nats.connect(
-                list(servers),
-                name="millrace",
-                error_cb=_note,
-                disconnected_cb=self._note_loss,
-                max_reconnect_attempts=_FOREVER,
-                reconnect_time_wait=_RECONNECT_SECONDS,  # type: ignore[arg-type] # any number is accepted
-                # A server that stands still is left after two of them.
-                ping_interval=_PING_SECONDS,
-            )
-        )
+        connecting = asyncio.ensure_future(self.nats.open(self._servers, self._note_loss))
         await asyncio.wait({connecting}, timeout=_CONNECT_SECONDS)
-        while not connecting.done():
-            # More than once: `asyncio.wait_for`, which it uses, may swallow a cancellation.
-            connecting.cancel()
-            await asyncio.wait({connecting}, timeout=_RECONNECT_SECONDS)
+        await cancel(connecting)
         failure = TimeoutError() if connecting.cancelled() else connecting.exception()
         if failure is not None:
             why = self.nats.last_error or failure
-            raise EngineError(f"none of {', '.join(servers)} can be used: {str(why) or type(why).__name__}")
+            raise EngineError(f"none of {', '.join(self._servers)} can be used: {str(why) or type(why).__name__}")
         self._check_limits()
-        await self.nats.expect_answers()
         self.jetstream = self.nats.jetstream(timeout=CALL_SECONDS)
 
     def _check_limits(self) -> None:
@@ -127,9 +120,7 @@ class Engine:
                 f"{MESSAGE_BYTES_MIN} are needed"
             )
 
-    async def _note_loss(self) -> None:
-        # Those that wait for an answer on this connection get none.
-        self.nats.fail_waiting()
+    def _note_loss(self) -> None:
         self._connection_lost.set()
         self._connection_lost = asyncio.Event()
 
@@ -167,7 +158,12 @@ class Engine:
         self._loop.call_soon_threadsafe(act)
 
     def close(self) -> None:
-        """Closes the connection; blocks, but not for an engine that does not answer."""
+        """Closes the connections; blocks, but not for an engine that does not answer.
+
+        The event loop of a lone one must go on meanwhile.
+        """
+        if self.lone is not None:
+            self.lone.close_from_thread()
         self.call(self._end()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -180,7 +176,3 @@ class Engine:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-
-
-async def _note(error: Exception) -> None:
-    _log.debug("the connection to the engine has a problem", error=str(error))

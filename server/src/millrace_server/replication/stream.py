@@ -135,10 +135,18 @@ class Stream(StreamReader):
             told += f"; the account uses {account.storage} bytes and may use {_limit(account.limits.max_storage)}"
         return EngineError(f"stream {self.name} with {told}")
 
-    async def append(self, subject: str, pieces: Sequence[Piece], sequence: int) -> None:
+    async def append(
+        self, subject: str, pieces: Sequence[Piece], sequence: int, *, may_arrive_later: bool = False
+    ) -> None:
         """Appends a message, given in pieces, at a sequence. Once this returns, a quorum of the replicas has it.
 
         While the engine does not answer, the outcome is unknown: the place is read until it is known.
+
+        Args:
+            subject: `LOG` or `CHECKPOINT`.
+            pieces: The message.
+            sequence: One more than that of the last message.
+            may_arrive_later: Whether it was sent before, and its outcome is unknown.
 
         Raises:
             LogTakenOverError: Another server's message is there, so this one never will be; or another server has
@@ -148,7 +156,6 @@ class Stream(StreamReader):
                 unknown for too long.
         """
         patience = Patience()
-        may_arrive_later = False
         this = asyncio.current_task()
         assert this is not None
         # Asked, since `asyncio.wait_for`, which nats-py uses, may swallow a cancellation.
@@ -177,10 +184,12 @@ class Stream(StreamReader):
         raise EngineError(f"stream {self.name}: {reason_of(problem)}")
 
     async def _publish(self, subject: str, pieces: Sequence[Piece], sequence: int) -> None:
+        refuse_unless_stored(await self._engine.nats.ask(*self.place(subject, sequence), pieces, CALL_SECONDS))
+
+    def place(self, subject: str, sequence: int) -> tuple[str, Mapping[str, str]]:
+        """Returns the subject and the headers with which a message is stored at a sequence, or not at all."""
         expected = {"Nats-Expected-Stream": self.name, "Nats-Expected-Last-Sequence": str(sequence - 1)}
-        answer = json.loads(await self._engine.nats.ask(f"{self._subject}.{subject}", expected, pieces, CALL_SECONDS))
-        if "error" in answer:
-            raise APIError.from_error(answer["error"])
+        return f"{self._subject}.{subject}", expected
 
     async def _has(self, pieces: Sequence[Piece], sequence: int) -> bool:
         """Whether a message is stored at a sequence; False if nothing is, so that it can be tried again.
@@ -215,6 +224,13 @@ class Stream(StreamReader):
         """Deletes the stream, with everything in it; raises EngineError where the engine does not answer."""
         with self._errors(), suppress(NotFoundError):
             await self._jetstream.delete_stream(self.name)
+
+
+def refuse_unless_stored(answer: bytes) -> None:
+    """Raises APIError if a message was not stored, given the engine's answer to it."""
+    found = json.loads(answer)
+    if "error" in found:
+        raise APIError.from_error(found["error"])
 
 
 def _limit(value: int) -> str:

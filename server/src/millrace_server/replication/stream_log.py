@@ -7,7 +7,7 @@ segment id is the sequence of its group, which replaces the file.
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from millrace_server.histograms import Histograms
 from millrace_server.replication.chain import Chain
@@ -29,7 +29,7 @@ from millrace_server.wal.writer_threads import WriterThreads
 class _Ended(NamedTuple):
     """A group that was appended without a thread, or was not, and where the log ends in the first case."""
 
-    appending: "asyncio.Task[int]"
+    appending: "asyncio.Future[Any]"
     end: LogPosition
 
 

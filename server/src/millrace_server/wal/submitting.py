@@ -1,6 +1,7 @@
 """Takes submissions from the event loop to the writer of a log, and the answers back."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -66,7 +67,7 @@ class Submitting(Generic[WriterT]):
         """
         assert self._writer is not None, "replay and start the log first"
         if self._call_soon is None:
-            self._call_soon = asyncio.get_running_loop().call_soon_threadsafe
+            self._call_soon = _waking_call(asyncio.get_running_loop())
         # With the current generation: the caller has seen all refusals up to its last `resume`, and none after it.
         submission = Submission(records, needs_sync, begins_segment, self._generation, done, mergeable)
         # The sum is known anyway, so single payloads are measured only if one of them can be too long.
@@ -90,6 +91,19 @@ class Submitting(Generic[WriterT]):
         with suppress(RuntimeError):
             # One call for a group: waking the event loop costs more than all of the answers.
             self._call_soon(partial(_answer_all, group, error))
+
+
+def _waking_call(loop: asyncio.AbstractEventLoop) -> CallSoon:
+    """Returns what schedules a call on the running event loop, which it wakes from other threads only."""
+    thread_id = threading.get_ident()
+
+    def call_soon(act: Callable[[], None]) -> None:
+        if threading.get_ident() == thread_id:
+            loop.call_soon(act)
+        else:
+            loop.call_soon_threadsafe(act)
+
+    return call_soon
 
 
 def _check_lengths(records: Sequence[Record]) -> None:
