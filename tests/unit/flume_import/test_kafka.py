@@ -33,6 +33,7 @@ def test_import_of_a_kafka_source_keeps_topics_group_and_headers() -> None:
     ("lines", "settings"),
     [
         ("kafka.topics.regex = ^t[0-9]$\nkafka.topics = x", {"topic_pattern": "^t[0-9]$"}),
+        (r"kafka.topics.regex = (?:a|b)\\d", {"topic_pattern": "(a|b)[0-9]"}),
         ("topic = old\ngroupId = g", {"topics": ["old"], "group": "g"}),
         ("kafka.topics = t\nkafka.consumer.auto.offset.reset = none", {"offset_reset": "fail"}),
         ("kafka.topics = t\nsetTopicHeader = false", {"headers": ["key", "partition", "offset", "timestamp"]}),
@@ -50,6 +51,7 @@ def test_import_of_a_kafka_source_converts_each_property(lines: str, settings: d
     ("lines", "sentence"),
     [
         ("useFlumeEventFormat = true", "records are Avro of a FlumeEvent"),
+        ("kafka.topics.regex = (?i)orders", "cannot be written as a POSIX regular expression"),
         ("topicHeader = t", "the header with the topic is called topic"),
         ("timestampHeader = when", "is called timestamp"),
         ("header.a = b", "headers keep their names"),

@@ -8,6 +8,7 @@ from millrace_server.flume_import.patterns import (
     has_single_dot,
     to_globs,
     to_path_template,
+    to_posix,
     to_replacement,
     to_strptime_format,
 )
@@ -33,6 +34,29 @@ def test_globs_of_a_simple_expression_match_the_same_names(pattern: str, globs: 
     assert to_globs(pattern) == globs
     for name in ("example.log", "app-1.log", "xbc", "abc", "a*b", "my.log.1", "a.log", "x"):
         assert bool(re.fullmatch(pattern, name)) == any(fnmatchcase(name, glob) for glob in globs)
+
+
+@pytest.mark.parametrize(
+    ("java", "posix"),
+    [
+        (r"^topic\d$", "^topic[0-9]$"),
+        (r"(?:web|shop)\.[\w.]+?", r"(web|shop)\.[A-Za-z0-9_.]+"),
+        ("[+?]x{1,2}?", "[+?]x{1,2}"),
+    ],
+)
+def test_posix_of_javas_expression_matches_the_same_names(java: str, posix: str) -> None:
+    """Topics of a Kafka source stay those that they were."""
+    assert to_posix(java) == posix
+    for name in ("topic1", "topicd", "web.a", "shop.b-", "+x", "?xx", "ax"):
+        assert bool(re.fullmatch(java, name)) == bool(re.fullmatch(posix, name))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(?i)a", "(?!a).*", "a++", r"\Qa.b\E", r"[\d\-]", "[a-z&&[^b]]", "[a[b]]", r"\p{Alpha}"]
+)
+def test_posix_of_what_only_java_has_is_none(pattern: str) -> None:
+    """POSIX would take it for something else, silently."""
+    assert to_posix(pattern) is None
 
 
 @pytest.mark.parametrize(

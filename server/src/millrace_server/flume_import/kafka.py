@@ -4,7 +4,8 @@ import re
 
 from millrace_server.flume_import.component_table import Row, kafka_client
 from millrace_server.flume_import.options import Options, Table, set_values
-from millrace_server.flume_import.references import fill_in
+from millrace_server.flume_import.patterns import to_posix
+from millrace_server.flume_import.references import fill_in, is_to_be_filled_in
 from millrace_server.flume_import.tls import StoreNames, store_tls
 
 _HEADERS = ["key", "topic", "partition", "offset", "timestamp"]
@@ -35,7 +36,7 @@ def convert_kafka_source(options: Options, table: Table) -> None:
     """Converts the properties of a Kafka source that the table of components leaves to code."""
     _set_servers(options, table)
     if pattern := options.text("kafka.topics.regex"):
-        table["topic_pattern"] = pattern
+        table["topic_pattern"] = _topic_pattern(options, pattern)
     else:
         named = options.listed("kafka.topics") or options.listed("topic")
         table["topics"] = named or [options.required("kafka.topics", "TOPIC", "topics")]
@@ -115,6 +116,17 @@ def _set_servers(options: Options, table: Table) -> None:
     table["bootstrap_servers"] = servers or [
         options.required("kafka.bootstrap.servers", "HOST:PORT", "bootstrap_servers")
     ]
+
+
+def _topic_pattern(options: Options, pattern: str) -> str:
+    if is_to_be_filled_in(pattern):
+        return pattern
+    posix = to_posix(pattern)
+    if posix is None:
+        sentence = f'"{pattern}" cannot be written as a POSIX regular expression: write topic_pattern by hand'
+        options.left_out("kafka.topics.regex", sentence, "topic_pattern")
+        return fill_in(f"POSIX PATTERN FOR {pattern}")
+    return posix
 
 
 def _set_group(options: Options, table: Table) -> None:

@@ -4,6 +4,7 @@ import re
 from itertools import product
 from typing import NamedTuple
 
+from millrace_server.agent.kafka.topic_patterns import check_topic_pattern
 from millrace_server.flume_import.references import fill_in
 
 _JAVA_TIME = re.compile(r"(?P<letters>([A-Za-z])\2*)|'(?P<quoted>[^']*)'|(?P<other>[^A-Za-z']+)")
@@ -26,6 +27,12 @@ _REGEX_PARTS = re.compile(
 )
 _ALTERNATIVES = re.compile(r"(?<!\\)\((?:\?:)?(?P<choices>[^()]*)\)(?![*+?{])")
 _GLOBS_MAX = 64
+_JAVA_PARTS = re.compile(
+    r"(?P<open>\(\?:)|\\(?P<escaped>.)|(?P<set>\[\^?(?:\\.|[^\]\\])*\])|(?P<quantifier>[*+?]|\{[\d,]+\})\??"
+)
+_JAVA_SETS = re.compile(r"\[[^\]]*(?:\[|&&)")
+"""A union or an intersection of sets of characters."""
+_POSIX_CLASSES = {"d": "0-9", "w": "A-Za-z0-9_"}
 
 
 def to_globs(pattern: str) -> list[str] | None:
@@ -67,6 +74,29 @@ def _to_glob(pattern: str) -> str | None:
         else:
             glob += {".*": "*", ".+": "?*"}.get(match[0], ".")
     return glob
+
+
+def to_posix(pattern: str) -> str | None:
+    """Returns the POSIX regular expression that matches the same topics as Java's, or None.
+
+    Both must match a whole name, so it does not matter how much a reluctant quantifier takes.
+    """
+    posix = _JAVA_PARTS.sub(_to_posix_part, pattern)
+    try:
+        check_topic_pattern(posix)
+    except ValueError:
+        return None
+    return None if _JAVA_SETS.search(pattern) else posix
+
+
+def _to_posix_part(match: re.Match[str]) -> str:
+    if match["open"]:
+        return "("
+    if match["set"]:
+        return re.sub(r"\\([dw.])", lambda escaped: _POSIX_CLASSES.get(escaped[1], "."), match["set"])
+    if match["escaped"] in _POSIX_CLASSES:
+        return f"[{_POSIX_CLASSES[match['escaped']]}]"
+    return match["quantifier"] or match[0]
 
 
 def to_strptime_format(pattern: str) -> str | None:

@@ -40,7 +40,11 @@ def problems_of(table: dict[str, Any], model: type[KafkaSourceConfig | KafkaSink
         ({"partitions": {"orders": [0]}}, "partitions: come together with topics"),
         ({"topics": [], "partitions": {"orders": [0, 0]}}, 'lists a partition of "orders" twice'),
         ({"topics": ["no spaces"]}, r"topics\[0\]"),
-        ({"topic_pattern": "("}, "topic_pattern: .*not a regular expression"),
+        ({"topic_pattern": "("}, "topic_pattern: .*not a POSIX regular expression"),
+        ({"topic_pattern": r"t-\d"}, r"topic_pattern: .*has \\d; in a POSIX .* write \[0-9\]"),
+        ({"topic_pattern": r"[\w.]+"}, r"topic_pattern: .*has \[\\w\.\]"),
+        ({"topic_pattern": "(?:a|b)"}, r"topic_pattern: .*has \(\?; a POSIX"),
+        ({"topic_pattern": "a+?"}, r"topic_pattern: .*has \+\?"),
         ({"tls": {"ca": "/nowhere.pem"}}, "client: librdkafka refuses it: .*ssl.ca.location"),
         ({"tls": {"certificate": "c.pem"}}, "tls.private_key: certificate and private_key come together"),
         ({"sasl": {"mechanism": "PLAIN"}}, "sasl.username and sasl.password must be set"),
@@ -55,6 +59,12 @@ def test_validate_source_with_bad_settings_says_where_and_why(settings: dict[str
     text = problems_of({**SOURCE, **settings}, KafkaSourceConfig)
     assert re.search(words, text), text
     assert "secret-1" not in text
+
+
+@pytest.mark.parametrize("pattern", ["logs-.*", r"(a|b)\.[0-9]{2}", "[[:alpha:]]+[*+?]", r"a\++", "[]x]"])
+def test_validate_source_with_a_posix_pattern_is_good(pattern: str) -> None:
+    """What librdkafka matches is accepted."""
+    assert KafkaSourceConfig.model_validate({**SOURCE, "topic_pattern": pattern}, strict=True).topic_pattern == pattern
 
 
 @pytest.mark.parametrize(("table", "model"), [(SOURCE, KafkaSourceConfig), (SINK, KafkaSinkConfig)])

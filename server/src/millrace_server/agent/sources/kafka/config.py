@@ -1,6 +1,5 @@
 """Settings of the source `kafka`."""
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -8,18 +7,33 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.kafka.client import KafkaClientConfig, TopicName, described
+from millrace_server.agent.kafka.client_log import CLIENT_LOG
 from millrace_server.agent.kafka.header_names import DEFAULT_PREFIX
+from millrace_server.agent.kafka.topic_patterns import check_topic_pattern, subscribed
 from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext, source_class
+from millrace_server.extras import is_installed
 
 RecordHeader = Literal["key", "topic", "partition", "offset", "timestamp"]
 
 
 def _check_pattern(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"is {shown_value(pattern)}, which is not a regular expression: {error}") from None
+    check_topic_pattern(pattern)
+    if is_installed("confluent_kafka"):
+        _try_pattern(pattern)
     return pattern
+
+
+def _try_pattern(pattern: str) -> None:
+    from confluent_kafka import Consumer, KafkaException
+
+    consumer = Consumer({"group.id": "check", "logger": CLIENT_LOG})
+    try:
+        # Connects to nothing, and compiles the pattern with the library that will match it.
+        consumer.subscribe([subscribed(pattern)])
+    except KafkaException:
+        raise ValueError(f"is {shown_value(pattern)}, which is not a POSIX regular expression") from None
+    finally:
+        consumer.close()
 
 
 class KafkaSourceConfig(KafkaClientConfig, SourceConfig):
@@ -45,8 +59,8 @@ class KafkaSourceConfig(KafkaClientConfig, SourceConfig):
     """The topics; the members of the consumer group share their partitions."""
 
     topic_pattern: Annotated[str, AfterValidator(_check_pattern)] | None = Field(None, min_length=1)
-    """A regular expression of topics that are read as well, also those that are created later; it must match the whole
-    name."""
+    """A POSIX extended regular expression of topics that are read as well, also those that are created later; it must
+    match the whole name."""
 
     partitions: dict[TopicName, Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]] = Field(
         default_factory=dict, validate_default=True

@@ -17,6 +17,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from millrace_server.agent.kafka.client import described
+from millrace_server.agent.kafka.topic_patterns import subscribed
 from millrace_server.agent.sources.kafka.config import KafkaSourceConfig
 from millrace_server.agent.sources.kafka.positions import (
     PartitionFacts,
@@ -112,7 +113,7 @@ class PartitionConsumer:
             self._raise_failure()
             return
         # librdkafka takes a name that begins with ^ for a regular expression.
-        pattern = [] if config.topic_pattern is None else [f"^({config.topic_pattern})$"]
+        pattern = [] if config.topic_pattern is None else [subscribed(config.topic_pattern)]
         try:
             self._consumer.subscribe(
                 [*config.topics, *pattern],

@@ -1,0 +1,27 @@
+"""Patterns of topics: POSIX extended regular expressions, which librdkafka has the C library match."""
+
+import re
+
+from millrace.setting_problems import shown_value
+
+_PARTS = re.compile(r"\\.|\[\^?\]?(?:\[:\w+:\]|[^\]])*\]|.", re.DOTALL)
+"""An escaped character, a set of characters, or any other one."""
+_FOREIGN = re.compile(r"\(\?|[*+?}][*+?]")
+
+
+def check_topic_pattern(pattern: str) -> None:
+    r"""Raises ValueError if a pattern has what POSIX lacks and takes for something else: `\d` would match a d."""
+    parts = _PARTS.findall(pattern)
+    for part in parts:
+        if (part[0] == "\\" and part[1:].isalnum()) or (part[0] == "[" and "\\" in part):
+            raise ValueError(
+                f"is {shown_value(pattern)}, which has {part}; in a POSIX regular expression, a backslash stands only "
+                "before punctuation and outside of sets: write [0-9] for \\d"
+            )
+    if found := _FOREIGN.search("".join(part if len(part) == 1 else "x" for part in parts)):
+        raise ValueError(f"is {shown_value(pattern)}, which has {found[0]}; POSIX regular expressions lack it")
+
+
+def subscribed(pattern: str) -> str:
+    """Returns the topic to which librdkafka subscribes for a pattern that must match whole names."""
+    return f"^({pattern})$"
