@@ -8,7 +8,7 @@ import pytest
 from millrace_server.channels.channel_file import CHANNEL_FILE, ChannelFile
 from millrace_server.log_tools.layout import UnavailableError, UsageError, find_layout
 from millrace_server.log_tools.view import open_view
-from millrace_server.wal.checkpoints import NEWEST
+from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
 from tests.unit.log_tools.kept_channels import NAME, copied, flip, make_channel, segments
 
 
@@ -43,6 +43,30 @@ def test_find_layout_without_any_channel_file_asks_the_segments(made: tuple[Path
     assert layout.identity is None
     assert len(layout.problems) == 3
     assert layout.checkpoint_dir == homes[2]
+
+
+def test_find_layout_with_all_headers_damaged_asks_a_checkpoint(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """It contains the channel's identity, too; where it is damaged as well, the sentence says what is needed."""
+    homes = [copied(path, tmp_path / str(index)) for index, path in enumerate(made)]
+    for home in homes:
+        (home / CHANNEL_FILE).unlink()
+        for segment in segments(home):
+            flip(segment, 20)
+    flip(homes[2] / NEWEST, 70)
+    assert find_layout(homes).log_id == find_layout(made).log_id
+    flip(homes[2] / PREVIOUS, 20)
+    with pytest.raises(UsageError, match=r"nothing states which channel this is.*restore channel\.json from a backup"):
+        find_layout(homes)
+
+
+def test_find_layout_of_segments_that_disagree_is_refused(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Without a channel file, nothing says which of them are the channel's own."""
+    home = copied(made[1], tmp_path / NAME)
+    (home / CHANNEL_FILE).unlink()
+    (stranger,) = segments(make_channel(tmp_path / "other", rounds=0))
+    (home / stranger.name).write_bytes(stranger.read_bytes())
+    with pytest.raises(UsageError, match=f"{stranger.name} belongs to .*; move away those that do not belong here"):
+        find_layout([home])
 
 
 def test_find_layout_without_one_of_the_directories_is_refused(made: tuple[Path, Path, Path]) -> None:

@@ -14,7 +14,7 @@ from millrace_server.channels.channel_file import (
     ChannelIdentity,
     DirectoryError,
 )
-from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
+from millrace_server.wal.checkpoints import NEWEST, PREVIOUS, channel_id_of
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, FormatError, SegmentHeader
 from millrace_server.wal.segments import SEGMENT_NAME
 
@@ -80,7 +80,7 @@ def find_layout(directories: Sequence[Path], checkpoint_dir: Path | None = None)
     for path in directories:
         _read_file(path, files, problems)
     identity = _identity(files)
-    log_id = identity.log_id if identity else _log_id_of_segments(directories)
+    log_id = identity.log_id if identity else _stated_log_id(directories)
     if log_id is None:
         raise UsageError(f"{' and '.join(map(str, directories))}: there is no channel; name a channel's own directory")
     _check_complete(files, problems)
@@ -168,15 +168,45 @@ def _identity(files: Mapping[Path, ChannelFile]) -> ChannelIdentity | None:
     return known[0][1] if known else None
 
 
-def _log_id_of_segments(directories: Sequence[Path]) -> bytes | None:
-    for _, path in segment_paths(directories):
-        try:
-            with path.open("rb") as file:
-                return SegmentHeader.decode(file.read(SEGMENT_HEADER_BYTES)).channel_id
-        except (OSError, FormatError):
-            # Its header is damaged or unreadable; the next segment may state it.
-            continue
-    return None
+def _stated_log_id(directories: Sequence[Path]) -> bytes | None:
+    """Returns the channel id that all segments state whose headers can be read, or else a checkpoint."""
+    segments = [path for _, path in segment_paths(directories)]
+    stated: dict[bytes, Path] = {}
+    for path in segments:
+        if log_id := _log_id_of_segment(path):
+            stated.setdefault(log_id, path)
+    if len(stated) > 1:
+        owners = ", ".join(f"{path} belongs to {log_id.hex()}" for log_id, path in stated.items())
+        raise UsageError(
+            f"no {CHANNEL_FILE} states which channel this is, and the segments are of several: {owners}; move away "
+            "those that do not belong here"
+        )
+    if stated:
+        return next(iter(stated))
+    checkpoints = [directory / name for directory in directories for name in CHECKPOINT_NAMES]
+    log_id = next(filter(None, map(_log_id_of_checkpoint, checkpoints)), None)
+    if segments and log_id is None:
+        raise UsageError(
+            f"{segments[0].parent}: nothing states which channel this is: {CHANNEL_FILE}, the headers of all segments "
+            f"and the checkpoints are damaged or missing; restore {CHANNEL_FILE} from a backup"
+        )
+    return log_id
+
+
+def _log_id_of_segment(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            return SegmentHeader.decode(file.read(SEGMENT_HEADER_BYTES)).channel_id
+    except (OSError, FormatError):
+        return None
+
+
+def _log_id_of_checkpoint(path: Path) -> bytes | None:
+    check_regular(path)
+    try:
+        return channel_id_of(path.read_bytes())
+    except OSError:
+        return None
 
 
 def _check_complete(files: Mapping[Path, ChannelFile], problems: Mapping[Path, str]) -> None:

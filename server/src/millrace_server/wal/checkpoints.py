@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from millrace_server.wal.disk import Disk, Piece
 from millrace_server.wal.format import PAYLOAD_BYTES_MAX, Flags, UnknownVersionError, payload_checksum
@@ -39,6 +40,7 @@ _VERSIONS_READ = (1, 2, 3)
 _HEAD = struct.Struct("<8sHB5x16sQQQI")
 _CONTEXT = struct.Struct("<16sQQQ")
 _CHECKSUM = struct.Struct("<I")
+_STATE_START = _HEAD.size + _CHECKSUM.size
 _TEMPORARY = "checkpoint.new"
 # Unlike in the writer, no descriptors: removing a file does not free one.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
@@ -161,22 +163,16 @@ class CheckpointFiles:
             # A checkpoint that cannot be read is as good as a damaged one: the previous one, or the log, replaces it.
             return None
         # Anything that is not a valid checkpoint counts as none: it is an optimization, and the log has everything.
-        start = _HEAD.size + _CHECKSUM.size
-        if len(encoded) < start:
+        if (head := _intact_head(encoded)) is None:
             return None
-        magic, version, flags, channel_id, *position, length = _HEAD.unpack_from(encoded)
-        state = memoryview(encoded)[start:]
-        (checksum,) = _CHECKSUM.unpack_from(encoded, _HEAD.size)
-        # The checksum comes before the version, unlike in a segment: no version may change it, so that damage to the
-        # version is not taken for a later one. A later version is refused, since it may have removed segments.
-        if checksum != payload_checksum([encoded[: _HEAD.size], state]) or len(state) != length:
-            return None
+        magic, version, flags, channel_id, *position, _ = head
+        # A later version is refused, since it may have removed segments.
         if version not in _VERSIONS_READ:
             raise UnknownVersionError(f"{path.name}: its format version is {version}; this program knows 1 to 3")
         # A copied file is no checkpoint of this channel, whatever its checksum says.
         if (magic, channel_id) != (MAGIC, self._channel_id):
             return None
-        return self._decode(path, LogPosition(*position), flags, state)
+        return self._decode(path, LogPosition(*position), flags, memoryview(encoded)[_STATE_START:])
 
     def _decode(self, path: Path, position: LogPosition, flags: int, encoded: memoryview) -> Checkpoint | None:
         try:
@@ -193,3 +189,24 @@ class CheckpointFiles:
 
     def _context(self, position: LogPosition) -> bytes:
         return _CONTEXT.pack(self._channel_id, *position)
+
+
+def channel_id_of(encoded: bytes) -> bytes | None:
+    """Returns the channel id that a checkpoint's file states; None if it is damaged, or no checkpoint."""
+    head = _intact_head(encoded)
+    return head[3] if head is not None and head[0] == MAGIC else None
+
+
+def _intact_head(encoded: bytes) -> tuple[Any, ...] | None:
+    """Returns the fields of a checkpoint's head; None if the file's length or checksum does not match.
+
+    The checksum comes before the version, unlike in a segment: no version may change it, so that damage to the version
+    is not taken for a later one.
+    """
+    if len(encoded) < _STATE_START:
+        return None
+    head = _HEAD.unpack_from(encoded)
+    state = memoryview(encoded)[_STATE_START:]
+    (checksum,) = _CHECKSUM.unpack_from(encoded, _HEAD.size)
+    is_intact = checksum == payload_checksum([encoded[: _HEAD.size], state]) and len(state) == head[-1]
+    return head if is_intact else None
