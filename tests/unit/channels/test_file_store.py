@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_file import DirectoryError
@@ -318,6 +319,16 @@ async def test_finish_deletions_removes_what_a_crash_has_left(stores: Stores) ->
     assert queued(found) == [b"a"]
     _, found = await stores.open("recreated")
     assert queued(found) == []
+
+
+async def test_finish_deletions_says_nothing_of_what_a_repair_keeps(stores: Stores) -> None:
+    """The copy of a damaged file is no channel that cannot be used."""
+    for name in ("orders.before-repair-20260101-000000", "strange"):
+        (stores.base / name).mkdir(parents=True)
+        (stores.base / name / "channel.json").write_text("{")
+    with capture_logs() as logged:
+        stores.stores.finish_deletions(())
+    assert [entry["path"] for entry in logged] == [str(stores.base / "strange")]
 
 
 def test_finish_deletions_without_any_channels_does_nothing(tmp_path: Path) -> None:

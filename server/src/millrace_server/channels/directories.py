@@ -44,6 +44,9 @@ LOCK_FILE = "lock"
 REPAIRED = "repaired"
 """The subdirectory with the segments that a repair has written."""
 
+KEPT_INFIX = ".before-repair-"
+"""In the name of the copy, beside the channel, of its files before a repair."""
+
 _LOG_FILE = re.compile(r"segment-\d{12}\.(log|new)|checkpoint(\.previous|\.new)?")
 
 

@@ -13,7 +13,7 @@ import structlog
 from millrace_server.channels.admission import DiskSpace
 from millrace_server.channels.channel_file import ChannelFile, DirectoryError
 from millrace_server.channels.config import DiskChannelConfig
-from millrace_server.channels.directories import ChannelDirectories, open_directories
+from millrace_server.channels.directories import KEPT_INFIX, ChannelDirectories, open_directories
 from millrace_server.channels.log_columns import LogColumns, RecentMemory
 from millrace_server.channels.log_store import LogStore, OpenLog, make_codec, start_store
 from millrace_server.channels.recovery import ReplayProgress, recover
@@ -83,7 +83,8 @@ class FileStores:
         Opening a `configured` channel finishes its deletion.
         """
         for path in self._base.iterdir() if self._base.is_dir() else ():
-            if path.name in configured:
+            # A repair keeps files as they were, damaged ones too.
+            if path.name in configured or KEPT_INFIX in path.name:
                 continue
             try:
                 file = ChannelFile.read(path)

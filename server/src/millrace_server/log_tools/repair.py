@@ -18,7 +18,7 @@ from re import fullmatch
 from millrace_server.channels.channel_file import CHANNEL_FILE, CHECKPOINTS_ONLY, ChannelFile, ChannelIdentity
 from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.config import CHANNEL_NAME_PATTERN
-from millrace_server.channels.directories import LOCK_FILE, REPAIRED, finish_repair, lock_directory
+from millrace_server.channels.directories import KEPT_INFIX, LOCK_FILE, REPAIRED, finish_repair, lock_directory
 from millrace_server.channels.records import State, state_record
 from millrace_server.log_tools import backup
 from millrace_server.log_tools.account import Piece, shown_ranges
@@ -180,7 +180,7 @@ def _keep(layout: ChannelLayout, keep: Path | None, tools: ToolContext) -> Path:
     """Copies all files and returns where."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     home = layout.directories[0].resolve()
-    target = keep or home.with_name(f"{home.name}.before-repair-{stamp}")
+    target = keep or home.with_name(f"{home.name}{KEPT_INFIX}{stamp}")
     backup.check_outside(target, layout.directories)
     backup.make_empty_directory(target)
     copies: list[Copy] = []
