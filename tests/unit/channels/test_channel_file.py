@@ -79,7 +79,7 @@ def test_make_assigns_each_channel_an_id_of_its_own() -> None:
 def test_read_when_it_is_no_channel_file_says_that_it_is_damaged(tmp_path: Path, content: bytes, why: str) -> None:
     """The error names the file, which stays as it is."""
     (tmp_path / CHANNEL_FILE).write_bytes(content)
-    with pytest.raises(DirectoryError, match=f"{CHANNEL_FILE} is damaged: {why}"):
+    with pytest.raises(DirectoryError, match=f"{CHANNEL_FILE} is damaged: {why}.*; `millraced log repair` "):
         ChannelFile.read(tmp_path)
     assert (tmp_path / CHANNEL_FILE).read_bytes() == content
 

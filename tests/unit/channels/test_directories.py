@@ -292,7 +292,8 @@ def test_open_directories_of_a_log_without_identity_refuses(a: Path, b: Path, na
     b.mkdir(parents=True)
     (b / name).write_bytes(b"events")
     for directories in ([b], [a, b]):
-        assert f"{b / CHANNEL_FILE}: is missing, but there is {name}" in refusal_of(*directories)
+        words = f"{b / CHANNEL_FILE}: is missing, but there is {name}; `millraced log repair` rebuilds it"
+        assert words in refusal_of(*directories)
 
 
 def test_open_directories_of_a_damaged_or_later_file_refuses(a: Path, b: Path) -> None:

@@ -2,8 +2,8 @@
 
     {"format": "millrace channel", "version": 1, "crc32": "89abcdef", "channel": {"name": "orders", ...}}
 
-`crc32` is that of `channel` as JSON with sorted keys and without spaces. Like the catalog, a file that does not hold
-together is never repaired nor overwritten: the operator decides.
+`crc32` is that of `channel` as JSON with sorted keys and without spaces. Like the catalog, the
+server never repairs nor overwrites a file that does not hold together: the operator decides.
 """
 
 import errno
@@ -161,8 +161,8 @@ def _decode(content: Any, path: Path) -> ChannelFile:
 
 def _damaged(path: Path, why: str) -> DirectoryError:
     return DirectoryError(
-        f"{path} is damaged: {why}; restore it from a backup, or move all of the channel's directories away to begin "
-        "without what it holds"
+        f"{path} is damaged: {why}; `millraced log repair` rebuilds it from the log, or move all of the channel's "
+        "directories away to begin without what they hold"
     )
 
 

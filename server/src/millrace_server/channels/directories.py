@@ -203,8 +203,8 @@ def _read(name: str, places: Sequence[Path]) -> dict[Path, ChannelFile | None]:
             ours = _log_files(path)
         if ours:
             raise DirectoryError(
-                f"{path / CHANNEL_FILE}: is missing, but there is {ours[0]}; restore it from a backup, or move the "
-                "directory's files away to begin without them"
+                f"{path / CHANNEL_FILE}: is missing, but there is {ours[0]}; `millraced log repair` rebuilds it from "
+                "the log, or move the directory's files away to begin without them"
             )
     return files
 
