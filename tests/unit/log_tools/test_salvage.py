@@ -233,3 +233,26 @@ def test_salvage_of_many_damages_loses_and_redelivers_nothing_unnamed(
     intact = {sequence for sequence in before.queued if not {*before.places[sequence]} & {*damaged}}
     assert bodies.keys() >= intact
     assert found.recovered.next_sequence > max(before.queued)
+
+
+async def _claimed_first(base: Path, **limits: Any) -> None:
+    async with open_channel(base, **limits) as channel:
+        await channel.claim("reader", 30.0, takeover=False)
+        await channel.claims.release("reader", None)
+        for number in range(6):
+            await append(channel, b"%d" % number, b"more")
+
+
+def test_salvage_without_the_end_names_events_in_memory_behind_a_lost_claim(tmp_path: Path) -> None:
+    """A step of the sequences that a reserve explains may have been events that a stop wrote, and that are lost now."""
+    limits = {"memory_capacity": 4, "memory_byte_capacity": 1 << 20}
+    asyncio.run(_claimed_first(tmp_path / "made", **limits))
+    before = Known(tmp_path / "made" / NAME, **limits)
+    assert {1, 2, 3, 4} <= before.queued & before.unlogged
+    last_claim = max(index for index, record in enumerate(before.records) if record.kind == "CLAIM")
+    last_put = max(index for index, record in enumerate(before.records) if record.kind == "PUT")
+    at_end = range(last_put, len(before.records) - 1)
+    home = tmp_path / NAME
+    damage(before, home, [(index, 0) for index in [last_claim, *at_end]], keeps_checkpoints=False)
+    found, bodies = salvaged(home, before.codec)
+    assert before.queued - bodies.keys() <= members(found.lost, max(before.bodies))

@@ -249,6 +249,8 @@ class LogMender:
         is_explained = end <= account.reserved_sequence and all(group.is_commit_alone for group in groups)
         if not is_explained:
             account.add_lost(known, behind)
+        elif known < behind:
+            self._skipped.add(known, behind - 1)
         account.next_sequence = end
         if first < end:
             account.unstamped.add(first, end - 1)
