@@ -173,7 +173,7 @@ def test_watch_components_follows_their_states(start_millraced: StartMillraced, 
 
 
 def test_log_of_an_unreachable_target_has_one_line_and_one_when_it_is_back(start_millraced: StartMillraced) -> None:
-    """The failure is logged once, however often the sink retries, and its end is logged."""
+    """Each way to fail is logged once, however often the sink retries, and the end is logged."""
     collector = start_millraced('[channels.in]\ntype = "file"\n')
     address = collector.grpc
     collector.kill()
@@ -190,10 +190,11 @@ def test_log_of_an_unreachable_target_has_one_line_and_one_when_it_is_back(start
     with millrace_client.connect(server.grpc) as client:
         client.channel("orders").append([b"a"])
     until(lambda: components_of(server)["sinks/collector"].counters.failure_count >= 3)
-    assert len(events_of(server, "backs off")) == 1
     collector = start_millraced('[channels.in]\ntype = "file"\n', collector.data_dir, ("--listen", address))
     server.wait_for("works again", 60.0)
-    assert len(events_of(server, "backs off")) == len(events_of(server, "works again")) == 1
+    reasons = [event["reason"] for event in events_of(server, "backs off")]
+    assert 1 <= len(reasons) == len(set(reasons))
+    assert len(events_of(server, "works again")) == 1
     with millrace_client.connect(collector.grpc) as client:
         assert client.admin.get_channel("in").gauges.queued_events == 1
 

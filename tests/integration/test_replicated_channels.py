@@ -35,6 +35,16 @@ class _Site:
         answer: pb.CreateChannelResponse = await self.rpc.admin.CreateChannel(request)
         return answer.channel
 
+    async def join(self, name: str, owner: "_Site") -> pb.Channel:
+        """Shares a channel; the owner knows of it then."""
+        joined = await self.create(name)
+        message = ""
+        while self.address not in message:
+            async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT") as caught:
+                await owner.move(name, "nowhere:1")
+            message = caught.refusal.message
+        return joined
+
     async def names(self) -> set[str]:
         """The channels that the server has."""
         listed: pb.ListChannelsResponse = await self.rpc.admin.ListChannels(pb.ListChannelsRequest())
@@ -72,7 +82,7 @@ async def test_create_at_two_servers_makes_one_channel_that_moves_to_and_fro(sit
     name = new_name()
     assert (await one.create(name)).state == OPEN
     await one.rpc.append(name, b"a")
-    joined = await other.create(name)
+    joined = await other.join(name, one)
     assert (joined.state, joined.owner, joined.config.type) == (STANDING_BY, one.address, pb.CHANNEL_TYPE_REPLICATED)
     await one.move(name, other.address)
     assert (await other.until(name, OPEN)).gauges.next_sequence == 2
@@ -95,7 +105,7 @@ async def test_move_of_what_cannot_move_says_why(sites: Two) -> None:
     await one.create(name)
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "there is none"):
         await one.move(name, other.address)
-    await other.create(name)
+    await other.join(name, one)
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", f"'nowhere:1'.*: {other.address}"):
         await one.move(name, "nowhere:1")
     async with refused(grpc.StatusCode.UNAVAILABLE, "NOT_OWNER"):
@@ -130,7 +140,7 @@ async def test_update_of_a_replicated_channel_is_in_force_at_its_owner(sites: Tw
     one, other = sites
     name = new_name()
     await one.create(name)
-    await other.create(name)
+    await other.join(name, one)
     change = pb.UpdateChannelRequest(name=name, config=pb.ChannelConfig(capacity=2, transaction_capacity=2))
     assert (await one.rpc.admin.UpdateChannel(change)).applied
     with pytest.raises(grpc.aio.AioRpcError) as full:

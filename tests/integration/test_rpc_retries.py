@@ -65,7 +65,6 @@ async def lossy(rpc_server: Millraced) -> AsyncGenerator[Lossy]:
             proxy.address,
             service_config=json.dumps(_RETRY_POLICY),
             initial_reconnect_backoff_ms=10,
-            min_reconnect_backoff_ms=10,
         ) as rpc,
     ):
         yield Lossy(rpc, proxy)
