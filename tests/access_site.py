@@ -148,15 +148,15 @@ def check_that_streams_end(
     next(kept)
 
 
-def append_and_consume_with_each_client(address: str, **credentials: Any) -> None:
-    """Appends to `orders` with the client, the producer and the asyncio client, and consumes that."""
+def append_and_consume_with_each_client(address: str, channel: str = "orders", **credentials: Any) -> None:
+    """Appends to a channel with the client, the producer and the asyncio client, and consumes that."""
     with millrace_client.connect(address, **credentials) as client:
-        assert client.channel("orders").append([b"one"]).last_sequence == 1
-    with millrace_client.Producer(address, channel="orders", **credentials) as producer:
+        assert client.channel(channel).append([b"one"]).last_sequence == 1
+    with millrace_client.Producer(address, channel=channel, **credentials) as producer:
         assert producer.send(b"two").result(WAIT_SECONDS_MAX).sequence == 2
-    asyncio.run(_append_in_asyncio(address, **credentials))
+    asyncio.run(_append_in_asyncio(address, channel, **credentials))
     config = millrace_client.ConsumerConfig(**credentials)
-    with millrace_client.Consumer(address, "orders", config=config) as consumer:
+    with millrace_client.Consumer(address, channel, config=config) as consumer:
         bodies: list[bytes] = []
         for delivery in consumer:
             bodies += delivery.bodies()
@@ -165,6 +165,6 @@ def append_and_consume_with_each_client(address: str, **credentials: Any) -> Non
     assert bodies == [b"one", b"two", b"three"]
 
 
-async def _append_in_asyncio(address: str, **credentials: Any) -> None:
+async def _append_in_asyncio(address: str, channel: str, **credentials: Any) -> None:
     async with millrace_client.aio.connect(address, **credentials) as client:
-        assert (await client.channel("orders").append([b"three"])).last_sequence == 3
+        assert (await client.channel(channel).append([b"three"])).last_sequence == 3

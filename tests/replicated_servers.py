@@ -12,16 +12,18 @@ WAIT_SECONDS = 60.0
 SHORT_LEASE_SECONDS = 2.0
 
 
+def channel_toml(channel: str, nats_url: str, lease_seconds: float = SHORT_LEASE_SECONDS) -> str:
+    """The table of a replicated channel."""
+    engine = f'type = "jetstream", servers = ["{nats_url}"], replicas = 1, stream_bytes_max = "64MB"'
+    return f'[channels."{channel}"]\ntype = "replicated"\nengine = {{ {engine}, lease_seconds = {lease_seconds} }}\n'
+
+
 class ReplicatedServers:
     """Servers that share one channel."""
 
     def __init__(self, start: StartMillraced, nats_url: str, count: int, lease_seconds: float) -> None:
         self.channel = new_name()
-        engine = f'type = "jetstream", servers = ["{nats_url}"], replicas = 1, stream_bytes_max = "64MB"'
-        self._toml = (
-            f'[channels."{self.channel}"]\ntype = "replicated"\n'
-            f"engine = {{ {engine}, lease_seconds = {lease_seconds} }}\n"
-        )
+        self._toml = channel_toml(self.channel, nats_url, lease_seconds)
         self._start = start
         self.running: dict[str, Millraced] = {}
         for _ in range(count):

@@ -5,7 +5,6 @@ import contextlib
 import itertools
 import random
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -21,6 +20,7 @@ import millrace_client as millrace
 from millrace_client import ChannelConfig, ConsumerConfig, aio
 from tests.conftest import StartMillraced
 from tests.cutting_proxy import cutting_proxy
+from tests.free_ports import free_port
 from tests.millraced import Millraced
 
 WAIT_SECONDS = 30.0
@@ -37,13 +37,6 @@ _names = itertools.count(1)
 
 def bodies_of(count: int, start: int = 0) -> list[bytes]:
     return [b"%d" % number for number in range(start, start + count)]
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
 
 
 @pytest.fixture

@@ -12,15 +12,10 @@ import pytest
 from tests.conftest import StartMillraced
 from tests.daemon_queries import stored_bodies, stored_count, wait_until
 from tests.flume_imports import EXAMPLES, example
+from tests.free_ports import free_port
 from tests.millraced import Millraced, run_millraced
 
 DROPPED_SINK = re.compile(r"\[sinks\..*", re.DOTALL)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        port: int = bound.getsockname()[1]
-        return port
 
 
 def imported_toml(tmp_path: Path, text: str, *options: str) -> str:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import tomllib
@@ -15,6 +14,7 @@ from tests.conftest import StartMillraced
 from tests.daemon_queries import stored_bodies, wait_until
 from tests.fenced_blocks import blocks_of
 from tests.flume_peer import FlumeClient, flume_server
+from tests.free_ports import free_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "moving_from_flume.md"
 
@@ -46,12 +46,6 @@ def run(commands: str, folder: Path) -> str:
     shell = ["bash", "-euo", "pipefail", "-c", commands]
     ran = subprocess.run(shell, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=True)
     return ran.stderr
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        port: int = bound.getsockname()[1]
-        return port
 
 
 def write_lines(folder: Path) -> None:

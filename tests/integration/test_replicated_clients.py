@@ -3,15 +3,21 @@
 import asyncio
 import threading
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 import millrace_client as millrace
 from millrace_client import ConsumerConfig, Producer, ProducerConfig, aio
 from millrace_spark import claim_ranges
+from tests.access_site import append_and_consume_with_each_client
+from tests.certificates import CHANNEL, Site
 from tests.conftest import StartMillraced
+from tests.free_ports import free_port
 from tests.millrace_program import run_millrace
-from tests.replicated_servers import SHORT_LEASE_SECONDS, WAIT_SECONDS, ReplicatedServers, until
+from tests.millraced import Millraced
+from tests.replicated_servers import SHORT_LEASE_SECONDS, WAIT_SECONDS, ReplicatedServers, channel_toml, until
+from tests.stream_logs import new_name
 
 _EVENTS = 2_000
 _CONSUMER_CONFIG = ConsumerConfig(delivery_events_max=20, reconnect_seconds=0.05)
@@ -106,6 +112,24 @@ def _held_at(address: str, channel: str) -> int:
     with millrace.connect(address) as client:
         gauges = client.admin.get_channel(channel).gauges
         return gauges.queued_events + gauges.taken_events
+
+
+def test_clients_over_tls_follow_an_owner_to_the_name_that_it_advertises(
+    start_millraced: StartMillraced, nats_url: str, tmp_path: Path
+) -> None:
+    """Its certificate has that name, and the client's certificate goes there too."""
+    site, channel = Site(tmp_path / "tls"), new_name()
+    toml = site.toml().replace(CHANNEL, channel_toml(channel, nats_url))
+    advertised = [f"localhost:{free_port()}" for _ in range(2)]
+    servers = [start_millraced(toml, arguments=("--advertise", one, "--listen", one)) for one in advertised]
+    until(lambda: any(_owner_known_to(server, site) in advertised for server in servers))
+    [standby] = [server for server in servers if _owner_known_to(server, site)]
+    append_and_consume_with_each_client(standby.grpc, channel, tls=site.client)
+
+
+def _owner_known_to(server: Millraced, site: Site) -> str:
+    with millrace.connect(server.grpc, tls=site.client) as client:
+        return client.admin.list_channels()[0].owner
 
 
 async def test_programs_whose_first_server_is_dead_find_the_owner_by_the_others(servers: ReplicatedServers) -> None:

@@ -34,14 +34,6 @@ def check_installed(program: str, library: str, package: str) -> str:
     return path
 
 
-def free_port() -> int:
-    """A port on loopback that is free at the moment."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
-
-
 def start_peer(
     running: ExitStack,
     command: Sequence[str | Path],
