@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.log_store import LogStore
@@ -72,6 +73,18 @@ async def test_open_by_another_server_has_all_that_was_answered(nats_url: str) -
             assert (await append(owner.channel, b"3")).first_sequence == first.first_sequence + 2
         async with _server(engine, name, owner.epoch) as last:
             assert last.held() == [(1, b"1"), (2, b"2"), (3, b"3")]
+
+
+async def test_open_of_a_stream_smaller_than_the_channel_warns_with_both_figures(nats_url: str) -> None:
+    """Operators learn before puts are refused that `byte_capacity` will not be reached."""
+    async with engine_at(nats_url) as engine:
+        with capture_logs() as logged:
+            async with _server(engine, new_name(), body_bytes_max=_STREAM_BYTES_MAX + 1):
+                pass
+            async with _server(engine, new_name(), body_bytes_max=_STREAM_BYTES_MAX):
+                pass
+    [warning] = [entry for entry in logged if entry["log_level"] == "warning"]
+    assert (warning["byte_capacity"], warning["stream_bytes_max"]) == (_STREAM_BYTES_MAX + 1, _STREAM_BYTES_MAX)
 
 
 async def test_close_leaves_a_checkpoint_from_which_the_next_server_goes_on(nats_url: str) -> None:

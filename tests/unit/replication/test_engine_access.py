@@ -4,6 +4,7 @@ import asyncio
 import base64
 import binascii
 import json
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -248,6 +249,14 @@ async def test_open_of_a_stream_larger_than_the_engine_may_store_is_refused_with
         access = EngineAccess(user="u", password_file=_secret(tmp_path, "p"))
         with pytest.raises(EngineError, match=r"of 268435456 bytes: .*; the account uses 0 bytes .* 1000000"):
             await _use(cluster.urls[0], access)
+
+
+async def test_open_of_a_stream_larger_than_a_node_may_store_names_its_setting(tmp_path: Path) -> None:
+    """Clients are not told its figure."""
+    config = f"jetstream: {{store_dir: '{tmp_path}', max_file_store: 1000000}}"
+    with _server(tmp_path, config) as cluster, pytest.raises(EngineError) as refusal:
+        await _use(cluster.urls[0], EngineAccess())
+    assert re.search(r"of 268435456 bytes: .*; the account has no limit, so the max_file_store", str(refusal.value))
 
 
 async def test_servers_that_do_not_sync_are_warned_of(tmp_path: Path) -> None:

@@ -153,6 +153,13 @@ class StreamStores:
         stream = Stream(self._engine, name, attempt.limits)
         chain = Chain.opened(self._engine, stream, may_create=not attempt.sequence_known)
         chain.fence(attempt.address, attempt.last_sequence_of(chain.state.channel_id))
+        if config.byte_capacity > attempt.limits.stream_bytes_max:
+            _log.warning(
+                "a channel's stream is smaller than its byte_capacity: puts may be refused as DISK_FULL before that",
+                channel=name,
+                byte_capacity=config.byte_capacity,
+                stream_bytes_max=attempt.limits.stream_bytes_max,
+            )
         log, checkpoints = StreamLog(chain, codec), StreamCheckpoints(chain, codec)
         columns = LogColumns(log, self._recent)
         recovered = recover(log, checkpoints, columns, progress)

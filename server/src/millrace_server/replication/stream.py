@@ -132,7 +132,7 @@ class Stream(StreamReader):
         told = f"{self._limits.replicas} replicas of {self._limits.stream_bytes_max} bytes: {reason_of(error)}"
         if error.err_code in _NO_ROOM:
             account = await self._jetstream.account_info()
-            told += f"; the account uses {account.storage} bytes and may use {_limit(account.limits.max_storage)}"
+            told += _limit_of(account)
         return EngineError(f"stream {self.name} with {told}")
 
     async def append(
@@ -233,5 +233,8 @@ def refuse_unless_stored(answer: bytes) -> None:
         raise APIError.from_error(found["error"])
 
 
-def _limit(value: int) -> str:
-    return "any number" if value < 0 else str(value)
+def _limit_of(account: api.AccountInfo) -> str:
+    if account.limits.max_storage < 0:
+        # Clients are not told what a node may store. Without figures that change, it is logged once.
+        return "; the account has no limit, so the max_file_store of the engine's servers is too small"
+    return f"; the account uses {account.storage} bytes and may use {account.limits.max_storage}"
