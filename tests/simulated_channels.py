@@ -164,7 +164,13 @@ class _SimulatedStores(FileStores):
         super().__init__(Path(), disk)
         self._openers = Here()
 
-    def _open_directories(self, _name: str, config: DiskChannelConfig) -> ChannelDirectories:
+    def _open_directories(
+        self,
+        _name: str,
+        config: DiskChannelConfig,
+        *,
+        forgets_moved: bool = False,  # noqa: ARG002 - none is moved
+    ) -> ChannelDirectories:
         data_dirs = config.data_dirs or [DATA]
         return _SimulatedDirectories(data_dirs, config.checkpoint_dir or data_dirs[0])
 
