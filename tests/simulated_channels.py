@@ -169,7 +169,7 @@ class _SimulatedStores(FileStores):
         _name: str,
         config: DiskChannelConfig,
         *,
-        forgets_moved: bool = False,  # noqa: ARG002 - none is moved
+        forgets_moved: bool = False,
     ) -> ChannelDirectories:
         data_dirs = config.data_dirs or [DATA]
         return _SimulatedDirectories(data_dirs, config.checkpoint_dir or data_dirs[0])
