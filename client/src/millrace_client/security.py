@@ -65,6 +65,8 @@ class Tls:
         """Reads the files; raises BadArgumentError if one of them cannot be read, or if they do not fit together."""
         before = self.state()
         contents = [_read(file) for file in self._files()]
+        if self.ca is not None and self.ca != SYSTEM:
+            _check_authorities(self.ca)
         if self.certificate is not None:
             _check_pair(self.certificate, self.private_key)
         # gRPC would accept files of which one was replaced meanwhile, and never get a connection.
@@ -215,6 +217,14 @@ def _read_token(file: File | None) -> str:
         raise BadArgumentError(f"token_file: {file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         return ""
+
+
+def _check_authorities(ca: File) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(ca)
+    except OSError:
+        # gRPC would write to standard error, and never get a connection.
+        raise BadArgumentError(f"tls: {ca} has no certificate in PEM") from None
 
 
 def _check_pair(certificate: File, private_key: File | None) -> None:

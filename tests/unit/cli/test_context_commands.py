@@ -124,6 +124,7 @@ def test_removed_context_is_gone(millrace: RunMillrace, contexts: Path) -> None:
         (["new"], 2, "give --server HOST:PORT"),
         (["a b", "--server=x"], 2, "'a b' is not a name"),
         (["new", "--server=x", "--tls-ca=nowhere.pem"], 2, "nowhere.pem cannot be read"),
+        (["new", "--server=x", "--tls-ca=token"], 2, "token has no certificate in PEM"),
         (
             ["new", "--server=x", "--tls-ca=ca.pem", "--tls-certificate=own.pem", "--tls-key=ca.pem"],
             2,
