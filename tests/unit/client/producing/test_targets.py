@@ -1,3 +1,5 @@
+import errno
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,6 +19,10 @@ async def resolve(host: str, port: int) -> Sequence[str]:
     if host == "nowhere":
         raise OSError("not known")
     return [f"10.0.0.{index}:{port}" for index in (1, 2)]
+
+
+def refuse(path: Path) -> bytes:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
 
 async def test_targets_of_a_name_are_all_its_addresses() -> None:
@@ -98,13 +104,13 @@ async def test_renew_connection_with_files_that_cannot_be_used_keeps_the_former_
     )
     try:
         former, server.is_down = server.channel, True
-        ca.unlink()
-        ca.mkdir()
-        server.renew_connection()
+        ca.write_bytes(Authority().certificate)
+        with monkeypatch.context() as patches:
+            patches.setattr(Path, "read_bytes", refuse)
+            server.renew_connection()
         assert server.channel is former
         assert not server._health._is_ending
         # Readable again, as after a change of its mode: nothing else tells.
-        monkeypatch.setattr(Path, "read_bytes", lambda _: b"")
         server.renew_connection()
         assert server.channel is not former
     finally:
