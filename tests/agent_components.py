@@ -18,7 +18,7 @@ from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.registry import ChannelRegistry
 from tests.channel_events import limits_of
 
-WAIT_SECONDS_MAX = 20.0
+WAIT_SECONDS_MAX = 60.0
 
 made_sources: list["TestSource"] = []
 """All sources that were created in a test, in order; see `agent_on`."""

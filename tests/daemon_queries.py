@@ -9,7 +9,7 @@ from typing import Any
 import millrace_client
 from tests.millraced import Millraced
 
-WAIT_SECONDS_MAX = 30.0
+WAIT_SECONDS_MAX = 60.0
 _EVENTS_MAX = 1_000_000
 
 

@@ -41,7 +41,7 @@ from tests.simulated_disk import SimulatedDisk
 
 DATA = Path("data")
 CHANNEL_ID = bytes(range(16))
-_WAIT_SECONDS = 30
+_WAIT_SECONDS = 60.0
 
 
 def file_limits(**limits: Any) -> FileChannelConfig:

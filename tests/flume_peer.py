@@ -32,7 +32,7 @@ BOTH, CLIENT, NONE = range(3)
 JAVA_BUFFER_BYTES = 8192
 """Avro for Java cuts what it writes into buffers of this size."""
 
-WAIT_SECONDS_MAX = 20.0
+WAIT_SECONDS_MAX = 60.0
 
 
 def md5(text: str) -> bytes:

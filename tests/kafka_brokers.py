@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-WAIT_SECONDS_MAX = 30.0
+WAIT_SECONDS_MAX = 60.0
 ONE_BY_ONE = {"batch.num.messages": 1}
 """Properties of producers to a `Broker`, for sources that start again: each record is a batch."""
 

@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-_WAIT_SECONDS = 30.0
+_WAIT_SECONDS = 60.0
 
 
 class CollectedSpan(NamedTuple):

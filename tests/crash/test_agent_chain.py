@@ -40,7 +40,6 @@ def test_account_of_what_went_wrong_reports_it() -> None:
     assert LineAccount.of([first, second, third, fourth], {"app": 4}) == LineAccount(4)
 
 
-@pytest.mark.timeout(180)
 def test_flow_of_agents_under_faults_brings_each_line_once_in_order(tmp_path: Path, chance: random.Random) -> None:
     """Three agents in a chain and one that joins it are killed, paused and disconnected while logs are rotated."""
     _run_faults(tmp_path, chance, _TORMENTS_IN_THE_SUITE, 1.0)

@@ -88,7 +88,6 @@ def run_kills(folder: Path, kill_count: int, pause_seconds: float) -> None:
         print(f"{load.count} events, {edge.start_count} edges, {collector.start_count} collectors")  # noqa: T201 - likewise
 
 
-@pytest.mark.timeout(180)
 def test_forwarding_between_servers_that_are_killed_brings_each_event_once_in_order(tmp_path: Path) -> None:
     """Either side is ended with SIGKILL repeatedly while events arrive."""
     run_kills(tmp_path, 3, 0.5)
@@ -121,7 +120,6 @@ async def test_forwarding_whose_answers_are_lost_brings_each_event_once_in_order
             await asyncio.to_thread(edge.kill)
 
 
-@pytest.mark.timeout(180)
 def test_forwarding_through_a_chain_and_from_two_sides_brings_each_event_once(
     tmp_path: Path, shared_server: Millraced
 ) -> None:

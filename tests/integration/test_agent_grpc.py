@@ -290,7 +290,6 @@ def run_kills(server: Tier, toml: str, count_max: int, kill_count: int) -> None:
     assert kills == kill_count
 
 
-@pytest.mark.timeout(180)
 def test_producer_through_kills_and_full_channels_stores_each_event_once_in_order(tmp_path: Path) -> None:
     """One channel is full most of the time, so that appends are refused, and repeated after kills."""
     with tiers(tmp_path, "server") as [server]:

@@ -15,7 +15,7 @@ from tests.conftest import StartMillraced
 from tests.http_receiver import answer, receiving
 from tests.millraced import Millraced
 
-WAIT_SECONDS_MAX = 30.0
+WAIT_SECONDS_MAX = 60.0
 SEED = 50_250
 
 CHANNELS = """

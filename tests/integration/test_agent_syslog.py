@@ -11,7 +11,7 @@ from millrace_client import Client, ComponentState, Event, connect
 from tests.conftest import StartMillraced
 from tests.millraced import Millraced
 
-WAIT_SECONDS_MAX = 20.0
+WAIT_SECONDS_MAX = 60.0
 
 CONFIG = """
 [channels.logs]

@@ -14,7 +14,7 @@ from tests.millrace_program import run_millrace, started_millrace, wait_for
 from tests.millraced import Millraced
 
 SEED = 90_117
-WAIT_SECONDS_MAX = 30.0
+WAIT_SECONDS_MAX = 60.0
 LETTERS = 4_800
 
 CHANNELS = """

@@ -37,7 +37,7 @@ from tests.client_variants import client_variant
 from tests.conftest import StartMillraced
 from tests.millraced import Millraced
 
-_WAIT_SECONDS_MAX = 20.0
+_WAIT_SECONDS_MAX = 60.0
 _numbers = itertools.count()
 
 

@@ -23,7 +23,7 @@ from tests.cutting_proxy import cutting_proxy
 from tests.free_ports import free_port
 from tests.millraced import Millraced
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 FILE_CHANNEL = """
 server.shutdown_grace_seconds = 2.0
 

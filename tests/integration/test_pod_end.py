@@ -4,7 +4,6 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
 import yaml
 
 import millrace_client as millrace
@@ -24,7 +23,6 @@ def _grace_seconds() -> float:
     return seconds
 
 
-@pytest.mark.timeout(300)
 def test_end_of_a_pod_under_load_loses_no_call(start_millraced: StartMillraced, tmp_path: Path) -> None:
     """Calls that clients repeat while a pod ends and comes back all succeed, and each took effect once."""
     server = start_millraced(data_dir=tmp_path / "data")

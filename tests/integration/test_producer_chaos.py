@@ -163,7 +163,6 @@ def run_chaos(folder: Path, event_count: int, seed: int, faults: FaultRates) -> 
     assert metrics.retries > 0
 
 
-@pytest.mark.timeout(240)
 def test_send_through_chaos_stores_each_event_once_and_in_order(tmp_path: Path) -> None:
     """Cuts, lost responses, delays and kills leave every event in its channel once, with each key in order."""
     run_chaos(tmp_path, 6_000, random.randrange(1 << 32), FaultRates(cut_upwards=0.02, cut_downwards=0.05))

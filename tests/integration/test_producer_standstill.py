@@ -115,7 +115,6 @@ def test_send_to_a_server_that_stands_still_keeps_its_bounds(server: Millraced, 
 
 
 @pytest.mark.torture
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("policy", ["block", "raise", "drop_oldest"])
 def test_send_to_a_server_that_stands_still_for_long_keeps_its_bounds(server: Millraced, policy: str) -> None:
     """The same for half a minute."""

@@ -14,7 +14,6 @@ from tests.millraced import Millraced, run_millraced
 from tests.replicated_servers import until
 
 PAGE = Path(__file__).parents[2] / "docs" / "replicated.md"
-pytestmark = pytest.mark.timeout(300)
 
 _CHANNEL = "orders"
 _EVENTS = [b"%d" % number for number in range(100)]

@@ -24,7 +24,7 @@ from tests.conftest import StartMillraced
 from tests.cutting_proxy import cutting_proxy
 from tests.millraced import Millraced
 
-_WAIT_SECONDS_MAX = 20.0
+_WAIT_SECONDS_MAX = 60.0
 _names = (f"spark-puts-{number}" for number in itertools.count(1))
 
 

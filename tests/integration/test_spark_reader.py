@@ -20,7 +20,7 @@ from tests.millraced import Millraced
 
 pytestmark = pytest.mark.spark
 
-_WAIT_SECONDS_MAX = 20.0
+_WAIT_SECONDS_MAX = 60.0
 _names = (f"spark-{number}" for number in itertools.count(1))
 
 

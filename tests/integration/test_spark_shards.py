@@ -71,7 +71,6 @@ def event_counts(end_offset: str) -> Mapping[str, int]:
     return {shard: offset["to"] - offset["from"] for shard, offset in json.loads(end_offset).items()}
 
 
-@pytest.mark.timeout(240)
 def test_query_over_many_shards_is_fair_exact_and_parallel(
     spark: SparkSession, start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
@@ -129,7 +128,6 @@ def test_query_over_many_shards_is_fair_exact_and_parallel(
     assert figures == {shard: [0, ends[shard[0]], ends[shard[0]], 1] for shard in _shards(endpoints)}
 
 
-@pytest.mark.timeout(240)
 def test_query_with_a_server_more_goes_on_where_it_was(
     spark: SparkSession, start_millraced: StartMillraced, tmp_path: Path
 ) -> None:

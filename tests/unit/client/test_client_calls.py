@@ -18,7 +18,7 @@ from tests.client_variants import Connect
 from tests.unit.client.fake_server import FakeServer, RefusalError, unavailable
 
 STORED = pb.AppendResponse(first_sequence=7, last_sequence=8)
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 60.0
 PURGED = admin_pb.PurgeChannelResponse(purged_count=3)
 
 

@@ -16,7 +16,7 @@ from millrace.v1 import channel_service_pb2 as pb
 from tests.client_variants import Connect
 from tests.unit.client.fake_server import FakeServer, RefusalError, unavailable
 
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 60.0
 
 
 class UserCodeError(Exception):

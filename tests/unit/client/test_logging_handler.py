@@ -19,7 +19,7 @@ from millrace_client._log_sender import ShippingConfig
 from millrace_client.logging_handler import MillraceHandler
 from millrace_client.structlog_processor import MillraceProcessor
 
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 60.0
 
 
 class FakeProducer:

@@ -10,7 +10,7 @@ from millrace_server.network import accepting
 from millrace_server.network.accepting import Acceptor, ConnectionLimits, Place, Places
 from tests.certificates import Authority
 
-WAIT_SECONDS_MAX = 10.0
+WAIT_SECONDS_MAX = 60.0
 
 
 def take(places: Places, address: str, ended: list[Place]) -> Place:

@@ -15,7 +15,7 @@ from millrace_server.network.http_server import EmbeddedHttp, HttpLimits
 
 pytestmark = pytest.mark.usefixtures("prompt_http_stop")
 
-WAIT_SECONDS_MAX = 10.0
+WAIT_SECONDS_MAX = 60.0
 
 
 class OnePageServer:

@@ -16,7 +16,7 @@ from millrace.setting_file import SettingsError
 from millrace_server.embedded import EmbeddedAgent, EmbeddedAgentError
 from millrace_server.errors import ChannelFullError, StartError, TxnCapacityError
 
-WAIT_SECONDS_MAX = 20.0
+WAIT_SECONDS_MAX = 60.0
 
 
 def tables_of(data_dir: Path, sinks: dict[str, Any] | None = None, **limits: Any) -> dict[str, Any]:

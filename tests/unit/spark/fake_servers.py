@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import millrace_client as millrace
 
-WAIT_SECONDS_MAX = 20.0
+WAIT_SECONDS_MAX = 60.0
 _STEP_SECONDS = 0.005
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("small_logs")
 
 FIRST = DATA / "segment-000000000001.log"
 SECOND = DATA / "segment-000000000002.log"
-_WAIT_SECONDS = 30
+_WAIT_SECONDS = 60.0
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from millrace_server.wal.writer_threads import WriterThreads
 from tests.log_histories import CHANNEL_ID
 from tests.simulated_disk import SimulatedDisk
 
-_WAIT_SECONDS = 30
+_WAIT_SECONDS = 60.0
 
 
 class _SharingLog:

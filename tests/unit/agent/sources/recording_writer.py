@@ -10,7 +10,7 @@ from millrace_server.agent.events import EventTable
 from millrace_server.agent.sources.source import Source
 from millrace_server.channels.stamps import Stamp
 
-WAIT_SECONDS_MAX = 20.0
+WAIT_SECONDS_MAX = 60.0
 
 Row = tuple[dict[str, str], bytes]
 

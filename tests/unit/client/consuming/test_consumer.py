@@ -22,7 +22,7 @@ from tests.client_variants import SyncWrapper
 from tests.unit.client.consuming.fakes import answer_of
 from tests.unit.client.fake_server import FakeServer, RefusalError, unavailable
 
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 60.0
 QUICK: dict[str, Any] = {"reconnect_seconds": 0.01, "retry_seconds": 0.01, "close_seconds": 5.0}
 
 

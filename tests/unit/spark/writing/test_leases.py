@@ -13,7 +13,7 @@ from millrace_spark.writing.leases import LeaseKeeper
 
 SECURITY = Security(tls=millrace.Tls(ca="ca.pem"), token_file="token")  # noqa: S106 - a path
 
-_WAIT_SECONDS_MAX = 20.0
+_WAIT_SECONDS_MAX = 60.0
 HERE, AWAY = Shard("orders", "here:1"), Shard("orders", "away:1")
 
 
