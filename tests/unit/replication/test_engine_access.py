@@ -21,6 +21,7 @@ from millrace_server.replication import engine as engine_module
 from millrace_server.replication.engine import Engine, EngineError
 from millrace_server.replication.engine_access import EngineAccess, EngineTls
 from millrace_server.replication.engine_settings import EngineSettings
+from millrace_server.replication.lease_bucket import JetStreamBucket, JetStreamLeases
 from millrace_server.replication.nkeys import Nkey
 from millrace_server.replication.sync_check import warn_of_missing_syncs
 from tests.stream_logs import OwnedLog, new_name
@@ -100,6 +101,38 @@ async def test_connect_with_a_user_and_a_password_is_admitted(tmp_path: Path) ->
         with pytest.raises(EngineError, match="Authorization Violation") as raised:
             await _use(cluster.urls[0], EngineAccess(user="millrace", password_file=_secret(tmp_path, "wr0ng")))
         assert "wr0ng" not in str(raised.value)
+
+
+async def test_user_with_the_permissions_of_the_page_may_do_all_that_servers_do(tmp_path: Path) -> None:
+    """Logs, checkpoints and their removal, leases and their watch, and the deletion of a channel."""
+    page = (Path(__file__).parents[3] / "docs" / "replicated.md").read_text()
+    sentence = re.search(r"allow to publish to\s+(.+), and to subscribe to (.+)\.\n", page)
+    assert sentence is not None
+    publish, subscribe = (json.dumps(re.findall("`(.+?)`", part)) for part in sentence.groups())
+    permissions = f"{{publish: {publish}, subscribe: {subscribe}}}"
+    users = f"authorization: {{users: [{{user: u, password: p, permissions: {permissions}}}]}}"
+    with _server(tmp_path, users) as cluster:
+        access = EngineAccess(user="u", password_file=_secret(tmp_path, "p"))
+        await _use(cluster.urls[0], access)
+        engine = await Engine.connected(cluster.urls, access)
+        log = await OwnedLog.opened(engine, "orders")
+        await log.write_checkpoint((await log.submit(b"1")).end, b"state")
+        await asyncio.to_thread(log.chain.purge_before, log.chain.last_sequence)
+        await log.close()
+        one, other = [
+            JetStreamLeases(await JetStreamBucket.opened(engine, 1), f"mill-{number}:7070", 5.0) for number in range(2)
+        ]
+        for leases in (one, other):
+            await leases.ready()
+        await one.of("orders").acquire()
+        waiting = asyncio.create_task(other.of("orders").acquire())
+        await one.give_up("orders")
+        await waiting
+        for leases in (one, other):
+            await leases.close()
+        await asyncio.to_thread(log.chain.delete)
+        await asyncio.to_thread(engine.close)
+        assert "Violation" not in cluster.nodes[0]._log.read_text()
 
 
 async def test_connect_with_a_token_is_admitted(tmp_path: Path) -> None:
