@@ -208,6 +208,19 @@ async def test_submit_of_a_lone_group_needs_no_other_event_loop(nats_url: str, m
             assert later.payloads == [b"1", b"2", b"3", b"4", b"5"]
 
 
+async def test_lone_group_too_large_for_its_connection_goes_over_the_other(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two may be to servers of the engine that take messages of different sizes."""
+    async with engine_at(nats_url) as engine, owned_log(engine, new_name()) as log:
+        await log.submit(b"1")
+        await _idle(log)
+        monkeypatch.setattr(engine.lone, "_max_payload", 1_000)
+        calls = _counted_calls(engine, monkeypatch)
+        await log.submit(b"x" * 2_000)
+        assert calls == ["start"]
+
+
 def _counted_calls(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Returns the ways to the engine's event loop that are used from now on."""
     calls: list[str] = []

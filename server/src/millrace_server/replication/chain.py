@@ -10,6 +10,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
+from nats.errors import MaxPayloadError
 from nats.js.errors import APIError
 
 from millrace_server.replication.engine import CALL_SECONDS, Done, Engine
@@ -122,14 +123,13 @@ class Chain:
 
         Calls back on the running event loop where the engine has its lone connection there, or else on the engine's.
         """
-        parts = self._parts(whole)
-        if len(parts) > 1 or not self._begins_here(subject, whole, done):
-            self._engine.start(self._append_parts(subject, parts), done)
+        if not self._begins_here(subject, whole, done):
+            self._engine.start(self._append_parts(subject, self._parts(whole)), done)
 
     def _begins_here(self, subject: str, message: Message, done: Done[Any]) -> bool:
-        """Sends a message over the lone connection; returns False where there is none now."""
+        """Sends a message over the lone connection; returns False where there is none now, or it takes some parts."""
         lone = self._engine.lone
-        if lone is None or not lone.is_open or self._is_abandoned:
+        if lone is None or self._is_abandoned:
             return False
         sequence = self._last_sequence + 1
         encoded = message.encode(sequence)
@@ -147,7 +147,10 @@ class Chain:
                 self._note(encoded)
                 done(sending)
 
-        self._sending = lone.send(*self.stream.place(subject, sequence), encoded, CALL_SECONDS)
+        try:
+            self._sending = lone.send(*self.stream.place(subject, sequence), encoded, CALL_SECONDS)
+        except (ConnectionError, MaxPayloadError):
+            return False
         self._sending.add_done_callback(end)
         return True
 
