@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256K1, SECP521R1, EllipticCurve, generate_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
@@ -75,6 +76,14 @@ def test_settings_with_a_key_of_another_certificate_name_both(given: dict[str, A
     assert one_problem_of(given | {"private_key": str(other_key)}).startswith(
         f'private_key: is "{other_key}", which is not the key of CN=server, the first certificate in the file'
     )
+
+
+def test_settings_with_a_certificate_for_clients_only_are_refused(given: dict[str, Any], tmp_path: Path) -> None:
+    """Every client would reject the server, for a reason that only the server's operator can mend."""
+    AUTHORITY.issue(tmp_path, "server", usages=[ExtendedKeyUsageOID.CLIENT_AUTH])
+    assert "whose certificate CN=server is not for servers" in one_problem_of(given)
+    AUTHORITY.issue(tmp_path, "server", usages=[ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE])
+    assert TlsSettings.model_validate(given).client_certificate == "required"
 
 
 def test_settings_with_a_key_that_everybody_may_read_give_the_command(given: dict[str, Any]) -> None:

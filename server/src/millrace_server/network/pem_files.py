@@ -43,6 +43,28 @@ def read_certificates(path: Path) -> "tuple[bytes, list[Certificate]]":
     return content, certificates
 
 
+def read_server_certificates(path: Path) -> "tuple[bytes, list[Certificate]]":
+    """Does the same as `read_certificates`; also raises ValueError if the first one is not for servers."""
+    content, certificates = read_certificates(path)
+    if not _is_for_servers(certificates[0]):
+        raise ValueError(
+            f"is {json.dumps(str(path))}, whose certificate {certificates[0].subject.rfc4514_string()} is not for "
+            "servers, so that no client would accept it; get one whose extended key usages contain serverAuth"
+        )
+    return content, certificates
+
+
+def _is_for_servers(certificate: "Certificate") -> bool:
+    from cryptography.x509 import ExtendedKeyUsage, ExtensionNotFound
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    try:
+        usages = certificate.extensions.get_extension_for_class(ExtendedKeyUsage).value
+    except (ExtensionNotFound, ValueError):
+        return True
+    return ExtendedKeyUsageOID.SERVER_AUTH in usages or ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE in usages
+
+
 def read_private_key(path: Path, certificate: "Certificate | None") -> bytes:
     """Returns a key; raises ValueError if others may read it, if it is none, or if it is not the certificate's."""
     from cryptography.exceptions import UnsupportedAlgorithm

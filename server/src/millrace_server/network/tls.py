@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.files import FileWatch, NamedPath, follow
-from millrace_server.network.pem_files import read_certificates, read_private_key
+from millrace_server.network.pem_files import read_certificates, read_private_key, read_server_certificates
 
 if TYPE_CHECKING:
     import grpc
@@ -49,7 +49,7 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
     @field_validator("certificate")
     @classmethod
     def _check_certificate(cls, path: Path) -> Path:
-        read_certificates(path)
+        read_server_certificates(path)
         return path
 
     @field_validator("private_key")
@@ -216,7 +216,7 @@ class _CurrentContext(ssl.SSLContext):
 def _read_material(settings: TlsSettings) -> TlsMaterial:
     """Reads all files; raises ValueError, with the file and what to do, if they are not valid together."""
     # Each file is read once, so that what was checked is what is used.
-    chain, certificates = read_certificates(settings.certificate)
+    chain, certificates = read_server_certificates(settings.certificate)
     by_file = {settings.certificate: certificates}
     client_ca = None
     if settings.client_ca is not None:
