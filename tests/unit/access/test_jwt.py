@@ -344,11 +344,24 @@ def test_refresh_over_tls_trusts_the_configured_authority_only(tmp_path: Path, m
 def test_refresh_with_a_token_that_is_none_does_not_show_it(tmp_path: Path, token: str) -> None:
     """Such as the file of something else: nothing of it is sent or logged."""
     token_file = tmp_path / "token"
-    token_file.write_text(token)
+    token_file.write_text("abc.def")
     with key_server(ONE) as server, capture_logs() as told:
-        assert not Jwts(settings(None, jwks_url=server.url, jwks_token_file=token_file)).refresh()
+        held = Jwts(settings(None, jwks_url=server.url, jwks_token_file=token_file))
+        token_file.write_text(token)
+        assert not held.refresh()
     assert server.authorizations == []
-    assert told[0]["why"].endswith(f'cannot be fetched: "{token_file}" has no bearer token')
+    assert told[0]["why"].endswith(f'cannot be fetched: is "{token_file}", which has no bearer token')
+
+
+def test_settings_with_files_for_an_address_that_are_not_good_name_them(tmp_path: Path) -> None:
+    """They are needed only when keys are fetched, and are wrong before the server starts."""
+    held = tmp_path / "held"
+    held.write_text("two words")
+    for name, problem in (("jwks_ca", "holds no certificates in PEM"), ("jwks_token_file", "has no bearer token")):
+        with pytest.raises(ValidationError, match=f'{name}\n.*is "{re.escape(str(held))}", which {problem}'):
+            settings(None, jwks_url="https://id.example/", **{name: held})
+        with pytest.raises(ValidationError, match=f"{name}\n.*which cannot be read: No such file"):
+            settings(None, jwks_url="https://id.example/", **{name: tmp_path / "absent"})
 
 
 def test_refresh_after_an_unknown_kid_waits_a_little(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,7 @@ def _settings_of(manifests: Manifests, name: str, scratch: Path) -> Settings:
     certificate.rename(scratch / "tls.crt")
     private_key.rename(scratch / "tls.key")
     (scratch / "ca.crt").write_bytes(authority.certificate)
+    (scratch / "token").write_text("header.claims.signature")
     (scratch / "password").write_text("secret")
     (scratch / "password").chmod(0o640)
     toml = manifests["ConfigMap", name]["data"]["millrace.toml"]

@@ -78,6 +78,19 @@ class JwtSettings(BaseModel, frozen=True, extra="forbid"):
             _KeysFile(path).read()
         return path
 
+    @field_validator("jwks_ca")
+    @classmethod
+    def _check_ca(cls, path: Path | None) -> Path | None:
+        _context_of(path)
+        return path
+
+    @field_validator("jwks_token_file")
+    @classmethod
+    def _check_token_file(cls, path: Path | None) -> Path | None:
+        if path is not None:
+            _read_token(path)
+        return path
+
     @field_validator("jwks_url")
     @classmethod
     def _check_url(cls, url: str | None, info: ValidationInfo) -> str | None:
@@ -104,6 +117,24 @@ def _check_url(url: str) -> None:
 
 def _is_loopback(host: str | None) -> bool:
     return host == "localhost" or (host is not None and ipaddress.ip_address(host).is_loopback)
+
+
+def _context_of(ca: Path | None) -> ssl.SSLContext:
+    """Returns what trusts the authorities in a file, or the system's; raises ValueError if the file has none."""
+    if ca is not None:
+        read_named(ca, _BYTES_MAX)
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError:
+        raise ValueError(f"is {shown_value(str(ca))}, which holds no certificates in PEM") from None
+
+
+def _read_token(path: Path) -> str:
+    """Returns the bearer token in a file; raises ValueError, without what the file holds, if it has none."""
+    token = read_named(path, _BYTES_MAX).decode("latin-1").strip()
+    if not TOKEN.fullmatch(token):
+        raise ValueError(f"is {shown_value(str(path))}, which has no bearer token")
+    return token
 
 
 class VerifiedName(NamedTuple):
@@ -281,11 +312,8 @@ class _KeysUrl:
     def _fetch(self, deadline: float) -> bytes:
         request = urllib.request.Request(self._url)  # noqa: S310 - of HTTPS, or of HTTP on this machine
         if (token_file := self._settings.jwks_token_file) is not None:
-            token = read_named(token_file, _BYTES_MAX).decode("latin-1").strip()
-            if not TOKEN.fullmatch(token):
-                # Left to the library, the token would be in its error.
-                raise ValueError(f"{shown_value(str(token_file))} has no bearer token")
-            request.add_unredirected_header("Authorization", f"Bearer {token}")
+            # A text that is no token would be in the library's error.
+            request.add_unredirected_header("Authorization", f"Bearer {_read_token(token_file)}")
         content = b""
         with self._opener().open(request, timeout=_ANSWER_SECONDS_MAX) as answer:
             if answer.status != HTTPStatus.OK:
@@ -299,9 +327,10 @@ class _KeysUrl:
     def _opener(self) -> urllib.request.OpenerDirector:
         # A proxy may be needed to reach an issuer, but never this machine.
         proxies: dict[str, str] | None = {} if self._url.startswith("http:") else None
-        context = ssl.create_default_context(cafile=self._settings.jwks_ca)
         return urllib.request.build_opener(
-            urllib.request.ProxyHandler(proxies), urllib.request.HTTPSHandler(context=context), _AnyAnswer
+            urllib.request.ProxyHandler(proxies),
+            urllib.request.HTTPSHandler(context=_context_of(self._settings.jwks_ca)),
+            _AnyAnswer,
         )
 
 
