@@ -273,7 +273,7 @@ def _describe_bounds(metadata: list[Any]) -> str:
     lowest = [bound.ge for bound in metadata if isinstance(bound, Ge)]
     highest = [bound.le for bound in metadata if isinstance(bound, Le)]
     if not highest:
-        return ""
+        return f" above {_number(above[0])}" if above else f" of at least {_number(lowest[0])}" if lowest else ""
     start = f" above {_number(above[0])}, at most" if above else f" from {_number(lowest[0])} to"
     return f"{start} {_number(highest[0])}"
 

@@ -396,6 +396,14 @@ def test_load_of_random_tables_ends_in_settings_or_sentences(tmp_path: Path, lin
             'auth.tokens_file: is "/nowhere/tokens", which cannot be read: No such file or directory',
         ),
         (
+            '[auth]\ntokens_file = "/dev/null"\naudit_file = "/dev"\n',
+            'auth.audit_file: is "/dev", which is a directory; it must be a file',
+        ),
+        (
+            'auth.tokens_file="/dev/null"\nroles.r.allow=[]\nidentities.a = {roles = ["r"], quota.open_transactions=0}',
+            "identities.a.quota.open_transactions: is 0; it must be a whole number of at least 1",
+        ),
+        (
             '[auth]\ntokens_file = "/dev/null"\n[roles.reader]\nallow = []\n[identities.a]\nroles = ["raeder"]\n',
             'identities.a.roles[0]: is "raeder"; it must be a role; did you mean "reader"?',
         ),

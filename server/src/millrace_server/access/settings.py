@@ -51,6 +51,8 @@ class AuthSettings(BaseModel, frozen=True, extra="forbid"):
     def _check_audit(cls, path: Path | None) -> Path | None:
         if path is not None and not path.parent.is_dir():
             raise ValueError(f"is {shown_value(str(path))}; its directory does not exist")
+        if path is not None and path.is_dir():
+            raise ValueError(f"is {shown_value(str(path))}, which is a directory; it must be a file")
         return path
 
     @field_validator("tokens_file")
