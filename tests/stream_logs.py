@@ -10,6 +10,7 @@ from typing import Any
 from millrace_server.histograms import Histograms
 from millrace_server.replication.chain import Chain
 from millrace_server.replication.engine import Engine
+from millrace_server.replication.engine_access import EngineAccess
 from millrace_server.replication.stream import Stream, StreamLimits
 from millrace_server.replication.stream_checkpoints import StreamCheckpoints
 from millrace_server.replication.stream_log import StreamLog
@@ -30,9 +31,9 @@ def new_name() -> str:
 
 
 @asynccontextmanager
-async def engine_at(*urls: str, has_lone: bool = True) -> AsyncIterator[Engine]:
+async def engine_at(*urls: str, access: EngineAccess | None = None, has_lone: bool = True) -> AsyncIterator[Engine]:
     """A connection to an engine, until the end of the block, with the one for lone appends that servers have."""
-    engine = await Engine.connected(urls)
+    engine = await Engine.connected(urls, access)
     try:
         if has_lone:
             engine.connect_lone()

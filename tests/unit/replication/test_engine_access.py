@@ -24,7 +24,7 @@ from millrace_server.replication.engine_settings import EngineSettings
 from millrace_server.replication.lease_bucket import JetStreamBucket, JetStreamLeases
 from millrace_server.replication.nkeys import Nkey
 from millrace_server.replication.sync_check import warn_of_missing_syncs
-from tests.stream_logs import OwnedLog, new_name
+from tests.stream_logs import OwnedLog, engine_at, new_name, owned_log
 
 _SEED_PREFIXES = {"O": 14, "A": 0, "U": 20}
 
@@ -74,17 +74,12 @@ def _server(folder: Path, config: str) -> Iterator[JetStreamCluster]:
 
 
 async def _use(url: str, access: EngineAccess) -> None:
-    """Stores something small and something large with such a connection, and reads it."""
-    engine = await Engine.connected([url], access)
+    """Stores something small and something large with such connections, and reads it."""
     large = bytes(range(250)) * 3_600
-    try:
-        log = await OwnedLog.opened(engine, new_name())
+    async with engine_at(url, access=access) as engine, owned_log(engine, new_name()) as log:
         # A view, as the events of a request are.
         stored = [await log.submit(b"1"), await log.submit(memoryview(large))]
         assert await log.read(*stored) == [b"1", large]
-        await log.close()
-    finally:
-        await asyncio.to_thread(engine.close)
 
 
 def _secret(folder: Path, content: str) -> Path:
