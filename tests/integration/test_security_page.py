@@ -12,6 +12,7 @@ from tests.millraced import Millraced, run_millraced
 from tests.scripts import run_script
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+MOUNTED = "/var/run/secrets/kubernetes.io/serviceaccount"
 DOCUMENTED_ADDRESS = "localhost:7070"
 
 
@@ -63,6 +64,8 @@ def test_configurations_of_the_page_are_good(folder: Path) -> None:
     parts = blocks_of(PAGE, "part")
     assert len(parts) == 4
     for part in ["", *parts]:
-        config = re.sub("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt", f"{folder}/tls/ca.pem", part)
+        config = part.replace(f"{MOUNTED}/ca.crt", f"{folder}/tls/ca.pem").replace(
+            f"{MOUNTED}/token", f"{folder}/me.token"
+        )
         (folder / "millrace.toml").write_text(block("server") + config)
         assert run_millraced(*serve.split()[1:], cwd=folder).returncode == 0
