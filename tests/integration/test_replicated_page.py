@@ -120,7 +120,7 @@ async def test_stream_that_is_lost_is_not_created_again_until_an_operator_accept
         faults = [entry["error"] for server in site.servers for entry in server.log if entry["level"] == "error"]
         assert any("is missing, and the channel had one" in fault for fault in faults), faults
         site.stop()
-        assert f"nats kv del MILLRACE_OWNERS {_CHANNEL}" in PAGE.read_text()
+        assert f"`nats stream rm MILLRACE_{_CHANNEL}` and `nats kv del MILLRACE_OWNERS {_CHANNEL}`" in PAGE.read_text()
         await (await jetstream.key_value("MILLRACE_OWNERS")).delete(_CHANNEL)
         site.start()
         site.until_opened()
