@@ -38,6 +38,16 @@ def test_list_shows_names_and_the_beginnings_of_hashes(tmp_path: Path) -> None:
     assert line.split() == ["web", f"sha256:{hash_of(token)[:12]}..."]
 
 
+def test_list_of_a_name_shows_its_tokens_only(tmp_path: Path) -> None:
+    """While a token is replaced its name has two; once all are removed it has none."""
+    file = tmp_path / "tokens"
+    for name in ("web", "edge", "web"):
+        run("make", name, "--tokens-file", file)
+    listed = {name: run("list", name, "--tokens-file", file).stdout for name in ("web", "edge", "gone")}
+    assert {name: shown.count("sha256:") for name, shown in listed.items()} == {"web": 2, "edge": 1, "gone": 0}
+    assert "edge" not in listed["web"]
+
+
 @pytest.mark.parametrize("command", [("make", "web"), ("list",)])
 def test_commands_refuse_a_file_that_others_may_read(tmp_path: Path, command: tuple[str, ...]) -> None:
     """They say what to do, and add nothing to it."""

@@ -43,14 +43,17 @@ def make(
 
 
 @token_app.command("list")
-def list_tokens(tokens_file: TokensFileOption = Path("tokens")) -> None:
+def list_tokens(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only the tokens of this identity.")] = None,
+    tokens_file: TokensFileOption = Path("tokens"),
+) -> None:
     """List the tokens in the file: the identity and the first digits of the hash."""
     from millrace.command_line.tables import plain_table, show
     from millrace_server.access.tokens import read_tokens
 
     with _complaints("--tokens-file"):
-        tokens = read_tokens(tokens_file)
-    show(plain_table(tokens.items(), {"IDENTITY": lambda token: token[1], "HASH": lambda token: _shown(token[0])}))
+        tokens = [token for token in read_tokens(tokens_file).items() if name in {None, token[1]}]
+    show(plain_table(tokens, {"IDENTITY": lambda token: token[1], "HASH": lambda token: _shown(token[0])}))
 
 
 def _shown(token_hash: str) -> str:
