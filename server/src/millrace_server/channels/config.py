@@ -193,8 +193,10 @@ class LogChannelConfig(ChannelConfig):
     """Seconds from one checkpoint to the next, if anything has changed."""
 
     segment_bytes_max: ByteSize = Field(256 * MIB, ge=64 * KIB, le=SEGMENT_BYTES_MAX)
-    """Size at which a segment ends and the next one begins. Segments are larger where the state of stamps and
-    transactions, with which each begins, would fill more than half of this size."""
+    """Size at which a segment ends and the next one begins. The room of consumed events is given back by whole
+    segments, or all of it once the channel is empty, so this should be a small part of a small disk. Segments are
+    larger where the state of stamps and transactions, with which each begins, would fill more than half of this
+    size."""
 
     compression: Literal["none", "zstd"] = "none"
     """Compression of new records; existing records stay as they are."""
