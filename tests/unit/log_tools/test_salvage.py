@@ -22,7 +22,16 @@ from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
 from millrace_server.wal.format import RECORD_HEAD_BYTES
 from millrace_server.wal.payload_codec import PayloadCodec
 from tests.channel_events import append, begin_with_takes
-from tests.unit.log_tools.kept_channels import NAME, copied, make_channel, open_channel, opened_again, run
+from tests.unit.log_tools.kept_channels import (
+    NAME,
+    copied,
+    flip,
+    make_channel,
+    open_channel,
+    opened_again,
+    run,
+    segments,
+)
 
 Spot = tuple[int, int]
 """Index of a record, modulo their number, and of a byte in it."""
@@ -245,7 +254,7 @@ async def _claimed_first(base: Path, **limits: Any) -> None:
 
 def test_salvage_without_the_end_names_events_in_memory_behind_a_lost_claim(tmp_path: Path) -> None:
     """A step of the sequences that a reserve explains may have been events that a stop wrote, and that are lost now."""
-    limits = {"memory_capacity": 4, "memory_byte_capacity": 1 << 20}
+    limits: dict[str, Any] = {"memory_capacity": 4, "memory_byte_capacity": 1 << 20}
     asyncio.run(_claimed_first(tmp_path / "made", **limits))
     before = Known(tmp_path / "made" / NAME, **limits)
     assert {1, 2, 3, 4} <= before.queued & before.unlogged
@@ -256,3 +265,45 @@ def test_salvage_without_the_end_names_events_in_memory_behind_a_lost_claim(tmp_
     damage(before, home, [(index, 0) for index in [last_claim, *at_end]], keeps_checkpoints=False)
     found, bodies = salvaged(home, before.codec)
     assert before.queued - bodies.keys() <= members(found.lost, max(before.bodies))
+
+
+async def _shortened(base: Path) -> None:
+    """Makes a log whose first segments were removed, since their events were consumed."""
+    limits: dict[str, Any] = {"backup_checkpoint": False, "segment_bytes_max": 400}
+    async with open_channel(base, **limits) as channel:
+        for number in range(10):
+            await append(channel, b"%d" % number, b"more")
+        await channel.transactions.commit([await begin_with_takes(channel, 20)], None)
+    async with open_channel(base, **limits) as channel:
+        for number in range(3):
+            await append(channel, b"%d" % number, stamp=Stamp("lone", number, number))
+
+
+@pytest.mark.parametrize("is_header_damaged", [False, True])
+def test_salvage_of_a_shortened_log_gives_no_event_another_sequence(tmp_path: Path, *, is_header_damaged: bool) -> None:
+    """Where nothing tells the sequences of readable events any more, they are lost, and named."""
+    asyncio.run(_shortened(tmp_path / "made"))
+    before = Known(tmp_path / "made" / NAME)
+    assert before.records[0].message["next_sequence"] > 1
+    commits = [index for index, record in enumerate(before.records) if record.kind == "COMMIT"]
+    home = tmp_path / NAME
+    damage(before, home, [(0, 0), *[(index, 0) for index in commits[:-1]]], keeps_checkpoints=False)
+    if is_header_damaged:
+        flip(home / before.records[0].segment.name, 20)
+    found, bodies = salvaged(home, before.codec)
+    assert bodies.items() <= before.bodies.items()
+    assert before.queued - bodies.keys() <= members(found.lost, max(before.bodies))
+
+
+def test_salvage_of_a_mark_alone_names_as_many_as_the_lost_bytes_held(tmp_path: Path) -> None:
+    """Even where the header is damaged, too, it is known how many bytes of records are missing."""
+    asyncio.run(_shortened(tmp_path / "made"))
+    before = Known(tmp_path / "made" / NAME)
+    home = tmp_path / NAME
+    every = range(len(before.records) - 1)
+    damage(before, home, [(index, 0) for index in every], keeps_checkpoints=False)
+    for segment in segments(home):
+        flip(segment, 20)
+    found, bodies = salvaged(home, before.codec)
+    assert not bodies
+    assert before.queued <= members(found.lost, max(before.bodies))

@@ -72,6 +72,7 @@ class LogMender:
         self._missing: list[range] = []
         self._missing_bytes = 0
         self._knows_sequence = False
+        self._has_beginning = False  # Whether the log has its very first record, before which no sequence was given.
         # Sequences that a reserve explains and no record has had so far: those of events that were in memory only.
         self._skipped = IntervalSet()
         self._is_compressed = False
@@ -80,6 +81,7 @@ class LogMender:
         """Begins a segment; `first_lsn` is 0 if its header does not tell."""
         if not self.lsn:
             self.lsn = first_lsn
+            self._has_beginning = first_lsn == 1
         elif first_lsn >= self.lsn:
             self._miss_before(first_lsn)
         # The first record is a STATE: if that alone is lost, no event is.
@@ -89,12 +91,13 @@ class LogMender:
         """Adds the next valid record. One whose LSN was there before has no effect: it is no part of this log."""
         if lsn < self.lsn:
             return
-        if self.lsn == self._state_lsn < lsn:
+        if 0 < self.lsn == self._state_lsn < lsn:
             self.account.is_doubtful |= not self.account.has_state
             self.lsn += 1
         if not self.lsn:
             # If the header is damaged, too, nothing says how many records are missing at the log's beginning.
             self.lsn = max(lsn - 2, 1) if self.gap_bytes else lsn
+            self._has_beginning = self.lsn == 1
         self._miss_before(lsn)
         if self._checkpoint is not None and lsn >= self._checkpoint.position.lsn:
             self._pass_checkpoint(self._checkpoint)
@@ -174,6 +177,7 @@ class LogMender:
         self._missing = [range(max(one.start, lsn), one.stop) for one in self._missing if one.stop > lsn]
         self._pending = {key: record for key, record in self._pending.items() if key >= lsn}
         account = self.account
+        is_front_known = self._knows_sequence or self._has_beginning or next_sequence is None
         if not self._knows_sequence and next_sequence is not None:
             # What the records before the log's first STATE or COMMIT said is in no file any more.
             self._knows_sequence = True
@@ -183,7 +187,7 @@ class LogMender:
             if self._may_skip_sequences(groups, next_sequence):
                 self._lose_groups(groups, next_sequence)
             else:
-                self._settle_groups(groups, next_sequence)
+                self._settle_groups(groups, next_sequence, is_front_known=is_front_known)
         elif next_sequence is not None and next_sequence > account.next_sequence:
             if next_sequence > account.reserved_sequence:
                 account.add_lost(account.next_sequence, next_sequence)
@@ -227,12 +231,12 @@ class LogMender:
             account.unstamped.add(first, end - 1)
         account.doubt(list(account.present))
 
-    def _settle_groups(self, groups: list[_Group], next_sequence: int | None) -> None:
+    def _settle_groups(self, groups: list[_Group], next_sequence: int | None, *, is_front_known: bool) -> None:
         account, first = self.account, self.account.next_sequence
         end = first + self._most_missing(groups) if next_sequence is None else max(first, next_sequence)
         # From the front, sequences are known up to the first group behind which more than a COMMIT may be missing.
         known, unknown = first, list(groups)
-        while unknown and known + unknown[0].event_count <= end:
+        while is_front_known and unknown and known + unknown[0].event_count <= end:
             group = unknown.pop(0)
             known = self._place(group, known)
             if not group.is_commit_alone:
