@@ -6,6 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from pydantic import ValidationError
 
 from millrace_server.agent.channel_reader import ChannelReader
@@ -169,6 +175,17 @@ async def test_run_with_tls_shows_its_certificate(registry: ChannelRegistry, tmp
         await run_failing(registry, make_sink(server.endpoint, tls=tls), "connection broke|was closed|cannot connect")
         await empty(registry, make_sink(server.endpoint, tls={**tls, **mine}))
     assert server.events == EVENTS
+
+
+async def test_run_with_files_of_tls_that_cannot_be_used_names_them(registry: ChannelRegistry, tmp_path: Path) -> None:
+    """Nothing is sent, and nothing asks for the password of a key on the terminal."""
+    certificate, key = Authority().issue(tmp_path, "agent")
+    loaded = load_pem_private_key(key.read_bytes(), None)
+    key.write_bytes(loaded.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"hush")))
+    mine = {"certificate": str(certificate), "private_key": str(key)}
+    sink = make_sink("127.0.0.1:1", tls=mine)
+    await run_failing(registry, sink, f"tls: {certificate} and {key} are not .*protected by a password")
+    await run_failing(registry, make_sink("127.0.0.1:1", tls={"ca": str(key)}), f"tls.ca: {key} has no certificate")
 
 
 async def test_run_after_the_server_closed_connects_again(registry: ChannelRegistry) -> None:

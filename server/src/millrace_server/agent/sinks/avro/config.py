@@ -1,6 +1,7 @@
 """Settings of the sink `avro`."""
 
 import ssl
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -31,13 +32,27 @@ class AvroTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
         """Reads the files. Raises ComponentError."""
         try:
             context = ssl.create_default_context(cafile=self.ca)
-            context.minimum_version = ssl.TLSVersion.TLSv1_2
-            context.check_hostname = self.check_host_name
-            if self.certificate is not None:
-                context.load_cert_chain(self.certificate, self.private_key)
-        except (OSError, ValueError) as error:
-            raise ComponentError(f"the files of tls cannot be used: {error}") from None
+        except OSError as error:
+            raise ComponentError(f"tls.ca: {self.ca} has no certificate in PEM that can be read: {error}") from None
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname = self.check_host_name
+        if self.certificate is not None:
+            self._load_certificate(context, self.certificate)
         return context
+
+    def _load_certificate(self, context: ssl.SSLContext, certificate: Path) -> None:
+        try:
+            # Without it, OpenSSL would ask for a password on the terminal.
+            context.load_cert_chain(certificate, self.private_key, password=_refuse_password)
+        except (OSError, ValueError) as error:
+            raise ComponentError(
+                f"tls: {certificate} and {self.private_key} are not a certificate and its key without a password: "
+                f"{error}"
+            ) from None
+
+
+def _refuse_password() -> str:
+    raise ValueError("the key is protected by a password")
 
 
 class AvroSinkConfig(NonRejectingSinkConfig):
