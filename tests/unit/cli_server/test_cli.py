@@ -124,14 +124,14 @@ def test_check_of_a_spillable_channel_says_what_a_crash_loses(file: Path) -> Non
 
 
 def test_check_of_a_replicated_channel_says_which_engine_has_its_log(file: Path) -> None:
-    """Its size at each of the engine's servers is said, since they reserve it."""
+    """Its size at the engine's servers is said, since each reserves it."""
     file.write_text(
         '[channels.orders]\ntype = "replicated"\n'
-        'engine = { type = "jetstream", servers = ["nats://n1", "nats://n2"], stream_bytes_max = "50MB" }\n'
+        'engine = { type = "jetstream", servers = ["nats://n1", "nats://n2"], stream_bytes_max = "50MiB" }\n'
     )
     *_, log = CliRunner().invoke(app, ["check", str(file)]).output.splitlines()
     assert log == (
-        "  Its log is in jetstream at nats://n1 and nats://n2, 50000000 bytes at each of 3 servers; another server "
+        "  Its log is in jetstream at nats://n1 and nats://n2, 50.0 MiB at 3 servers; another server "
         "takes over after 15 s; records are not compressed and not encrypted."
     )
 

@@ -93,8 +93,8 @@ def _files(name: str, channel: DiskChannelConfig, data_dir: Path) -> str:
 def _stream(channel: ReplicatedChannelConfig) -> str:
     engine = channel.engine
     return (
-        f"in {engine.type} at {' and '.join(engine.servers)}, {engine.stream_bytes_max} bytes at each of "
-        f"{engine.replicas} servers; another server takes over after {engine.lease_seconds:g} s"
+        f"in {engine.type} at {' and '.join(engine.servers)}, {format_byte_size(engine.stream_bytes_max)} at "
+        f"{counted(engine.replicas, 'server')}; another server takes over after {engine.lease_seconds:g} s"
     )
 
 
