@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.channel_file import ChannelFile, ChannelIdentity, DirectoryError
+from millrace_server.channels.channel_file import ChannelFile, ChannelIdentity, ChannelMovedError
 from millrace_server.channels.file_store import FileStores
 from millrace_server.channels.log_store import LogStore
 from millrace_server.channels.recovery import ReplayProgress
@@ -188,7 +188,7 @@ def test_open_files_of_a_channel_that_was_migrated_is_refused(site: _Site) -> No
     """A server with the former file says where it is, as do tools: an empty channel would divide its events."""
     assert site.into_stream().exit_code == 0
     moved = "was moved to stream MILLRACE_{}; ".format(site.name.replace(".", "="))
-    with pytest.raises(DirectoryError, match=moved):
+    with pytest.raises(ChannelMovedError, match=moved):
         asyncio.run(site.contents_of_files())
     result = CliRunner().invoke(app, ["log", "verify", "--config", str(site.files), "--channel", site.name])
     assert (result.exit_code, moved in result.stderr) == (3, True), result.output
@@ -196,6 +196,25 @@ def test_open_files_of_a_channel_that_was_migrated_is_refused(site: _Site) -> No
     assert sorted(path.name for path in site.home.parent.iterdir()) == [site.name, f"{site.name}.migrated"]
     assert site.into_files().exit_code == 0
     assert sorted(path.name for path in site.home.parent.iterdir()) == [site.name, f"{site.name}.migrated"]
+
+
+def test_migrate_of_a_channel_in_several_directories_marks_each_and_back_removes_the_marks(
+    tmp_path: Path, nats_url: str
+) -> None:
+    """Any of them that is left tells where the channel is."""
+    site = _Site(tmp_path, nats_url)
+    one, two, checkpoints = (tmp_path / name for name in ("one", "two", "checkpoints"))
+    places = f'data_dirs = ["{one}", "{two}"]\ncheckpoint_dir = "{checkpoints}"\n'
+    site.files.write_text(site.files.read_text() + places)
+    asyncio.run(site.fill())
+    before = asyncio.run(site.contents_of_files())
+    assert site.into_stream().exit_code == 0
+    files = [ChannelFile.read(place / site.name) for place in (one, two, checkpoints)]
+    assert all(file is not None and file.moved_to for file in files)
+    with pytest.raises(ChannelMovedError):
+        asyncio.run(site.contents_of_files())
+    assert site.into_files().exit_code == 0
+    assert asyncio.run(site.contents_of_files()) == before
 
 
 def test_migrate_into_files_where_another_channel_was_moved_is_refused(site: _Site) -> None:
