@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
-from millrace_server.channels import queue
+from millrace_server.channels import append_queue, queue
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import DiskFullError, OverloadedError
@@ -235,6 +235,80 @@ async def test_small_appends_behind_one_that_is_being_stored_become_one_commit(r
     assert running.stream.sequences == [1, 2, 4]
     assert [answer.last_sequence for answer in running.stream.got] == [1, 3, 4]
     assert running.channel.counters.put_attempts == running.channel.counters.put_successes == 4
+
+
+async def _store_three_appends_in_two_commits(running: Running, slow: SlowCommits) -> None:
+    for body in (b"a", b"b", b"c"):
+        running.stream.send(body)
+        await running.turn()
+    for _ in range(2):
+        slow.let_last()
+        await running.turn()
+    assert running.stream.sequences == [1, 2, 3]
+
+
+async def test_small_appends_after_some_that_were_stored_together_wait_for_as_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One commit stores them, though nothing else is being stored; then again as many are awaited."""
+    monkeypatch.setattr(append_queue, "COMMIT_DELAY_SECONDS", 60)
+    running = Running(capacity=100)
+    slow = SlowCommits(running.channel)
+    await _store_three_appends_in_two_commits(running, slow)
+    for bodies in ([b"d"], [b"e"], [b"f"]):
+        running.stream.send(*bodies)
+        running.second_stream.send(*bodies)
+        await running.turn()
+        assert [commit.put_count for commit in slow.in_flight] == [2]
+        slow.let_last()
+    # What cannot wait ends the wait of those before it.
+    running.stream.send(b"g")
+    running.second_stream.send(b"h" * 5_000)
+    await running.turn()
+    assert [commit.put_count for commit in slow.in_flight] == [1, 1]
+    slow.let_last()
+    await running.end()
+    running.second_serving.cancel()
+
+
+async def test_small_append_after_some_that_were_stored_together_waits_no_longer_than_the_delay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A caller who leaves delays the others once: the append behind one that was stored alone waits for none."""
+    monkeypatch.setattr(append_queue, "COMMIT_DELAY_SECONDS", 0)
+    running = Running(capacity=100)
+    slow = SlowCommits(running.channel)
+    await _store_three_appends_in_two_commits(running, slow)
+    for body in (b"d", b"e"):
+        running.stream.send(body)
+        await running.turn()
+        assert [commit.put_count for commit in slow.in_flight] == [1]
+        slow.let_last()
+        monkeypatch.setattr(append_queue, "COMMIT_DELAY_SECONDS", 60)
+    await running.end()
+    running.second_serving.cancel()
+
+
+async def test_small_append_after_some_that_went_to_memory_together_waits_for_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is no write to be shared."""
+    monkeypatch.setattr(append_queue, "COMMIT_DELAY_SECONDS", 60)
+    running = Running(capacity=100)
+    slow = SlowCommits(running.channel)
+    for body in (b"a", b"b", b"c"):
+        running.stream.send(body)
+        await running.turn()
+    slow.let_last()
+    await running.turn()
+    slow.in_flight[0].keep_in_memory()
+    slow.let_last()
+    running.stream.send(b"d")
+    await running.turn()
+    assert [commit.put_count for commit in slow.in_flight] == [1]
+    slow.let_last()
+    await running.end()
+    running.second_serving.cancel()
 
 
 async def test_small_appends_with_many_headers_become_several_commits(monkeypatch: pytest.MonkeyPatch) -> None:

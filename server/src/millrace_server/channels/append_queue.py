@@ -1,6 +1,7 @@
 """Appends of one channel, of which small ones share a commit."""
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,9 +14,12 @@ from millrace_server.channels.commit import Commit, Receipt
 from millrace_server.channels.queue import is_small, may_merge
 from millrace_server.channels.runs import together
 from millrace_server.channels.stamps import Stamp
+from millrace_server.wal.group_writer import COMMIT_DELAY_SECONDS
 
 _TOGETHER_MAX = 256
 """Appends that one commit stores at most."""
+
+_NONE_AWAITED = sys.maxsize
 
 
 class QueuedAppend(Protocol):
@@ -44,6 +48,10 @@ class AppendQueue:
 
     Small ones that come while others are being stored wait for these, and are then stored in one commit. Where that is
     refused, or must wait for room, each begins on its own.
+
+    A commit of its own costs as much as many small appends. So where several were stored together, the next commit
+    waits for as many, as the log waits for the callers of a group: answered together, they usually send again together.
+    A lone append never waits.
     """
 
     def __init__(self, appends: Appends, *, shares_commits: bool = True) -> None:
@@ -53,18 +61,25 @@ class AppendQueue:
         self._shares_commits = shares_commits
         self._waiting: deque[QueuedAppend] = deque()
         self._in_flight = 0
+        self._awaited_count = _NONE_AWAITED
+        self._delay: asyncio.TimerHandle | None = None
 
     def add(self, append: QueuedAppend, *, may_wait: bool) -> None:
         """Begins an append, or lets it wait; all that wait begin before it."""
         batches = append.batches
-        is_behind = may_wait and (self._in_flight or self._waiting) and self._shares_commits
+        is_behind = may_wait and (self._in_flight or self._waiting or self._delay) and self._shares_commits
         if is_behind and len(batches) == 1 and is_small(batches[0]):
             self._waiting.append(append)
+            if len(self._waiting) >= self._awaited_count:
+                self._begin_waiting()
         else:
             self._begin_waiting()
             self._begin(append)
 
     def _begin_waiting(self) -> None:
+        if self._delay is not None:
+            self._delay.cancel()
+            self._delay, self._awaited_count = None, _NONE_AWAITED
         may_share = True
         while appends := self._next_together():
             if len(appends) == 1 or not may_share or not self._begin_together(appends):
@@ -114,9 +129,9 @@ class AppendQueue:
 
     def _on_end(self, appends: Sequence[QueuedAppend], commit: Commit) -> None:
         self._in_flight -= 1
-        if self._waiting and not self._in_flight:
-            # Later, since this is called between the ends of commits.
-            self._loop.call_soon(self._begin_waiting)
+        if not self._in_flight:
+            is_in_log = commit.error is None and not commit.is_in_memory
+            self._begin_next(len(appends) if is_in_log else 0)
         if commit.error is not None:
             for append in appends:
                 append.refuse(commit.error)
@@ -128,6 +143,14 @@ class AppendQueue:
                 end_sequence = first_sequence + append.batches[0].count
                 append.end(Receipt(first_sequence, end_sequence - 1, is_deduplicated, commit_time))
                 first_sequence = end_sequence
+
+    def _begin_next(self, awaited_count: int) -> None:
+        """Begins what waits, or waits for more; later, since this is called between the ends of commits."""
+        if len(self._waiting) < awaited_count > 1:
+            self._awaited_count = awaited_count
+            self._delay = self._loop.call_later(COMMIT_DELAY_SECONDS, self._begin_waiting)
+        elif self._waiting:
+            self._loop.call_soon(self._begin_waiting)
 
 
 def _may_follow(before: Stamp | None, stamp: Stamp | None) -> bool:
