@@ -11,8 +11,9 @@ from typing import Any
 
 from millrace_client import Event
 from tests.bench.measuring import Contender
-from tests.bench.peers.peer_server import check_installed, free_port, start_peer
+from tests.bench.peers.peer_server import check_installed, start_peer
 from tests.bench.world import World
+from tests.free_ports import free_port
 
 SHARE = 0.1
 """The share of the operations: it is slower."""
