@@ -236,8 +236,12 @@ class TransactionalProducer:
         if self._failed is not None:
             failed, topic = self._failed
             return ComponentError(f"{topic}: {described(failed)}")
-        trouble = f" ({self._trouble})" if self._trouble else ""
-        return ComponentError(f"{described(error)}{trouble}")
+        # Serves `_on_error`, which knows more.
+        self._producer.poll(0)
+        what = described(error)
+        if code == KafkaError._TIMED_OUT:  # noqa: SLF001 - see above
+            what = f"{', '.join(self._config.bootstrap_servers)}: no answer within {self._timeout:g} seconds"
+        return ComponentError(f"{what} ({self._trouble})" if self._trouble else what)
 
 
 def _for_group(properties: dict[str, object]) -> dict[str, object]:
