@@ -101,7 +101,8 @@ class _AgentThread:
     async def _run(self) -> None:
         settings = self._settings
         with traced(settings.server.tracing), locked_data_dir(settings.server.data_dir):
-            registry = open_channels(settings, Catalog(settings.server.data_dir / CATALOG_FILE))
+            catalog = Catalog(settings.server.data_dir / CATALOG_FILE, settings.server.engine)
+            registry = open_channels(settings, catalog)
             # Clients do not reach it.
             registry.serve_at("")
             try:

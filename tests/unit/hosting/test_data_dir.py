@@ -8,9 +8,17 @@ from typing import Any
 
 import pytest
 
-from millrace_server.channels.config import AnyChannelConfig, EncryptionConfig, FileChannelConfig, MemoryChannelConfig
+from millrace.units import MIB
+from millrace_server.channels.config import (
+    AnyChannelConfig,
+    EncryptionConfig,
+    FileChannelConfig,
+    MemoryChannelConfig,
+    ReplicatedChannelConfig,
+)
 from millrace_server.errors import StartError
 from millrace_server.hosting.data_dir import Catalog, CatalogError, locked_data_dir
+from millrace_server.replication.engine_settings import EngineSettings
 
 SMALL = MemoryChannelConfig(type="memory", capacity=5, keep_alive_seconds=0.5)
 LARGE = MemoryChannelConfig(type="memory", capacity=1_000_000)
@@ -54,6 +62,24 @@ def test_put_survives_a_restart(path: Path) -> None:
     again = Catalog(path)
     again.put("large", LARGE)
     assert Catalog(path).load() == {"small": SMALL, "large": LARGE}
+
+
+@pytest.mark.parametrize(
+    ("min_free", "after"), [({}, 3 * MIB), ({"min_free_bytes": 5}, 5), ({"min_free_bytes": 40 * MIB}, 3 * MIB)]
+)
+def test_load_with_an_engine_gives_it_to_replicated_channels(path: Path, min_free: dict[str, Any], after: int) -> None:
+    """Nodes may have moved since a channel was created, and its stream may be smaller now."""
+    former, now = (
+        EngineSettings(type="jetstream", servers=[f"nats://127.0.0.1:{port}"], stream_bytes_max=size * MIB)
+        for port, size in ((1, 60), (2, 30))
+    )
+    shared = ReplicatedChannelConfig(type="replicated", engine=former, **min_free)
+    Catalog(path).put("shared", shared)
+    Catalog(path).put("small", SMALL)
+    moved = Catalog(path, now).load()
+    assert moved["small"] == SMALL
+    assert moved["shared"] == shared.model_copy(update={"engine": now, "min_free_bytes": after})
+    assert Catalog(path).load()["shared"] == shared
 
 
 @pytest.mark.parametrize("change", [Catalog.put, Catalog.replace])

@@ -342,6 +342,13 @@ class ReplicatedChannelConfig(LogChannelConfig):
             )
         return min_free_bytes
 
+    def at(self, engine: EngineSettings) -> "ReplicatedChannelConfig":
+        """Returns the same channel at another engine, whose stream it leaves the same share of free by default."""
+        is_default = self.min_free_bytes == _share_of_stream({"engine": self.engine})
+        fits = self.min_free_bytes < engine.stream_bytes_max
+        free = self.min_free_bytes if fits and not is_default else _share_of_stream({"engine": engine})
+        return self.model_copy(update={"engine": engine, "min_free_bytes": free})
+
     @property
     def replicated(self) -> "ReplicatedChannelConfig":
         return self

@@ -145,7 +145,7 @@ def _channels(config: Path | None, data_dir: str | None) -> tuple[Path, dict[str
     """Returns the data directory, and the channels of the server's file and of the catalog."""
     settings = load_settings(config, {} if data_dir is None else {"data_dir": data_dir})
     directory = settings.server.data_dir
-    return directory, {**Catalog(directory / CATALOG_FILE).load(), **settings.channels}
+    return directory, {**Catalog(directory / CATALOG_FILE, settings.server.engine).load(), **settings.channels}
 
 
 def _target(data_dir: Path, channel: str, limits: DiskChannelConfig) -> LogTarget:

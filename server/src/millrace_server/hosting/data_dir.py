@@ -17,6 +17,7 @@ from millrace_server.agent.setting_types import ChannelName
 from millrace_server.channels.config import AnyChannelConfig
 from millrace_server.errors import StartError
 from millrace_server.files import lock_owner, make_directories, write_atomically, write_lock_owner
+from millrace_server.replication.engine_settings import EngineSettings
 
 CATALOG_FILE = "catalog.json"
 """The name of the catalog's file."""
@@ -83,15 +84,22 @@ class Catalog:
     A damaged catalog is never repaired or overwritten: the operator decides.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, engine: EngineSettings | None = None) -> None:
+        """`engine`: where replicated channels are, in place of where it was when they were created."""
         self._path = path
+        self._engine = engine
         self._lock = threading.Lock()
         self._channels: dict[str, AnyChannelConfig] | None = None
 
     def load(self) -> dict[str, AnyChannelConfig]:
         """Returns the channels of the catalog, none without a file; raises CatalogError if it cannot be used."""
         with self._lock:
-            return dict(self._loaded())
+            return {name: self._at_engine(config) for name, config in self._loaded().items()}
+
+    def _at_engine(self, config: AnyChannelConfig) -> AnyChannelConfig:
+        if self._engine is None or config.replicated is None:
+            return config
+        return config.replicated.at(self._engine)
 
     def put(self, name: str, config: AnyChannelConfig) -> None:
         """Adds a channel, or replaces its limits."""

@@ -56,7 +56,7 @@ async def serve(
     auditing = also_to_file(AUDIT_LOGGER, None if settings.auth is None else settings.auth.audit_file)
     tracing = traced(settings.server.tracing)
     with stops.from_signals(), reloads.from_signals(), auditing, tracing, locked_data_dir(settings.server.data_dir):
-        catalog = Catalog(settings.server.data_dir / CATALOG_FILE)
+        catalog = Catalog(settings.server.data_dir / CATALOG_FILE, settings.server.engine)
         registry = open_channels(settings, catalog)
         if (address := _known_address(settings.server)) is not None:
             registry.serve_at(address)
