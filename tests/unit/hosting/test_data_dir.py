@@ -221,8 +221,11 @@ def test_load_of_limits_that_are_not_allowed_says_which(path: Path, monkeypatch:
     content = written(path)
     content["channels"]["small"]["type"] = "jdbc"
     path.write_text(json.dumps(content))
-    with pytest.raises(CatalogError, match=r'channels\.small\.type: is "jdbc"; it must be "memory" or "file"'):
+    with pytest.raises(
+        CatalogError, match=r'channels\.small\.type: is "jdbc"; it must be "memory" or "file"'
+    ) as refusal:
         Catalog(path).load()
+    assert str(refusal.value).startswith(f"cannot use the catalog {path}: "), "to move it away is no advice"
 
 
 @pytest.mark.parametrize("change", [Catalog.put, Catalog.replace, lambda catalog, name, _config: catalog.remove(name)])

@@ -159,7 +159,10 @@ class Catalog:
         try:
             return _Channels.model_validate({"channels": channels}, strict=True).channels
         except ValidationError as error:
-            raise self._damaged("; ".join(map(str, describe_problems(error, _Channels)))) from None
+            # Its checksum matches, so it is as it was written: by another version, or where more was installed.
+            raise CatalogError(
+                f"cannot use the catalog {self._path}: {'; '.join(map(str, describe_problems(error, _Channels)))}"
+            ) from None
 
     def _damaged(self, why: str) -> CatalogError:
         return CatalogError(
