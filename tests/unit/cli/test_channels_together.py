@@ -86,6 +86,13 @@ def test_channels_with_a_server_that_does_not_answer_show_the_others(servers: di
     assert "mill-1:7070" in rows["eu"]
 
 
+def test_channels_of_servers_beside_the_option_are_refused(servers: dict[str, FakeClient]) -> None:
+    """One of the two would be ignored."""
+    result = channels(servers, "mill-1:7070", "--server", "mill-2:7070")
+    assert result.exit_code == 2
+    assert "not both" in result.stderr
+
+
 def test_move_hands_a_channel_to_a_server(millrace: RunMillrace, client: FakeClient) -> None:
     """The default port is added."""
     result = millrace("channel", "move", "orders", "mill-2")

@@ -20,7 +20,12 @@ def servers_argument(help_text: str) -> Any:
 
 
 def sessions_of(session: Session, names: Sequence[str]) -> Iterator[tuple[str, Session]]:
-    """Yields the name of each server and how to connect to it; without names, of those that are known."""
+    """Yields the name of each server and how to connect to it; without names, of those that are known.
+
+    Raises CommandError if a name is no address, or the option --server names another one.
+    """
+    if names and session.server:
+        raise CommandError(ExitCode.USAGE, "name the servers as arguments or with --server, not both")
     contexts = load_contexts().by_name
     is_given = session.server or session.context_name or {SERVER_VARIABLE, CONTEXT_VARIABLE} & os.environ.keys()
     for name in names or ([] if is_given else contexts):
