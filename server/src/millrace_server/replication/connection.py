@@ -5,8 +5,7 @@ import itertools
 import json
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import nats.errors
 import structlog
@@ -25,6 +24,22 @@ _RECONNECT_SECONDS = 0.25
 _FOREVER = -1
 
 
+class _Waiting(NamedTuple):
+    """What has the answer to a message, unless its caller has left, and what ends the wait for it."""
+
+    answer: "asyncio.Future[bytes]"
+    timer: asyncio.TimerHandle
+
+    def end(self, result: bytes | Exception) -> None:
+        self.timer.cancel()
+        if self.answer.done():
+            return
+        if isinstance(result, Exception):
+            self.answer.set_exception(result)
+        else:
+            self.answer.set_result(result)
+
+
 class Connection(Client):
     """Adds a quicker way to append, since `publish` copies each message three times.
 
@@ -38,7 +53,8 @@ class Connection(Client):
         self._access = access
         self._answers = ""
         self._numbers = itertools.count()
-        self._waiting: dict[str, asyncio.Future[bytes]] = {}
+        # By the subjects of the answers; also those whose callers have left, until their time is over.
+        self._waiting: dict[str, _Waiting] = {}
         self._on_loss: Callable[[], object]
 
     async def open(self, servers: Sequence[str], on_loss: Callable[[], object]) -> None:
@@ -98,15 +114,13 @@ class Connection(Client):
         reply = f"{self._answers}.{next(self._numbers)}"
         self._send_now(_encoded(subject, reply, headers, pieces, self.max_payload))
         loop = asyncio.get_running_loop()
-        self._waiting[reply] = answer = loop.create_future()
         # Not `asyncio.timeout`, which is for tasks, and takes longer.
-        timer = loop.call_later(seconds, _fail, answer, TimeoutError())
-        answer.add_done_callback(partial(self._forget, reply, timer))
-        return answer
+        waiting = _Waiting(loop.create_future(), loop.call_later(seconds, self._give_up, reply))
+        self._waiting[reply] = waiting
+        return waiting.answer
 
-    def _forget(self, reply: str, timer: asyncio.TimerHandle, _answer: "asyncio.Future[bytes]") -> None:
-        timer.cancel()
-        del self._waiting[reply]
+    def _give_up(self, reply: str) -> None:
+        self._waiting.pop(reply).end(TimeoutError())
 
     def _send_now(self, message: Sequence[Piece]) -> None:
         """Sends a message behind all that waits to be sent, without the task of the base class that does so."""
@@ -120,8 +134,9 @@ class Connection(Client):
 
     async def _fail_waiting(self) -> None:
         """Lets all that wait for an answer know that the connection was lost, so that they get none."""
-        for answer in self._waiting.values():
-            _fail(answer, ConnectionError("the connection to the engine was lost"))
+        lost, self._waiting = self._waiting, {}
+        for waiting in lost.values():
+            waiting.end(ConnectionError("the connection to the engine was lost"))
         self._on_loss()
 
     async def close(self) -> None:
@@ -172,13 +187,13 @@ class Connection(Client):
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         """Gives an answer to what waits for it, without the queue and the task that each subscription has."""
-        answer = self._waiting.get(subject.decode())
-        if answer is None or answer.done():
+        waiting = self._waiting.pop(subject.decode(), None)
+        if waiting is None:
             await super()._process_msg(sid, subject, reply, data, headers)
         elif headers and (await self._process_headers(headers) or {}).get("Status") == _NO_RESPONDERS:
-            answer.set_exception(nats.errors.NoRespondersError())
+            waiting.end(nats.errors.NoRespondersError())
         else:
-            answer.set_result(data)
+            waiting.end(data)
 
 
 async def _ignore_late(_message: Msg) -> None:
@@ -187,11 +202,6 @@ async def _ignore_late(_message: Msg) -> None:
 
 async def _note(error: Exception) -> None:
     _log.debug("the connection to the engine has a problem", error=str(error))
-
-
-def _fail(answer: "asyncio.Future[bytes]", error: Exception) -> None:
-    if not answer.done():
-        answer.set_exception(error)
 
 
 def _encoded(
