@@ -16,6 +16,7 @@ import nats.errors
 import uvloop
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
+from nats.js.errors import NoStreamResponseError
 
 from examples.jetstream_cluster import JetStreamCluster
 from millrace.v1 import channel_service_pb2 as pb
@@ -49,6 +50,7 @@ _ANSWER_BYTES_MAX = 1 << 26
 _BARE = "bare"
 _GETS_AT_ONCE = 3
 _CALL_SECONDS = 30.0
+_POLL_SECONDS = 0.02
 _LEADER_TRIES_MAX = 20
 _LEADER_SECONDS = 2.0
 _LARGE_EVENTS = 1_000
@@ -171,6 +173,7 @@ class _Contenders:
             # Without a leader there is no answer.
             with suppress(nats.errors.TimeoutError):
                 await connection.request(f"$JS.API.STREAM.LEADER.STEPDOWN.{_BARE}", timeout=_LEADER_SECONDS)
+        await _answered(bare)
         return cls(_channel(config, opened.store), _channel(files, local), bare)
 
     def large(self) -> Mapping[str, Callable[[], Awaitable[object]]]:
@@ -206,6 +209,16 @@ class _Contenders:
         for _ in range(calls):
             await self._bare.publish(_BARE, raw, timeout=_CALL_SECONDS)
         return calls * events / (time.perf_counter() - started)
+
+
+async def _answered(bare: JetStreamContext) -> None:
+    """Waits until a publish is answered: the node of the connection may not know of the new leader yet."""
+    async with asyncio.timeout(_CALL_SECONDS):
+        while True:
+            with suppress(NoStreamResponseError):
+                await bare.publish(_BARE, b"", timeout=_CALL_SECONDS)
+                return
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 @cache
