@@ -121,6 +121,10 @@ def test_channels_table_of_each_state_shows_it(state: ChannelState, shown: str, 
         ({"type": ChannelType.MEMORY}, "its events are in memory only: a stop of the server loses them"),
         ({"type": ChannelType.FILE, "fsync": FsyncPolicy.COMMIT}, "its commits survive crashes and power failures"),
         (
+            {"type": ChannelType.REPLICATED},
+            "its commits survive the loss of a machine; the servers where it is created can take it over",
+        ),
+        (
             {"type": ChannelType.FILE, "fsync": FsyncPolicy.INTERVAL, "fsync_interval_seconds": 0.5},
             "its commits survive crashes of the server; a power failure may lose those of the last 0.5 s",
         ),

@@ -131,7 +131,7 @@ def created_sentences(channel: ChannelInfo) -> str:
                 f"up to {limits.memory_capacity:,} events are in memory only, and a crash of the server loses them"
             )
         case ChannelType.REPLICATED:
-            durability = "its commits survive crashes, power failures and the loss of a machine"
+            durability = "its commits survive the loss of a machine; the servers where it is created can take it over"
         case ChannelType.FILE if limits.fsync is FsyncPolicy.INTERVAL:
             lost = f"{limits.fsync_interval_seconds:g} s"
             durability = f"its commits survive crashes of the server; a power failure may lose those of the last {lost}"
