@@ -307,3 +307,25 @@ def test_salvage_of_a_mark_alone_names_as_many_as_the_lost_bytes_held(tmp_path: 
     found, bodies = salvaged(home, before.codec)
     assert not bodies
     assert before.queued <= members(found.lost, max(before.bodies))
+
+
+async def _rotated_beside_memory(base: Path, limits: dict[str, Any]) -> None:
+    async with open_channel(base, **limits) as channel:
+        await append(channel, b"in memory")
+        for _ in range(10):
+            await channel.claim("reader", 30.0, takeover=False)
+            await channel.claims.release("reader", None)
+
+
+def test_salvage_of_a_shortened_log_names_events_in_memory_before_its_beginning(tmp_path: Path) -> None:
+    """Events in memory may be older than all that the log still has, and are written to its end by a stop."""
+    limits = {"memory_capacity": 4, "memory_byte_capacity": 1 << 20, "segment_bytes_max": 400}
+    asyncio.run(_rotated_beside_memory(tmp_path / "made", {**limits, "backup_checkpoint": False}))
+    before = Known(tmp_path / "made" / NAME)
+    assert before.records[0].message["next_sequence"] == 2
+    (put,) = (index for index, record in enumerate(before.records) if record.kind == "PUT")
+    home = tmp_path / NAME
+    damage(before, home, [(put, 0), (put + 1, 0)], keeps_checkpoints=False)
+    found, bodies = salvaged(home, before.codec)
+    assert before.queued - bodies.keys() == {1}
+    assert members(found.lost, 1) == {1}

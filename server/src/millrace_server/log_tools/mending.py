@@ -182,6 +182,9 @@ class LogMender:
             # What the records before the log's first STATE or COMMIT said is in no file any more.
             self._knows_sequence = True
             account.next_sequence = 1 if groups else next_sequence
+            if self.has_reserves and account.next_sequence > 1:
+                # Events in memory may be older than all that the log still has.
+                self._skipped.add(1, account.next_sequence - 1)
         if groups:
             account.is_doubtful = True
             if self._may_skip_sequences(groups, next_sequence):
