@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from millrace_server.channels.config import CHANNEL_NAME_PATTERN
 from millrace_server.flume_import.names import new_names
+from tests.flume_imports import notes_of
 
 
 def test_new_names_of_good_names_are_the_same() -> None:
@@ -29,3 +30,10 @@ def test_new_names_of_any_names_are_good_and_different(names: list[str]) -> None
     assert chosen.keys() == set(names)
     assert len(set(chosen.values())) == len(chosen)
     assert all(re.fullmatch(CHANNEL_NAME_PATTERN, name) for name in chosen.values())
+
+
+def test_import_of_names_that_are_not_known_shows_them_as_they_are_written() -> None:
+    """What marks an unknown value inside the import is in no report."""
+    notes = notes_of("a.sources = ${who}\na.sources.r1.channels = ${where}\n")
+    assert notes["a.sources.${who}"] == "its name is to be filled in"
+    assert all(text.isprintable() and text.isascii() for item in notes.items() for text in item)

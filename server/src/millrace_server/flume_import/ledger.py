@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
+from millrace_server.flume_import.references import without_marks
+
 
 class Fate(IntEnum):
     """What has become of a property, in ascending order of the attention that it needs."""
@@ -69,7 +71,8 @@ class Ledger:
         if key in self._fates:
             self._fates[key] = max(self._fates[key] or Fate.CONVERTED, fate)
         if sentence:
-            self.places.setdefault(Note(key, fate, sentence), place or _NOWHERE)
+            note = Note(without_marks(key), fate, without_marks(sentence))
+            self.places.setdefault(note, place or _NOWHERE)
 
     def omit(self, beginning: str, sentence: str, place: Place | None = None) -> None:
         """Records that a component is left out, with all of its properties."""
