@@ -33,7 +33,7 @@ _PROGRESS_SECONDS = 2.0
 
 _WHY_NOT_OPENED: tuple[tuple[type[Exception], str], ...] = (
     (KeyMissingError, "an encryption key is missing, or another was given for it"),
-    (ChannelMovedError, "it was moved into an engine, and this server's configuration file is the former one"),
+    (ChannelMovedError, "it was moved into an engine by millraced migrate, and its directory says where to"),
 )
 """What clients may know."""
 
