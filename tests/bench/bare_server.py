@@ -3,8 +3,8 @@
 `echo` answers with the bytes received. `sink` answers with a few, and `source` with as many as the request asks for:
 these two carry bytes one way only, as an append or a take does, and so are the more demanding references. Each exists
 as a unary call and as a stream with one answer per message; `source_many` repeats an answer, as Read does. `log`, of a
-server of its own and in both forms, is `sink` with a bare log; `log_alone`, a unary call, is the same with a log of
-Millrace's.
+server of its own and in both forms, is `sink` with a bare log; `parsing_log`, a stream, also does what no server of
+messages can leave out; `log_alone`, a unary call, is `sink` with a log of Millrace's.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ import grpc
 import uvloop
 from grpc import aio
 
+from millrace.v1 import channel_service_pb2 as pb
 from tests.bench.bare_log import BareLog
 from tests.bench.log_alone import LogAlone
 
@@ -29,6 +30,8 @@ SMALL_ANSWER = b"\x08\x01\x10\xe8\x07"
 
 _MESSAGE_BYTES_MAX = 64 << 20
 _SIZE_BYTES = 4
+_SEQUENCE = 1_000_000
+_SECONDS = 1_700_000_000
 
 Context = aio.ServicerContext[bytes, bytes]
 Answering = Callable[[bytes], bytes]
@@ -48,6 +51,14 @@ def sink(request: bytes) -> bytes:
 def source(request: bytes) -> bytes:
     """Returns as many bytes as the request's first four say."""
     return _zeros(int.from_bytes(request[:_SIZE_BYTES], "big"))
+
+
+def parse(request: bytes) -> bytes:
+    """Parses an append, and returns the message that answers it."""
+    last_sequence = _SEQUENCE + pb.AppendStreamRequest.FromString(request).columns.count
+    answer = pb.AppendStreamResponse(first_sequence=_SEQUENCE + 1, last_sequence=last_sequence)
+    answer.commit_time.seconds = _SECONDS
+    return answer.SerializeToString()
 
 
 def source_request(answer_bytes: int, request_bytes: int) -> bytes:
@@ -125,25 +136,17 @@ def _serve_logs(parent: Connection, directory: Path) -> None:
             await bare.append(request)
             return SMALL_ANSWER
 
-        async def log_stream(_requests: object, context: Context) -> None:
-            waiting: asyncio.Queue[asyncio.Future[None] | None] = asyncio.Queue()
-
-            async def read() -> None:
-                while isinstance(request := await context.read(), bytes):
-                    waiting.put_nowait(bare.append(request))
-                waiting.put_nowait(None)
-
-            reading = asyncio.create_task(read())
-            while (synced := await waiting.get()) is not None:
-                await synced
-                await context.write(SMALL_ANSWER)
-            await reading
-
         async def log_alone(request: bytes, _context: Context) -> bytes:
             return await alone.append(request)
 
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
-        await _serve(parent, {"log": unary(log), "log_alone": unary(log_alone), "log_stream": stream(log_stream)})
+        handlers: Handlers = {
+            "log": unary(log),
+            "log_stream": stream(_log_stream(bare, sink)),
+            "parsing_log_stream": stream(_log_stream(bare, parse)),
+            "log_alone": unary(log_alone),
+        }
+        await _serve(parent, handlers)
 
     uvloop.run(serve())
 
@@ -179,5 +182,24 @@ def _stream(answering: Answering) -> Callable[[object, Context], Awaitable[None]
     async def handle(_requests: object, context: Context) -> None:
         while isinstance(request := await context.read(), bytes):
             await context.write(answering(request))
+
+    return handle
+
+
+def _log_stream(log: BareLog, answering: Answering) -> Callable[[object, Context], Awaitable[None]]:
+    async def handle(_requests: object, context: Context) -> None:
+        waiting: asyncio.Queue[tuple[asyncio.Future[None], bytes] | None] = asyncio.Queue()
+
+        async def read() -> None:
+            while isinstance(request := await context.read(), bytes):
+                waiting.put_nowait((log.append(request), answering(request)))
+            waiting.put_nowait(None)
+
+        reading = asyncio.create_task(read())
+        while (appended := await waiting.get()) is not None:
+            synced, answer = appended
+            await synced
+            await context.write(answer)
+        await reading
 
     return handle

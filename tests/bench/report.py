@@ -28,8 +28,9 @@ carry them only the way that Millrace does, and swallow or invent them: a harder
 [b]bare loop[/b] has no RPC: it takes the checksum of the same bytes, writes them and syncs them, one batch after the
 other, into space that it sets aside ahead of the writing as the log does, or into a file that grows. [b]bare log[/b] is
 both, a grpc.aio server that answers what is on the disk, with one sync for all calls that wait, and does nothing else.
+[b]bare parsing log[/b] also parses each request with protobuf and answers it with a message.
 [b]log alone[/b] is Millrace's own log behind grpc.aio: requests are parsed, checked and written as they are with a
-channel, and there is none. These two are what could be reached.
+channel, and there is none. These are what could be reached.
 [b]CPU us[/b] is the server's processor time for one batch, or call.
 """
 

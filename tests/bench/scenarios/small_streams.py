@@ -30,11 +30,14 @@ def file_small_streams_scenario(world: World) -> Scenario:
 
     ours = contender("AppendStream", world.server.process.pid, world.method("AppendStream", request))
     bare = {
-        name: contender(f"bare {name}", server.pid, Method(connection, METHOD.format(f"{name}_stream"), request))
+        name: contender(
+            f"bare {name.replace('_', ' ')}", server.pid, Method(connection, METHOD.format(f"{name}_stream"), request)
+        )
         for name, server, connection in (
             ("echo", world.bare_server, world.bare),
             ("sink", world.bare_server, world.bare),
             ("log", world.log_server, world.logs),
+            ("parsing_log", world.log_server, world.logs),
         )
     }
     return Scenario(
@@ -45,6 +48,6 @@ def file_small_streams_scenario(world: World) -> Scenario:
         ours=[replace(ours, tidy=world.empty)],
         echo=bare["echo"],
         one_way=bare["sink"],
-        logs=[bare["log"]],
+        logs=[bare["log"], bare["parsing_log"]],
         target=of_echo(0.8),
     )
