@@ -270,6 +270,27 @@ def _lose_answers(lone: LoneConnection, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(lone, "_process_msg", ignore)
 
 
+async def test_lone_group_behind_an_answer_that_did_not_come_goes_over_the_other_connection(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of the engine that stands still delays one append, and is used again once it answers anything."""
+    async with engine_at(nats_url) as engine, owned_log(engine, new_name()) as log:
+        await log.submit(b"1")
+        await _idle(log)
+        assert engine.lone is not None
+        calls = _counted_calls(engine, monkeypatch)
+        with monkeypatch.context() as losing:
+            _lose_answers(engine.lone, losing)
+            await log.submit(b"2")
+            await _idle(log)
+            await log.submit(b"3")
+            await _idle(log)
+        assert calls == ["start", "start"]
+        await engine.lone.flush()
+        await log.submit(b"4")
+        assert calls == ["start", "start"]
+
+
 async def test_lone_group_that_may_arrive_later_is_not_refused(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream without room refuses one whose outcome is known; another might still be stored, once there is room."""
     monkeypatch.setattr("millrace_server.replication.stream_reading.UNKNOWN_SECONDS_MAX", 0.5)

@@ -1,11 +1,12 @@
 """The connection over which lone appends go."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millrace_server.replication.connection import Connection
 from millrace_server.replication.engine_access import EngineAccess
+from millrace_server.wal.disk import Piece
 
 _AGAIN_SECONDS = 0.25
 
@@ -23,6 +24,28 @@ class LoneConnection(Connection):
         super().__init__(access)
         self._loop = asyncio.get_running_loop()
         self._opening = self._loop.create_task(self.open(servers, lambda: None))
+        self._is_silent = False
+
+    def send(
+        self, subject: str, headers: Mapping[str, str], pieces: Sequence[Piece], seconds: float
+    ) -> "asyncio.Future[bytes]":
+        """Sends a message; see `Connection.send`.
+
+        Raises ConnectionError also while its server, which did not answer in time, may stand still: else each append
+        would wait as long for it, though the first connection may be to another one.
+        """
+        if self._is_silent:
+            raise ConnectionError("the engine's server did not answer")
+        return super().send(subject, headers, pieces, seconds)
+
+    def _give_up(self, reply: str) -> None:
+        self._is_silent = True
+        super()._give_up(reply)
+
+    async def _process_pong(self) -> None:
+        """Notes that the server answers, as it is asked to every few seconds and when a connection has been made."""
+        self._is_silent = False
+        await super()._process_pong()
 
     def close_from_thread(self) -> None:
         """Closes the connection from another thread; blocks, but not for an engine that does not answer."""
