@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,13 +47,15 @@ async def test_pages_without_a_session_are_refused(site: ConsoleSite) -> None:
 
 async def test_login_with_a_token_begins_a_session_that_scripts_cannot_read(site: ConsoleSite) -> None:
     """Every request of the page carries the cookie, and no request of another site's page does."""
-    assert (await site.console.read("/api/session"))["identity"] is None
+    before = await site.console.read("/api/session")
+    assert (before["is_required"], before["identity"], before["server"]) == (True, None, None)
     answer = await site.console.log_in(site.tokens["viewer"] + "\n")
     assert (answer.status, answer.json()["identity"]) == (200, "viewer")
     cookie = answer.headers["set-cookie"]
     assert {"HttpOnly", "SameSite=strict", "Path=/"} < set(cookie.split("; "))
     assert site.tokens["viewer"] not in cookie
-    assert (await site.console.read("/api/session"))["identity"] == "viewer"
+    session = await site.console.read("/api/session")
+    assert (session["identity"], session["server"]["version"]) == ("viewer", version("millrace-server"))
     assert (await site.console.read("/api/overview"))["total"] == 0
 
 

@@ -47,13 +47,18 @@ class Login:
 
     def _document(self, identity: Identity | None) -> dict[str, Any]:
         expiry_time = math.inf if identity is None else identity.expiry_time
+        is_required = self._access is not None
         return {
-            "is_required": self._access is not None,
+            "is_required": is_required,
             "identity": identity and identity.name,
             "proof": identity and identity.proof,
             "expiry_time": expiry_time if math.isfinite(expiry_time) else None,
-            "server": {"version": version("millrace-server"), "start_time": self._start_time, "time": time.time()},
+            # Strangers need not learn which version to attack.
+            "server": None if is_required and identity is None else self._describe_server(),
         }
+
+    def _describe_server(self) -> dict[str, Any]:
+        return {"version": version("millrace-server"), "start_time": self._start_time, "time": time.time()}
 
     async def begin(self, request: Request) -> Response:
         if self._access is None or self._gate.sessions is None:
