@@ -171,11 +171,23 @@ def read_named(path: Path, bytes_max: int, *, is_secret: bool = False) -> bytes:
         raise ValueError(f"is {shown}, which cannot be read: {error.strerror}") from None
     if len(content) > bytes_max:
         raise ValueError(f"is {shown}, which is larger than {bytes_max} bytes")
-    if is_secret and stat.S_ISREG(mode) and mode & stat.S_IROTH:
-        raise ValueError(f"is {shown}, which every user of this machine may read; run: chmod o-rwx {path}")
+    if is_secret:
+        _refuse_public(path, mode)
     if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
         raise ValueError(f"is {shown}, which every user of this machine may change; run: chmod o-w {path}")
     return content
+
+
+def refuse_public_secret(path: Path) -> None:
+    """Raises ValueError if every user may read a secret; whether there is a file at all is left to its reader."""
+    with suppress(OSError):
+        _refuse_public(path, path.stat().st_mode)
+
+
+def _refuse_public(path: Path, mode: int) -> None:
+    if stat.S_ISREG(mode) and mode & stat.S_IROTH:
+        shown = json.dumps(str(path))
+        raise ValueError(f"is {shown}, which every user of this machine may read; run: chmod o-rwx {path}")
 
 
 def write_lock_owner(descriptor: int) -> None:
