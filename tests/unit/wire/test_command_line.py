@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from millrace.command_line import tables
 from millrace.command_line.notes import printable
 from millrace.command_line.tables import plain_table
 
@@ -65,6 +66,23 @@ def test_plain_table_on_a_narrow_terminal_leaves_out_the_last_columns() -> None:
 def test_plain_table_without_rows_has_its_headings() -> None:
     """Nobody takes an empty list for a failure."""
     assert drawn([], 80)[0].split() == ["NAME", "STATE", "EVENTS", "TYPE"]
+
+
+def test_plain_table_in_a_pipe_aligns_its_columns_without_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid would take seconds for thousands of channels; characters of two columns count as two."""
+    monkeypatch.setattr(tables, "_grid", None)
+    table = plain_table(
+        [("注文", 7, ""), ("a-name", 1_234, REASON)],
+        {"NAME": lambda row: row[0], "EVENTS>": lambda row: f"{row[1]:,}"},
+        {"REASON": lambda row: row[2]},
+    )
+    screen = io.StringIO()
+    Console(file=screen, width=300, force_terminal=False).print(table)
+    assert [line.rstrip() for line in screen.getvalue().splitlines()] == [
+        "NAME    EVENTS  REASON",
+        "注文         7  -",
+        f"a-name   1,234  {REASON}",
+    ]
 
 
 @pytest.mark.parametrize("program", ["millrace", "millraced", "millrace-spark"])

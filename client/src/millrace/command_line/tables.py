@@ -1,13 +1,14 @@
 """Tables without borders: fitted to a terminal, complete in a pipe."""
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -63,7 +64,7 @@ class PlainTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if not console.is_terminal:
             columns = [*self._columns, *map(_with_dashes, self._details)]
-            yield _grid(columns, [column.width for column in columns], range(self.row_count), has_heading=True)
+            yield Segment("\n".join(_lines(columns)) + "\n")
             return
         columns, widths = self._fitted(options.max_width)
         begin = 0
@@ -95,6 +96,20 @@ class PlainTable:
 
 def _with_dashes(column: _Column) -> _Column:
     return replace(column, cells=[cell or Text("-") for cell in column.cells])
+
+
+def _lines(columns: Sequence[_Column]) -> Iterator[str]:
+    """Yields the heading and the rows: a grid takes a millisecond a row, and there may be thousands."""
+    widths = [column.width for column in columns]
+    for cells in (
+        [Text(column.heading) for column in columns],
+        *zip(*(column.cells for column in columns), strict=True),
+    ):
+        padded = []
+        for column, width, cell in zip(columns, widths, cells, strict=True):
+            padding = " " * (width - cell.cell_len)
+            padded.append(padding + cell.plain if column.is_number else cell.plain + padding)
+        yield (" " * _GAP).join(padded)
 
 
 def _grid(columns: Sequence[_Column], widths: Sequence[int], rows: Iterable[int], *, has_heading: bool) -> Table:
