@@ -295,6 +295,21 @@ def test_salvage_of_a_shortened_log_gives_no_event_another_sequence(tmp_path: Pa
     assert before.queued - bodies.keys() <= members(found.lost, max(before.bodies))
 
 
+def test_salvage_of_a_shortened_log_without_its_state_names_all_stamps_before_it(tmp_path: Path) -> None:
+    """Only the lost STATE had them, and perhaps a claim."""
+    asyncio.run(_shortened(tmp_path / "made"))
+    before = Known(tmp_path / "made" / NAME)
+    first = before.records[0].message["next_sequence"]
+    damage(before, tmp_path / NAME, [(0, 0)], keeps_checkpoints=False)
+    # Each of the others begins with a STATE that has them all.
+    for segment in segments(tmp_path / NAME)[1:]:
+        segment.unlink()
+    found, bodies = salvaged(tmp_path / NAME, before.codec)
+    assert bodies
+    assert found.unstamped == [(1, first - 1)]
+    assert found.is_doubtful
+
+
 def test_salvage_of_a_mark_alone_names_as_many_as_the_lost_bytes_held(tmp_path: Path) -> None:
     """Even where the header is damaged, too, it is known how many bytes of records are missing."""
     asyncio.run(_shortened(tmp_path / "made"))

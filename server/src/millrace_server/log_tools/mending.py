@@ -179,12 +179,7 @@ class LogMender:
         account = self.account
         is_front_known = self._knows_sequence or self._has_beginning or next_sequence is None
         if not self._knows_sequence and next_sequence is not None:
-            # What the records before the log's first STATE or COMMIT said is in no file any more.
-            self._knows_sequence = True
-            account.next_sequence = 1 if groups else next_sequence
-            if self.has_reserves and account.next_sequence > 1:
-                # Events in memory may be older than all that the log still has.
-                self._skipped.add(1, account.next_sequence - 1)
+            self._begin(1 if groups else next_sequence)
         if groups:
             account.is_doubtful = True
             if self._may_skip_sequences(groups, next_sequence):
@@ -197,6 +192,18 @@ class LogMender:
             else:
                 self._skipped.add(account.next_sequence, next_sequence - 1)
             account.next_sequence = next_sequence
+
+    def _begin(self, next_sequence: int) -> None:
+        """Notes the next sequence at the log's beginning. What its records before that said is in no file any more."""
+        account = self.account
+        self._knows_sequence = True
+        account.next_sequence = next_sequence
+        if next_sequence > 1 and account.is_doubtful:
+            # The log's first STATE is lost, and with it the stamps of all events that it did not have any more.
+            account.unstamped.add(1, next_sequence - 1)
+        if next_sequence > 1 and self.has_reserves:
+            # Events in memory may be older than all that the log still has.
+            self._skipped.add(1, next_sequence - 1)
 
     def _group(self, missing: range) -> _Group:
         group = _Group(missing)
