@@ -73,6 +73,13 @@ def test_import_of_a_host_interceptor_uses_the_address_by_default() -> None:
     assert host == {"type": "host", "use": "ip", "header": "hostname", "preserve_existing": False}
 
 
+def test_import_of_combined_sets_of_characters_keeps_what_they_match() -> None:
+    """Java's sets may hold others and be intersected, for which the expression gets a flag."""
+    lines = "interceptors = f\ninterceptors.f.type = regex_filter\ninterceptors.f.regex = ^[a-z&&[^b]]"
+    [converted] = source_of(f"type = seq\n{lines}")["interceptors"]
+    assert converted["pattern"] == "(?V1)^[a-z&&[^b]]"
+
+
 def test_import_of_the_guides_regular_expressions_keeps_them() -> None:
     """Escapes of Java's properties are those of the file, not of the expression."""
     [extractor] = tables_of(example("regex_extractor").replace("netcat", "http"))["sources"]["r1"]["interceptors"]

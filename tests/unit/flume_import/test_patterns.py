@@ -3,12 +3,14 @@ from fnmatch import fnmatchcase
 
 import pytest
 
+from millrace_server.agent.interceptors.regexes import compile_pattern
 from millrace_server.agent.sinks.files.paths import PathTemplate
 from millrace_server.flume_import.patterns import (
     has_single_dot,
     to_globs,
     to_path_template,
     to_posix,
+    to_regex,
     to_replacement,
     to_strptime_format,
 )
@@ -57,6 +59,26 @@ def test_posix_of_javas_expression_matches_the_same_names(java: str, posix: str)
 def test_posix_of_what_only_java_has_is_none(pattern: str) -> None:
     """POSIX would take it for something else, silently."""
     assert to_posix(pattern) is None
+
+
+@pytest.mark.parametrize(
+    ("java", "matching", "others"),
+    [
+        ("[a-z&&[^b]]+", ["a", "caz"], ["b", "&"]),
+        ("x[a[bc]]", ["xa", "xc"], ["x[]", "xd"]),
+        (r"[^\[\]]+", ["a"], ["[", "]"]),
+        (r"\[a&&b", ["[a&&b"], ["a"]),
+    ],
+)
+def test_regex_of_javas_expression_combines_sets(java: str, matching: list[str], others: list[str]) -> None:
+    """Without the flag, the library takes the signs of unions and intersections for characters."""
+    compiled = compile_pattern(to_regex(java))
+    assert [text for text in matching + others if compiled.fullmatch(text)] == matching
+
+
+def test_regex_of_any_other_expression_is_the_same() -> None:
+    """So that people recognize it."""
+    assert to_regex(r"^(\S+) [0-9] (?:x|\[y\])$") == r"^(\S+) [0-9] (?:x|\[y\])$"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import re
 from millrace_server.flume_import.component_table import find_component
 from millrace_server.flume_import.conversion import OwnCode, convert
 from millrace_server.flume_import.options import Options, Table, set_values
-from millrace_server.flume_import.patterns import to_replacement, to_strptime_format
+from millrace_server.flume_import.patterns import to_regex, to_replacement, to_strptime_format
 
 _LIST_SEPARATOR = r"\s*,\s*"
 
@@ -21,7 +21,10 @@ def convert_interceptors(source: Options) -> list[Table]:
 
 def _convert(options: Options) -> Table | None:
     component = find_component("interceptor", options.text("type"))
-    return convert(component, options, _OWN.get(component.name))
+    table = convert(component, options, _OWN.get(component.name))
+    if table is not None and isinstance(pattern := table.get("pattern"), str):
+        table["pattern"] = to_regex(pattern)
+    return table
 
 
 def _remove_header(options: Options, table: Table) -> None:

@@ -30,7 +30,7 @@ _GLOBS_MAX = 64
 _JAVA_PARTS = re.compile(
     r"(?P<open>\(\?:)|\\(?P<escaped>.)|(?P<set>\[\^?(?:\\.|[^\]\\])*\])|(?P<quantifier>[*+?]|\{[\d,]+\})\??"
 )
-_JAVA_SETS = re.compile(r"\[[^\]]*(?:\[|&&)")
+_JAVA_SETS = re.compile(r"(?<!\\)\[(?:\\.|[^\]\\])*?(?:\[|&&)")
 """A union or an intersection of sets of characters."""
 _POSIX_CLASSES = {"d": "0-9", "w": "A-Za-z0-9_"}
 
@@ -97,6 +97,11 @@ def _to_posix_part(match: re.Match[str]) -> str:
     if match["escaped"] in _POSIX_CLASSES:
         return f"[{_POSIX_CLASSES[match['escaped']]}]"
     return match["quantifier"] or match[0]
+
+
+def to_regex(pattern: str) -> str:
+    """Returns what matches as Java's regular expression: its sets of characters may hold others and be intersected."""
+    return f"(?V1){pattern}" if _JAVA_SETS.search(pattern) else pattern
 
 
 def to_strptime_format(pattern: str) -> str | None:
