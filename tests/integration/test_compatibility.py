@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import millrace_client as millrace
+from millrace_server.channels.channel_file import ChannelFile
 from tests.conftest import StartMillraced
 from tests.fenced_blocks import blocks_of
 from tests.millraced import Millraced, run_millraced
@@ -162,6 +164,38 @@ def test_upgrade_check_of_a_damaged_checkpoint_says_so(kept_data: Path) -> None:
         assert check.returncode == 1
         assert f"orders: {checkpoint}: is damaged" in check.stdout
         assert "clicks: log format 1" in check.stdout
+
+
+@pytest.mark.parametrize("kept_data", ["stopped"], indirect=True)
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("moved_to", "stream MILLRACE_orders", "the channel was moved to stream MILLRACE_orders"),
+        ("is_deleted", True, "the channel was being deleted"),
+        ("repaired_from", 7, "a repair was interrupted"),
+    ],
+)
+def test_upgrade_check_of_a_channel_that_is_not_open_to_tools_shows_the_others(
+    kept_data: Path, field: str, value: object, why: str
+) -> None:
+    """One channel's state keeps nobody from learning about the rest."""
+    home = kept_data / "channels" / "orders"
+    file = ChannelFile.read(home)
+    assert file is not None
+    replace(file, **{field: value}).write(home)  # type: ignore[arg-type] # its own type
+    check = run_millraced("upgrade", "--check", "--data-dir", kept_data)
+    assert check.returncode == 1
+    assert f"orders: {home}: {why}" in check.stdout
+    assert "clicks: log format 1" in check.stdout
+
+
+def test_upgrade_check_of_a_damaged_channel_file_says_so(kept_data: Path) -> None:
+    """The server would not open the channel."""
+    file = kept_data / "channels" / "orders" / "channel.json"
+    file.write_text("{")
+    check = run_millraced("upgrade", "--check", "--data-dir", kept_data)
+    assert check.returncode == 1
+    assert f"orders: {file} is damaged" in check.stdout
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,10 @@ class UnavailableError(ToolError):
     """Raised when the files may be good, but not now or not for this program: in use, encrypted, of another version."""
 
 
+class OtherVersionError(UnavailableError):
+    """Raised when another version wrote the files."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChannelLayout:
     """One channel's directories and what their `channel.json` files say."""
@@ -68,7 +72,8 @@ def find_layout(directories: Sequence[Path], checkpoint_dir: Path | None = None)
 
     Raises:
         UsageError: They are no directories, hold no channel, or are not all of one.
-        UnavailableError: Another version of Millrace wrote them, or the channel was being deleted.
+        OtherVersionError: Another version of Millrace wrote them.
+        UnavailableError: The channel was being deleted or repaired, or was moved.
     """
     for path in directories:
         _check_directory(path)
@@ -130,7 +135,7 @@ def _read_file(path: Path, files: dict[Path, ChannelFile], problems: dict[Path, 
         file = ChannelFile.read(path)
     except DirectoryError as error:
         if _is_of_another_version(path / CHANNEL_FILE):
-            raise UnavailableError(str(error)) from None
+            raise OtherVersionError(str(error)) from None
         problems[path] = str(error)
         return
     if file is None:

@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace_server.log_tools.layout import ChannelLayout, check_regular, find_layout, segment_paths
+from millrace_server.channels.channel_file import CHANNEL_FILE
+from millrace_server.log_tools.layout import (
+    ChannelLayout,
+    OtherVersionError,
+    ToolError,
+    check_regular,
+    find_layout,
+    segment_paths,
+)
 from millrace_server.wal import checkpoints
 from millrace_server.wal import format as segment_format
 from millrace_server.wal.checkpoints import CheckpointFiles
@@ -57,7 +65,7 @@ def inspect_channel(data_dirs: Sequence[Path], checkpoint_dir: Path, codec: Payl
     """Finds out what an upgrade does to one channel; None if it has no directory yet, as it was never opened.
 
     Raises:
-        ToolError: Its directories are not those of one whole channel.
+        OtherVersionError: Another version wrote its `channel.json`.
         OSError: Its files cannot be read.
     """
     directories, problems = [], []
@@ -74,14 +82,21 @@ def inspect_channel(data_dirs: Sequence[Path], checkpoint_dir: Path, codec: Payl
                 directories.append(path)
             else:
                 problems.append(f"{path}: is not a directory")
-    if problems:
-        return ChannelUpgrade(data_dirs[0].name, FileVersions(0, 0), "; ".join(problems))
-    return _inspect_files(find_layout(directories, checkpoint_dir), codec) if directories else None
+    if not problems:
+        try:
+            return _inspect_files(find_layout(directories, checkpoint_dir), codec) if directories else None
+        except OtherVersionError:
+            raise
+        except ToolError as error:
+            problems.append(str(error))
+    return ChannelUpgrade(data_dirs[0].name, FileVersions(0, 0), "; ".join(problems))
 
 
 def _inspect_files(layout: ChannelLayout, codec: PayloadCodec) -> ChannelUpgrade:
     versions = read_versions(layout.directories, layout.checkpoint_dir)
-    problems = [_header_problem(layout.directories), _checkpoint_problem(layout, codec)]
+    # A directory that was added to the configuration is empty still.
+    refused = [why for path, why in layout.problems.items() if (path / CHANNEL_FILE).exists() or segment_paths([path])]
+    problems = [*refused, _header_problem(layout.directories), _checkpoint_problem(layout, codec)]
     return ChannelUpgrade(layout.name, versions, "; ".join(filter(None, problems)))
 
 
