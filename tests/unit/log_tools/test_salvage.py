@@ -344,3 +344,28 @@ def test_salvage_of_a_shortened_log_names_events_in_memory_before_its_beginning(
     found, bodies = salvaged(home, before.codec)
     assert before.queued - bodies.keys() == {1}
     assert members(found.lost, 1) == {1}
+
+
+async def _batches(base: Path) -> None:
+    async with open_channel(base, segment_bytes_max=400) as channel:
+        for number in range(12):
+            await append(channel, *[b"%d" % number] * 10)
+
+
+@pytest.mark.parametrize("is_header_damaged", [False, True])
+def test_salvage_without_the_last_records_and_a_segment_names_what_both_had(
+    tmp_path: Path, *, is_header_damaged: bool
+) -> None:
+    """A segment that is missing had about as many bytes as the next one states; no sequence is granted again."""
+    asyncio.run(_batches(tmp_path / "made"))
+    before = Known(tmp_path / "made" / NAME)
+    *_, missing, last = segments(before.home)
+    home = tmp_path / NAME
+    at_end = [index for index, record in enumerate(before.records[:-1]) if record.segment == last]
+    damage(before, home, [(index, 0) for index in at_end], keeps_checkpoints=False)
+    (home / missing.name).unlink()
+    if is_header_damaged:
+        flip(home / last.name, 20)
+    found, bodies = salvaged(home, before.codec)
+    assert before.queued - bodies.keys() <= members(found.lost, max(before.bodies))
+    assert found.recovered.next_sequence > max(before.queued)

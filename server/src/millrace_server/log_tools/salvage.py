@@ -98,8 +98,14 @@ def _read_log(
 ) -> tuple[Salvage, LogMender]:
     account = ChannelAccount()
     found, mender = Salvage(account.recovered), LogMender(account, checkpoint, has_reserves=has_reserves)
+    last: SegmentView | None = None
     for segment in view.segments:
+        header = _header(segment)
+        if last is not None:
+            mender.gap_bytes += _missing_bytes(last, segment, header)
+        mender.begin_segment(header.first_lsn if header else 0)
         _read_segment(view, segment, codec, mender, found)
+        last = segment
     mender.finish()
     return found, mender
 
@@ -115,11 +121,20 @@ def _sort_out(account: ChannelAccount, reader: PieceReader, found: Salvage) -> N
     found.lost, found.redelivered = list(lost), list(redelivered)
 
 
-def _read_segment(view: LogView, segment: SegmentView, codec: PayloadCodec, mender: LogMender, found: Salvage) -> None:
+def _header(segment: SegmentView) -> SegmentHeader | None:
     try:
-        mender.begin_segment(SegmentHeader.decode(segment.file.read(SEGMENT_HEADER_BYTES, 0)).first_lsn)
+        return SegmentHeader.decode(segment.file.read(SEGMENT_HEADER_BYTES, 0))
     except FormatError:
-        mender.begin_segment(0)
+        return None
+
+
+def _missing_bytes(before: SegmentView, segment: SegmentView, header: SegmentHeader | None) -> int:
+    """Returns how much the missing segments between two had: each as much as the last of them, as far as is known."""
+    missing_count = max(segment.segment_id - before.segment_id - 1, 0)
+    return missing_count * (header.previous_length if header else before.file.size())
+
+
+def _read_segment(view: LogView, segment: SegmentView, codec: PayloadCodec, mender: LogMender, found: Salvage) -> None:
     scanner = view.scanner(segment)
     for item in scanner.records_and_gaps(SEGMENT_HEADER_BYTES, segment.file.size()):
         if not isinstance(item, ScannedRecord):
