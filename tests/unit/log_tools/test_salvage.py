@@ -369,3 +369,24 @@ def test_salvage_without_the_last_records_and_a_segment_names_what_both_had(
     found, bodies = salvaged(home, before.codec)
     assert before.queued - bodies.keys() <= members(found.lost, max(before.bodies))
     assert found.recovered.next_sequence > max(before.queued)
+
+
+async def _consumed_in_memory(base: Path, **limits: Any) -> None:
+    async with open_channel(base, **limits) as channel:
+        await append(channel, b"a", b"b", stamp=Stamp("lone", 0, 1))
+        await channel.transactions.commit([await begin_with_takes(channel, 2)], None)
+        for number in range(6):
+            await append(channel, b"%d" % number)
+        await channel.transactions.commit([await begin_with_takes(channel, 6)], None)
+
+
+def test_salvage_without_the_last_memory_state_names_the_stamps_of_what_was_in_memory(tmp_path: Path) -> None:
+    """No other record has them; the events were consumed, and are not lost."""
+    limits: dict[str, Any] = {"memory_capacity": 4, "memory_byte_capacity": 1 << 20}
+    asyncio.run(_consumed_in_memory(tmp_path / "made", **limits))
+    before = Known(tmp_path / "made" / NAME, **limits)
+    last = max(index for index, record in enumerate(before.records) if record.kind == "KEEP")
+    damage(before, tmp_path / NAME, [(last, 0)], keeps_checkpoints=False)
+    found, _ = salvaged(tmp_path / NAME, before.codec)
+    assert not dict(found.recovered.ledger.producers())
+    assert {1, 2} <= members(found.unstamped, 2)

@@ -182,6 +182,9 @@ class LogMender:
             self._begin(1 if groups else next_sequence)
         if groups:
             account.is_doubtful = True
+            # Any may have been a MEMORY_STATE, which alone has the stamps of events that were in memory only.
+            for skipped in self._skipped:
+                account.unstamped.add(*skipped)
             if self._may_skip_sequences(groups, next_sequence):
                 self._lose_groups(groups, next_sequence)
             else:
