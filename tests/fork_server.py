@@ -1,8 +1,8 @@
 """Fast starts of the project's programs: a server process imports them once, and forks each of them.
 
 A start of `millraced` spends more than a second of processor time on imports, and the suite starts hundreds. A forked
-program is a process of its own: it has arguments, streams, an exit code, and may be killed. Tests of the documented
-commands run `python -m millrace_server` instead.
+program is a process of its own: it has arguments, streams, an exit code, and may be killed. In the shell commands of
+`run_script` a small program stands for it. Tests of what is installed run the programs themselves.
 """
 
 import atexit
@@ -38,6 +38,9 @@ _IMPORTED_LATE = (
 )
 """The modules that the programs import when they need them."""
 
+REQUESTS_VARIABLE = "MILLRACE_TESTS_FORK_SERVER"
+"""The environment variable with the descriptor of a fork server's requests, for programs that stand for forked ones."""
+
 _creation = threading.Lock()
 _ROOT = Path(__file__).resolve().parents[1]
 _LOST_EXIT_CODE = -signal.SIGKILL
@@ -54,7 +57,7 @@ class ForkedProgram:
         stderr: The end of the pipe to read from, if `PIPE` was given.
     """
 
-    def __init__(  # noqa: PLR0913 - the parameters of `subprocess.Popen`
+    def __init__(  # noqa: PLR0913 - the parameters of `subprocess.Popen`, and the server to ask
         self,
         program: str,
         arguments: Sequence[str | Path],
@@ -64,6 +67,7 @@ class ForkedProgram:
         stderr: IO[bytes] | int = subprocess.DEVNULL,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        requests: socket.socket | None = None,
     ) -> None:
         self.returncode: int | None = None
         request = {
@@ -80,7 +84,7 @@ class ForkedProgram:
             self._status, its_status = socket.socketpair()
             given.callback(its_status.close)
             handed_over = [its_status.fileno(), read_from, written_to, told_to]
-            socket.send_fds(_fork_server().requests, [json.dumps(request).encode()], handed_over)
+            socket.send_fds(requests or fork_requests(), [json.dumps(request).encode()], handed_over)
         self._answers = self._status.makefile("r", encoding="ascii")
         self.pid = int(self._answers.readline())
 
@@ -201,16 +205,32 @@ class _ForkServer:
         self.process.wait()
 
 
-def _fork_server() -> _ForkServer:
-    """Returns the fork server of this process; a forked process has its own."""
+def fork_requests() -> socket.socket:
+    """Returns the connection to the fork server of this process; a forked process has its own."""
     # Several threads may ask at once, and a server without a reference would end under the programs it started.
     with _creation:
-        return _fork_server_of(os.getpid())
+        return _fork_server_of(os.getpid()).requests
 
 
 @cache
 def _fork_server_of(_owner_pid: int) -> _ForkServer:
     return _ForkServer()
+
+
+def stand_for(program: str) -> None:
+    """Is a process for a program of a shell: a forked one with its arguments, streams and signals, and ends as it does.
+
+    The descriptor of a fork server's requests is in the environment.
+    """
+    with socket.socket(fileno=int(os.environ.pop(REQUESTS_VARIABLE))) as requests:
+        running = ForkedProgram(program, sys.argv[1:], stdin=0, stdout=1, stderr=2, requests=requests)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: running.send_signal(signal.Signals(number)))
+    exit_code = running.wait()
+    if exit_code < 0:
+        signal.signal(-exit_code, signal.SIG_DFL)
+        os.kill(os.getpid(), -exit_code)
+    sys.exit(exit_code)
 
 
 # The fork server itself.

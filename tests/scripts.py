@@ -1,11 +1,35 @@
 """Shell commands of the documentation, run as a reader would."""
 
+import atexit
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.fork_server import REQUESTS_VARIABLE, fork_requests
 
 _SECONDS_MAX = 100.0
+_STAND_IN = """\
+#!/bin/sh
+exec {python} -S -c 'import sys; sys.path[0] = "{root}"; import tests.fork_server as it; it.stand_for("{program}")' "$@"
+"""
+"""Imports nothing of the program that it stands for, which took most of the time of a short command."""
+
+
+@cache
+def _stand_ins() -> str:
+    """A folder with programs that stand for forked ones; it goes with this process."""
+    folder = TemporaryDirectory(prefix="millrace-programs-")
+    atexit.register(folder.cleanup)
+    for program in ("millrace", "millraced"):
+        path = Path(folder.name) / program
+        path.write_text(
+            _STAND_IN.format(python=sys.executable, root=Path(__file__).resolve().parents[1], program=program)
+        )
+        path.chmod(0o755)
+    return folder.name
 
 
 def run_script(script: str, folder: Path, **environment: str) -> str:
@@ -16,14 +40,22 @@ def run_script(script: str, folder: Path, **environment: str) -> str:
         folder: The working directory, in which contexts of `millrace` are kept, too.
         environment: Variables in addition to this process's.
     """
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    path = os.pathsep.join((_stand_ins(), str(Path(sys.executable).parent), os.environ["PATH"]))
+    requests = fork_requests().fileno()
     ran = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         capture_output=True,
         check=False,
         cwd=folder,
         encoding="utf-8",
-        env={**os.environ, "PATH": path, "XDG_CONFIG_HOME": str(folder / "config"), **environment},
+        env={
+            **os.environ,
+            "PATH": path,
+            "XDG_CONFIG_HOME": str(folder / "config"),
+            REQUESTS_VARIABLE: str(requests),
+            **environment,
+        },
+        pass_fds=[requests],
         stdin=subprocess.DEVNULL,
         timeout=_SECONDS_MAX,
     )
