@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from millrace_server.agent.components import Component, ComponentKind, Components, ComponentState
 from millrace_server.agent.supervision import Backoff, ComponentError, ComponentFailedError, supervise
-from millrace_server.errors import ChannelFullError
+from millrace_server.errors import ChannelFullError, NotOwnerError
 from tests.file_channels import until
 
 
@@ -50,6 +50,21 @@ async def test_supervise_of_an_unreachable_target_retries_and_logs_it_once(
     assert work.runs == 31
     assert [entry["event"] for entry in log] == ["backs off", "works again"]
     assert component.failure_count == 30
+
+
+@pytest.mark.parametrize(
+    ("address", "state"), [("mill-1:7070", ComponentState.STANDING_BY), ("", ComponentState.BACKING_OFF)]
+)
+async def test_supervise_where_another_server_owns_the_channel_stands_by(
+    component: Component, address: str, state: ComponentState
+) -> None:
+    """The component at that server works, so nothing is wrong; without an owner none works."""
+    work = Work(component, [NotOwnerError("channel 'orders' is elsewhere", address=address)])
+    supervising = asyncio.create_task(supervise(component, work.run, Backoff(first_seconds=60.0)))
+    await until(lambda: component.is_waiting)
+    assert (component.state, component.reason) == (state, "NOT_OWNER: channel 'orders' is elsewhere")
+    component.retry()
+    await supervising
 
 
 @pytest.mark.parametrize(

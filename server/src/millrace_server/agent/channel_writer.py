@@ -12,7 +12,7 @@ from millrace_server.agent.events import EventTable, part_of
 from millrace_server.agent.interceptor_run import StepError
 from millrace_server.agent.interceptors.interceptor import Interceptor
 from millrace_server.agent.spans import source_span
-from millrace_server.agent.supervision import Backoff, ComponentError, describe
+from millrace_server.agent.supervision import Backoff, ComponentError, describe, mark_not_owner
 from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
@@ -22,6 +22,7 @@ from millrace_server.errors import (
     ForbiddenError,
     InternalError,
     MillraceError,
+    NotOwnerError,
     OffsetGapError,
     TxnCapacityError,
 )
@@ -205,12 +206,16 @@ class ChannelWriter:
 
     async def _recover(self, table: EventTable, reason: str) -> None:
         component = self._component
-        while component.state is ComponentState.BACKING_OFF and component.reason == reason:
+        idle = {ComponentState.BACKING_OFF, ComponentState.STANDING_BY}
+        while component.state in idle and component.reason == reason:
             await asyncio.sleep(_WATCH_SECONDS)
             if component.reason == reason and self.router.has_space(table):
                 component.mark_running()
 
     def _back_off(self, error: MillraceError | StepError | ComponentError) -> None:
+        if isinstance(error, NotOwnerError):
+            mark_not_owner(self._component, error, _describe(error))
+            return
         self._component.mark_backing_off(_describe(error), error.cause if isinstance(error, StepError) else None)
 
 

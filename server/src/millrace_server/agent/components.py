@@ -37,8 +37,9 @@ class ComponentState(_KeyedEnum):
     any      -> BACKING_OFF    it could not work, and retries by itself
     any      -> FAILED         it could not work, and a retry cannot help
     BACKING_OFF, FAILED -> RUNNING    it works again; FAILED after `retry` only
-    any      -> STANDING_BY    it is healthy, and a sink of its group with a higher priority works
-    STANDING_BY -> RUNNING     it has become its group's active sink
+    any      -> STANDING_BY    it is healthy, and another works: a sink of its group with a higher priority, or the
+                               component of this name at the server that owns its replicated channel
+    STANDING_BY -> RUNNING     it has become its group's active sink, or this server owns the channel
     any      -> STOPPED        it was stopped, or its work is done
     """
 
@@ -166,8 +167,8 @@ class Component:
         if self.state in {ComponentState.STARTING, ComponentState.STANDING_BY}:
             self.mark_running()
 
-    def mark_standing_by(self) -> None:
-        self._move(ComponentState.STANDING_BY, "")
+    def mark_standing_by(self, reason: str = "") -> None:
+        self._move(ComponentState.STANDING_BY, reason)
 
     def mark_running(self) -> None:
         """Makes it RUNNING, and logs the end of an outage."""

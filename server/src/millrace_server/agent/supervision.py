@@ -6,7 +6,7 @@ import random
 from collections.abc import Awaitable, Callable
 
 from millrace_server.agent.components import Component
-from millrace_server.errors import MillraceError
+from millrace_server.errors import MillraceError, NotOwnerError
 
 _HEALTHY_SECONDS = 10.0
 """A component that ran this long before it failed starts with the shortest delay again."""
@@ -100,6 +100,8 @@ async def supervise(component: Component, run: Callable[[], Awaitable[None]], ba
         except ComponentFailedError as error:
             component.mark_failed(str(error))
             can_recover = False
+        except NotOwnerError as error:
+            mark_not_owner(component, error, describe(error))
         except (ComponentError, MillraceError, OSError) as error:
             component.mark_backing_off(describe(error))
             requested_seconds = error.retry_delay_seconds if isinstance(error, ComponentError) else None
@@ -115,6 +117,14 @@ async def supervise(component: Component, run: Callable[[], Awaitable[None]], ba
         if clock() - began >= _HEALTHY_SECONDS:
             backoff.reset()
         await component.wait_for_retry(backoff.next_seconds(requested_seconds) if can_recover else math.inf)
+
+
+def mark_not_owner(component: Component, error: NotOwnerError, reason: str) -> None:
+    """Shows that a component's channel is not here: at its owner another one works, but without an owner none does."""
+    if error.metadata.get("address"):
+        component.mark_standing_by(reason)
+    else:
+        component.mark_backing_off(reason)
 
 
 def describe(error: Exception) -> str:
