@@ -80,9 +80,9 @@ def test_import_of_combined_sets_of_characters_keeps_what_they_match() -> None:
     assert converted["pattern"] == "(?V1)^[a-z&&[^b]]"
 
 
-def test_import_of_the_guides_regular_expressions_keeps_them() -> None:
-    """Escapes of Java's properties are those of the file, not of the expression."""
+def test_import_of_the_guides_regular_expressions_keeps_what_they_match() -> None:
+    """Escapes of Java's properties are those of the file, not of the expression; its digits are those of ASCII."""
     [extractor] = tables_of(example("regex_extractor").replace("netcat", "http"))["sources"]["r1"]["interceptors"]
-    assert extractor["pattern"] == r"(\d):(\d):(\d)"
+    assert extractor["pattern"] == r"(?a)(\d):(\d):(\d)"
     [replacing] = tables_of(example("search_replace").replace("netcat", "http"))["sources"]["avrosrc"]["interceptors"]
     assert replacing["replacement"] == r"The hungry \g<2> ate the careless \g<1>"

@@ -68,10 +68,13 @@ def test_posix_of_what_only_java_has_is_none(pattern: str) -> None:
         ("x[a[bc]]", ["xa", "xc"], ["x[]", "xd"]),
         (r"[^\[\]]+", ["a"], ["[", "]"]),
         (r"\[a&&b", ["[a&&b"], ["a"]),
+        (r"\d|\w", ["1", "a"], ["\u0663", "\u00e9"]),
+        (r"[\D&&[^x]]", ["\u0663"], ["x", "7"]),
+        (r"\\d", ["\\d"], ["7"]),
     ],
 )
-def test_regex_of_javas_expression_combines_sets(java: str, matching: list[str], others: list[str]) -> None:
-    """Without the flag, the library takes the signs of unions and intersections for characters."""
+def test_regex_of_javas_expression_matches_the_same(java: str, matching: list[str], others: list[str]) -> None:
+    """Without flags, the library takes unions and intersections for characters, and has digits of all scripts."""
     compiled = compile_pattern(to_regex(java))
     assert [text for text in matching + others if compiled.fullmatch(text)] == matching
 

@@ -32,6 +32,7 @@ _JAVA_PARTS = re.compile(
 )
 _JAVA_SETS = re.compile(r"(?<!\\)\[(?:\\.|[^\]\\])*?(?:\[|&&)")
 """A union or an intersection of sets of characters."""
+_JAVA_CLASSES = re.compile(r"(?<!\\)(?:\\\\)*\\[dDwW]")
 _POSIX_CLASSES = {"d": "0-9", "w": "A-Za-z0-9_"}
 
 
@@ -100,8 +101,12 @@ def _to_posix_part(match: re.Match[str]) -> str:
 
 
 def to_regex(pattern: str) -> str:
-    """Returns what matches as Java's regular expression: its sets of characters may hold others and be intersected."""
-    return f"(?V1){pattern}" if _JAVA_SETS.search(pattern) else pattern
+    r"""Returns what matches as Java's regular expression does.
+
+    Its `\d` and `\w` are of ASCII alone, and its sets of characters may hold others and be intersected.
+    """
+    flags = "a" * bool(_JAVA_CLASSES.search(pattern)) + "V1" * bool(_JAVA_SETS.search(pattern))
+    return f"(?{flags}){pattern}" if flags else pattern
 
 
 def to_strptime_format(pattern: str) -> str | None:
