@@ -7,7 +7,8 @@ from structlog.testing import capture_logs
 from millrace_server.agent import runners
 from millrace_server.agent.components import ComponentKind, ComponentState
 from millrace_server.agent.sinks.sink import SinkContext
-from millrace_server.agent.supervision import ComponentError, ComponentFailedError
+from millrace_server.agent.supervision import Backoff, ComponentError, ComponentFailedError
+from millrace_server.channels.channel_handle import Owner
 from tests.agent_components import (
     TestSink,
     TestSinkConfig,
@@ -60,6 +61,27 @@ async def test_start_of_a_part_that_cannot_be_made_leaves_the_others_alone(
         await until_state(agent.components, ComponentKind.SINK, "broken", ComponentState.BACKING_OFF)
         await append(registry.get("orders"), b"a")
         await until(lambda: [sink.written for sink in made_sinks] == [[b"a"]])
+
+
+async def test_parts_of_a_channel_that_another_server_owns_begin_with_the_takeover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not wait for the end of their delay."""
+    monkeypatch.setattr(Backoff, "next_seconds", lambda *_: 3600.0)
+    registry = registry_with("orders")
+    channel, handle = registry.get("orders"), registry.find("orders")
+    await append(channel, b"a")
+    registry._channels.clear()
+    handle.mark_standing_by(lambda: Owner("mill-1:7070", 1))
+    async with agent_on(registry, tmp_path) as agent:
+        agent.start(flows_of({"app": source_of("orders")}, {"out": sink_of("orders")}))
+        for component in agent.components:
+            await until(lambda one=component: one.is_waiting)  # type: ignore[misc] # bound at once
+            assert component.state is ComponentState.STANDING_BY
+        registry._channels["orders"] = channel
+        handle.mark_open(channel)
+        await until(lambda: [sink.written for sink in made_sinks] == [[b"a"]])
+        await until_state(agent.components, ComponentKind.SOURCE, "app", ComponentState.RUNNING)
 
 
 async def test_change_to_the_same_flows_touches_nothing(tmp_path: Path) -> None:

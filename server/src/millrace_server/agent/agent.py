@@ -82,6 +82,11 @@ class Agent:
         self._embedded_sources = embedded_sources
         self.components = Components()
         self._entries: dict[_RunnerKey, _RunnerEntry] = {}
+        registry.watch(self._wake)
+
+    def _wake(self, channel: str) -> None:
+        if channel in self._registry and self._registry.find(channel).channel_if_open is not None:
+            self.components.wake(channel)
 
     def start(self, config: AgentConfig) -> None:
         """Starts all parts that are not there yet, the sinks first."""

@@ -242,6 +242,12 @@ class Components:
             del self._components[component.kind, component.name]
             self._notify(component)
 
+    def wake(self, channel: str) -> None:
+        """Lets those that stand by for a channel try at once, since this server may own it now."""
+        for component in self._components.values():
+            if component.state is ComponentState.STANDING_BY and channel in component.channels:
+                component.retry()
+
     def watch(self, on_change: Callable[[Component], None]) -> None:
         """Calls `on_change` after each component that was added, changed its state, or was removed."""
         self._watchers.append(on_change)
