@@ -330,17 +330,26 @@ async def _rotated_beside_memory(base: Path, limits: dict[str, Any]) -> None:
         for _ in range(10):
             await channel.claim("reader", 30.0, takeover=False)
             await channel.claims.release("reader", None)
+        await append(channel, *[b"to the log"] * 10)
 
 
-def test_salvage_of_a_shortened_log_names_events_in_memory_before_its_beginning(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_beginning_lost", [False, True])
+def test_salvage_of_a_shortened_log_names_events_in_memory_before_its_beginning(
+    tmp_path: Path, *, is_beginning_lost: bool
+) -> None:
     """Events in memory may be older than all that the log still has, and are written to its end by a stop."""
     limits = {"memory_capacity": 4, "memory_byte_capacity": 1 << 20, "segment_bytes_max": 400}
-    asyncio.run(_rotated_beside_memory(tmp_path / "made", {**limits, "backup_checkpoint": False}))
+    asyncio.run(_rotated_beside_memory(tmp_path / "made", limits))
     before = Known(tmp_path / "made" / NAME)
     assert before.records[0].message["next_sequence"] == 2
-    (put,) = (index for index, record in enumerate(before.records) if record.kind == "PUT")
+    *_, put = (index for index, record in enumerate(before.records) if record.kind == "PUT")
     home = tmp_path / NAME
-    damage(before, home, [(put, 0), (put + 1, 0)], keeps_checkpoints=False)
+    beginning = [0] if is_beginning_lost else []
+    damage(before, home, [(index, 0) for index in (*beginning, put, put + 1)], keeps_checkpoints=is_beginning_lost)
+    if is_beginning_lost:
+        # The previous one says what was in the log, and nothing of what was in memory.
+        flip(home / NEWEST, 70)
+        flip(segments(home)[0], 20)
     found, bodies = salvaged(home, before.codec)
     assert before.queued - bodies.keys() == {1}
     assert members(found.lost, 1) == {1}

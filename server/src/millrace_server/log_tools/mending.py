@@ -136,7 +136,7 @@ class LogMender:
             self._settle_before(lsn, decode_message(record))
             next_sequence = account.next_sequence
             account.apply(record)
-            if account.reserved_sequence <= account.next_sequence:
+            if record.kind in {Kind.STATE, Kind.MEMORY_STATE} and account.reserved_sequence <= account.next_sequence:
                 # A MEMORY_STATE that ends a reserve has all events that were in memory only.
                 self._skipped = IntervalSet()
         except (ContradictionError, LogCorruptError):
@@ -242,6 +242,7 @@ class LogMender:
         account.next_sequence = end
         if first < end:
             account.unstamped.add(first, end - 1)
+            self._skipped.add(first, end - 1)
         account.doubt(list(account.present))
 
     def _settle_groups(self, groups: list[_Group], next_sequence: int | None, *, is_front_known: bool) -> None:
