@@ -399,3 +399,22 @@ def test_salvage_without_the_last_memory_state_names_the_stamps_of_what_was_in_m
     found, _ = salvaged(tmp_path / NAME, before.codec)
     assert not dict(found.recovered.ledger.producers())
     assert {1, 2} <= members(found.unstamped, 2)
+
+
+async def _stamped_in_memory(base: Path, **limits: Any) -> None:
+    async with open_channel(base, **limits) as channel:
+        await append(channel, b"a", b"b", stamp=Stamp("lone", 0, 1))
+
+
+def test_salvage_without_the_last_memory_state_names_the_stamps_of_what_a_stop_wrote(tmp_path: Path) -> None:
+    """The events are there, and only what followed them had their stamps."""
+    limits: dict[str, Any] = {"memory_capacity": 4, "memory_byte_capacity": 1 << 20}
+    asyncio.run(_stamped_in_memory(tmp_path / "made", **limits))
+    before = Known(tmp_path / "made" / NAME, **limits)
+    last = max(index for index, record in enumerate(before.records) if record.kind == "KEEP")
+    assert not before.records[last].message.get("put_counts")
+    damage(before, tmp_path / NAME, [(last, 0)], keeps_checkpoints=False)
+    found, bodies = salvaged(tmp_path / NAME, before.codec)
+    assert bodies.keys() == {1, 2}
+    assert not dict(found.recovered.ledger.producers())
+    assert {1, 2} <= members(found.unstamped, 2)
