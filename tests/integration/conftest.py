@@ -17,6 +17,7 @@ _FREE_PORTS = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
 # Tests leave transactions open, and the server must not wait for them when it stops.
 _ENGINE_TOML = 'server.engine = {{ type = "jetstream", servers = ["{}"], replicas = 1, stream_bytes_max = "64MB" }}\n'
 _CONFIG_TOML = "server.shutdown_grace_seconds = 0.0\nserver.channels_max = 100_000\n"
+_CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
 @pytest.fixture(scope="session")
@@ -105,6 +106,10 @@ def spark(spark_events: Path, spark_spans: Collector) -> Iterator[SparkSession]:
         "spark.eventLog.enabled": "true",
         "spark.eventLog.compress": "false",
         "spark.eventLog.dir": spark_events.as_uri(),
+        # Spark's other one starts `readlink` forty times for each micro-batch.
+        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_FILES,
+        # A query that waits for events asks the servers every 10 ms by default.
+        "spark.sql.streaming.pollingDelay": "100ms",
     }
     session = spark_session(**to)
     # Spark also finds the format by itself, but starts separate workers for the lookup, which takes seconds.
