@@ -24,6 +24,7 @@ from millrace_server.replication.engine_settings import EngineSettings
 from millrace_server.replication.lease_bucket import JetStreamBucket, JetStreamLeases
 from millrace_server.replication.nkeys import Nkey
 from millrace_server.replication.sync_check import warn_of_missing_syncs
+from millrace_server.wal.records import LogFailedError
 from tests.stream_logs import OwnedLog, engine_at, new_name, owned_log
 
 _SEED_PREFIXES = {"O": 14, "A": 0, "U": 20}
@@ -128,6 +129,18 @@ async def test_user_with_the_permissions_of_the_page_may_do_all_that_servers_do(
         await asyncio.to_thread(log.chain.delete)
         await asyncio.to_thread(engine.close)
         assert "Violation" not in cluster.nodes[0]._log.read_text()
+
+
+async def test_permission_that_is_missing_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine does not answer such a request, so what is repeated only times out."""
+    monkeypatch.setattr("millrace_server.replication.chain.CALL_SECONDS", 0.1)
+    monkeypatch.setattr("millrace_server.replication.stream.CALL_SECONDS", 0.1)
+    monkeypatch.setattr("millrace_server.replication.stream_reading.UNKNOWN_SECONDS_MAX", 0.5)
+    users = 'authorization: {users: [{user: u, password: p, permissions: {publish: ["$JS.API.>"]}}]}'
+    with _server(tmp_path, users) as cluster, capture_logs() as logged, pytest.raises(LogFailedError):
+        await _use(cluster.urls[0], EngineAccess(user="u", password_file=_secret(tmp_path, "p")))
+    (denial,) = [entry["error"] for entry in logged if entry["log_level"] == "warning"]
+    assert 'permissions violation for publish to "millrace.' in denial.lower()
 
 
 async def test_connect_with_a_token_is_admitted(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.protocol.parser import PERMISSIONS_ERR
 
 from millrace_server.replication.engine_access import EngineAccess, EngineTls
 from millrace_server.wal.disk import Piece
@@ -22,6 +23,9 @@ _CLOSE_SECONDS = 3.0
 _PING_SECONDS = 3
 _RECONNECT_SECONDS = 0.25
 _FOREVER = -1
+
+_DENIALS_MAX = 20
+"""Different denials that a connection logs at most."""
 
 
 class _Waiting(NamedTuple):
@@ -56,6 +60,7 @@ class Connection(Client):
         # By the subjects of the answers; also those whose callers have left, until their time is over.
         self._waiting: dict[str, _Waiting] = {}
         self._on_loss: Callable[[], object]
+        self._denials: set[str] = set()  # What the engine does not permit, as far as it was logged.
 
     async def open(self, servers: Sequence[str], on_loss: Callable[[], object]) -> None:
         """Connects to one of the servers, however long that takes, and later to any of them.
@@ -68,7 +73,7 @@ class Connection(Client):
         await self.connect(
             list(servers),
             name="millrace",
-            error_cb=_note,
+            error_cb=self._note,
             disconnected_cb=self._fail_waiting,
             max_reconnect_attempts=_FOREVER,
             reconnect_time_wait=_RECONNECT_SECONDS,  # type: ignore[arg-type] # any number is accepted
@@ -131,6 +136,15 @@ class Connection(Client):
             # The transport has noticed before the base class.
             raise ConnectionError("the connection to the engine was lost") from error
         self._pending, self._pending_data_size = [], 0
+
+    async def _note(self, error: Exception) -> None:
+        """Logs a problem; the request that is not permitted ends in a time-out, and is repeated for long."""
+        message = str(error)
+        if PERMISSIONS_ERR not in message:
+            _log.debug("the connection to the engine has a problem", error=message)
+        elif message not in self._denials and len(self._denials) < _DENIALS_MAX:
+            self._denials.add(message)
+            _log.warning("the engine's user lacks a permission that servers need", error=message)
 
     async def _fail_waiting(self) -> None:
         """Lets all that wait for an answer know that the connection was lost, so that they get none."""
@@ -198,10 +212,6 @@ class Connection(Client):
 
 async def _ignore_late(_message: Msg) -> None:
     """Nothing waits for this answer any more."""
-
-
-async def _note(error: Exception) -> None:
-    _log.debug("the connection to the engine has a problem", error=str(error))
 
 
 def _encoded(
