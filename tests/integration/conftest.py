@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from examples.access_log.local_server import LocalServer
 from examples.jetstream_cluster import JetStreamCluster
 from millrace.v1 import admin_service_pb2 as pb
+from tests.fork_server import ForkedProgram
 from tests.millraced import Millraced
 from tests.rpc import Rpc, connected
 from tests.span_collector import Collector, collecting
@@ -78,6 +80,19 @@ async def rpc(rpc_server: Millraced, channel_type: str) -> AsyncGenerator[Rpc]:
     async with connected(rpc_server.grpc) as connection:
         connection.channel_type = getattr(pb, f"CHANNEL_TYPE_{channel_type.upper()}")
         yield connection
+
+
+@pytest.fixture
+def forked_local_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the example's servers that a test starts in its own process come from the fork server."""
+
+    def start(server: LocalServer) -> ForkedProgram:
+        listen = ("--listen", server._addresses["grpc"], "--http-listen", server._addresses["http"])
+        with server._log.open("ab") as log_file:
+            program, *arguments = server._command
+            return ForkedProgram(Path(program).name, (*arguments, *listen), stdout=log_file, stderr=log_file)
+
+    monkeypatch.setattr(LocalServer, "_start", start)
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from examples.access_log.log_file import open_log_file
 from examples.access_log.main_job import EXIT_BAD_LOG, EXIT_STOPPED, main
 from tests.landing_plan import landing_plan
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("forked_local_servers")]
 
 RUN = Path(__file__).resolve().parents[2] / "examples" / "access_log" / "run.py"
 ACCESS_LINE = '192.0.2.{0} - - [17/May/2015:{1:02}:05:03 +0000] "GET /page/{2}?q={0} HTTP/1.1" {3} 100 "-" "curl"\n'

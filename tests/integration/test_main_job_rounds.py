@@ -20,7 +20,7 @@ from examples.access_log.log_file import open_log_file
 from millrace_spark.landing.config_file import load_config
 from millrace_spark.landing.landing_run import Landing
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("forked_local_servers")]
 
 
 class SessionLanding(LandingProcess):
