@@ -588,6 +588,32 @@ async def test_stop_of_large_memory_writes_it_in_portions(opened: Opened, monkey
     assert [body.rstrip(b"\0") for body in await consume(channel)] == [b"%d" % number for number in range(20)]
 
 
+async def test_kill_behind_a_portion_that_a_stop_has_written_leaves_whole_commits_with_their_stamps(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer that was not answered sends again, and what the log has of it must not be stored twice."""
+    monkeypatch.setattr("millrace_server.channels.spillable._SPILL_BYTES", 500)
+    channel = await opened.open(memory_capacity=100)
+    await append(channel, b"a" + bytes(300), stamp=Stamp("p", 1, 1))
+    txn_id = begin_with_puts(channel, b"b" + bytes(300))
+    channel.transactions.put(txn_id, [stored(b"c" + bytes(300))], None)
+    await channel.transactions.commit([txn_id], Stamp("q", 1, 2))
+    await append(channel, b"d", stamp=Stamp("p", 2, 2))
+    committer = channel._core.committer
+    assert isinstance(committer, SpillableCommitter)
+    committer._is_draining = True
+    portions = list(committer._portions())
+    assert [[batch.first_sequence for batch in portion] for portion in portions] == [[1, 2, 3], [4]]
+    await committer._spill(portions[0])
+    opened.now.abandon()
+    channel = await opened.open(memory_capacity=100)
+    assert [body[:1] for body in queued(channel)] == [b"a", b"b", b"c"]
+    again = await append(channel, b"a", b"d", stamp=Stamp("p", 1, 2))
+    assert (again.first_sequence, again.is_deduplicated) == (again.last_sequence, True)
+    assert (await channel.transactions.commit([txn_id], None)).first_sequence == 2
+    assert [body[:1] for body in queued(channel)] == [b"a", b"b", b"c", b"d"]
+
+
 async def test_stop_while_commits_are_under_way_keeps_what_they_leave(opened: Opened) -> None:
     """Events that such a commit consumes are neither written nor reported as lost, even if it waits for the disk."""
     channel = await opened.open(memory_capacity=10)

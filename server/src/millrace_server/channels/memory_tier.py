@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from millrace_server.channels.batches import StoredBatch, StoredColumns
@@ -50,6 +51,7 @@ class MemoryTier:
         self.reserving_sequence = 0
         self._has_ended = False
         self._unlogged: dict[StoredColumns, _UnloggedCommit] = {}
+        self._spilling = Counter[StoredColumns]()  # Events of each columns that count as if the log had them.
 
     def enforce(self, config: SpillableChannelConfig) -> None:
         self._events_max = config.memory_capacity
@@ -116,6 +118,21 @@ class MemoryTier:
             self._leave(batch)
             self.log_event_count += batch.count
 
+    @contextmanager
+    def as_spilled(self, batches: Iterable[StoredBatch]) -> Iterator[None]:
+        """Within the block, what survives a crash is told as if these events were in the log."""
+        for batch in batches:
+            self._spilling[batch.window.stored] += batch.count
+        try:
+            yield
+        finally:
+            self._spilling.clear()
+
+    def unit_of(self, batch: StoredBatch) -> object:
+        """What must be written from memory to the log together: a commit, or else the columns of a request."""
+        stored = batch.window.stored
+        return self._unlogged.get(stored, stored)
+
     def _leave(self, batch: StoredBatch) -> None:
         self.event_count -= batch.count
         self.body_bytes -= batch.window.body_bytes
@@ -145,4 +162,5 @@ class MemoryTier:
         return ((txn_id, outcome) for txn_id, outcome in ended if txn_id not in lost)
 
     def _unlogged_commits(self) -> Iterable[_UnloggedCommit]:
-        return {id(commit): commit for commit in self._unlogged.values()}.values()
+        commits = {id(commit): commit for commit in self._unlogged.values()}.values()
+        return [commit for commit in commits if commit.event_counts - self._spilling]

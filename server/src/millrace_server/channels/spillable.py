@@ -132,7 +132,8 @@ class MemoryStateEntry(JournalEntry):
         tier = self._context.tier
         self._reserved_before = tier.reserving_sequence
         self._reserved = tier.reserving_sequence = tier.reservation(self._context.contents.assigned_sequence)
-        self._state = self._journal.state()
+        with tier.as_spilled(self._batches):
+            self._state = self._journal.state()
         self.records = put_records(self._stored)
 
     def merge(self, neighbours: "Sequence[MemoryStateEntry]") -> Iterator[tuple[int, Sequence[Record]]]:
@@ -304,10 +305,12 @@ class SpillableCommitter:
         in_memory = (batch for batch in self._contents.held_batches() if not batch.is_in_log)
         portion: list[StoredBatch] = []
         portion_bytes = 0
-        # Events of one request are neighbours, though some between them may be gone: their columns are written once.
-        for stored, batches in groupby(in_memory, key=lambda batch: batch.window.stored):
+        # Those of one commit are neighbours, and are written together with its stamp: then a kill loses all of it, or
+        # nothing. Some events of a request may be gone, and its columns are written once.
+        for _, unit in groupby(in_memory, key=self.tier.unit_of):
+            batches = list(unit)
             portion += batches
-            portion_bytes += stored.raw_bytes
+            portion_bytes += sum({id(batch.window.stored): batch.window.stored.raw_bytes for batch in batches}.values())
             if portion_bytes >= _SPILL_BYTES:
                 yield portion
                 portion, portion_bytes = [], 0

@@ -75,8 +75,6 @@ class LogMender:
         self._has_beginning = False  # Whether the log has its very first record, before which no sequence was given.
         # Sequences that a reserve explains and no record has had so far: those of events that were in memory only.
         self._skipped = IntervalSet()
-        # Sequences of events in memory that a stop has written, and whose stamps only its last MEMORY_STATE has.
-        self._unstated = IntervalSet()
         self._is_compressed = False
 
     def begin_segment(self, first_lsn: int) -> None:
@@ -130,17 +128,14 @@ class LogMender:
         message = pb.Checkpoint.FromString(checkpoint.state)
         self._settle(checkpoint.position.lsn, message.state.next_sequence)
         self.account.restore_checkpoint(message)
-        self._checkpoint, self._unstated = None, IntervalSet()
+        self._checkpoint = None
 
     def _apply(self, lsn: int, record: LogRecord) -> None:
         account, next_sequence = self.account, self.account.next_sequence
         try:
-            message = decode_message(record)
-            self._settle_before(lsn, message)
+            self._settle_before(lsn, decode_message(record))
             next_sequence = account.next_sequence
             account.apply(record)
-            if isinstance(message, pb.MemoryState):
-                self._note_unstated(message)
             if record.kind in {Kind.STATE, Kind.MEMORY_STATE} and account.reserved_sequence <= account.next_sequence:
                 # A MEMORY_STATE that ends a reserve has all events that were in memory only.
                 self._skipped = IntervalSet()
@@ -163,12 +158,6 @@ class LogMender:
             case _:
                 # It says nothing of sequences.
                 pass
-
-    def _note_unstated(self, message: pb.MemoryState) -> None:
-        if not message.put_counts:
-            self._unstated = IntervalSet()
-        for first, start, stop in zip(message.first_sequences, message.starts, message.stops, strict=True):
-            self._unstated.add(first, first + stop - start - 1)
 
     def _apply_own(self, lsns: range, put_count: int) -> None:
         """Applies the PUT and TAKE records of a COMMIT, and empty ones in place of those that are lost."""
@@ -194,8 +183,8 @@ class LogMender:
         if groups:
             account.is_doubtful = True
             # Any may have been a MEMORY_STATE, which alone has the stamps of events that were in memory only.
-            for part in (*self._skipped, *self._unstated):
-                account.unstamped.add(*part)
+            for skipped in self._skipped:
+                account.unstamped.add(*skipped)
             if self._may_skip_sequences(groups, next_sequence):
                 self._lose_groups(groups, next_sequence)
             else:
