@@ -375,7 +375,7 @@ async def test_append_on_a_full_disk_waits_until_takes_have_freed_it(disk: Simul
         disk.capacity_bytes -= disk.free_bytes(DATA) - 800
         await opened.journal.measure()
         (waiting,) = await called(append(opened.channel, b"y" * 900))
-        await until(lambda: opened.journal.disk_trouble != "")
+        await until(lambda: bool(opened.faults))
         assert not waiting.done()
         await opened.channel.transactions.commit([await begin_with_takes(opened.channel, 2)], None)
         assert await waiting == Receipt(4, 4)
@@ -395,7 +395,7 @@ async def test_append_on_a_disk_that_stays_full_is_refused_after_the_keep_alive(
         for _ in range(2):
             with pytest.raises(DiskFullError):
                 await append(opened.channel, b"y")
-            await until(lambda: opened.journal.disk_trouble != "")
+            await until(lambda: bool(opened.faults))
         disk.capacity_bytes = 1 << 51
         await until(lambda: opened.journal.disk_trouble == "")
         assert len(opened.faults) == 2
