@@ -534,23 +534,6 @@ def test_submit_to_a_log_that_grows_reserves_more_at_once(disk: SimulatedDisk, m
     assert sorted(set(sizes)) == [1601, 4202, 9202, 14601, 20101]
 
 
-def test_submit_on_a_small_disk_reserves_a_small_share_of_what_is_free(
-    disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rest is for events: while they are few, nothing tells that the disk is almost full."""
-    monkeypatch.setattr(writer, "PREALLOCATE_BYTES_MIN", 100)
-    monkeypatch.setattr(writer, "PREALLOCATE_BYTES_MAX", 50_000)
-    disk.capacity_bytes = 17_000
-    with RunningLog(disk) as log:
-        log.append(b"state", begins_segment=True)
-        while (free_bytes := disk.free_bytes(DATA)) > 1_000:
-            length = len(disk.content(FIRST))
-            end = log.append(bytes(468)).end
-            assert end is not None
-            reserved_bytes = len(disk.content(FIRST)) - max(length, end.position)
-            assert reserved_bytes <= max(100, free_bytes / 16)
-
-
 def test_start_behind_records_goes_on_with_their_numbers(disk: SimulatedDisk) -> None:
     """A writer needs only the end of the log."""
     segments: dict[int, Segment] = {}

@@ -18,9 +18,6 @@ from millrace_server.wal.writer_threads import WriterThreads
 PREALLOCATE_BYTES_MIN = 1 << 20
 # A segment that grows preallocates as much as it has by then: few calls when large, little waste when small.
 PREALLOCATE_BYTES_MAX = 32 << 20
-# What is left of a small disk is for events, of other channels too: the more of it is preallocated, the sooner puts
-# lack room.
-_PREALLOCATE_SHARE = 16
 
 GROUP_BYTES_MAX = 16 << 20
 """Bytes that one write and sync takes together, unless a single submission is larger."""
@@ -115,12 +112,11 @@ class LogWriter(GroupWriter):
         assert self._segment is not None
         if position <= self._preallocated_position:
             return
+        ahead = min(PREALLOCATE_BYTES_MAX, max(PREALLOCATE_BYTES_MIN, position))
+        length = position - self._preallocated_position + ahead
         # An almost full disk, or a file system without fallocate: the file then grows with each write. Whether there
         # is room for the records themselves, the write finds out.
         with suppress(OSError):
-            share = self._files.disk.free_bytes(self._segment.path.parent) // _PREALLOCATE_SHARE
-            ahead = max(PREALLOCATE_BYTES_MIN, min(PREALLOCATE_BYTES_MAX, position, share))
-            length = position - self._preallocated_position + ahead
             self._segment.file.reserve(self._preallocated_position, length)
             self._preallocated_position += length
 
