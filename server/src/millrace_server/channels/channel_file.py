@@ -2,8 +2,8 @@
 
     {"format": "millrace channel", "version": 1, "crc32": "89abcdef", "channel": {"name": "orders", ...}}
 
-`crc32` is that of `channel` as JSON with sorted keys and without spaces. Like the catalog, the
-server never repairs nor overwrites a file that does not hold together: the operator decides.
+`crc32` is that of `channel` as JSON with sorted keys and without spaces. The server never repairs
+or overwrites a damaged file, just as it leaves a damaged catalog alone: the operator decides.
 """
 
 import errno

@@ -120,7 +120,7 @@ class MemoryTier:
 
     @contextmanager
     def as_spilled(self, batches: Iterable[StoredBatch]) -> Iterator[None]:
-        """Within the block, what survives a crash is told as if these events were in the log."""
+        """Within the block, these events count as written to the log when durable stamps are listed."""
         for batch in batches:
             self._spilling[batch.window.stored] += batch.count
         try:

@@ -57,7 +57,7 @@ _POLL_SECONDS = 0.2
 _STREAM_SHARE = 1.5
 """How much larger than its events a stream should be; see docs/replicated.md."""
 _MIGRATED = ".migrated"
-# No channel's name has a tilde: what is called so is none's directory.
+# Channel names cannot contain a tilde, so these never clash with the directory of another channel.
 _UNFINISHED = ".migrating~"
 _REMOVED = ".removed~"
 
@@ -217,7 +217,7 @@ def _was_moved(path: Path, state: StreamState) -> bool:
 def _remove_mark(path: Path) -> None:
     removed = path.with_name(path.name + _REMOVED)
     shutil.rmtree(removed, ignore_errors=True)
-    # Renamed first: a directory without its mark would be in the way of another run.
+    # Renamed first, since a directory that has lost its mark would make a second run fail.
     _rename(path, removed)
     shutil.rmtree(removed, ignore_errors=True)
 
