@@ -3,25 +3,19 @@
 import difflib
 from collections.abc import Iterator, Mapping
 from itertools import combinations
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
 from millrace.setting_lines import SettingPath
-from millrace.setting_problems import Problem, choices_of, fields_of, shown_path, shown_value, unwrapped
+from millrace.setting_problems import Problem, shown_path, shown_value
 from millrace_server.agent.setting_types import ChannelReference, named_tables
-from millrace_server.agent.sources.source import SourceConfig
+from millrace_server.configuration.declared_texts import DeclaredText, declared_texts
 from millrace_server.network import Address
 
 _SHOWN_NAMES_MAX = 10
-
-
-class _Names(NamedTuple):
-    """The channels of the configuration, and those of the current source, with its path."""
-
-    known: list[str]
-    own: list[str]
-    source: SettingPath
+_SOURCE_DEPTH = 2
+"""The depth of the table of a source: sources.NAME."""
 
 
 def unknown_channels(tables: Mapping[str, Any], model: type[BaseModel]) -> list[Problem]:
@@ -32,57 +26,37 @@ def unknown_channels(tables: Mapping[str, Any], model: type[BaseModel]) -> list[
     channels = tables.get("channels", {})
     if not isinstance(channels, dict):
         return []
+    known = _texts(list(channels))
     # Channels refer to none, and there may be thousands of them.
     referring = {name: table for name, table in tables.items() if name != "channels"}
-    return list(_problems((), referring, model, _Names(_texts(list(channels)), [], ())))
+    return [
+        problem
+        for text in declared_texts(referring, model)
+        for said in text.metadata
+        if isinstance(said, ChannelReference)
+        for problem in _problems_of_reference(text, said, known, tables)
+    ]
 
 
-def _problems(path: SettingPath, value: object, declared: object, names: _Names) -> Iterator[Problem]:
-    annotation, metadata = unwrapped(declared)
-    field, choices = choices_of(declared)
-    if isinstance(value, str):
-        references = [said for said in metadata if isinstance(said, ChannelReference)]
-        yield from (problem for reference in references for problem in _problems_of_name(path, value, reference, names))
-    elif isinstance(value, list) and get_origin(annotation) is list:
-        for index, entry in enumerate(value):
-            yield from _problems((*path, index), entry, get_args(annotation)[0], names)
-    elif not isinstance(value, dict):
-        return
-    elif choices:
-        # An unknown type is reported elsewhere; here only the problems count that all types share.
-        meant = [choice for tag, choice in choices.items() if tag == value.get(field)] or choices.values()
-        found = [list(_problems_of_table(path, value, choice, names)) for choice in meant]
-        yield from (problem for problem in found[0] if all(problem in problems for problems in found))
-    elif get_origin(annotation) is dict:
-        for key, entry in value.items():
-            yield from _problems((*path, key), entry, get_args(annotation)[1], names)
-    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield from _problems_of_table(path, value, annotation, names)
-
-
-def _problems_of_table(
-    path: SettingPath, table: dict[str, Any], model: type[BaseModel], names: _Names
+def _problems_of_reference(
+    place: DeclaredText, reference: ChannelReference, known: list[str], tables: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    if issubclass(model, SourceConfig):
-        own = table.get("channels")
-        names = _Names(names.known, list(dict.fromkeys(_texts(own))), path)
-    for key, declared in fields_of(model).items():
-        if key in table:
-            yield from _problems((*path, key), table[key], declared, names)
-
-
-def _problems_of_name(path: SettingPath, name: str, reference: ChannelReference, names: _Names) -> Iterator[Problem]:
-    allowed = names.own if reference.is_own else names.known
+    if reference.is_own:
+        source = place.path[:_SOURCE_DEPTH]
+        allowed = list(dict.fromkeys(_texts(named_tables(tables, "sources")[str(source[-1])].get("channels"))))
+        what = f"one of {shown_path((*source, 'channels'))}"
+    else:
+        allowed, what = known, "a channel of the configuration"
+    name = place.text
     if name in allowed:
         return
-    what = f"one of {shown_path((*names.source, 'channels'))}" if reference.is_own else "a channel of the configuration"
     close = difflib.get_close_matches(name, allowed, n=1)
     if close:
-        yield Problem(path, f"is {shown_value(name)}; it must be {what}; did you mean {shown_value(close[0])}?")
+        yield Problem(place.path, f"is {shown_value(name)}; it must be {what}; did you mean {shown_value(close[0])}?")
         return
     shown = ", ".join(map(shown_value, allowed[:_SHOWN_NAMES_MAX])) or "none"
     more = f" and {len(allowed) - _SHOWN_NAMES_MAX} more" if len(allowed) > _SHOWN_NAMES_MAX else ""
-    yield Problem(path, f"is {shown_value(name)}; it must be {what}, of which there are: {shown}{more}")
+    yield Problem(place.path, f"is {shown_value(name)}; it must be {what}, of which there are: {shown}{more}")
 
 
 def _texts(value: object) -> list[str]:

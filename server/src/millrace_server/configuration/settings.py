@@ -24,6 +24,7 @@ from millrace_server.agent.sink_group_config import SinkGroupConfig, group_probl
 from millrace_server.agent.sources.grpc.config import name_problems
 from millrace_server.agent.sources.stdin import stdin_problems
 from millrace_server.channels.config import AnyChannelConfig
+from millrace_server.configuration.audit_conflicts import audit_conflicts
 from millrace_server.configuration.consistency import (
     address_conflicts,
     anonymous_addresses,
@@ -244,11 +245,16 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, str] | None 
     """
     if path is None:
         return check_settings({}, "command line", overrides)
-    return load_settings_file(path, partial(check_settings, source=str(path), overrides=overrides))
+    return load_settings_file(path, partial(check_settings, source=str(path), overrides=overrides, file=path))
 
 
-def check_settings(tables: Mapping[str, Any], source: str, overrides: Mapping[str, str] | None = None) -> Settings:
-    """Validates parsed TOML from a source with this name; raises SettingsError with all problems."""
+def check_settings(
+    tables: Mapping[str, Any], source: str, overrides: Mapping[str, str] | None = None, file: Path | None = None
+) -> Settings:
+    """Validates parsed TOML from a source with this name, of a file if there is one.
+
+    Raises SettingsError with all problems.
+    """
     server = tables.get("server", {})
     if overrides and isinstance(server, dict):
         tables = {**tables, "server": {**server, **overrides}}
@@ -263,6 +269,7 @@ def check_settings(tables: Mapping[str, Any], source: str, overrides: Mapping[st
         *access_problems(tables),
         *anonymous_addresses(tables),
         *unreachable_owner(tables, listening["listen"]),
+        *audit_conflicts(tables, Settings, ServerSettings.model_fields["data_dir"].default, file),
     ]
     try:
         # Strict: TOML has types, so neither "100" nor true is a capacity.
