@@ -1,5 +1,6 @@
 """The account of an import: what has become of each property."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import NamedTuple
@@ -63,6 +64,9 @@ class Ledger:
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._fates: dict[str, Fate | None] = dict.fromkeys(keys)
+        self._by_component: defaultdict[str, list[str]] = defaultdict(list)
+        for key in self._fates:
+            self._by_component[_component_of(key)].append(key)
         self.places: dict[Note, Place] = {}
         """Where each note belongs in the configuration, if what it is about is there."""
 
@@ -76,7 +80,7 @@ class Ledger:
 
     def omit(self, beginning: str, sentence: str, place: Place | None = None) -> None:
         """Records that a component is left out, with all of its properties."""
-        for key in self._fates:
+        for key in self._by_component[_component_of(beginning)]:
             if key == beginning or key.startswith(f"{beginning}."):
                 self.settle(key, Fate.LEFT_OUT)
         self.settle(beginning, Fate.LEFT_OUT, sentence, place)
@@ -95,6 +99,10 @@ class Ledger:
     def notes(self) -> list[Note]:
         """The notes, first those that need the most attention."""
         return sorted(self.places, key=lambda note: -note.fate)
+
+
+def _component_of(key: str) -> str:
+    return ".".join(key.split(".", _COMPONENT_PARTS)[:_COMPONENT_PARTS])
 
 
 _NOWHERE = Place("", "")
