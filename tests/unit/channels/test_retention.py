@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -30,8 +31,14 @@ from tests.virtual_clock import VirtualClockLoop, WallClock
 HAS_THREADS = True
 NOW = 1_790_000_000_000_000
 SECOND = 1_000_000
-DAY_SECONDS = 86_400.0
+YEAR_SECONDS = 31_536_000
 _PRECISION = 1e-5
+
+
+@pytest.fixture
+def wall_clock(wall_clock: WallClock) -> WallClock:
+    wall_clock.micros = NOW
+    return wall_clock
 
 
 def check(channel: Channel) -> None:
@@ -54,11 +61,11 @@ async def append_at(channel: Channel, clock: WallClock, *seconds: float) -> None
 
 async def test_events_expire_a_part_of_a_run_too(disk: SimulatedDisk, wall_clock: WallClock) -> None:
     """They count as expired, not as taken; their room is free; and a kill does not bring them back."""
-    async with file_channel(disk, retention_seconds=DAY_SECONDS, capacity=4) as opened:
+    async with file_channel(disk, retention_seconds=10.0, capacity=4) as opened:
         await append_at(opened.channel, wall_clock, 0, 1, 2, 3)
         assert [batch.count for batch in opened.channel._contents.queue] == [4]
         opened.columns._recent.written.bytes_max = 0
-        wall_clock.micros = NOW + int((DAY_SECONDS + 1.5) * SECOND)
+        wall_clock.micros = NOW + int(11.5 * SECOND)
         check(opened.channel)
         # The run must be read to be cut, and not on the event loop.
         assert not opened.channel._core.retention._is_removing
@@ -70,7 +77,7 @@ async def test_events_expire_a_part_of_a_run_too(disk: SimulatedDisk, wall_clock
         check_accounts(opened.channel)
         killed = disk.copy()
     wall_clock.micros = NOW
-    async with file_channel(killed, retention_seconds=DAY_SECONDS) as found:
+    async with file_channel(killed, retention_seconds=10.0) as found:
         assert queued(found.channel) == [b"2", b"3", b"new", b"newer"]
 
 
@@ -152,6 +159,22 @@ async def test_events_without_a_time_expire_with_the_first_that_has_one(wall_clo
         channel.delete()
 
 
+async def test_clock_that_is_set_forward_expires_nothing_early_and_is_logged_once(wall_clock: WallClock) -> None:
+    """What was committed before goes by time elapsed, also after an update; what is committed since, by the clock."""
+    channel = open_channel(retention_seconds=10.0)
+    await append_at(channel, wall_clock, 0, YEAR_SECONDS)
+    with structlog.testing.capture_logs() as logs:
+        for seconds, left in ((0, 2), (9, 2), (2, 0)):
+            wall_clock.micros += seconds * SECOND
+            await channel.update(channel.config)
+            check(channel)
+            await asyncio.sleep(0.001)
+            assert len(queued(channel)) == left
+    [warning] = [entry for entry in logs if entry["log_level"] == "warning"]
+    assert (warning["clock_seconds"], warning["elapsed_seconds"]) == (YEAR_SECONDS, 0)
+    channel.delete()
+
+
 async def test_removal_that_finds_no_room_is_tried_again(disk: SimulatedDisk, wall_clock: WallClock) -> None:
     """Until then the events stay, and can be taken."""
     async with file_channel(disk, retention_seconds=10.0) as opened:
@@ -179,6 +202,7 @@ class RetentionModel(RuleBasedStateMachine):
         self.times: dict[int, float] = {}
         self.consumed: set[int] = set()
         self.away: list[Transaction] = []
+        self.ahead_seconds = 0.0
 
     @initialize()
     def open(self) -> None:
@@ -189,7 +213,7 @@ class RetentionModel(RuleBasedStateMachine):
         self.channel = open_channel(capacity=1_000, transaction_capacity=1_000, retention_seconds=self.SECONDS)
 
     def _now(self) -> int:
-        return NOW * 1000 + int(self._loop.time() * 1_000_000_000)
+        return NOW * 1000 + int((self._loop.time() + self.ahead_seconds) * 1_000_000_000)
 
     def _run(self, coroutine: Any) -> Any:
         return self._loop.run_until_complete(coroutine)
@@ -214,7 +238,7 @@ class RetentionModel(RuleBasedStateMachine):
             return
         returned = sequences(delivery.takes)
         self._run(self._nack(delivery))
-        expired = {one for one in returned if self._age(one) > self.SECONDS + _PRECISION}
+        expired = {one for one in returned if self._age(one) > self._kept_seconds_max}
         assert not expired & sequences(self.channel._contents.queue)
 
     async def _settle(self, delivery: Transaction) -> None:
@@ -227,6 +251,16 @@ class RetentionModel(RuleBasedStateMachine):
     def pass_time(self, seconds: float) -> None:
         self._run(asyncio.sleep(seconds))
 
+    @precondition(lambda self: not self.ahead_seconds)
+    @rule(seconds=st.sampled_from([100.0, 1e7]))
+    def set_clock_forward(self, seconds: float) -> None:
+        self.ahead_seconds = seconds
+
+    @property
+    def _kept_seconds_max(self) -> float:
+        # A jump of the clock may be noticed as late as the next event expires.
+        return self.SECONDS * (2 if self.ahead_seconds else 1) + _PRECISION
+
     def _age(self, sequence: int) -> float:
         return self._loop.time() - self.times[sequence]
 
@@ -238,7 +272,7 @@ class RetentionModel(RuleBasedStateMachine):
         held = sequences(self.channel._contents.held_batches())
         expired = self.times.keys() - held - self.consumed
         assert all(self._age(one) > self.SECONDS - _PRECISION for one in expired)
-        assert all(self._age(one) <= self.SECONDS + 1 + _PRECISION for one in sequences(self.channel._contents.queue))
+        assert all(self._age(one) <= self._kept_seconds_max + 1 for one in sequences(self.channel._contents.queue))
         assert self.channel.counters.expired == len(expired)
 
     def teardown(self) -> None:

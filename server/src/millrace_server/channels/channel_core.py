@@ -44,7 +44,7 @@ class ChannelCore:
         self.channel_limit = TxnLimit(f"channel {name!r}", lambda: self.config.open_transactions_max)
         self.is_draining = False
         self.draining_error: Callable[[], MillraceError] = _stopping
-        self.retention = Retention(storage.contents, storage.committer)
+        self.retention = Retention(name, storage.contents, storage.committer)
         self.retention.enforce(config.retention_seconds)
         self._answer_bytes_max = answer_bytes_max
         if storage.claim is not None:

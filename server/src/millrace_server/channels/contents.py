@@ -176,14 +176,13 @@ class Contents:
         index = first.index_since(time)
         return first.first_sequence + index, first.time_at(index)
 
-    def expired_end(self, retention_seconds: float) -> int:
-        """Returns the sequence behind the last event that is older; 0 if the oldest in the queue is not.
+    def expired_end(self, time: int) -> int:
+        """Returns the sequence behind the last event committed before a time; 0 if the oldest in the queue was not.
 
         Events without a time were committed before the channel was opened, and before all that have one.
         """
-        limit = self.now - int(retention_seconds * 1_000_000)
-        end = self._queued_since(limit)
-        return end if self._opened_at < limit or self._queued_since(1) < end else 0
+        end = self._queued_since(time)
+        return end if self._opened_at < time or self._queued_since(1) < end else 0
 
     def _queued_since(self, time: int) -> int:
         batch = self.queue.first_since(time)

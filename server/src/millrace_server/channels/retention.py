@@ -3,13 +3,18 @@
 import asyncio
 from contextlib import suppress
 
+import structlog
+
+from millrace_server.channels.age_clock import AgeClock, ClockJump
 from millrace_server.channels.commit import Commit
 from millrace_server.channels.committer import REMOVED_BATCHES_MAX, Committer, submit_removal
 from millrace_server.channels.contents import Contents
 from millrace_server.errors import MillraceError
 
+_log = structlog.stdlib.get_logger(__name__)
+
 _CHECK_SECONDS_MIN = 0.5
-# The wall clock, which tells what has expired, may be set while a timer runs.
+# The wall clock may be set while a timer runs, which is noticed by then.
 _CHECK_SECONDS_MAX = 60.0
 
 _MICROS = 1_000_000
@@ -21,11 +26,13 @@ class Retention:
     What a transaction has taken stays with it, and is removed as soon as it comes back.
     """
 
-    def __init__(self, contents: Contents, committer: Committer) -> None:
+    def __init__(self, name: str, contents: Contents, committer: Committer) -> None:
         self._loop = asyncio.get_running_loop()
+        self._name = name
         self._contents = contents
         self._committer = committer
         self._seconds: float | None = None
+        self._ages = self._new_ages()
         self._timer: asyncio.TimerHandle | None = None
         self._loading: asyncio.Task[None] | None = None
         self._is_removing = False
@@ -33,6 +40,8 @@ class Retention:
 
     def enforce(self, seconds: float | None) -> None:
         """Keeps events for so long from now on; None: for ever."""
+        if self._seconds is None:
+            self._ages = self._new_ages()
         self.stop()
         if seconds is not None:
             self._seconds = seconds
@@ -43,13 +52,25 @@ class Retention:
         if self._timer is not None:
             self._timer.cancel()
 
+    def _new_ages(self) -> AgeClock:
+        return AgeClock(lambda: self._contents.now, self._loop.time, self._on_jump)
+
+    def _on_jump(self, jump: ClockJump) -> None:
+        if self._contents.queue.event_count:
+            _log.warning(
+                "the clock was set forward; the retention of what was committed before goes by the time elapsed",
+                channel=self._name,
+                clock_seconds=round(jump.wall_seconds),
+                elapsed_seconds=round(jump.elapsed_seconds),
+            )
+
     def _check(self) -> None:
         self._expire()
         seconds = self._seconds
         if seconds is None:
             return
         if (oldest := self._contents.queue.first) is not None:
-            seconds += (oldest.first_time - self._contents.now) / _MICROS
+            seconds = min(seconds, (oldest.first_time - self._ages.time_before(seconds)) / _MICROS)
         seconds = min(max(seconds, _CHECK_SECONDS_MIN), _CHECK_SECONDS_MAX)
         self._timer = self._loop.call_later(seconds, self._check)
 
@@ -58,7 +79,7 @@ class Retention:
         if self._seconds is None or self._is_removing or self._committer.fault is not None:
             return
         queue = self._contents.queue
-        end = self._contents.expired_end(self._seconds)
+        end = self._contents.expired_end(self._ages.time_before(self._seconds))
         if queue.first_sequence is None or queue.first_sequence >= end:
             return
         batch = queue.batch_of(end - 1)
