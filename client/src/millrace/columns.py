@@ -43,15 +43,16 @@ def check_columns(columns: event_pb2.EventColumns) -> tuple[int, int]:
     Raises:
         ColumnsError: A sum is wrong, a key is repeated, there are too many keys, or values are not UTF-8.
     """
-    # As lists: iterating protobuf's own sequences is several times slower.
-    count, body_sizes, headers = columns.count, columns.body_sizes[:], columns.headers[:]
+    count, body_sizes = columns.count, columns.body_sizes
     if len(body_sizes) != count:
         raise ColumnsError(f"columns.body_sizes: has {len(body_sizes)} entries; columns.count is {count}")
     body_bytes = len(columns.bodies)
-    if (size_sum := sum(body_sizes)) != body_bytes:
+    # As lists: iterating protobuf's own sequences is several times slower. For one event, a list is what takes longest.
+    size_sum = body_sizes[0] if count == 1 else sum(body_sizes[:])
+    if size_sum != body_bytes:
         raise ColumnsError(f"columns.bodies: has {body_bytes} bytes; columns.body_sizes sum to {size_sum}")
-    if headers:
-        _check_headers(headers, count)
+    if columns.headers:
+        _check_headers(columns.headers[:], count)
     return count, body_bytes
 
 

@@ -161,8 +161,8 @@ def receipt_response(kind: type[ReceiptT], receipt: Receipt) -> ReceiptT:
 
 def encode_append_answer(receipt: Receipt) -> bytes:
     """Encodes the AppendStreamResponse of an append, of which there are many with the same commit time."""
-    answer = pb.AppendStreamResponse()
-    answer.first_sequence, answer.last_sequence, is_deduplicated, commit_time = receipt
+    first_sequence, last_sequence, is_deduplicated, commit_time = receipt
+    answer = pb.AppendStreamResponse(first_sequence=first_sequence, last_sequence=last_sequence)
     if is_deduplicated:
         answer.deduplicated = True
     return answer.SerializeToString() + _commit_time_field(commit_time)

@@ -256,12 +256,17 @@ class Rpcs:
 class MessageStream:
     """A bidirectional stream of messages."""
 
-    # The awaitables of gRPC itself, since one more call for each of many small messages takes time that they have not.
+    # Not methods: one more call for each of many small messages takes time that they have not.
     read: Callable[[], Awaitable[object]]
     """Returns the next message, encoded; no bytes after the last one."""
+    count: Callable[[int], None]
+    """Counts so many bytes of a message as in progress until `release`; refuses what exceeds a limit."""
+    release: Callable[[int], None]
 
     def __init__(self, context: Context, inflight: InflightBytes, call: Call) -> None:
         self.read = context.read
+        self.count = partial(inflight.count, peer=call.peer)
+        self.release = partial(inflight.release, peer=call.peer)
         self._context = context
         self._inflight = inflight
         self._call = call
@@ -269,13 +274,6 @@ class MessageStream:
     def admit(self, raw: bytes) -> Admission:
         """Returns a context in which a message counts as in progress."""
         return self._inflight.admit(len(raw), self._call.peer)
-
-    def count(self, byte_count: int) -> None:
-        """Counts a message as in progress until `release`."""
-        self._inflight.count(byte_count, self._call.peer)
-
-    def release(self, byte_count: int) -> None:
-        self._inflight.release(byte_count, self._call.peer)
 
     def write(self, answer: bytes) -> Awaitable[None]:
         """Sends an answer; see `ending_with_caller`."""
