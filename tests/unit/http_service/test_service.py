@@ -1,9 +1,11 @@
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 
 import pytest
+from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from millrace.columns import columns_from_events
@@ -12,6 +14,7 @@ from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.http_service import channel_metrics
 from millrace_server.http_service.channel_metrics import COUNTERS, GAUGES
 from millrace_server.http_service.service import HttpService
 from millrace_server.network import Address, open_socket
@@ -202,6 +205,37 @@ async def test_metrics_tells_each_channel_as_it_stands(served: Served) -> None:
     assert samples["process_resident_memory_bytes", ""] > 0
     await served.registry.delete("orders")
     assert not any(channel for _, channel in await served.samples())
+
+
+@pytest.mark.parametrize(
+    ("accept", "parsed"),
+    [("text/plain", text_string_to_metric_families), ("application/openmetrics-text", open_families)],
+)
+async def test_metrics_of_channels_are_what_their_json_tells(
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    accept: str,
+    parsed: Callable[[str], Iterable[Metric]],
+) -> None:
+    """The parsers of Prometheus' library read the same, where channels have the same values and where they do not."""
+    monkeypatch.setattr(channel_metrics, "_SLICE_CHANNELS", 2)
+    await use(served.registry)
+    memory = MemoryChannelConfig(type="memory")
+    for name in ("alerts", "idle.1", "idle-2", "idle_3", "zoo"):
+        served.registry.create(name, memory)
+    await served.registry.get("alerts").claim("reader", None, takeover=False)
+    text = (await served.get("/metrics", accept=accept)).body.decode()
+    claims = {"alerts": 1, "idle-2": 0, "idle.1": 0, "idle_3": 0, "orders": 0, "zoo": 0}
+    assert "".join(f'millrace_channel_claims{{channel="{name}"}} {count}\n' for name, count in claims.items()) in text
+    names = {f"millrace_channel_{one.name}": one.key for one in GAUGES}
+    names |= {f"millrace_channel_{one.name}_total": one.key for one in COUNTERS}
+    samples = [sample for family in parsed(text) for sample in family.samples]
+    described = (await served.get("/channels")).json()
+    assert {
+        (sample.labels["channel"], names[sample.name]): sample.value for sample in samples if sample.name in names
+    } == {(name, key): described[f"CHANNEL.{name}"][key] for name in claims for key in names.values()}
+    states = [sample.labels for sample in samples if sample.name == "millrace_channel_state" and sample.value]
+    assert states == [{"channel": name, "state": "open"} for name in claims]
 
 
 async def test_metrics_help_leads_from_flumes_names_to_ours(served: Served) -> None:

@@ -48,6 +48,7 @@ def memory_storage(name: str, config: ChannelConfig, histograms: Histograms | No
 class ChannelGauges(NamedTuple):
     """A channel at one moment."""
 
+    capacity: int  # Events that it may hold.
     queued_events: int  # Events that are not taken.
     taken_events: int  # Events that transactions and deliveries have taken.
     memory_events: int  # Events that a crash loses.
@@ -57,6 +58,7 @@ class ChannelGauges(NamedTuple):
     waiting_takes: int  # Takes that wait for an event.
     waiting_commits: int  # Commits that wait for room.
     producers: int  # Producers whose stamps are remembered.
+    claims: int  # 1 while a reader's claim lives, else 0.
     first_sequence: int  # The oldest queued sequence; the next one where the queue is empty.
     next_sequence: int  # The sequence that the next event gets.
     oldest_commit_time: int  # Of the oldest event, queued or taken, in microseconds since 1970; 0 if there is none.
@@ -180,22 +182,25 @@ class Channel:
         return bool(self._contents.capacity.waiters)
 
     def gauges(self) -> ChannelGauges:
-        contents = self._contents
+        contents, capacity, core = self._contents, self._contents.capacity, self._core
+        # By position: by name it would take more than twice as long, for each of thousands of channels at each scrape.
         return ChannelGauges(
-            queued_events=contents.queue.event_count,
-            taken_events=contents.taken_count,
-            memory_events=self._core.committer.memory_event_count,
-            body_bytes=contents.capacity.body_bytes,
-            body_bytes_max=contents.capacity.body_bytes_max,
-            open_transactions=self.open_transactions,
-            waiting_takes=len(contents.takers),
-            waiting_commits=len(contents.capacity.waiters),
-            producers=len(contents.ledger),
-            first_sequence=contents.first_sequence,
-            next_sequence=contents.next_sequence,
-            oldest_commit_time=contents.oldest_commit_time,
-            last_put_time=contents.last_put_time,
-            last_take_time=contents.last_take_time,
+            capacity.events_max,
+            contents.queue.event_count,
+            contents.taken_count,
+            core.committer.memory_event_count,
+            capacity.body_bytes,
+            capacity.body_bytes_max,
+            core.channel_limit.open_count,
+            len(contents.takers),
+            len(capacity.waiters),
+            len(contents.ledger),
+            int(core.claims.claim is not None),
+            contents.first_sequence,
+            contents.next_sequence,
+            contents.oldest_commit_time,
+            contents.last_put_time,
+            contents.last_take_time,
         )
 
     def forecast(self) -> Forecast:

@@ -159,8 +159,11 @@ class Contents:
     @property
     def oldest_commit_time(self) -> int:
         """When the oldest event, queued or taken, was committed; 0 if there is none. Takes O(taken batches)."""
+        if not self._taken:
+            # Most of thousands of channels, at each scrape.
+            return first.first_time if (first := self.queue.first) else 0
         held = [*self._taken.values(), *filter(None, [self.queue.first])]
-        return min(held, key=_first_sequence).first_time if held else 0
+        return min(held, key=_first_sequence).first_time
 
     def first_since(self, time: int) -> tuple[int, int]:
         """Returns the sequence and the time of the first event, queued or taken, committed at or after a time.

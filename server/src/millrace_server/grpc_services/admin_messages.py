@@ -55,8 +55,9 @@ def channel_message(handle: ChannelHandle) -> pb.Channel:
     )
     if channel is not None:
         message.channel_id = channel.channel_id
-        # The message has the names of the gauges.
+        # The message has the names of the gauges, without those that others tell: the configuration and the claim.
         gauges = channel.gauges()._asdict()
+        del gauges["capacity"], gauges["claims"]
         times = {name: timestamp_of(micros) for name, micros in gauges.items() if name.endswith("_time")}
         message.gauges.CopyFrom(pb.ChannelGauges(**gauges | times))
         message.counters.CopyFrom(_counters_message(channel.counters))

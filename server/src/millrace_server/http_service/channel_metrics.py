@@ -5,15 +5,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import NamedTuple
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
-from millrace_server.channels.channel import Channel, ChannelGauges
+from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
-from millrace_server.channels.config import ChannelConfig
-from millrace_server.channels.contents import ChannelCounters
 from millrace_server.channels.log_store import LogStore
 from millrace_server.http_service.occasional_gauges import OCCASIONAL_GAUGES, OccasionalSamples, occasional_values
 
@@ -54,50 +51,32 @@ class Measures:
         return {measure.key: value for measure, value in zip(self, self.read(measured), strict=True)}
 
 
-class Reading(NamedTuple):
-    """A channel, and what is read once for all its measures."""
-
-    config: ChannelConfig
-    gauges: ChannelGauges
-    counters: ChannelCounters
-    claims: int
-
-    @classmethod
-    def of(cls, channel: Channel) -> "Reading":
-        return cls(channel.config, channel.gauges(), channel.counters, int(channel.claims.claim is not None))
-
-
 GAUGES = Measures(
-    Measure("ChannelCapacity", "capacity_events", "Events that may be held.", "config.capacity", True),
-    Measure("ChannelSize", "queued_events", "Events not taken.", "gauges.queued_events", True),
-    Measure("TakenEvents", "taken_events", "Events that transactions have taken.", "gauges.taken_events"),
-    Measure("MemoryEvents", "memory_events", "Events a crash loses.", "gauges.memory_events"),
-    Measure("BodyBytes", "body_bytes", "Bytes of all bodies held.", "gauges.body_bytes"),
-    Measure("BodyBytesMax", "body_bytes_max", "Bytes of bodies that may be held.", "config.body_bytes_max"),
-    Measure("OpenTransactions", "open_transactions", "Open transactions.", "gauges.open_transactions"),
-    Measure("WaitingTakes", "waiting_takes", "Takes that wait for an event.", "gauges.waiting_takes"),
-    Measure("WaitingCommits", "waiting_commits", "Commits waiting for room.", "gauges.waiting_commits"),
-    Measure("Producers", "producers", "Producers whose stamps are remembered.", "gauges.producers"),
+    Measure("ChannelCapacity", "capacity_events", "Events that may be held.", "capacity", True),
+    Measure("ChannelSize", "queued_events", "Events not taken.", "queued_events", True),
+    Measure("TakenEvents", "taken_events", "Events that transactions have taken.", "taken_events"),
+    Measure("MemoryEvents", "memory_events", "Events a crash loses.", "memory_events"),
+    Measure("BodyBytes", "body_bytes", "Bytes of all bodies held.", "body_bytes"),
+    Measure("BodyBytesMax", "body_bytes_max", "Bytes of bodies that may be held.", "body_bytes_max"),
+    Measure("OpenTransactions", "open_transactions", "Open transactions.", "open_transactions"),
+    Measure("WaitingTakes", "waiting_takes", "Takes that wait for an event.", "waiting_takes"),
+    Measure("WaitingCommits", "waiting_commits", "Commits waiting for room.", "waiting_commits"),
+    Measure("Producers", "producers", "Producers whose stamps are remembered.", "producers"),
     Measure("Claims", "claims", "1 while a reader's claim lives, else 0.", "claims"),
-    Measure("FirstSequence", "first_sequence", "Oldest queued sequence.", "gauges.first_sequence"),
-    Measure("NextSequence", "next_sequence", "Sequence that comes next.", "gauges.next_sequence"),
+    Measure("FirstSequence", "first_sequence", "Oldest queued sequence.", "first_sequence"),
+    Measure("NextSequence", "next_sequence", "Sequence that comes next.", "next_sequence"),
 )
 
 COUNTERS = Measures(
-    Measure("EventPutAttemptCount", "put_attempts", "Events offered.", "counters.put_attempts", True),
-    Measure("EventPutSuccessCount", "put_successes", "Events stored.", "counters.put_successes", True),
-    Measure("EventTakeAttemptCount", "take_attempts", "Events asked for.", "counters.take_attempts", True),
-    Measure("EventTakeSuccessCount", "take_successes", "Events removed.", "counters.take_successes", True),
-    Measure("CommitCount", "commits", "Transactions committed.", "counters.commits"),
-    Measure("RollbackCount", "rollbacks", "Transactions rolled back.", "counters.rollbacks"),
-    Measure(
-        "LeaseExpiredCount",
-        "leases_expired",
-        "Rolled back by their lease.",
-        "counters.leases_expired",
-    ),
-    Measure("DeduplicatedCount", "deduplicated", "Events dropped as repeats.", "counters.deduplicated"),
-    Measure("EventExpiredCount", "expired", "Events older than the retention.", "counters.expired"),
+    Measure("EventPutAttemptCount", "put_attempts", "Events offered.", "put_attempts", True),
+    Measure("EventPutSuccessCount", "put_successes", "Events stored.", "put_successes", True),
+    Measure("EventTakeAttemptCount", "take_attempts", "Events asked for.", "take_attempts", True),
+    Measure("EventTakeSuccessCount", "take_successes", "Events removed.", "take_successes", True),
+    Measure("CommitCount", "commits", "Transactions committed.", "commits"),
+    Measure("RollbackCount", "rollbacks", "Transactions rolled back.", "rollbacks"),
+    Measure("LeaseExpiredCount", "leases_expired", "Rolled back by their lease.", "leases_expired"),
+    Measure("DeduplicatedCount", "deduplicated", "Events dropped as repeats.", "deduplicated"),
+    Measure("EventExpiredCount", "expired", "Events older than the retention.", "expired"),
 )
 """Counters start at 0 when the server opens the channel."""
 
@@ -138,15 +117,15 @@ def _describe_handle(handle: ChannelHandle) -> dict[str, _Described]:
 
 
 def _describe_open(channel: Channel, store: LogStore | None) -> dict[str, _Described]:
-    reading = Reading.of(channel)
-    values = occasional_values(channel, reading.gauges, store)
+    gauges, counters = channel.gauges(), channel.counters
+    values = occasional_values(channel, gauges, store)
     return {
         "ChannelId": channel.channel_id,
-        **GAUGES.describe(reading),
-        **COUNTERS.describe(reading),
+        **GAUGES.describe(gauges),
+        **COUNTERS.describe(counters),
         **{gauge.key: value for gauge, value in zip(OCCASIONAL_GAUGES, values, strict=True)},
-        "RefusedCounts": dict(reading.counters.refused),
-        "ChannelFillPercentage": 100.0 * reading.gauges.queued_events / channel.config.capacity,
+        "RefusedCounts": dict(counters.refused),
+        "ChannelFillPercentage": 100.0 * gauges.queued_events / gauges.capacity,
         "StartTime": int(channel.start_time * _MILLISECONDS),
         "StopTime": 0,
     }
@@ -241,11 +220,11 @@ class ChannelSamples:
                 directory = json.dumps(str(path).encode(errors="replace").decode(), ensure_ascii=False)
                 self._free.append(f"{_FREE.name}{{{label},directory={directory}}} {free_bytes}\n")
         if (channel := handle.channel_if_open) is not None:
-            reading = Reading.of(channel)
-            self._gauges.add(name, reading)
-            self._counters.add(name, reading)
-            self._occasional.add(name, occasional_values(channel, reading.gauges, store))
-            for reason, count in reading.counters.refused.items():
+            gauges, counters = channel.gauges(), channel.counters
+            self._gauges.add(name, gauges)
+            self._counters.add(name, counters)
+            self._occasional.add(name, occasional_values(channel, gauges, store))
+            for reason, count in counters.refused.items():
                 self._refusals.append(f'{_REFUSALS.name}_total{{{label},reason="{reason}"}} {count}\n')
             what = f'channel_id="{channel.channel_id}",type="{channel.config.type}"'
             self._info.append(f"{_INFO.name}_info{{{label},{what}}} 1\n")
