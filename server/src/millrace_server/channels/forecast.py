@@ -55,6 +55,8 @@ class Forecaster:
         now = _Sample(self._clock(), event_count, body_bytes)
         before = self._sample_before(now)
         is_full = event_count >= capacity.events_max or body_bytes >= capacity.body_bytes_max
+        if not is_full and event_count == before.event_count and body_bytes == before.body_bytes:
+            return _UNKNOWN
         seconds = now.time - before.time
         if seconds < _SECONDS_MIN:
             return Forecast(0.0 if is_full else None, None)
