@@ -14,8 +14,9 @@ from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
-from millrace_server.http_service import channel_metrics
+from millrace_server.http_service import channel_table
 from millrace_server.http_service.channel_metrics import COUNTERS, GAUGES
+from millrace_server.http_service.occasional_gauges import OCCASIONAL_GAUGES
 from millrace_server.http_service.service import HttpService
 from millrace_server.network import Address, open_socket
 from millrace_server.network.http_server import SECURITY_HEADERS
@@ -218,7 +219,7 @@ async def test_metrics_of_channels_are_what_their_json_tells(
     parsed: Callable[[str], Iterable[Metric]],
 ) -> None:
     """The parsers of Prometheus' library read the same, where channels have the same values and where they do not."""
-    monkeypatch.setattr(channel_metrics, "_SLICE_CHANNELS", 2)
+    monkeypatch.setattr(channel_table, "SLICE_CHANNELS", 2)
     await use(served.registry)
     memory = MemoryChannelConfig(type="memory")
     for name in ("alerts", "idle.1", "idle-2", "idle_3", "zoo"):
@@ -229,11 +230,17 @@ async def test_metrics_of_channels_are_what_their_json_tells(
     assert "".join(f'millrace_channel_claims{{channel="{name}"}} {count}\n' for name, count in claims.items()) in text
     names = {f"millrace_channel_{one.name}": one.key for one in GAUGES}
     names |= {f"millrace_channel_{one.name}_total": one.key for one in COUNTERS}
+    names |= {one.name: one.key for one in OCCASIONAL_GAUGES}
     samples = [sample for family in parsed(text) for sample in family.samples]
     described = (await served.get("/channels")).json()
     assert {
         (sample.labels["channel"], names[sample.name]): sample.value for sample in samples if sample.name in names
-    } == {(name, key): described[f"CHANNEL.{name}"][key] for name in claims for key in names.values()}
+    } == {
+        (name, key): value
+        for name in claims
+        for key in names.values()
+        if (value := described[f"CHANNEL.{name}"][key]) is not None
+    }
     states = [sample.labels for sample in samples if sample.name == "millrace_channel_state" and sample.value]
     assert states == [{"channel": name, "state": "open"} for name in claims]
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from operator import attrgetter
 
 from prometheus_client import Metric
@@ -12,11 +11,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.log_store import LogStore
-from millrace_server.http_service.occasional_gauges import OCCASIONAL_GAUGES, OccasionalSamples, occasional_values
+from millrace_server.http_service.channel_table import SLICE_CHANNELS, ChannelTable
+from millrace_server.http_service.occasional_gauges import OCCASIONAL_GAUGES, occasional_values
 
 _CHANNEL_PREFIX = "millrace_channel_"
 _MILLISECONDS = 1000
-_SLICE_CHANNELS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,49 +142,16 @@ _REFUSALS = CounterMetricFamily(
 _INFO = InfoMetricFamily(_CHANNEL_PREFIX.removesuffix("_"), "What a channel is.", labels=_LABELS)
 
 
-class _Table:
-    """The values of measures of many channels, which are read channel by channel, and written metric by metric."""
-
-    def __init__(self, kind: type[GaugeMetricFamily] | type[CounterMetricFamily], measures: Measures) -> None:
-        self._read = measures.read
-        self._families = [kind(_CHANNEL_PREFIX + one.name, one.describe(), labels=_LABELS) for one in measures]
-        self._names = list[str]()
-        self._rows = list[tuple[float, ...]]()
-        self._slices = list[tuple[list[str], list[tuple[float, ...]]]]()
-
-    def add(self, channel: str, measured: object) -> None:
-        self._names.append(channel)
-        self._rows.append(self._read(measured))
-        if len(self._rows) == _SLICE_CHANNELS:
-            self._end_slice()
-
-    def _end_slice(self) -> None:
-        self._slices.append((self._names, [*zip(*self._rows, strict=True)]))
-        self._names, self._rows = [], []
-
-    def families(self) -> Iterator[tuple[Metric, Iterator[str]]]:
-        if self._rows:
-            self._end_slice()
-        for index, family in enumerate(self._families):
-            start = f'{family.name}{"_total" * (family.type == "counter")}{{channel="'
-            yield family, (_lines(start, names, columns[index]) for names, columns in self._slices)
-
-
-def _lines(start: str, names: Sequence[str], values: Sequence[float]) -> str:
-    # Thousands of lines by one operation, which takes a fraction of the time of one for each.
-    if values.count(values[0]) == len(values):
-        # As with most measures of idle channels: to repeat one number takes a tenth of the time of writing each.
-        end = f'"}} {values[0]}\n'
-        return start + f"{end}{start}".join(names) + end
-    return f'{start}%s"}} %s\n' * len(names) % tuple(chain.from_iterable(zip(names, values, strict=True)))
+def _table(kind: type[GaugeMetricFamily] | type[CounterMetricFamily], measures: Measures) -> ChannelTable:
+    return ChannelTable([kind(_CHANNEL_PREFIX + one.name, one.describe(), labels=_LABELS) for one in measures])
 
 
 def _joined(lines: Sequence[str]) -> Iterator[str]:
-    return ("".join(lines[start : start + _SLICE_CHANNELS]) for start in range(0, len(lines), _SLICE_CHANNELS))
+    return ("".join(lines[start : start + SLICE_CHANNELS]) for start in range(0, len(lines), SLICE_CHANNELS))
 
 
 def _state_lines(state: ChannelState) -> list[str]:
-    """Returns the pieces of text that the name of the channel joins."""
+    """Returns the pieces of text that the name of a channel joins."""
     lines = (
         f'{_STATE.name}{{channel="\0",state="{possible.name.lower()}"}} {int(state is possible)}\n'
         for possible in ChannelState
@@ -197,38 +163,35 @@ _STATE_LINES = {state: _state_lines(state) for state in ChannelState}
 
 
 class ChannelSamples:
-    """The samples of channels as text, which is the same in both of Prometheus' formats.
-
-    With thousands of channels, the library's objects for each sample, and even a statement for each, would take most of
-    the time. Names of channels need no escape.
-    """
+    """The samples of channels as text."""
 
     def __init__(self) -> None:
-        self._replayed = list[str]()
         self._states = list[str]()
+        self._replayed = ChannelTable([_REPLAYED])
         self._free = list[str]()
-        self._info = list[str]()
-        self._of_stores = _Table(GaugeMetricFamily, STORE_GAUGES)
-        self._gauges = _Table(GaugeMetricFamily, GAUGES)
-        self._counters = _Table(CounterMetricFamily, COUNTERS)
-        self._occasional = OccasionalSamples()
+        self._of_stores = _table(GaugeMetricFamily, STORE_GAUGES)
+        self._gauges = _table(GaugeMetricFamily, GAUGES)
+        self._counters = _table(CounterMetricFamily, COUNTERS)
+        self._occasional = ChannelTable(
+            [GaugeMetricFamily(gauge.name, gauge.help, labels=_LABELS) for gauge in OCCASIONAL_GAUGES]
+        )
         self._refusals = list[str]()
+        self._info = list[str]()
 
     def add(self, handle: ChannelHandle) -> None:
         """Adds the samples of a channel as it is now."""
         name, label, state = handle.name, f'channel="{handle.name}"', handle.state
-        replayed_fraction = handle.replayed_fraction if state is ChannelState.REPLAYING else 1.0
-        self._replayed.append(f"{_REPLAYED.name}{{{label}}} {replayed_fraction}\n")
         self._states.append(name.join(_STATE_LINES[state]))
+        self._replayed.add(name, (handle.replayed_fraction if state is ChannelState.REPLAYING else 1.0,))
         if (store := handle.store) is not None:
-            self._of_stores.add(name, store)
+            self._of_stores.add(name, STORE_GAUGES.read(store))
             for path, free_bytes in store.disk_space.directories.items():
                 directory = json.dumps(str(path).encode(errors="replace").decode(), ensure_ascii=False)
                 self._free.append(f"{_FREE.name}{{{label},directory={directory}}} {free_bytes}\n")
         if (channel := handle.channel_if_open) is not None:
             gauges, counters = channel.gauges(), channel.counters
-            self._gauges.add(name, gauges)
-            self._counters.add(name, counters)
+            self._gauges.add(name, GAUGES.read(gauges))
+            self._counters.add(name, COUNTERS.read(counters))
             self._occasional.add(name, occasional_values(channel, gauges, store))
             for reason, count in counters.refused.items():
                 self._refusals.append(f'{_REFUSALS.name}_total{{{label},reason="{reason}"}} {count}\n')
@@ -238,11 +201,9 @@ class ChannelSamples:
     def families(self) -> Iterator[tuple[Metric, Iterator[str]]]:
         """Yields each metric, without samples, and its samples in pieces, each of which takes about a millisecond."""
         yield _STATE, _joined(self._states)
-        yield _REPLAYED, _joined(self._replayed)
+        yield from self._replayed.families()
         yield _FREE, _joined(self._free)
-        for table in (self._of_stores, self._gauges, self._counters):
+        for table in (self._of_stores, self._gauges, self._counters, self._occasional):
             yield from table.families()
-        for family, lines in self._occasional.families():
-            yield family, _joined(lines)
         yield _REFUSALS, _joined(self._refusals)
         yield _INFO, _joined(self._info)

@@ -1,10 +1,6 @@
 """The gauges that only some channels have, such as the time of their oldest event."""
 
-from collections.abc import Iterator, Sequence
 from typing import NamedTuple
-
-from prometheus_client import Metric
-from prometheus_client.core import GaugeMetricFamily
 
 from millrace_server.channels.channel import Channel, ChannelGauges
 from millrace_server.channels.log_store import LogStore
@@ -72,23 +68,3 @@ def occasional_values(channel: Channel, gauges: ChannelGauges, store: LogStore |
         None if store is None else store.checkpoint_time or None,
         *channel.forecast(),
     ]
-
-
-class OccasionalSamples:
-    """The samples of these gauges as text, for as many channels as have them."""
-
-    def __init__(self) -> None:
-        self._lines: list[list[str]] = [[] for _ in OCCASIONAL_GAUGES]
-
-    def add(self, channel: str, values: Sequence[float | None]) -> None:
-        if values.count(None) == len(values):
-            # Most of thousands of channels.
-            return
-        for gauge, lines, value in zip(OCCASIONAL_GAUGES, self._lines, values, strict=True):
-            if value is not None:
-                lines.append(f'{gauge.name}{{channel="{channel}"}} {value}\n')
-
-    def families(self) -> Iterator[tuple[Metric, list[str]]]:
-        """Yields each metric, without samples, and the lines of its samples."""
-        for gauge, lines in zip(OCCASIONAL_GAUGES, self._lines, strict=True):
-            yield GaugeMetricFamily(gauge.name, gauge.help, labels=("channel",)), lines
