@@ -401,6 +401,71 @@ def test_salvage_without_the_last_memory_state_names_the_stamps_of_what_was_in_m
     assert {1, 2} <= members(found.unstamped, 2)
 
 
+async def _consumed_before_the_log(base: Path, **limits: Any) -> None:
+    async with open_channel(base, **limits) as channel:
+        await append(channel, b"in memory", stamp=Stamp("lone", 0, 0))
+        for _ in range(10):
+            await channel.claim("reader", 30.0, takeover=False)
+            await channel.claims.release("reader", None)
+        await append(channel, *[b"to the log"] * 10)
+        await channel.transactions.commit([await begin_with_takes(channel, 1)], None)
+
+
+def test_salvage_of_a_shortened_log_without_memory_states_names_the_stamps_of_what_was_in_memory(
+    tmp_path: Path,
+) -> None:
+    """That events may have been in memory is known from the first STATE, which has a reserve."""
+    limits: dict[str, Any] = {"memory_capacity": 4, "memory_byte_capacity": 1 << 20, "segment_bytes_max": 400}
+    asyncio.run(_consumed_before_the_log(tmp_path / "made", **limits))
+    before = Known(tmp_path / "made" / NAME, **limits)
+    stating = [
+        index
+        for index, record in enumerate(before.records)
+        if record.kind == "KEEP" or (record.kind == "STATE" and "producers" in record.message)
+    ]
+    assert before.records[0].message["reserved_sequence"] > before.records[0].message["next_sequence"]
+    damage(before, tmp_path / NAME, [(index, 0) for index in stating], keeps_checkpoints=False)
+    found, _ = salvaged(tmp_path / NAME, before.codec)
+    assert not dict(found.recovered.ledger.producers())
+    assert 1 in members(found.unstamped, 1)
+
+
+async def _consumed_between_logged(base: Path, **limits: Any) -> None:
+    async with open_channel(base, **limits) as channel:
+        for stamp in (None, Stamp("lone", 0, 1), None):
+            events = [b"x"] * (2 if stamp else 5)
+            await append(channel, *events, stamp=stamp)
+            await channel.transactions.commit([await begin_with_takes(channel, len(events))], None)
+
+
+def test_salvage_without_any_state_names_the_stamps_of_the_sequences_that_no_record_has(tmp_path: Path) -> None:
+    """A gap between sequences where no record is missing is of events in memory, whatever reserve they had."""
+    limits: dict[str, Any] = {"memory_capacity": 4, "memory_byte_capacity": 1 << 20}
+    asyncio.run(_consumed_between_logged(tmp_path / "made", **limits))
+    before = Known(tmp_path / "made" / NAME, **limits)
+    stating = [index for index, record in enumerate(before.records) if record.kind in {"STATE", "KEEP"}]
+    damage(before, tmp_path / NAME, [(index, 0) for index in stating], keeps_checkpoints=False)
+    found, _ = salvaged(tmp_path / NAME, before.codec)
+    assert not dict(found.recovered.ledger.producers())
+    assert {6, 7} <= members(found.unstamped, 7)
+
+
+@pytest.mark.parametrize("is_end_intact", [False, True])
+def test_salvage_of_a_log_without_any_sequence_says_that_it_counts_from_1(
+    tmp_path: Path, *, is_end_intact: bool
+) -> None:
+    """The events are kept, with other sequences than before, and no stamp is."""
+    asyncio.run(_shortened(tmp_path / "made"))
+    before = Known(tmp_path / "made" / NAME)
+    end = len(before.records) - 2 if is_end_intact else len(before.records)
+    stating = [index for index, one in enumerate(before.records[:end]) if one.kind in {"STATE", "COMMIT"}]
+    home = tmp_path / NAME
+    damage(before, home, [(index, 0) for index in stating], keeps_checkpoints=False)
+    document = json.loads(run("log", "repair", home, "--json").stdout)
+    assert document["is_renumbered"] is not is_end_intact
+    assert any("all stamps" in step for step in document["steps"]) is not is_end_intact
+
+
 async def _stamped_in_memory(base: Path, **limits: Any) -> None:
     async with open_channel(base, **limits) as channel:
         await append(channel, b"a", b"b", stamp=Stamp("lone", 0, 1))

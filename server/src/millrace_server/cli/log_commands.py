@@ -129,6 +129,7 @@ def repair(
                 "sequences_lost": done.salvage.lost if done.salvage else [],
                 "sequences_redelivered": done.salvage.redelivered if done.salvage else [],
                 "stamps_lost": done.salvage.unstamped if done.salvage else [],
+                "is_renumbered": done.salvage.is_renumbered if done.salvage else False,
                 "is_done": done.report is not None,
                 "keep": str(done.keep) if done.keep else None,
                 "report": report_document(layout, done.report) if done.report else None,

@@ -56,7 +56,7 @@ class LogMender:
         lsn: LSN of the next record.
         gap_bytes: Bytes since the last record that are no valid record.
         is_damaged: Whether records are missing.
-        has_reserves: As given, and true once a MEMORY_STATE was fed.
+        has_reserves: As given, and true once a MEMORY_STATE was fed, or a reserve was in force.
     """
 
     def __init__(self, account: ChannelAccount, checkpoint: Checkpoint | None, *, has_reserves: bool) -> None:
@@ -103,11 +103,18 @@ class LogMender:
             self._pass_checkpoint(self._checkpoint)
         self.lsn = lsn + 1
         self._is_compressed |= Flags.COMPRESSED in record.flags
-        self.has_reserves |= record.kind is Kind.MEMORY_STATE
         if record.kind in {Kind.PUT, Kind.TAKE}:
             self._pending[lsn] = record
         elif record.kind is not Kind.SYNC_POINT:
             self._apply(lsn, record)
+        self.has_reserves |= (
+            record.kind is Kind.MEMORY_STATE or self.account.reserved_sequence > self.account.next_sequence
+        )
+
+    @property
+    def is_without_sequences(self) -> bool:
+        """Whether no record said what the next sequence was, in a log without its beginning."""
+        return self.is_damaged and not (self._knows_sequence or self._has_beginning)
 
     def finish(self) -> None:
         """Ends the log."""
@@ -190,10 +197,11 @@ class LogMender:
             else:
                 self._settle_groups(groups, next_sequence, is_front_known=is_front_known)
         elif next_sequence is not None and next_sequence > account.next_sequence:
+            # Nothing is missing here, so only a reserve explains the step, if need be one that a lost record had.
+            self._skipped.add(account.next_sequence, next_sequence - 1)
             if next_sequence > account.reserved_sequence:
+                self.has_reserves = True
                 account.add_lost(account.next_sequence, next_sequence)
-            else:
-                self._skipped.add(account.next_sequence, next_sequence - 1)
             account.next_sequence = next_sequence
 
     def _begin(self, next_sequence: int) -> None:
@@ -264,10 +272,11 @@ class LogMender:
         if next_sequence is None and all(group.is_commit_alone for group in groups):
             end = behind = known
         # A reserve explains a step that no record does, unless one that is missing may have put events.
-        is_explained = end <= account.reserved_sequence and all(group.is_commit_alone for group in groups)
-        if not is_explained:
+        is_reserve_alone = is_front_known and all(group.is_commit_alone for group in groups)
+        self.has_reserves |= is_reserve_alone and known < behind
+        if not is_reserve_alone or end > account.reserved_sequence:
             account.add_lost(known, behind)
-        elif known < behind:
+        if self.has_reserves and known < behind:
             self._skipped.add(known, behind - 1)
         account.next_sequence = end
         if first < end:

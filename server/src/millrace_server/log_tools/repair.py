@@ -146,7 +146,10 @@ def _losses(found: Salvage) -> Iterator[str]:
         yield f"give up sequences {shown_ranges(found.lost)}, which cannot be read"
     if found.redelivered:
         yield f"keep sequences {shown_ranges(found.redelivered)}, although the lost records may have consumed them"
-    if found.unstamped:
+    if found.is_renumbered:
+        yield "number the events from 1 on, since no record says which sequences they had"
+        yield "forget all stamps: repeats of any event are stored again"
+    elif found.unstamped:
         yield f"forget the stamps of sequences {shown_ranges(found.unstamped)}: repeats of these are stored again"
     if found.is_doubtful:
         yield "end the claim, so that no epoch is granted again"

@@ -34,6 +34,8 @@ class Salvage:
     """Sequences of readable events that may have been consumed, since the record that says so may be lost."""
     unstamped: list[Range] = field(default_factory=list)
     """Sequences whose stamps may be lost: if their producer sends them again, they are stored twice."""
+    is_renumbered: bool = False
+    """Whether no record says which sequences the events had, so that they are numbered from 1 on, without any stamp."""
     is_doubtful: bool = False
     """Whether stamps, ends of transactions and claims may be missing in `recovered`."""
     next_segment_id: int = 1
@@ -89,6 +91,7 @@ def salvage(view: LogView, codec: PayloadCodec) -> Salvage:
         found.next_segment_id = max(found.next_segment_id, checkpoint.position.segment_id + 1)
     found.recovered.next_sequence = max(account.next_sequence, account.reserved_sequence)
     found.unstamped, found.is_doubtful = list(account.unstamped), account.is_doubtful
+    found.is_renumbered = mender.is_without_sequences
     _sort_out(account, PieceReader(view, codec), found)
     return found
 
