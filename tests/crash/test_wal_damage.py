@@ -216,6 +216,13 @@ def _older_segment(disk: SimulatedDisk, _written: WrittenLog) -> None:
 def _next_version(disk: SimulatedDisk, _written: WrittenLog) -> None:
     content = bytearray(disk.content(THIRD))
     content[8] = VERSION + 1
+    content[60:64] = zlib.crc32(content[:60]).to_bytes(4, "little")
+    disk.set_content(THIRD, content)
+
+
+def _damaged_version(disk: SimulatedDisk, _written: WrittenLog) -> None:
+    content = bytearray(disk.content(THIRD))
+    content[8] ^= 4
     disk.set_content(THIRD, content)
 
 
@@ -243,6 +250,7 @@ DAMAGES = [
     (_number_left_out, "the record at byte .* has LSN 14; it must be 13"),
     (_older_segment, "begins with LSN 7; it must be 9"),
     (_next_version, "segment-000000000003.log: its format version is 3; this program knows 1 and 2"),
+    (_damaged_version, "segment-000000000003.log: the format version in its header is damaged: 6 instead of 2"),
     (_kind_of_a_later_version, "segment-000000000003.log: it has a record of kind 99 with flags 0"),
 ]
 

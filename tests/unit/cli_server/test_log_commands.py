@@ -25,6 +25,7 @@ from tests.unit.log_tools.kept_channels import (
     positions,
     run,
     segments,
+    set_version,
 )
 
 
@@ -282,7 +283,7 @@ def test_tools_without_a_key_say_which_and_how(key_file: Path, tmp_path: Path) -
 
 def test_tools_of_another_versions_log_say_so(home: Path) -> None:
     """No file is changed."""
-    flip(segments(home)[1], 8, 1)
+    set_version(segments(home)[1], 3)
     sentence = refused("log", "verify", home, exit_code=EXIT_UNAVAILABLE)
     assert sentence.endswith("this program knows 1 and 2; use the millraced that wrote it")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -156,6 +157,14 @@ def flip(path: Path, position: int, bit: int = 1) -> None:
     content = bytearray(path.read_bytes())
     content[position] ^= bit
     path.write_bytes(content)
+
+
+def set_version(segment: Path, version: int) -> None:
+    """Makes a segment one of another version."""
+    content = bytearray(segment.read_bytes())
+    content[8] = version
+    content[60:64] = zlib.crc32(content[:60]).to_bytes(4, "little")
+    segment.write_bytes(content)
 
 
 def copied(directory: Path, target: Path) -> Path:

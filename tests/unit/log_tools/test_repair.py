@@ -44,6 +44,7 @@ from tests.unit.log_tools.kept_channels import (
     opened_again,
     positions,
     segments,
+    set_version,
     verified,
 )
 
@@ -308,7 +309,7 @@ def test_repair_of_a_channel_in_use_is_refused(home: Path) -> None:
 
 def test_repair_of_another_versions_files_is_refused(home: Path) -> None:
     """None of its files may be changed."""
-    flip(segments(home)[1], 8, 2)
+    set_version(segments(home)[1], 3)
     before = contents(home)
     with pytest.raises(UnknownVersionError):
         repair(layout_of(home), TOOLS, applies=True)

@@ -111,8 +111,31 @@ def test_decode_of_what_is_no_header_is_refused(encoded: bytes, message: str) ->
 
 def test_decode_of_a_header_of_another_version_is_refused_whatever_its_checksum() -> None:
     """Another version may use another checksum."""
-    with pytest.raises(UnknownVersionError, match="its format version is 513; this program knows 1 and 2"):
-        SegmentHeader.decode(b"MILLRACE\x01\x02" + bytes(54))
+    encoded = b"MILLRACE\x01\x02" + bytes(50)
+    own = zlib.crc32(encoded).to_bytes(4, "little")
+    with pytest.raises(UnknownVersionError, match=r"its format version is 513; this program knows 1 and 2$"):
+        SegmentHeader.decode(encoded + own)
+    with pytest.raises(
+        UnknownVersionError, match=r"1 and 2; or its header is damaged, as its checksum does not match$"
+    ):
+        SegmentHeader.decode(encoded + bytes(4))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("bit", range(16))
+def test_decode_of_a_header_with_a_flipped_bit_of_its_version_is_damage(version: int, bit: int) -> None:
+    """The checksum of the other bytes tells which version it was."""
+    head = SegmentHeader(bytes(16), 1, 1, 0).encode()[:60]
+    encoded = bytearray(head[:8] + version.to_bytes(2, "little") + head[10:])
+    encoded += zlib.crc32(encoded).to_bytes(4, "little")
+    encoded[8 + bit // 8] ^= 1 << bit % 8
+    damaged = int.from_bytes(encoded[8:10], "little")
+    message = f"the format version in its header is damaged: {damaged} instead of {version}"
+    if damaged in {1, 2}:
+        message = "the checksum of its header does not match"
+    with pytest.raises(FormatError, match=message) as caught:
+        SegmentHeader.decode(bytes(encoded))
+    assert not isinstance(caught.value, UnknownVersionError)
 
 
 @given(st.lists(st.binary()))

@@ -137,12 +137,11 @@ class SegmentHeader:
         if magic != MAGIC:
             raise FormatError("it does not begin with the magic of a segment")
         (checksum,) = _CHECKSUM.unpack_from(encoded, _SEGMENT_HEADER.size)
-        is_intact = checksum == crc32(encoded[: _SEGMENT_HEADER.size])
-        # The version counts before the checksum, since another version may compute the checksum differently. If it is
-        # the version that is damaged, the segment is refused all the same.
+        head = encoded[: _SEGMENT_HEADER.size]
+        # The version counts before the checksum, since another version may compute the checksum differently.
         if version not in _VERSIONS_READ:
-            raise UnknownVersionError(f"its format version is {version}; this program knows 1 and 2")
-        if not is_intact:
+            raise _error_of_version(version, head, checksum)
+        if checksum != crc32(head):
             raise FormatError("the checksum of its header does not match")
         return cls(channel_id, segment_id, first_lsn, previous_length)
 
@@ -165,6 +164,16 @@ class SegmentHeader:
         shared = crc32(self.context(0)[: -_POSITION.size])
         pack = _POSITION.pack
         return lambda position: crc32(pack(position), shared)
+
+
+def _error_of_version(version: int, head: bytes, checksum: int) -> FormatError:
+    """Returns the error for the head of a segment whose version is not known: another version's, or damaged."""
+    for known in _VERSIONS_READ:
+        _, _, *fields = _SEGMENT_HEADER.unpack(head)
+        if checksum == crc32(_SEGMENT_HEADER.pack(MAGIC, known, *fields)):
+            return FormatError(f"the format version in its header is damaged: {version} instead of {known}")
+    doubt = "" if checksum == crc32(head) else "; or its header is damaged, as its checksum does not match"
+    return UnknownVersionError(f"its format version is {version}; this program knows 1 and 2{doubt}")
 
 
 # Payload and head have separate checksums: the head must be trusted before the payload's length is used to read it, and
