@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace_client import ChannelFullError, Event, TxnCapacityError, UnavailableError
+from millrace_client import ChannelFullError, Event, NotAChannelError, TxnCapacityError, UnavailableError
 from millrace_client.cli.put_command import parse_headers, put
 from tests.unit.cli.conftest import RunMillrace
 from tests.unit.cli.fake_channel import FakeChannel
@@ -162,6 +162,17 @@ def test_put_a_batch_above_the_transaction_capacity_is_a_usage_error(millrace: R
     result = millrace("put", "orders", str(log), "--batch-size", "101")
     assert result.exit_code == 2
     assert "--batch-size 101 is above the transaction capacity of orders, 100;" in result.stderr
+
+
+def test_put_a_batch_above_what_a_source_takes_names_the_setting_of_its_channels(
+    client: FakeClient, millrace: RunMillrace, log: Path
+) -> None:
+    """A source of type grpc has no transaction capacity of its own that could be raised."""
+    client.orders_with(capacity=1000)
+    client.admin.errors.append(NotAChannelError("it is a source"))
+    result = millrace("put", "orders", str(log), "--batch-size", "101")
+    assert result.exit_code == 2
+    assert "raise that of the source's channels with `millrace channel update CHANNEL" in result.stderr
 
 
 def test_put_an_unreadable_file_is_a_usage_error(millrace: RunMillrace, tmp_path: Path) -> None:

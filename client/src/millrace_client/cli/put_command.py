@@ -211,23 +211,26 @@ class _Room(NamedTuple):
 
     event_count: int
     body_bytes: int
+    is_of_source: bool = False
 
     @classmethod
     def of(cls, client: Client, name: str) -> "_Room":
         try:
             channel = client.admin.get_channel(name)
         except NotAChannelError:
-            return cls(client.admin.append_capacity(name), BATCH_BYTES_MAX)
+            return cls(client.admin.append_capacity(name), BATCH_BYTES_MAX, is_of_source=True)
         return cls(channel.config.transaction_capacity, channel.gauges.body_bytes_max)
 
 
 def _limits(rooms: Sequence[_Room], name: str, batch_size: int | None) -> BatchLimits:
     allowed = min(room.event_count for room in rooms)
     if batch_size is not None and batch_size > allowed:
+        is_of_source = any(room.is_of_source for room in rooms)
+        target, whose = ("CHANNEL", "that of the source's channels") if is_of_source else (name, "it")
         raise CommandError(
             ExitCode.USAGE,
             f"--batch-size {batch_size:,} is above the transaction capacity of {name}, {allowed:,}; use at most"
-            f" that, or raise it with `millrace channel update {name} --transaction-capacity {batch_size}`",
+            f" that, or raise {whose} with `millrace channel update {target} --transaction-capacity {batch_size}`",
         )
     return BatchLimits(
         events_max=min(batch_size or BATCH_EVENTS, allowed),

@@ -76,9 +76,9 @@ class ChannelWriter:
         """The most bytes that a batch's bodies should have, unless it is one event. It changes as well."""
         return self._limits.body_bytes_max
 
-    def required_configs(self) -> list[ChannelConfig]:
-        """Returns the configurations, as in force now, of the channels that must not miss an event."""
-        return [self._registry.find(name).config for name in self.router.required]
+    def required_configs(self) -> dict[str, ChannelConfig]:
+        """Returns the configurations, as in force now, of the channels that must not miss an event, by name."""
+        return {name: self._registry.find(name).config for name in self.router.required}
 
     async def wait_open(self) -> None:
         """Waits until all required channels are open and their pending commits have ended.

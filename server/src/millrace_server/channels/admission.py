@@ -297,9 +297,13 @@ class DiskSpace:
 
 
 class ChannelLimits:
-    """Refuses requests that are too large for a channel."""
+    """Refuses requests that are too large for a channel.
 
-    def __init__(self, config: ChannelConfig, answer_bytes_max: int) -> None:
+    `set_by` is the channel whose `transaction_capacity` it is, if callers know this one by another name.
+    """
+
+    def __init__(self, config: ChannelConfig, answer_bytes_max: int, set_by: str = "") -> None:
+        self._set_by = set_by
         self.transaction_capacity = config.transaction_capacity
         self._body_bytes_max = config.body_bytes_max
         self._open_body_bytes_max = config.open_body_bytes_max
@@ -330,9 +334,14 @@ class ChannelLimits:
 
     def refuse_too_much(self, put_count: int, body_bytes: int) -> None:
         if put_count > self.transaction_capacity:
-            raise TxnCapacityError(
-                f"the transaction would put {put_count} events; transaction_capacity is {self.transaction_capacity}"
+            whose = f" of channel {self._set_by!r}" if self._set_by else ""
+            error = TxnCapacityError(
+                f"the transaction would put {put_count} events; transaction_capacity{whose} is "
+                f"{self.transaction_capacity}"
             )
+            if self._set_by:
+                error.metadata["channel"] = self._set_by
+            raise error
         if body_bytes > self._open_body_bytes_max:
             raise TxnCapacityError(
                 f"the transaction would put {body_bytes} body bytes; the channel takes {self._open_body_bytes_max} at "

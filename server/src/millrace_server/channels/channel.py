@@ -379,9 +379,12 @@ class Channel:
         self.enforce(config)
         return ""
 
-    def enforce(self, config: ChannelConfig) -> None:
-        """Applies a configuration at once; the channel may hold more than its limits allow."""
-        self._core.enforce(config)
+    def enforce(self, config: ChannelConfig, limits_set_by: str = "") -> None:
+        """Applies a configuration at once; the channel may hold more than its limits allow.
+
+        `limits_set_by` is the channel that errors name for the capacity of transactions, if not this one.
+        """
+        self._core.enforce(config, limits_set_by)
 
     def drain(self, error: Callable[[], MillraceError] | None = None) -> None:
         """Refuses new work from now on, with an error, DrainingError without one; open transactions may end."""

@@ -50,9 +50,9 @@ class ChannelCore:
         if storage.claim is not None:
             self.claims.restore(storage.claim)
 
-    def enforce(self, config: ChannelConfig) -> None:
+    def enforce(self, config: ChannelConfig, limits_set_by: str = "") -> None:
         self.config = config
-        self.limits = ChannelLimits(config, self._answer_bytes_max)
+        self.limits = ChannelLimits(config, self._answer_bytes_max, limits_set_by)
         self.committer.enforce(config)
         self.contents.capacity.resize(config.capacity, config.body_bytes_max)
         self.retention.enforce(None if self.is_draining else config.retention_seconds)

@@ -28,6 +28,8 @@ class EntranceLimits(NamedTuple):
     """What an entrance accepts at once."""
 
     transaction_capacity: int
+    set_by: str
+    """The source's channel whose `transaction_capacity` it is."""
     body_bytes_max: int
     lease_seconds: float
     keep_alive_seconds: float
@@ -113,7 +115,7 @@ class Entrance:
         limits = route.limits()
         if limits != self._limits:
             self._limits = limits
-            self.channel.enforce(_config_of(limits))
+            self.channel.enforce(_config_of(limits), limits.set_by)
 
 
 def _config_of(limits: EntranceLimits) -> ChannelConfig:

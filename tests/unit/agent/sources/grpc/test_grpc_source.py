@@ -276,8 +276,10 @@ async def test_transactions_are_stored_together_in_all_channels() -> None:
     registry = registry_of(a=memory(transaction_capacity=2), b=memory(transaction_capacity=3))
     async with opened_entrance(writer_of(registry, ["a", "b"])) as entrance:
         txn_ids = [begin_with_puts(entrance, b"1", b"2"), begin_with_puts(entrance, b"3", b"4")]
-        with pytest.raises(TxnCapacityError):
+        # What is too small is not the name that the caller uses.
+        with pytest.raises(TxnCapacityError, match="transaction_capacity of channel 'a' is 2") as caught:
             entrance.transactions.put(txn_ids[0], [stored(b"5")], None)
+        assert caught.value.metadata["channel"] == "a"
         for _ in range(2):
             assert await entrance.transactions.commit(txn_ids, Stamp("query", 1, 1)) == STORED
         again = [begin_with_puts(entrance, b"1", b"2"), begin_with_puts(entrance, b"3", b"4")]

@@ -77,9 +77,12 @@ class _Forwarder:
         self._stamps: dict[str, dict[asyncio.Task[None], Stamp]] = {}  # Of commits in flight, by producer.
 
     def limits(self) -> EntranceLimits:
-        configs = self._writer.required_configs()
+        named = self._writer.required_configs()
+        configs = named.values()
+        smallest = min(named, key=lambda name: named[name].transaction_capacity)
         return EntranceLimits(
-            transaction_capacity=min(config.transaction_capacity for config in configs),
+            transaction_capacity=named[smallest].transaction_capacity,
+            set_by=smallest,
             body_bytes_max=min(config.open_body_bytes_max for config in configs),
             lease_seconds=min(config.lease_seconds for config in configs),
             keep_alive_seconds=max(config.keep_alive_seconds for config in configs),
