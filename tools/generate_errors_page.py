@@ -16,10 +16,11 @@ from tools.generated_page import docstrings_of, write_or_check
 _INTRODUCTION = """\
 # Errors
 
-Every error of a call has a *reason*, which never changes; messages may. Over gRPC it is in `google.rpc.ErrorInfo`, with
-the domain `millrace` and with the channel or transaction in its metadata; `google.rpc.RetryInfo` is there if a repeat
-makes sense after some time. Over HTTP it is the field `reason` of a JSON answer. `millrace_client` raises a class for
-each reason, whose `advice` says what a program should do. `make docs` generates this page from the code.
+Every failed call has a *reason*. Reasons never change; messages may. Over gRPC the reason is in `google.rpc.ErrorInfo`,
+with the domain `millrace` and with the channel or transaction in its metadata; `google.rpc.RetryInfo` is added if a
+retry makes sense after some time. Over HTTP it is the field `reason` of the JSON response. `millrace_client` has an
+exception class for each reason; its `advice` says what a program should do. `make docs` generates this page from the
+code.
 
 ## Advice
 
@@ -30,7 +31,7 @@ each reason, whose `advice` says what a program should do. `make docs` generates
 _SERVER = """
 ## Reasons of the server
 
-The effect is `none` if it is certain that the server has done nothing of the call.
+The effect is `none` if the call is known to have changed nothing on the server.
 
 | reason | gRPC code | cause | effect | advice | remedy, for example with `millrace` |
 | --- | --- | --- | --- | --- | --- |
@@ -46,8 +47,8 @@ _CLIENT = """
 _REMEDIES = {
     "BAD_ARGUMENT": "correct the argument that the message names, with its value and what is allowed",
     "BAD_NAME": "choose a name that matches the pattern in the message",
-    "OFFSET_GAP": "use a transaction in one program only, and begin a new one; send the numbers of a stamp in order",
-    "TXN_STATE": "begin a new transaction; after a lost answer repeat the commit, whose outcome the channel remembers",
+    "OFFSET_GAP": "begin a new transaction, and use it in one program only; send the numbers of stamps in order",
+    "TXN_STATE": "begin a new transaction; after a lost response retry the commit, whose outcome the channel keeps",
     "NOT_CLAIMED": "claim the channel again, and read from the first sequence of the new claim",
     "NOT_A_CHANNEL": "name one of the source's channels, which `millraced graph` shows",
     "CHANNEL_CONFIGURED": "remove its table from the file, and reload the server with SIGHUP",
@@ -57,7 +58,7 @@ _REMEDIES = {
     "CLIENT_FORKED": "connect in the child process, after the fork",
     "STREAM_ENDED": "wait for the events to be delivered again; acknowledge sooner if the lease has run out",
     "BUFFER_FULL": "wait for results, raise `buffer_bytes_max`, or let `send` block",
-    "PRODUCER_CLOSED": "create a new producer; close one only after its last `send`",
+    "PRODUCER_CLOSED": "create a new producer; close a producer only after its last `send`",
     "EVENT_DROPPED": "raise `buffer_bytes_max`, or choose another `overflow`",
     "SEND_FAILED": "see the reason of the cause on this page",
 }

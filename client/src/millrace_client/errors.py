@@ -16,19 +16,19 @@ class RetryAdvice(enum.Enum):
     SMALLER = "smaller"
     """The request is too large. Send less at once."""
     NEVER = "never"
-    """The same request is refused again until something other than time changes."""
+    """Waiting does not help: the same request is refused until something else changes."""
     FULL = "full"
-    """There is no room now. Repeat the request later, when events were consumed or others are done."""
+    """There is no room now. Retry later, once events have been consumed or other requests have finished."""
     LATER = "later"
-    """The server answers, but must finish something first. Repeat the request later."""
+    """The server answers, but must finish something first. Retry later."""
     UNREACHABLE = "unreachable"
-    """The server does not answer. Repeat the request when it can be reached."""
+    """The server does not answer. Retry when it can be reached."""
     RESTART = "restart"
-    """The server must be restarted. Repeat the request after that."""
+    """The server must be restarted. Retry after that."""
     LOST = "lost"
     """The transaction, claim, call or stream has ended or belongs to another client. Begin a new one."""
     UNKNOWN = "unknown"
-    """The reason is new to this client, or the server has a bug. A repeat may help or not."""
+    """The reason is new to this client, or the server has a bug. A retry may or may not help."""
 
 
 _FINAL_CODES = frozenset({"INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED"})
@@ -114,7 +114,10 @@ class TokenExpiredError(UnauthenticatedError, reason="TOKEN_EXPIRED", advice=Ret
 
 
 class ForbiddenError(RefusedError, reason="FORBIDDEN", advice=RetryAdvice.NEVER):
-    """Raised when no role allows the call, whether the channel exists or not, or a producer is another identity's."""
+    """Raised when no role allows the call, or the producer belongs to another identity.
+
+    The answer is the same whether or not the channel exists.
+    """
 
 
 # Malformed or impossible requests.
@@ -146,7 +149,7 @@ class EventTooLargeError(RefusedError, reason="EVENT_TOO_LARGE", advice=RetryAdv
 class MessageTooLargeError(MillraceError, reason="MESSAGE_TOO_LARGE", advice=RetryAdvice.SMALLER):
     """Raised when a message exceeds a limit of the client or the server.
 
-    The message may be the answer to a call that succeeded.
+    The message may be the response to a call that succeeded.
     """
 
 
@@ -219,7 +222,7 @@ class StaleEpochError(RefusedError, reason="STALE_EPOCH", advice=RetryAdvice.LOS
 
 
 class SequenceGoneError(RefusedError, reason="SEQUENCE_GONE", advice=RetryAdvice.NEVER):
-    """Raised when a part of a range is acknowledged already, or not stored yet."""
+    """Raised when a part of a range has already been acknowledged, or is not stored yet."""
 
 
 # Limits that may pass with time.
@@ -297,11 +300,11 @@ class InternalError(MillraceError, reason="INTERNAL"):
 
 
 class UnavailableError(MillraceError, reason="UNAVAILABLE", advice=RetryAdvice.UNREACHABLE):
-    """Raised when the server cannot be reached, or the connection broke. The server may have done what it was asked."""
+    """Raised when the server cannot be reached, or the connection broke. The server may have carried out the call."""
 
 
 class DeadlineError(MillraceError, reason="DEADLINE", advice=RetryAdvice.UNREACHABLE):
-    """Raised when no answer came in time. The server may have done what it was asked."""
+    """Raised when no response arrived in time. The server may have carried out the call."""
 
 
 class CancelledError(MillraceError, reason="CANCELLED", advice=RetryAdvice.LOST):
@@ -313,7 +316,7 @@ class ClientClosedError(RefusedError, reason="CLIENT_CLOSED", advice=RetryAdvice
 
 
 class ClientForkedError(RefusedError, reason="CLIENT_FORKED", advice=RetryAdvice.NEVER):
-    """Raised when a forked process uses its parent's client; the process must connect itself."""
+    """Raised when a forked process uses its parent's client; it must open a connection of its own."""
 
 
 class StreamEndedError(RefusedError, reason="STREAM_ENDED", advice=RetryAdvice.LOST):
@@ -324,7 +327,10 @@ class StreamEndedError(RefusedError, reason="STREAM_ENDED", advice=RetryAdvice.L
 
 
 class BufferFullError(RefusedError, reason="BUFFER_FULL", advice=RetryAdvice.FULL):
-    """Raised when a producer's buffer has no room for an event, or had none in time; the event was not accepted."""
+    """Raised when a producer's buffer has no room for an event, or none became free in time.
+
+    The event was not accepted.
+    """
 
 
 class ProducerClosedError(RefusedError, reason="PRODUCER_CLOSED", advice=RetryAdvice.NEVER):
@@ -372,7 +378,7 @@ class SendResult:
 
 
 class SendFailedError(MillraceError, reason="SEND_FAILED"):
-    """Raised when an event is not stored, by its future; has the reason of the cause.
+    """Raised when an event could not be stored: by its future, with the reason of the cause.
 
     Attributes:
         result: All that is known about the event, its attempts included.

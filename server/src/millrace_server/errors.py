@@ -76,13 +76,16 @@ class UnauthenticatedError(MillraceError):
 
 
 class TokenExpiredError(UnauthenticatedError):
-    """Raised when a caller's token or certificate was valid until its expiry."""
+    """Raised when a caller's token or certificate has expired."""
 
     reason = "TOKEN_EXPIRED"
 
 
 class ForbiddenError(MillraceError):
-    """Raised when no role allows the call, whether the channel exists or not, or a producer is another identity's."""
+    """Raised when no role allows the call, or the producer belongs to another identity.
+
+    The answer is the same whether or not the channel exists.
+    """
 
     reason = "FORBIDDEN"
 
@@ -112,19 +115,19 @@ class NotAChannelError(MillraceError):
 
 
 class ProducerNotFoundError(MillraceError):
-    """Raised when a channel does not know a producer."""
+    """Raised when the channel does not know the producer."""
 
     reason = "PRODUCER_NOT_FOUND"
 
 
 class ComponentNotFoundError(MillraceError):
-    """Raised when the agent has no component of a name."""
+    """Raised when the agent has no component of that name."""
 
     reason = "COMPONENT_NOT_FOUND"
 
 
 class TxnNotFoundError(MillraceError):
-    """Raised when no transaction of that id is known."""
+    """Raised when no transaction with that ID is known."""
 
     reason = "TXN_NOT_FOUND"
 
@@ -181,7 +184,7 @@ class StaleEpochError(MillraceError):
 
 
 class SequenceGoneError(MillraceError):
-    """Raised when a range is acknowledged already, or not stored yet."""
+    """Raised when a part of a range has already been acknowledged, or is not stored yet."""
 
     reason = "SEQUENCE_GONE"
 

@@ -37,7 +37,7 @@ from millrace_client.cli.views import age_seconds, component_path, document_of
 transaction_app = typer.Typer(no_args_is_help=True, help="End transactions of any client.")
 claim_app = typer.Typer(no_args_is_help=True, help="End claims of any reader.")
 producer_app = typer.Typer(no_args_is_help=True, help="Forget producers.")
-component_app = typer.Typer(no_args_is_help=True, help="Have sources and sinks try again.")
+component_app = typer.Typer(no_args_is_help=True, help="Make sources and sinks retry at once.")
 
 OptionalChannelArgument = Annotated[
     str | None,
@@ -216,7 +216,7 @@ def retry(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Have a component that backs off, or has failed, try again at once; a sink group with all of its sinks.
+    """Make a component that is backing off, or has failed, retry at once; of a sink group, all sinks.
 
     The answer shows the state before the retry; see the result with `millrace components`.
     """

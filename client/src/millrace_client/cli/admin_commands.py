@@ -247,8 +247,8 @@ def move(
 ) -> None:
     """Hand a replicated channel over to another server.
 
-    Returns once that owns it. Open transactions are rolled back unless they end within half a second. The channel stays
-    there until the server stops or fails; other channels are still spread evenly over all servers.
+    Returns once the other server owns it. Open transactions are rolled back unless they end within half a second. The
+    channel stays there until that server stops or fails; other channels are still spread evenly over all servers.
     """
     client.admin.move_channel(name, target)
     note_to_terminal(f"{name}: moved to {target}")

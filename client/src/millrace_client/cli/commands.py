@@ -33,7 +33,7 @@ COMMANDS = {
     "consumers": ("activity_commands:consumers", "List the consumers of channels."),
     "producers": ("activity_commands:producers", "List the producers that a channel remembers."),
     "producer": ("activity_commands:producer_app", "Forget producers."),
-    "component": ("activity_commands:component_app", "Have sources and sinks try again."),
+    "component": ("activity_commands:component_app", "Make sources and sinks retry at once."),
     "report": ("report_command:report", "Report on the channels of several servers, what is wrong first."),
     "dead-letter": ("dead_letter_commands:dead_letter_app", "List and replay dead letters."),
     "context": ("context_commands:context_app", "Manage contexts: named sets of connection options."),

@@ -58,8 +58,8 @@ ServerOption = Annotated[
         "--server",
         metavar="HOST:PORT",
         callback=checked(parse_server),
-        help="The server's address, or those of several servers that share replicated channels, with commas between "
-        f"them. Default: the environment variable {SERVER_VARIABLE}, the context's server, or {DEFAULT_SERVER}.",
+        help="The server's address, or those of several servers that share replicated channels, separated by "
+        f"commas. Default: the environment variable {SERVER_VARIABLE}, the context's server, or {DEFAULT_SERVER}.",
     ),
 ]
 ContextOption = Annotated[

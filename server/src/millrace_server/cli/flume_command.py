@@ -42,7 +42,7 @@ def import_flume(
         bool, typer.Option("--strict", help="Fail, and write nothing, if anything has no counterpart.")
     ] = False,
 ) -> None:
-    """Convert a Flume agent's configuration; says on standard error what differs or has no counterpart, and why.
+    """Convert a Flume agent's configuration; report on standard error what differs or has no counterpart.
 
     Values may refer to environment variables: ${env:NAME} is read from the environment of this command.
     """

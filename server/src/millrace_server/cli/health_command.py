@@ -14,9 +14,9 @@ def health(
         str, typer.Argument(metavar="URL", envvar="MILLRACE_HEALTH_URL", help="The address of /healthz.")
     ] = "http://127.0.0.1:7071/healthz",
 ) -> None:
-    """Ask a server on this machine whether it serves; for the health checks of containers.
+    """Ask a server on this machine whether it is serving; for the health checks of containers.
 
-    The certificate is not verified, since a server is reached by an address that its certificate need not have. Exits
+    The certificate is not verified, since it need not be valid for the address at which the server is asked. Exits
     with 1 if the server does not answer, or is stopping.
     """
     import ssl

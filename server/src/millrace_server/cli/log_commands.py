@@ -42,7 +42,7 @@ def verify(
     no_keys: Annotated[bool, typer.Option("--no-keys", help="Compare checksums only, and decrypt nothing.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Check that a channel's log is intact, also one in an engine. Changes nothing; a server may be using it."""
+    """Check that a channel's log is intact, in files or in an engine. Changes nothing; a server may be using it."""
     from millrace_server.cli.log_targets import exit_on_error, readable_log, shown_progress
     from millrace_server.log_tools.reports import report_document, report_lines
 
@@ -78,7 +78,7 @@ def dump(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Show a log, one record a line; damage is reported and skipped. Changes nothing."""
+    """Show a log, one record per line; damage is reported and skipped. Changes nothing."""
     is_damaged = False
     from millrace_server.cli.log_targets import exit_on_error, readable_log
     from millrace_server.log_tools.dump import DumpStart, record_line
@@ -109,7 +109,7 @@ def repair(
     key: Keys = None,
     keep: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where all files are copied to first; by default beside the channel."),
+        typer.Option(metavar="DIR", help="Where all files are copied to first; by default next to the channel."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Repair; without it, only show what would be done.")] = False,
     json: AsJson = False,

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 def migrate(
     channel: Annotated[str, typer.Argument(metavar="CHANNEL", help="The channel's name, the same in both files.")],
     *,
-    source: Annotated[Path, typer.Option("--from", metavar="FILE", help="The server's file as it was.")],
+    source: Annotated[
+        Path, typer.Option("--from", metavar="FILE", help="The server's configuration with the channel's former type.")
+    ],
     target: Annotated[
-        Path, typer.Option("--to", metavar="FILE", help="The server's file with the channel's new type.")
+        Path, typer.Option("--to", metavar="FILE", help="The server's configuration with the channel's new type.")
     ],
     key: Annotated[
         list[str] | None, typer.Option("--key", metavar="ID=FILE", help="A former encryption key; repeatable.")
@@ -25,9 +27,10 @@ def migrate(
 ) -> None:
     """Move a stopped channel from type file to replicated, or back, with all that belongs to it.
 
-    Sequences, commit times, stamps, claims and ended transactions stay. Stop all servers that have the channel. Run it
-    again if it was interrupted; where it was finished, it changes nothing. Files that were moved are kept beside, as
-    CHANNEL.migrated, and a server with the former file refuses the channel.
+    Sequences, commit times, stamps, claims and ended transactions are preserved. Stop all servers that have the channel
+    first. If the command is interrupted, run it again; once it has finished, running it again changes nothing. Files
+    that were moved are kept next to the channel as CHANNEL.migrated, and a server with the former configuration refuses
+    to open the channel.
     """
     from millrace_server.cli.log_targets import choose_log, configured_channel, exit_on_error
     from millrace_server.log_tools.layout import UsageError
