@@ -139,7 +139,7 @@ async def test_owner_notes_how_far_its_stream_has_come(nats_url: str) -> None:
     name = new_name()
     async with _registry("a:1") as one:
         config = _config(nats_url)
-        engine_settings = config.engine.model_copy(update={"lease_seconds": 1.0})
+        engine_settings = config.engine.model_copy(update={"lease_seconds": 3.0})
         handle = one.create(name, config.model_copy(update={"engine": engine_settings}))
         await handle.opened.wait()
         await append(handle.channel, b"1")

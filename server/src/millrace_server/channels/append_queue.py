@@ -50,8 +50,8 @@ class AppendQueue:
     refused, or must wait for room, each begins on its own.
 
     A commit of its own costs as much as many small appends. So where several were stored together, the next commit
-    waits for as many, as the log waits for the callers of a group: answered together, they usually send again together.
-    A lone append never waits.
+    waits for as many behind those that wait already, as the log waits for the callers of a group: answered together,
+    they usually send again together. A lone append never waits.
     """
 
     def __init__(self, appends: Appends, *, shares_commits: bool = True) -> None:
@@ -130,8 +130,8 @@ class AppendQueue:
     def _on_end(self, appends: Sequence[QueuedAppend], commit: Commit) -> None:
         self._in_flight -= 1
         if not self._in_flight:
-            is_in_log = commit.error is None and not commit.is_in_memory
-            self._begin_next(len(appends) if is_in_log else 0)
+            is_shared = len(appends) > 1 and commit.error is None and not commit.is_in_memory
+            self._begin_next(len(appends) + len(self._waiting) if is_shared else 0)
         if commit.error is not None:
             for append in appends:
                 append.refuse(commit.error)
@@ -146,7 +146,7 @@ class AppendQueue:
 
     def _begin_next(self, awaited_count: int) -> None:
         """Begins what waits, or waits for more; later, since this is called between the ends of commits."""
-        if len(self._waiting) < awaited_count > 1:
+        if len(self._waiting) < awaited_count:
             self._awaited_count = awaited_count
             self._delay = self._loop.call_later(COMMIT_DELAY_SECONDS, self._begin_waiting)
         elif self._waiting:
