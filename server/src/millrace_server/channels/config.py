@@ -65,7 +65,7 @@ class ChannelConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """Where the events are stored."""
 
     capacity: EventCount
-    """Most events that the channel holds, including taken ones until their commit."""
+    """Maximum number of events in the channel, including taken ones until their commit."""
 
     transaction_capacity: EventCount
     """The maximum number of puts, and of takes, of one transaction. Defaults to `capacity` if that is smaller."""
@@ -83,10 +83,10 @@ class ChannelConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """Seconds without a call after which a transaction or claim expires."""
 
     open_transactions_max: int = Field(5_000, ge=1, le=1_000_000)
-    """Most transactions that are open at once."""
+    """Maximum number of open transactions."""
 
     retention_seconds: float | None = Field(None, gt=0, le=RETENTION_SECONDS_MAX, allow_inf_nan=False)
-    """Seconds after their commit at which events are removed as if consumed, at the latest a second later. None: never.
+    """Events are removed as if consumed this many seconds after their commit, or up to a second later. None: never.
     Events that an open transaction has taken stay with it. Those that a release without commit times has stored count
     as committed when the server opened the channel."""
 
@@ -146,7 +146,7 @@ class MemoryChannelConfig(ChannelConfig):
     """In memory."""
 
     capacity: EventCount = 100
-    """Most events that the channel holds, including taken ones until their commit."""
+    """Maximum number of events in the channel, including taken ones until their commit."""
 
     transaction_capacity: EventCount = 100
     """The maximum number of puts, and of takes, of one transaction. Defaults to `capacity` if that is smaller."""
@@ -181,7 +181,7 @@ class LogChannelConfig(ChannelConfig):
     """Where the events are stored."""
 
     capacity: EventCount = 1_000_000
-    """Most events that the channel holds, including taken ones until their commit."""
+    """Maximum number of events in the channel, including taken ones until their commit."""
 
     transaction_capacity: EventCount = 10_000
     """The maximum number of puts, and of takes, of one transaction. Defaults to `capacity` if that is smaller."""
@@ -193,10 +193,9 @@ class LogChannelConfig(ChannelConfig):
     """Seconds from one checkpoint to the next, if anything has changed."""
 
     segment_bytes_max: ByteSize = Field(256 * MIB, ge=64 * KIB, le=SEGMENT_BYTES_MAX)
-    """Size at which a segment ends and the next one begins. The room of consumed events is given back by whole
-    segments, or all of it once the channel is empty, so this should be a small part of a small disk. Segments are
-    larger where the state of stamps and transactions, with which each begins, would fill more than half of this
-    size."""
+    """Size at which a segment ends and the next one begins. The space of consumed events is freed in whole segments,
+    or all of it once the channel is empty, so on a small disk choose a small part of its size. Segments are larger
+    where the state of stamps and transactions, with which each begins, would fill more than half of this size."""
 
     compression: Literal["none", "zstd"] = "none"
     """Compression of new records; existing records stay as they are."""

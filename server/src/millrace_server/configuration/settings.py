@@ -73,7 +73,7 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """`host:port` of HTTP: health, metrics, channels, the console; port 0 means any free port."""
 
     advertise: str | None = None
-    """`host:port` of gRPC as clients and other servers reach it, if that is not `listen`: behind an address that is
+    """`host:port` of gRPC as clients and other servers reach it, if not at `listen`: behind an address that is
     forwarded, or where `listen` names all of the machine's addresses. HTTP requests may use its host, too."""
 
     http_hosts: list[HostName] = Field(default_factory=list)
@@ -81,8 +81,8 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     `localhost`. Against DNS rebinding, other requests get 421, except for `/healthz`."""
 
     console: bool = True
-    """Serve the console, a page for operators, at `/` of `http_listen`. With `[auth]` it asks for a token; without, who
-    may connect may do everything with it, as over gRPC."""
+    """Serve the console, a page for operators, at `/` of `http_listen`. With `[auth]` it asks for a token; without,
+    anyone who can connect may do everything with it, as over gRPC."""
 
     connections_max: int = Field(10_000, ge=1, le=1_000_000)
     """Maximum number of connections, separately for gRPC and HTTP; fewer if the process may not open as many files.

@@ -41,7 +41,7 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
     """File of the certificate's key, in PEM, without a password. It must not be world-readable."""
 
     client_ca: NamedPath | None = None
-    """File of the certificates, in PEM, of those that sign the certificates of clients."""
+    """File of the certificates, in PEM, of the authorities that sign clients' certificates."""
 
     client_certificate: Literal["off", "required"] = Field("off", validate_default=True)
     """Whether clients must have a certificate. Over HTTP, `/healthz` needs none."""

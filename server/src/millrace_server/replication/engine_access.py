@@ -21,8 +21,8 @@ class EngineTls(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """How the server connects to the engine over TLS. The files are read again for each connection."""
 
     ca: NamedPath | None = None
-    """File of the certificates that those of the engine's servers must be signed with; by default those of the
-    operating system."""
+    """File of the certificates, in PEM, of the authorities that sign those of the engine's servers; by default the
+    operating system's."""
 
     certificate: NamedPath | None = None
     """File of this server's own certificate, followed by the intermediate ones, where the engine asks for one."""

@@ -1,4 +1,4 @@
-"""The source `sequence`, which counts, for trying flows."""
+"""The source `sequence`, which counts, for trying out flows."""
 
 import asyncio
 from typing import Literal
@@ -18,14 +18,14 @@ _BATCHES_PER_SECOND = 10
 
 
 class SequenceSourceConfig(SourceConfig):
-    """A source of numbered events, from 0, for trying flows.
+    """A source of numbered events, from 0, for trying out flows.
 
     The numbers are stamps: after a restart it continues with the number after the last one that its channels have
     stored, if they are of type `file`. Channels in memory begin at 0 again.
     """
 
     type: Literal["sequence"]
-    """Numbered events, for trying flows."""
+    """Numbered events, for trying out flows."""
 
     count: int | None = Field(None, ge=1, le=_NUMBER_MAX)
     """The source stops after this many events, those before a restart included. None: it never stops."""

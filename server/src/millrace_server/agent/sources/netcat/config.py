@@ -38,7 +38,7 @@ class NetcatSourceConfig(CharsetConfig, AddressSourceConfig):
     this long."""
 
     idle_seconds_max: float = Field(3_600.0, gt=0, le=604_800, allow_inf_nan=False)
-    """A connection is closed if no line has come for this long."""
+    """A connection is closed if no line has arrived for this long."""
 
     connections_max: int = Field(256, ge=1, le=CONNECTIONS_HIGHEST)
     """The maximum number of connections; further ones are closed at once."""
