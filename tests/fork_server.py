@@ -2,7 +2,8 @@
 
 A start of `millraced` spends more than a second of processor time on imports, and the suite starts hundreds. A forked
 program is a process of its own: it has arguments, streams, an exit code, and may be killed. In the shell commands of
-`run_script` a small program stands for it. Tests of what is installed run the programs themselves.
+`run_script`, and where Spark starts its Python (`tests/spark_python.py`), a small program stands for it. Tests of what
+is installed run the programs themselves.
 """
 
 import atexit
@@ -21,6 +22,7 @@ from contextlib import ExitStack, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any, Self
 
 _REQUEST_BYTES_MAX = 128 * 1024
@@ -38,8 +40,8 @@ _IMPORTED_LATE = (
 )
 """The modules that the programs import when they need them."""
 
-REQUESTS_VARIABLE = "MILLRACE_TESTS_FORK_SERVER"
-"""The environment variable with the descriptor of a fork server's requests, for programs that stand for forked ones."""
+_STAND_IN = "import sys; sys.path[0] = '{root}'; import tests.fork_server as it; it.stand_for('{program}', '{place}')"
+"""Imports nothing of the program that it stands for, which took most of the time of a short command."""
 
 _creation = threading.Lock()
 _ROOT = Path(__file__).resolve().parents[1]
@@ -84,7 +86,7 @@ class ForkedProgram:
             self._status, its_status = socket.socketpair()
             given.callback(its_status.close)
             handed_over = [its_status.fileno(), read_from, written_to, told_to]
-            socket.send_fds(requests or fork_requests(), [json.dumps(request).encode()], handed_over)
+            socket.send_fds(requests or fork_server().requests, [json.dumps(request).encode()], handed_over)
         self._answers = self._status.makefile("r", encoding="ascii")
         self.pid = int(self._answers.readline())
 
@@ -191,38 +193,58 @@ def _stream(wanted: IO[bytes] | int, given: ExitStack, *, is_input: bool) -> tup
     return None, wanted if isinstance(wanted, int) else wanted.fileno()
 
 
-class _ForkServer:
-    """The process that forks; it ends with this one, whose end closes the connection."""
+class ForkServer:
+    """The process that forks; it ends with this one, whose end closes the connection.
 
-    def __init__(self) -> None:
+    Attributes:
+        requests: The connection for this process's requests.
+        process: The process.
+    """
+
+    def __init__(self, module: str) -> None:
         self.requests, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with its:
-            self.process = subprocess.Popen([sys.executable, "-m", "tests.fork_server"], cwd=_ROOT, stdin=its.fileno())
+        self._folder = TemporaryDirectory(prefix="millrace-forks-")
+        self._place = f"{self._folder.name}/requests"
+        with its, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(self._place)
+            listener.listen()
+            its_listener = listener.fileno()
+            command = [sys.executable, "-m", module, str(its_listener)]
+            self.process = subprocess.Popen(command, cwd=_ROOT, stdin=its.fileno(), pass_fds=[its_listener])
         atexit.register(self.close)
+
+    def stand_in(self, program: str) -> str:
+        """Returns the shell command, without arguments, of a program that stands for one of this server."""
+        code = _STAND_IN.format(root=_ROOT, program=program, place=self._place)
+        return f'{sys.executable} -S -c "{code}"'
 
     def close(self) -> None:
         self.requests.close()
         self.process.wait()
+        self._folder.cleanup()
 
 
-def fork_requests() -> socket.socket:
-    """Returns the connection to the fork server of this process; a forked process has its own."""
+def fork_server(module: str = "tests.fork_server") -> ForkServer:
+    """Returns this process's server of a module that calls `serve`; a forked process has its own."""
     # Several threads may ask at once, and a server without a reference would end under the programs it started.
     with _creation:
-        return _fork_server_of(os.getpid()).requests
+        return _fork_server_of(os.getpid(), module)
 
 
 @cache
-def _fork_server_of(_owner_pid: int) -> _ForkServer:
-    return _ForkServer()
+def _fork_server_of(_owner_pid: int, module: str) -> ForkServer:
+    return ForkServer(module)
 
 
-def stand_for(program: str) -> None:
+def stand_for(program: str, place: str) -> None:
     """Is a process for a program of a shell: a forked one with its arguments, streams and signals, and ends as it does.
 
-    The descriptor of a fork server's requests is in the environment.
+    Args:
+        program: The name of the program.
+        place: Where its fork server takes requests.
     """
-    with socket.socket(fileno=int(os.environ.pop(REQUESTS_VARIABLE))) as requests:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as requests:
+        requests.connect(place)
         running = ForkedProgram(program, sys.argv[1:], stdin=0, stdout=1, stderr=2, requests=requests)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: running.send_signal(signal.Signals(number)))
@@ -236,24 +258,32 @@ def stand_for(program: str) -> None:
 # The fork server itself.
 
 
-def _serve_forks(requests: socket.socket) -> dict[str, Any] | None:
-    """Forks a child for each request until there are no more.
+def _serve_forks(requests: socket.socket, listener: socket.socket) -> dict[str, Any] | None:
+    """Forks a child for each request until its owner sends no more.
+
+    Args:
+        requests: The connection of the owner.
+        listener: Where others connect, each for one request.
 
     Returns:
         In a child the request that it must execute; None in the server, at its end.
     """
     running: dict[int, tuple[int, socket.socket]] = {}
-    with selectors.DefaultSelector() as selector, requests:
-        selector.register(requests, selectors.EVENT_READ)
+    with selectors.DefaultSelector() as selector, requests, listener:
+        for source in (requests, listener):
+            selector.register(source, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
                 if key.fd in running:
                     selector.unregister(key.fd)
                     _report_end(key.fd, *running.pop(key.fd))
                     continue
-                message, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES_MAX, 1 + _STREAM_COUNT)
-                if not message:
+                is_of_owner = key.fd == requests.fileno()
+                message, descriptors = _received(requests) if is_of_owner else _received_once(listener)
+                if not message and is_of_owner:
                     return None
+                if not message:
+                    continue
                 pid = os.fork()
                 if not pid:
                     # Descriptors of other programs; an open one would hide the end of a stream from them.
@@ -269,6 +299,19 @@ def _serve_forks(requests: socket.socket) -> dict[str, Any] | None:
                 running[process] = (pid, socket.socket(fileno=status_fd))
                 running[process][1].sendall(b"%d\n" % pid)
                 selector.register(process, selectors.EVENT_READ)
+
+
+def _received(requests: socket.socket) -> tuple[bytes, Sequence[int]]:
+    """Returns a request and its descriptors: one for its status, and the streams; without bytes at the end."""
+    message, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES_MAX, 1 + _STREAM_COUNT)
+    return message, descriptors
+
+
+def _received_once(listener: socket.socket) -> tuple[bytes, Sequence[int]]:
+    """Returns the only request of a new connection, which follows at once."""
+    connection, _ = listener.accept()
+    with connection:
+        return _received(connection)
 
 
 def _take_streams(descriptors: Sequence[int]) -> None:
@@ -293,26 +336,22 @@ def _report_end(process: int, pid: int, status: socket.socket) -> None:
         status.sendall(b"%d\n" % os.waitstatus_to_exitcode(wait_status))
 
 
-def _main() -> None:
-    """Serves forks; a child becomes the requested program, and ends as if it had been started alone."""
+def serve(programs: Mapping[str, Callable[[], None]]) -> None:
+    """Serves forks of this process until the end of its owner; a child becomes the program, as if started alone.
+
+    Args:
+        programs: The programs by their names; they find their arguments in `sys.argv`. What they import should be
+            there already.
+    """
     exit_codes: list[int] = []
     # The first that is registered runs last.
     atexit.register(_end_at_once, exit_codes)
     # Ctrl-C reaches all processes of the terminal; this one ends with the tests.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import millrace_client.cli.program
-    import millrace_server.cli
-    from millrace_server.configuration.settings import Settings
-
-    for module in _IMPORTED_LATE:
-        import_module(module)
-    # Built at its first use, which takes most of a program's start.
-    Settings.model_rebuild()
-
     # Collections in the children leave shared memory shared.
     gc.freeze()
-    with socket.socket(fileno=os.dup(0)) as requests:
-        request = _serve_forks(requests)
+    with socket.socket(fileno=os.dup(0)) as requests, socket.socket(fileno=int(sys.argv[1])) as listener:
+        request = _serve_forks(requests, listener)
     if request is None:
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -322,7 +361,6 @@ def _main() -> None:
     os.environ.update(request["env"])
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.argv = [request["program"], *request["arguments"]]
-    programs = {"millraced": millrace_server.cli.main, "millrace": millrace_client.cli.main}
     _run(programs[request["program"]], exit_codes)
 
 
@@ -334,6 +372,7 @@ def _run(program: Callable[[], None], exit_codes: list[int]) -> None:
         if isinstance(ended.code, int):
             exit_codes.append(ended.code)
         raise
+    exit_codes.append(0)
 
 
 def _end_at_once(exit_codes: list[int]) -> None:
@@ -346,6 +385,19 @@ def _end_at_once(exit_codes: list[int]) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(exit_code)
+
+
+def _main() -> None:
+    """Serves the project's programs."""
+    import millrace_client.cli.program
+    import millrace_server.cli
+    from millrace_server.configuration.settings import Settings
+
+    for module in _IMPORTED_LATE:
+        import_module(module)
+    # Built at its first use, which takes most of a program's start.
+    Settings.model_rebuild()
+    serve({"millraced": millrace_server.cli.main, "millrace": millrace_client.cli.main})
 
 
 if __name__ == "__main__":

@@ -8,14 +8,9 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.fork_server import REQUESTS_VARIABLE, fork_requests
+from tests.fork_server import fork_server
 
 _SECONDS_MAX = 100.0
-_STAND_IN = """\
-#!/bin/sh
-exec {python} -S -c 'import sys; sys.path[0] = "{root}"; import tests.fork_server as it; it.stand_for("{program}")' "$@"
-"""
-"""Imports nothing of the program that it stands for, which took most of the time of a short command."""
 
 
 @cache
@@ -25,9 +20,7 @@ def _stand_ins() -> str:
     atexit.register(folder.cleanup)
     for program in ("millrace", "millraced"):
         path = Path(folder.name) / program
-        path.write_text(
-            _STAND_IN.format(python=sys.executable, root=Path(__file__).resolve().parents[1], program=program)
-        )
+        path.write_text(f'#!/bin/sh\nexec {fork_server().stand_in(program)} "$@"\n')
         path.chmod(0o755)
     return folder.name
 
@@ -41,7 +34,6 @@ def run_script(script: str, folder: Path, **environment: str) -> str:
         environment: Variables in addition to this process's.
     """
     path = os.pathsep.join((_stand_ins(), str(Path(sys.executable).parent), os.environ["PATH"]))
-    requests = fork_requests().fileno()
     ran = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         capture_output=True,
@@ -52,10 +44,8 @@ def run_script(script: str, folder: Path, **environment: str) -> str:
             **os.environ,
             "PATH": path,
             "XDG_CONFIG_HOME": str(folder / "config"),
-            REQUESTS_VARIABLE: str(requests),
             **environment,
         },
-        pass_fds=[requests],
         stdin=subprocess.DEVNULL,
         timeout=_SECONDS_MAX,
     )

@@ -27,10 +27,12 @@ LOCAL_CONFIG: Mapping[str, str] = {
 """For every driver of the tests: little memory, no compiled queries, and no web pages."""
 
 
-def spark_session(master: str = "local[2,2]", log_level: str = "OFF", **config: str) -> SparkSession:
+def spark_session(
+    master: str = "local[2,2]", log_level: str = "OFF", python: str = sys.executable, **config: str
+) -> SparkSession:
     """Returns a session; by default it has two cores and tries each task twice, as a cluster does."""
     ensure_java()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = python
     spark = SparkSession.builder.master(master).appName("millrace-tests").config(map={**LOCAL_CONFIG, **config})
     session = spark.getOrCreate()
     session.sparkContext.setLogLevel(log_level)

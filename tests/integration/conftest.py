@@ -115,6 +115,7 @@ def spark_spans() -> Iterator[Collector]:
 def spark(spark_events: Path, spark_spans: Collector) -> Iterator[SparkSession]:
     """One Spark session for all tests, created for the first one that needs it."""
     from millrace_spark import register
+    from tests.spark_python import spark_python
     from tests.spark_session import spark_session
 
     to = {
@@ -126,7 +127,7 @@ def spark(spark_events: Path, spark_spans: Collector) -> Iterator[SparkSession]:
         # A query that waits for events asks the servers every 10 ms by default.
         "spark.sql.streaming.pollingDelay": "100ms",
     }
-    session = spark_session(**to)
+    session = spark_session(python=spark_python(), **to)
     # Spark also finds the format by itself, but starts separate workers for the lookup, which takes seconds.
     register(session)
     yield session
