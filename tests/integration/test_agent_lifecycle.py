@@ -102,7 +102,7 @@ def reload(server: Millraced, toml: str) -> dict[str, Any]:
 
 
 def reload_again(server: Millraced) -> dict[str, Any]:
-    ends = {"reloaded", "the configuration is not reloaded, and nothing was changed"}
+    ends = {"reloaded", "the configuration was not reloaded, and nothing was changed"}
     before = sum(entry["event"] in ends for entry in server.log)
     server.send(signal.SIGHUP)
     until(lambda: sum(entry["event"] in ends for entry in server.log) > before)
@@ -300,7 +300,7 @@ def test_second_sigterm_with_a_slow_sink_stops_at_once(start_millraced: StartMil
     assert (lost["channel"], lost["events"]) == ("orders", 5)
     assert [entry["event"] for entry in server.log][-2:] == [
         "stopped",
-        "threads do not end; the process exits without them",
+        "some threads have not ended; the process exits without them",
     ]
 
 
@@ -368,5 +368,5 @@ def test_secrets_of_components_are_neither_logged_nor_shown(start_millraced: Sta
     server.wait_for("reloaded")
     config.write_text(flows.replace(f'Key = "{secret}"', f'Key = "{secret}\\n"'))
     server.send(signal.SIGHUP)
-    server.wait_for("the configuration is not reloaded, and nothing was changed")
+    server.wait_for("the configuration was not reloaded, and nothing was changed")
     assert secret not in str([*shown, server.log, server.other_output])

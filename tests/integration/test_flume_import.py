@@ -93,7 +93,7 @@ def test_import_flume_of_a_bad_file_says_where_it_is_bad(tmp_path: Path, content
 
 
 def test_import_flume_with_a_bad_option_or_file_says_so(tmp_path: Path) -> None:
-    """A definition without a value, a file that is not there, and one that exists already."""
+    """A definition without a value, a file that is not there, and one that already exists."""
     assert "must be NAME=VALUE" in run_millraced("import-flume", "x", "--define", "x").stderr
     assert "No such file" in run_millraced("import-flume", "gone.conf", cwd=tmp_path).stderr
     (tmp_path / "out.toml").write_text("")

@@ -112,7 +112,7 @@ async def test_create_with_a_small_capacity_reduces_the_default_transaction_capa
 
 
 async def test_create_of_a_name_that_exists_is_refused(rpc: Rpc) -> None:
-    """Even with the same limits, the error says that the channel exists already."""
+    """Even with the same limits, the error says that the channel already exists."""
     name = await rpc.make_channel()
     async with rpc.unchanged(name), refused(grpc.StatusCode.ALREADY_EXISTS, "CHANNEL_EXISTS", name) as caught:
         await create(rpc, name, capacity=1)

@@ -182,7 +182,12 @@ async def test_consume_when_the_channel_is_deleted_is_refused(rpc: Rpc) -> None:
     [
         ([], grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "start: is missing"),
         ([ack(1)], grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "first message of a Consume stream must be start"),
-        (["start", "start"], grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "after start come only ack and nack"),
+        (
+            ["start", "start"],
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "BAD_ARGUMENT",
+            "after start, only ack and nack are allowed",
+        ),
         (["start", pb.ConsumeRequest()], grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "message: is None"),
         (["start", ack(0)], grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "ack.delivery_ids: holds 0"),
         (["start", nack(9)], grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "nack.delivery_ids: holds 9"),
@@ -213,7 +218,9 @@ async def test_consume_refused_while_a_delivery_is_sent_reports_it_each_time(rpc
 
     async def end_at_once() -> None:
         stream = Stream(rpc.channels.Consume(timeout=30.0))
-        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "after start come only ack and nack"):
+        async with refused(
+            grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "after start, only ack and nack are allowed"
+        ):
             await stream.send(start)
             await stream.send(start)
             while await stream.receive() is not None:

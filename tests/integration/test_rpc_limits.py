@@ -153,7 +153,9 @@ async def test_event_that_would_not_fit_an_answer_is_refused(rpc: Rpc) -> None:
     """The largest body that is accepted can be fetched in both forms."""
     name = await rpc.make_channel(byte_capacity=1 << 30)
     low, high = 1, MESSAGE_BYTES_MAX - 64
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "EVENT_TOO_LARGE", r"events\[0\]: .* would not fit an answer"):
+    async with refused(
+        grpc.StatusCode.INVALID_ARGUMENT, "EVENT_TOO_LARGE", r"events\[0\]: .* would not fit into a response"
+    ):
         await rpc.append(name, bytes(high))
     while low < high:
         middle = (low + high + 1) // 2

@@ -165,7 +165,7 @@ TXN_CALLS: dict[str, Callable[[Rpc, str], Awaitable[object]]] = {
 @pytest.mark.parametrize("call", TXN_CALLS)
 async def test_unknown_transaction_is_not_found(rpc: Rpc, call: str) -> None:
     """TXN_NOT_FOUND contains the id."""
-    async with refused(NOT_FOUND, "TXN_NOT_FOUND", "never begun, ended long ago") as caught:
+    async with refused(NOT_FOUND, "TXN_NOT_FOUND", "never begun, it ended long ago") as caught:
         await TXN_CALLS[call](rpc, "never begun")
     assert caught.refusal.metadata == {"txn_id": "never begun"}
 
@@ -377,7 +377,7 @@ BAD_CALLS: dict[str, tuple[Callable[[Rpc, str, str], Awaitable[object]], str, st
     "a gap before a stamp": (
         lambda rpc, name, _: rpc.append(name, b"a", stamp=stamp(2, 2, after_sequence=1)),
         "OFFSET_GAP",
-        r"stamp\.after_sequence: is 1, which the channel has not accepted of producer 'p'",
+        r"stamp\.after_sequence: is 1, which the channel has not accepted from producer 'p'",
     ),
     "a stamp that is over already": (
         lambda rpc, name, _: rpc.append(name, b"a", stamp=stamp(2, 2, oldest_open_sequence=3)),

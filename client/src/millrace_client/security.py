@@ -47,8 +47,8 @@ class Tls:
     """
 
     ca: File | None = None
-    """File of the certificates that servers' certificates must be signed with; `system`: the operating system's. None:
-    those that come with gRPC."""
+    """File of the CA certificates, in PEM, with which servers' certificates are verified; `system`: the operating
+    system's. None: those that come with gRPC."""
 
     certificate: File | None = None
     """File of the client's certificate, followed by the intermediate ones. None: the client has none."""

@@ -100,7 +100,7 @@ class ChannelNotFoundError(MillraceError):
 
 
 class ChannelExistsError(MillraceError):
-    """Raised when a channel of that name exists already."""
+    """Raised when a channel of that name already exists."""
 
     reason = "CHANNEL_EXISTS"
 

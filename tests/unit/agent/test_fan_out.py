@@ -343,4 +343,4 @@ async def test_unstorable_finds_events_that_a_channel_never_takes() -> None:
     refused = ChannelBatch(table).unstorable(channel)
     assert set(refused) == {1, 3}
     assert "a body has 11 bytes" in refused[1]
-    assert "would not fit an answer" in refused[3]
+    assert "would not fit into a response" in refused[3]

@@ -48,7 +48,7 @@ def test_refuse_above_open_bytes_names_the_body_that_no_commit_could_hold(limits
 def test_refuse_crowding_bounds_what_open_transactions_hold(limits: ChannelLimits) -> None:
     """There is room again when some transactions have ended."""
     limits.refuse_open_bytes(4, 6)
-    with pytest.raises(BytesFullError, match="open transactions hold 5 body bytes, and 6 more") as refused:
+    with pytest.raises(BytesFullError, match="open transactions hold 5 body bytes; with 6 more") as refused:
         limits.refuse_open_bytes(5, 6)
     assert refused.value.retry_delay_seconds == 1
 

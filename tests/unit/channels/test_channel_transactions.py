@@ -248,7 +248,9 @@ async def test_put_of_an_event_that_no_answer_could_hold_is_refused() -> None:
     """Every stored event must fit a response, including its headers."""
     channel = open_channel(answer_bytes_max=10_000)
     txn_id = begin(channel)
-    with pytest.raises(EventTooLargeError, match=r"events\[1\]: with its headers it would not fit an answer.*10000"):
+    with pytest.raises(
+        EventTooLargeError, match=r"events\[1\]: with its headers it would not fit into a response.*10000"
+    ):
         channel.transactions.put(txn_id, [stored_rows([({}, b"a"), ({"k": "v" * 9_990}, b"")])], None)
     channel.transactions.put(txn_id, [stored_rows([({}, b"a"), ({"k": "v" * 9_000}, b"")])], None)
 
@@ -648,7 +650,7 @@ async def test_put_beside_transactions_that_hold_too_much_is_refused() -> None:
 async def test_put_beyond_what_open_transactions_may_hold_together_is_refused(channel: Channel) -> None:
     """Bytes that may never be committed are bounded like committed ones; the transaction stays usable."""
     first, second = begin_with_puts(channel, b"a" * 60), begin_with_puts(channel, b"b" * 30)
-    with pytest.raises(BytesFullError, match="open transactions hold 90 body bytes, and 11 more") as refused:
+    with pytest.raises(BytesFullError, match="open transactions hold 90 body bytes; with 11 more") as refused:
         channel.transactions.put(second, [stored(b"c" * 11)], None)
     assert refused.value.retry_delay_seconds == 1
     assert channel.transactions.put(second, [stored(b"c" * 10)], None) == 2

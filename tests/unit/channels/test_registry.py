@@ -30,7 +30,7 @@ async def test_create_of_a_new_name_makes_a_channel(registry: ChannelRegistry) -
 async def test_create_of_a_known_name_is_refused(registry: ChannelRegistry) -> None:
     """The existing channel stays."""
     channel = registry.create("orders", limits_of()).channel
-    with pytest.raises(ChannelExistsError, match="'orders' exists already") as refused:
+    with pytest.raises(ChannelExistsError, match="'orders' already exists") as refused:
         registry.create("orders", limits_of())
     assert refused.value.metadata == {"channel": "orders"}
     assert registry.get("orders") is channel
@@ -118,6 +118,6 @@ async def test_drain_holds_for_channels_that_are_made_later(registry: ChannelReg
 async def test_message_limit_of_the_server_bounds_what_is_stored(registry: ChannelRegistry) -> None:
     """Every stored event can be fetched in one message."""
     channel = registry.create("orders", limits_of()).channel
-    with pytest.raises(EventTooLargeError, match="would not fit an answer"):
+    with pytest.raises(EventTooLargeError, match="would not fit into a response"):
         await append(channel, b"x" * ((1 << 20) - 1024))
     await append(channel, b"x" * ((1 << 20) - 2048))

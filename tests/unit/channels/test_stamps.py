@@ -187,7 +187,7 @@ def test_refuse_gap_behind_what_was_accepted_passes(after: int | None) -> None:
 def test_refuse_gap_behind_what_was_not_accepted_refuses(stamp: Stamp) -> None:
     """Only numbers of this producer count; the message names the missing number."""
     with pytest.raises(
-        OffsetGapError, match=rf"stamp\.after_sequence: is {stamp.after}, .* of producer '{stamp.producer_id}'"
+        OffsetGapError, match=rf"stamp\.after_sequence: is {stamp.after}, .* from producer '{stamp.producer_id}'"
     ):
         ledger_with((10, 14)).refuse_gap(stamp)
 

@@ -44,7 +44,7 @@ async def test_channel_of_an_unknown_transaction_is_not_found() -> None:
     directory.remove("a", bills)
     assert directory.find("a") is orders
     directory.remove("a", orders)
-    with pytest.raises(TxnNotFoundError, match="no transaction of this id is known") as refused:
+    with pytest.raises(TxnNotFoundError, match="no transaction with this id is known") as refused:
         directory.find("a")
     assert refused.value.metadata == {"txn_id": "a"}
 

@@ -118,7 +118,7 @@ async def test_appends_of_a_stream_are_answered_in_their_order(running: Running)
     assert stream.sequences == [1, 0, 0, 0, 3]
     assert [bool(reason) for reason in stream.reasons] == [False, True, True, True, False]
     assert "there is none called 'none'" in stream.reasons[1]
-    assert "events: has none" in stream.reasons[2]
+    assert "events: is empty" in stream.reasons[2]
     assert queued(running.channel) == [b"a", b"b", b"c"]
     timed = {labels: sum(each.counts) for labels, each in running.registry.histograms.stream_appends}
     assert timed == {("OK",): 2, ("NOT_FOUND",): 1, ("INVALID_ARGUMENT",): 2}

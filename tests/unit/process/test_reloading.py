@@ -133,7 +133,7 @@ async def test_reload_of_a_bad_file_changes_nothing_and_lists_all_problems(serve
     orders, out = server.registry.get("orders"), server.component("out")
     bad = tables_of({"orders": {**MEMORY, "capacity": 0}, "new": MEMORY}, {"out": {**NULL, "batch_events_max": -1}})
     last = await server.reload(bad)
-    assert last["event"] == "the configuration is not reloaded, and nothing was changed"
+    assert last["event"] == "the configuration was not reloaded, and nothing was changed"
     assert last["log_level"] == "error"
     assert [problem.partition(":")[0] for problem in last["problems"]] == [
         "channels.orders.capacity",

@@ -320,7 +320,7 @@ class ChannelLimits:
                 )
             if (index := stored.first_index_above(self._answer_bytes_max)) is not None:
                 raise EventTooLargeError(
-                    f"events[{index}]: with its headers it would not fit an answer, which holds "
+                    f"events[{index}]: with its headers it would not fit into a response, which holds "
                     f"{self._answer_bytes_max} bytes"
                 )
 
@@ -352,8 +352,8 @@ class ChannelLimits:
         """Raises BytesFullError where open transactions would hold too much: they may never commit it."""
         if open_body_bytes + body_bytes > self._open_body_bytes_max:
             raise BytesFullError(
-                f"open transactions hold {open_body_bytes} body bytes, and {body_bytes} more are above what they may "
-                f"hold together, {self._open_body_bytes_max}; put again when some of them end",
+                f"open transactions hold {open_body_bytes} body bytes; with {body_bytes} more they would exceed what "
+                f"they may hold together, {self._open_body_bytes_max}; put again when some of them have ended",
                 retry_delay_seconds=_OPEN_BYTES_RETRY_DELAY_SECONDS,
             )
 

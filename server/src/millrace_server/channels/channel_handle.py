@@ -231,8 +231,8 @@ class ChannelHandle:
         _log.error("a channel cannot be opened", channel=self.name, error=str(error), kind=type(error).__name__)
         if isinstance(error, LogCorruptError | UnknownVersionError | ChannelCorruptError):
             self._fault = ChannelCorruptError(
-                f"channel {self.name!r} cannot be opened: its log is damaged or not known to this server; the server's "
-                "log says where",
+                f"channel {self.name!r} cannot be opened: its log is damaged, or in a format that this server "
+                "does not know; the server's log says where",
                 channel=self.name,
             )
         else:

@@ -97,7 +97,7 @@ class ClaimRegistry:
     def _begin(self, reader_id: str, lease_seconds: float, owner: str) -> Claim:
         if taken_count := self._contents.taken_count:
             raise TxnsOpenError(
-                f"open transactions have taken {taken_count} events of the channel; claim it when they end",
+                f"open transactions have taken {taken_count} events of the channel; claim it when they have ended",
                 retry_delay_seconds=1.0,
             )
         durable = self._committer.record_claim(ClaimRecord(reader_id, self._epoch + 1, lease_seconds, owner=owner))

@@ -378,7 +378,7 @@ class Journal:
     def _fault_error(self) -> MillraceError:
         if self._is_taken_over:
             return NotOwnerError(
-                "another server has taken the channel over; whether it has what was sent here last is not known",
+                "another server has taken the channel over; it is not known whether it has what was sent here last",
                 retry_delay_seconds=_TAKEN_OVER_SECONDS,
                 address="",
             )

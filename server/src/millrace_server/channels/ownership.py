@@ -153,7 +153,7 @@ class Ownership:
         if target is None:
             others = [address for address in leases.addresses(name) if address != leases.members.address]
             raise BadArgumentError(
-                f"server: is {shown(server)}; it must be where another server lives that shares channel {name!r}: "
+                f"server: is {shown(server)}; it must be the address of another server that shares channel {name!r}: "
                 f"{' or '.join(others) or 'there is none'}"
             )
         self._depart(_Departure(target=target, is_pinned=True))

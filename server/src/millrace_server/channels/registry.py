@@ -127,7 +127,7 @@ class ChannelRegistry:
         check_channel_name(name)
         self.refuse_entrance(name)
         if name in self._handles:
-            raise ChannelExistsError(f"channel: {name!r} exists already", channel=name)
+            raise ChannelExistsError(f"channel: {name!r} already exists", channel=name)
         handle = self._handles[name] = ChannelHandle(name, config, self._notify_watchers)
         if (disk_config := config.on_disk) is not None:
             self._openings[name] = asyncio.create_task(self._open(handle, disk_config))
@@ -282,7 +282,7 @@ class ChannelRegistry:
         handle = self.find(name)
         if handle.configured is not None:
             raise ChannelConfiguredError(
-                f"channel {name!r} is defined in the server's configuration file; remove it there, then reload that",
+                f"channel {name!r} is defined in the server's configuration file; remove it there and reload the file",
                 channel=name,
             )
         if force and handle.state not in {ChannelState.REPLAYING, ChannelState.STANDING_BY}:

@@ -58,7 +58,7 @@ class Retention:
     def _on_jump(self, jump: ClockJump) -> None:
         if self._contents.queue.event_count:
             _log.warning(
-                "the clock was set forward; the retention of what was committed before goes by the time elapsed",
+                "the clock was set forward; the retention of earlier events goes by the time elapsed",
                 channel=self._name,
                 clock_seconds=round(jump.wall_seconds),
                 elapsed_seconds=round(jump.elapsed_seconds),

@@ -124,7 +124,7 @@ class StampLedger:
         accepted = self._find(stamp.producer_id)
         if accepted is None or accepted.gaps(stamp.after, stamp.after):
             raise OffsetGapError(
-                f"stamp.after_sequence: is {stamp.after}, which the channel has not accepted of producer "
+                f"stamp.after_sequence: is {stamp.after}, which the channel has not accepted from producer "
                 f"{stamp.producer_id!r}; send that first"
             )
 

@@ -52,7 +52,7 @@ class Outcome:
         """Raises the error for a call on an ended transaction."""
         if self.state is TxnState.EXPIRED:
             raise LeaseExpiredError(
-                "the transaction was without a call for its lease and was rolled back; begin a new one", txn_id=txn_id
+                "the transaction's lease ran out without a call, and it was rolled back; begin a new one", txn_id=txn_id
             )
         raise TxnStateError(f"the transaction is {self.state.value} already", txn_id=txn_id)
 

@@ -93,7 +93,7 @@ class TxnDirectory:
             check_channel_name(channel)
         self._refuse_unless_known(channel)
         raise TxnNotFoundError(
-            "no transaction of this id is known: it was never begun, ended long ago, or the server was restarted",
+            "no transaction with this id is known: it was never begun, it ended long ago, or the server was restarted",
             txn_id=txn_id,
         )
 
@@ -103,7 +103,7 @@ class TxnDirectory:
         for txn_id in txn_ids:
             if (other := self.find(txn_id, channel)) is not found:
                 raise TxnStateError(
-                    f"txn_ids: belong to different channels, {found.name!r} and {other.name!r}; commit them apart",
+                    f"txn_ids: belong to different channels, {found.name!r} and {other.name!r}; commit them separately",
                     txn_id=txn_id,
                 )
         return found
@@ -348,7 +348,7 @@ class Transactions:
         if txn is None:
             if outcome := self._ended.get(txn_id):
                 outcome.refuse(txn_id)
-            raise TxnNotFoundError("no transaction of this id is known in the channel", txn_id=txn_id)
+            raise TxnNotFoundError("the channel knows no transaction with this id", txn_id=txn_id)
         txn.refuse_while_committing()
         txn.lease.renew()
         return txn

@@ -96,7 +96,7 @@ def nonempty_events_of(request: EventsRequest, columns: Columns | None) -> list[
     """Returns the events of an append, at least one."""
     batches = events_of(request, columns)
     if not batches:
-        raise BadArgumentError("events: has none; an append holds at least one event")
+        raise BadArgumentError("events: is empty; an append must have at least one event")
     return batches
 
 

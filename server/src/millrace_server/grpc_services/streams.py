@@ -366,7 +366,7 @@ class ConsumeCall:
                     for delivery in self._popped("nack", request.nack.delivery_ids):
                         channel.deliveries.nack(delivery)
                 case other:
-                    raise BadArgumentError(f"message: is {other}; after start come only ack and nack")
+                    raise BadArgumentError(f"message: is {other}; after start, only ack and nack are allowed")
         return True
 
     def _follow(self, commit: Commit) -> None:

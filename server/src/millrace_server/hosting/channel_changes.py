@@ -59,7 +59,7 @@ class ChannelChanges:
         async with self._changing:
             self._registry.refuse_entrance(name)
             if name in self._registry:
-                raise ChannelExistsError(f"channel: {name!r} exists already")
+                raise ChannelExistsError(f"channel: {name!r} already exists")
             if (count := len(self._registry)) >= self._channels_max:
                 raise TooManyChannelsError(
                     f"there are {count} channels, and server.channels_max is {self._channels_max}; delete one first"

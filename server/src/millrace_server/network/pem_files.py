@@ -75,7 +75,7 @@ def read_private_key(path: Path, certificate: "Certificate | None") -> bytes:
     try:
         key = serialization.load_pem_private_key(content, password=None)
     except TypeError:
-        raise ValueError(f"is {shown}, which is protected by a password; it must be without one") from None
+        raise ValueError(f"is {shown}, which is protected by a password; it must not have one") from None
     except (ValueError, UnsupportedAlgorithm):
         raise ValueError(f"is {shown}, which holds no private key in PEM") from None
     if not _is_supported(key):

@@ -41,7 +41,7 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
     """File of the certificate's key, in PEM, without a password. It must not be world-readable."""
 
     client_ca: NamedPath | None = None
-    """File of the certificates, in PEM, of the authorities that sign clients' certificates."""
+    """File of the CA certificates, in PEM, with which clients' certificates are verified."""
 
     client_certificate: Literal["off", "required"] = Field("off", validate_default=True)
     """Whether clients must have a certificate. Over HTTP, `/healthz` needs none."""
@@ -242,5 +242,5 @@ def _http_context(settings: TlsSettings) -> ssl.SSLContext:
             context.verify_mode = settings.verify_mode
     except (OSError, ValueError) as error:
         # One of them was replaced since it was checked.
-        raise ValueError(f"{settings.certificate} and {settings.private_key} do not fit together: {error}") from None
+        raise ValueError(f"{settings.certificate} and {settings.private_key} do not match: {error}") from None
     return context

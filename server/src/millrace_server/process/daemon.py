@@ -200,5 +200,5 @@ def ensure_exit() -> None:
 
 def _exit_now() -> None:
     stuck = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.is_alive()]
-    _log.warning("threads do not end; the process exits without them", threads=stuck)
+    _log.warning("some threads have not ended; the process exits without them", threads=stuck)
     os._exit(0)

@@ -91,7 +91,7 @@ class Reloader:
             settings = await asyncio.to_thread(self._load)
         except SettingsError as error:
             _log.error(
-                "the configuration is not reloaded, and nothing was changed",
+                "the configuration was not reloaded, and nothing was changed",
                 file=error.source,
                 problems=list(map(str, error.problems)),
             )

@@ -21,8 +21,8 @@ class EngineTls(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """How the server connects to the engine over TLS. The files are read again for each connection."""
 
     ca: NamedPath | None = None
-    """File of the certificates, in PEM, of the authorities that sign those of the engine's servers; by default the
-    operating system's."""
+    """File of the CA certificates, in PEM, with which the certificates of the engine's servers are verified; by default
+    the operating system's."""
 
     certificate: NamedPath | None = None
     """File of this server's own certificate, followed by the intermediate ones, where the engine asks for one."""
@@ -57,7 +57,7 @@ class EngineTls(BaseModel, frozen=True, extra="forbid", defer_build=True):
             try:
                 context.load_cert_chain(self.certificate, self.private_key)
             except OSError as error:
-                raise ValueError(f"{self.certificate} and {self.private_key} do not fit together: {error}") from None
+                raise ValueError(f"{self.certificate} and {self.private_key} do not match: {error}") from None
         return context
 
 

@@ -84,7 +84,7 @@ class HadoopStorage:
         with storage_errors(target):
             self._files.mkdirs(self._path(target).getParent())
             if not self._files.rename(self._path(source), self._path(target)):
-                raise StorageError(f"{target}: {source} cannot be renamed to it; check whether the file exists already")
+                raise StorageError(f"{target}: {source} cannot be renamed to it; check whether the file already exists")
 
     def remove(self, path: str) -> None:
         with storage_errors(path):

@@ -18,8 +18,8 @@ class KafkaTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
     """How a Kafka client connects over TLS. The files, in PEM, are read when the component starts."""
 
     ca: NamedPath | None = None
-    """File of the certificates that the brokers' certificates must be signed with; by default the operating system's.
-    """
+    """File of the CA certificates, in PEM, with which the brokers' certificates are verified; by default the operating
+    system's."""
 
     private_key_password_file: NamedPath | None = None
     """File of the key's password, in one line."""

@@ -21,8 +21,8 @@ class AvroTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
     """How the sink connects over TLS, of version 1.2 or 1.3. The files, in PEM, are read again with each connection."""
 
     ca: NamedPath | None = None
-    """File of the certificates that the servers' certificates must be signed with; by default those of the operating
-    system."""
+    """File of the CA certificates, in PEM, with which the servers' certificates are verified; by default the operating
+    system's."""
 
     check_host_name: bool = True
     """Whether a server's certificate must have the host name of its endpoint. Flume's sink does not check that, so the

@@ -20,8 +20,8 @@ class ClientTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
     """How a sink connects over TLS. The files, in PEM, are read again with each connection."""
 
     ca: NamedPath | None = None
-    """File of the certificates that the servers' certificates must be signed with; `system`: the operating system's; by
-    default those that come with gRPC."""
+    """File of the CA certificates, in PEM, with which the servers' certificates are verified; `system`: the operating
+    system's; by default those that come with gRPC."""
 
     def client_tls(self) -> "Tls":
         # Imports gRPC's client only in servers that forward.
