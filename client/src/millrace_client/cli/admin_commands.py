@@ -55,8 +55,10 @@ def _seconds(flag: str, help_text: str) -> Any:
 
 
 _LIMITS: dict[str, Any] = {
-    "capacity": _events("--capacity", "Events that the channel holds, such as 50000 or 1M."),
-    "transaction_capacity": _events("--transaction-capacity", "Maximum of a transaction's puts, and of its takes."),
+    "capacity": _events("--capacity", "Maximum number of events, such as 50000 or 1M."),
+    "transaction_capacity": _events(
+        "--transaction-capacity", "Maximum number of a transaction's puts, and of its takes."
+    ),
     "byte_capacity": _size("--byte-capacity", "Bytes for bodies and headers, such as 512MiB."),
     "byte_capacity_buffer_percentage": _whole(
         "--byte-capacity-buffer-percentage",
@@ -67,7 +69,7 @@ _LIMITS: dict[str, Any] = {
     ),
     "keep_alive_seconds": _seconds("--keep-alive", "How long a commit waits for room, and a take for events."),
     "lease_seconds": _seconds("--lease", "How long a transaction or claim lives without a call; at most an hour."),
-    "open_transactions_max": _whole("--open-transactions-max", "COUNT", "Maximum of open transactions.", min=1),
+    "open_transactions_max": _whole("--open-transactions-max", "COUNT", "Maximum number of open transactions.", min=1),
     "backup_checkpoint": Annotated[
         bool | None,
         typer.Option("--backup-checkpoint/--no-backup-checkpoint", help="Log: keep the previous checkpoint too."),
@@ -78,7 +80,7 @@ _LIMITS: dict[str, Any] = {
     "fsync": Annotated[
         FsyncPolicy | None,
         typer.Option(
-            help="Log: sync before each commit is answered, or at an interval, which a power failure may lose."
+            help="Log: sync before each commit is answered, or at an interval; then a power failure may lose commits."
         ),
     ],
     "fsync_interval_seconds": _seconds(
@@ -92,7 +94,7 @@ _LIMITS: dict[str, Any] = {
         typer.Option(
             "--retention",
             metavar="TIME",
-            help="Remove events this long after their commit: seconds, or such as 12h or 7d; 0: never.",
+            help="Remove events this long after their commit: in seconds, or such as 12h or 7d; 0: never.",
             callback=checked(parse_duration),
         ),
     ],
@@ -171,7 +173,7 @@ def update(client: Client, name: ChannelArgument, *, as_json: JsonOption = False
 
     Other limits stay as they are. A higher limit applies at once. A lower one waits for free room, up to the
     channel's keep-alive; without room nothing changes, and the command exits with 5. Of the servers that share a
-    replicated channel, the owner changes its own limits; another one that takes over has those of its file.
+    replicated channel, the owner changes its own limits; a server that takes over has those of its own file.
     """
     config = ChannelConfig(**limits)
     if config == ChannelConfig():
