@@ -49,11 +49,11 @@ check: lint type test ## runs everything that a change must pass
 proto: setup ## regenerates the code from protos/
 	@$(BIN)/python tools/generate_protos.py
 
-docs: setup ## builds the documentation's site in build/site; with Chromium also draws pictures: make docs [PICTURES=1]
+docs: setup ## draws diagrams and plots, and builds the site in build/site; with PICTURES=1 also those of real runs
 	@$(BIN)/python -m tools.generate_settings_page
 	@$(BIN)/python -m tools.generate_errors_page
-	@$(if $(PICTURES),$(BIN)/python -m tools.site.diagrams)
-	@$(if $(PICTURES),$(BIN)/python -m tools.site.performance_plots)
+	@$(BIN)/python -m tools.site.diagrams
+	@$(BIN)/python -m tools.site.performance_plots
 	@$(if $(PICTURES),$(BIN)/python -m tools.site.terminals)
 	@$(if $(PICTURES),$(BIN)/python -m tools.photograph_console)
 	@$(if $(PICTURES),$(BIN)/python -m tests.simulation.pictures)

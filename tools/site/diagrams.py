@@ -1,6 +1,6 @@
 """Draws the diagrams of the documentation in `docs/images`, each for light and for dark pages.
 
-`make docs PICTURES=1` runs it.
+`make docs` runs it.
 """
 
 from collections.abc import Iterator, Sequence

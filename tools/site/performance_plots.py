@@ -1,6 +1,6 @@
 """Draws the plots of `docs/performance.md` from a report of `make bench`, with its machine and date.
 
-`make docs PICTURES=1` runs it. `python tests/bench/run.py --json docs/data/bench.json` makes the report.
+`make docs` runs it. `python tests/bench/run.py --json docs/data/bench.json` makes the report.
 """
 
 import json

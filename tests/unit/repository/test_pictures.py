@@ -14,7 +14,7 @@ IMAGES = ROOT / "docs" / "images"
 
 
 def test_diagrams_committed_are_those_of_the_tool() -> None:
-    """A change of a diagram comes with both of its pictures: `make docs PICTURES=1`."""
+    """A change of a diagram comes with both of its pictures: `make docs`."""
     for name, diagram in diagrams.DIAGRAMS.items():
         for scheme, palette in diagrams.SCHEMES.items():
             assert (IMAGES / f"{name}-{scheme}.svg").read_text() == diagrams.drawn(diagram, palette), (name, scheme)
