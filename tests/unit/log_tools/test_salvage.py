@@ -401,6 +401,27 @@ def test_salvage_without_the_last_memory_state_names_the_stamps_of_what_was_in_m
     assert {1, 2} <= members(found.unstamped, 2)
 
 
+async def _half_consumed_in_memory(base: Path, **limits: Any) -> None:
+    async with open_channel(base, **limits) as channel:
+        await append(channel, b"a", b"b")
+        await channel.transactions.commit([await begin_with_takes(channel, 1)], None)
+
+
+def test_salvage_without_the_memory_state_of_what_a_stop_wrote_names_what_may_have_been_consumed(
+    tmp_path: Path,
+) -> None:
+    """A stop writes a commit whole; only the lost record said which of its events were still in the channel."""
+    limits: dict[str, Any] = {"memory_capacity": 4, "memory_byte_capacity": 1 << 20}
+    asyncio.run(_half_consumed_in_memory(tmp_path / "made", **limits))
+    before = Known(tmp_path / "made" / NAME, **limits)
+    assert before.queued == {2}
+    stating = next(index for index, record in enumerate(before.records) if record.message.get("put_counts"))
+    damage(before, tmp_path / NAME, [(stating, 0)], keeps_checkpoints=False)
+    found, bodies = salvaged(tmp_path / NAME, before.codec)
+    assert bodies.keys() == {1, 2}
+    assert 1 in members(found.redelivered, 2)
+
+
 async def _consumed_before_the_log(base: Path, **limits: Any) -> None:
     async with open_channel(base, **limits) as channel:
         await append(channel, b"in memory", stamp=Stamp("lone", 0, 0))

@@ -295,9 +295,13 @@ class LogMender:
         return sum(group.event_count for group in groups) + max(payload_bytes, 0) * events_a_byte
 
     def _place(self, group: _Group, sequence: int) -> int:
+        first = sequence
         for record, count in group.puts:
             self.account.place(Piece(sequence, count, record.location, 0))
             sequence += count
+        if self.has_reserves and first < sequence:
+            # They may be what a stop wrote, of which some events may have been consumed in memory.
+            self.account.doubt([(first, sequence - 1)])
         return sequence
 
 
