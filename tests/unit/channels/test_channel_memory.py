@@ -66,8 +66,9 @@ async def test_transactions_abandoned_by_the_thousand_give_all_back() -> None:
     assert channel._contents.counters.leases_expired == 2_000
     assert len(list(channel.transactions._ended)) == 2_000
     check_accounts(channel)
-    # The batches that were taken event by event are whole again.
-    assert (live(StoredColumns), live(Window)) == (columns_before, windows_before)
+    # The batches that were taken event by event are whole again. Fewer, if those of earlier tests were freed meanwhile.
+    assert live(StoredColumns) <= columns_before
+    assert live(Window) <= windows_before
     assert scheduled_timers() == timers_before
     await append(channel, b"y")
     assert len(queued(channel)) == 1_001
