@@ -15,6 +15,7 @@ from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1.event_pb2 import Event
 from millrace_client import ChannelConfig, ComponentState
+from millrace_server.files import write_atomically
 from tests.access_site import (
     WAIT_SECONDS_MAX,
     Site,
@@ -112,12 +113,13 @@ def test_changed_roles_act_on_open_streams(shared: tuple[Millraced, Site]) -> No
 def test_broken_tokens_file_changes_nothing(shared: tuple[Millraced, Site]) -> None:
     """The former tokens stay in force, and the log says what is wrong."""
     server, site = shared
-    former = site.tokens_file.read_text()
-    site.tokens_file.write_text("boss:md5:00\n")
+    former = site.tokens_file.read_bytes()
+    # In one step, since a server that looks at an empty file takes it: it is valid.
+    write_atomically(site.tokens_file, b"boss:md5:00\n")
     told = server.wait_for("changed tokens are invalid; the previous ones stay in use")
     assert "line 1 is not NAME:sha256:HEX" in told["why"]
     assert call(server.grpc, "ListChannels", admin_pb.ListChannelsRequest(), bearer(site.tokens["boss"]))[0] == "OK"
-    site.tokens_file.write_text(former)
+    write_atomically(site.tokens_file, former)
 
 
 # Those below count what the server logs, or need a server of their own.
