@@ -17,7 +17,7 @@ POLL_MILLISECONDS = 2_000
 STEP_MILLISECONDS = 80_000
 PERIODS = 5
 PERIOD_REQUESTS = 8
-HEAP_UNIT_BYTES = 8 * 1024
+HEAP_UNIT_BYTES = 16 * 1024
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_overview_of_a_thousand_channels_shows_a_page_of_them(console: Console, 
 
 
 def _kept(devtools: CDPSession) -> dict[str, int]:
-    """The objects and nodes that the page's scripts can reach, its listeners, and its heap in units of 8 KiB."""
+    """The objects and nodes that the page's scripts can reach, its listeners, and its heap in units of 16 KiB."""
     group = {"objectGroup": "kept"}
     prototype = devtools.send("Runtime.evaluate", {"expression": "Object.prototype", **group})["result"]["objectId"]
     found = devtools.send("Runtime.queryObjects", {"prototypeObjectId": prototype, **group})["objects"]["objectId"]
