@@ -22,7 +22,7 @@ from tests.scheduling import SparkOnOneWorker, uses_shared_spark
 # The duration of one example says nothing on a busy machine; pytest's timeout bounds the test.
 # `make torture` tries many more examples.
 _DEFAULTS = settings.get_profile(settings.get_current_profile_name())
-settings.register_profile("millrace", parent=_DEFAULTS, deadline=None, max_examples=40)
+settings.register_profile("millrace", parent=_DEFAULTS, deadline=None, max_examples=25)
 settings.register_profile("torture", parent=_DEFAULTS, deadline=None, max_examples=1_000)
 settings.load_profile("millrace")
 

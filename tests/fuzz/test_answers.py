@@ -17,6 +17,9 @@ from tests.event_rows import Row, rows
 from tests.virtual_clock import VirtualClockLoop
 
 REQUESTS = st.lists(rows(min_size=1), min_size=1, max_size=5)
+LIMITS = st.builds(
+    TakeLimits, events_max=st.integers(0, 5), body_bytes_max=st.integers(0, 30), form=st.sampled_from(Form)
+)
 
 
 @given(REQUESTS, st.integers(100, 1500), st.data())
@@ -37,15 +40,7 @@ async def _put_and_take(requests: Sequence[Sequence[Row]], answer_bytes_max: int
     txn_id = begin(channel)
     received: list[Row] = []
     while len(received) < len(expected):
-        limits = data.draw(
-            st.builds(
-                TakeLimits,
-                events_max=st.integers(0, 5),
-                body_bytes_max=st.integers(0, 30),
-                form=st.sampled_from(Form),
-            ),
-            "limits",
-        )
+        limits = data.draw(LIMITS, "limits")
         # Sometimes an answer is lost, and requested again with other limits.
         lost = data.draw(st.integers(0, min(len(received), 3)), "lost")
         del received[len(received) - lost :]
