@@ -13,6 +13,8 @@ from tests.daemon_queries import WAIT_SECONDS_MAX
 
 _MILLISECONDS = 1000
 _TABS_MAX = 100
+_UNUSED_FEATURES = "WebUIOmniboxPopup,WebUIOmniboxAimPopup"
+"""Pages of the address bar, which Chromium loads for each window, as long as a page of the console takes."""
 
 expect.set_options(timeout=WAIT_SECONDS_MAX * _MILLISECONDS)
 
@@ -23,8 +25,9 @@ def running_chromium() -> Iterator[Browser]:
     path = shutil.which("chromium")
     if path is None:
         pytest.skip("needs a browser: apt-get install chromium")
+    arguments = [f"--disable-features={_UNUSED_FEATURES}"]
     # Chromium's sandbox refuses to run as root.
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    arguments += ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=arguments)
         yield browser
