@@ -12,6 +12,7 @@ import json
 import os
 import resource
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from contextlib import ExitStack, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import IO, Any, Self
 
 _REQUEST_BYTES_MAX = 128 * 1024
@@ -199,12 +200,14 @@ class ForkServer:
     Attributes:
         requests: The connection for this process's requests.
         process: The process.
+        folder: A directory that goes with the process that asked for the server.
     """
 
     def __init__(self, module: str) -> None:
         self.requests, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._folder = TemporaryDirectory(prefix="millrace-forks-")
-        self._place = f"{self._folder.name}/requests"
+        self.folder = Path(mkdtemp(prefix="millrace-forks-"))
+        self._place = str(self.folder / "requests")
+        self._owner = os.getpid()
         with its, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(self._place)
             listener.listen()
@@ -219,9 +222,11 @@ class ForkServer:
         return f'{sys.executable} -S -c "{code}"'
 
     def close(self) -> None:
-        self.requests.close()
-        self.process.wait()
-        self._folder.cleanup()
+        # A process that was forked from the owner, and ends as it would, has copies of these.
+        if os.getpid() == self._owner:
+            self.requests.close()
+            self.process.wait()
+            shutil.rmtree(self.folder)
 
 
 def fork_server(module: str = "tests.fork_server") -> ForkServer:

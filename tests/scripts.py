@@ -1,12 +1,10 @@
 """Shell commands of the documentation, run as a reader would."""
 
-import atexit
 import os
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from tests.fork_server import fork_server
 
@@ -16,13 +14,14 @@ _SECONDS_MAX = 100.0
 @cache
 def _stand_ins() -> str:
     """A folder with programs that stand for forked ones; it goes with this process."""
-    folder = TemporaryDirectory(prefix="millrace-programs-")
-    atexit.register(folder.cleanup)
+    server = fork_server()
+    folder = server.folder / "bin"
+    folder.mkdir()
     for program in ("millrace", "millraced"):
-        path = Path(folder.name) / program
-        path.write_text(f'#!/bin/sh\nexec {fork_server().stand_in(program)} "$@"\n')
+        path = folder / program
+        path.write_text(f'#!/bin/sh\nexec {server.stand_in(program)} "$@"\n')
         path.chmod(0o755)
-    return folder.name
+    return str(folder)
 
 
 def run_script(script: str, folder: Path, **environment: str) -> str:
@@ -40,12 +39,7 @@ def run_script(script: str, folder: Path, **environment: str) -> str:
         check=False,
         cwd=folder,
         encoding="utf-8",
-        env={
-            **os.environ,
-            "PATH": path,
-            "XDG_CONFIG_HOME": str(folder / "config"),
-            **environment,
-        },
+        env={**os.environ, "PATH": path, "XDG_CONFIG_HOME": str(folder / "config"), **environment},
         stdin=subprocess.DEVNULL,
         timeout=_SECONDS_MAX,
     )

@@ -4,13 +4,10 @@ Spark starts a Python for each streaming query, and one for each kind of work on
 all modules again after they are forked. That took half of the processor time of the tests with Spark.
 """
 
-import atexit
 import sys
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from tests.fork_server import fork_server, serve
 
@@ -38,11 +35,9 @@ _CASE = '"-m {module}") shift 2; exec {stand_in} "$@" ;;'
 @cache
 def spark_python() -> str:
     """Returns a program for `PYSPARK_PYTHON`, which goes with this process; it runs all else with this Python."""
-    folder = TemporaryDirectory(prefix="millrace-spark-python-")
-    atexit.register(folder.cleanup)
     server = fork_server("tests.spark_python")
     cases = (_CASE.format(module=module, stand_in=server.stand_in(module)) for module in (_DAEMON, _RUNNER))
-    path = Path(folder.name) / "python"
+    path = server.folder / "python"
     path.write_text(_SCRIPT.format(cases="\n".join(cases), python=sys.executable))
     path.chmod(0o755)
     return str(path)
