@@ -32,7 +32,7 @@ class Retention:
         self._contents = contents
         self._committer = committer
         self._seconds: float | None = None
-        self._ages = self._new_ages()
+        self._ages: AgeClock | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._loading: asyncio.Task[None] | None = None
         self._is_removing = False
@@ -40,10 +40,11 @@ class Retention:
 
     def enforce(self, seconds: float | None) -> None:
         """Keeps events for so long from now on; None: for ever."""
-        if self._seconds is None:
-            self._ages = self._new_ages()
         self.stop()
-        if seconds is not None:
+        if seconds is None:
+            self._ages = None
+        else:
+            self._ages = self._ages or AgeClock(lambda: self._contents.now, self._loop.time, self._on_jump)
             self._seconds = seconds
             self._timer = self._loop.call_later(0, self._check)
 
@@ -51,9 +52,6 @@ class Retention:
         self._seconds = None
         if self._timer is not None:
             self._timer.cancel()
-
-    def _new_ages(self) -> AgeClock:
-        return AgeClock(lambda: self._contents.now, self._loop.time, self._on_jump)
 
     def _on_jump(self, jump: ClockJump) -> None:
         if self._contents.queue.event_count:
@@ -66,20 +64,21 @@ class Retention:
 
     def _check(self) -> None:
         self._expire()
-        seconds = self._seconds
-        if seconds is None:
+        seconds, ages = self._seconds, self._ages
+        if seconds is None or ages is None:
             return
         if (oldest := self._contents.queue.first) is not None:
-            seconds = min(seconds, (oldest.first_time - self._ages.time_before(seconds)) / _MICROS)
+            seconds = min(seconds, (oldest.first_time - ages.time_before(seconds)) / _MICROS)
         seconds = min(max(seconds, _CHECK_SECONDS_MIN), _CHECK_SECONDS_MAX)
         self._timer = self._loop.call_later(seconds, self._check)
 
     def _expire(self) -> None:
         """Removes the oldest of the events that have expired; the others follow once that is durable."""
-        if self._seconds is None or self._is_removing or self._committer.fault is not None:
+        seconds, ages = self._seconds, self._ages
+        if seconds is None or ages is None or self._is_removing or self._committer.fault is not None:
             return
         queue = self._contents.queue
-        end = self._contents.expired_end(self._ages.time_before(self._seconds))
+        end = self._contents.expired_end(ages.time_before(seconds))
         if queue.first_sequence is None or queue.first_sequence >= end:
             return
         batch = queue.batch_of(end - 1)
