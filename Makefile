@@ -14,9 +14,9 @@ endif
 
 # The tests to run: `make test TESTS=tests/unit/client`.
 TESTS ?= tests
-# The number of test files that run in parallel: two more than cores, since tests wait a third of their time, for
+# The number of test files that run in parallel: three more than cores, since tests wait a third of their time, for
 # processes that start, leases that end, and elections.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 2)')
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 3)')
 # How long `make fuzz` runs each fuzz test.
 FUZZ_SECONDS ?= 60
 
