@@ -15,6 +15,7 @@ from tests.conftest import StartMillraced
 from tests.fenced_blocks import blocks_of
 from tests.millraced import Millraced, run_millraced
 from tests.scripts import run_script
+from tests.unit.log_tools.kept_channels import set_version
 
 KEPT = Path(__file__).parents[1] / "compatibility" / "format_1"
 CONVERTED = "the files of a channel will be converted, and earlier versions cannot open them then"
@@ -97,9 +98,8 @@ def test_conversion_ahead_is_said_before_it_happens(kept_data: Path, start_millr
 def test_data_of_a_later_version_is_refused_unchanged(kept_data: Path, start_millraced: StartMillraced) -> None:
     """What this version does not know, it neither opens nor changes; the other channels are served."""
     segment = kept_data / "channels" / "orders" / "segment-000000000001.log"
-    content = bytearray(segment.read_bytes())
-    content[8:10] = (9).to_bytes(2, "little")
-    segment.write_bytes(content)
+    set_version(segment, 9)
+    content = segment.read_bytes()
     check = run_millraced("upgrade", "--check", "--data-dir", kept_data)
     assert check.returncode == 3
     assert "orders: log format 9" in check.stdout

@@ -18,6 +18,7 @@ from millrace.v1 import admin_service_pb2
 from tests.conftest import StartMillraced
 from tests.millraced import Millraced
 from tests.rpc import Rpc, bodies_of, connected, refused
+from tests.unit.log_tools.kept_channels import set_version
 
 OPEN, REPLAYING = admin_service_pb2.CHANNEL_STATE_OPEN, admin_service_pb2.CHANNEL_STATE_REPLAYING
 DISK_FULL = admin_service_pb2.CHANNEL_STATE_DISK_FULL
@@ -36,7 +37,6 @@ min_free_bytes = 0
 """
 """More than the largest disk has, and no more than can be configured."""
 _HUGE_BYTES = 1 << 50
-_VERSION_OFFSET = 8
 _HEADER_BYTES = 64
 
 
@@ -179,10 +179,7 @@ async def test_start_with_another_version_of_a_log_is_refused_and_writes_nothing
 ) -> None:
     """The log of a later server is left unchanged."""
     written = await _written(start_millraced)
-    for path in (_data(written) / "segment-000000000001.log",):
-        content = bytearray(path.read_bytes())
-        content[_VERSION_OFFSET] += 1
-        path.write_bytes(content)
+    set_version(_data(written) / "segment-000000000001.log", 3)
     before = _contents(_data(written))
     server = start_millraced(TOML, written.data_dir)
     async with connected(server.grpc) as rpc:

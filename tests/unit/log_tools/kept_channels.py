@@ -161,10 +161,15 @@ def flip(path: Path, position: int, bit: int = 1) -> None:
 
 def set_version(segment: Path, version: int) -> None:
     """Makes a segment one of another version."""
-    content = bytearray(segment.read_bytes())
+    segment.write_bytes(of_version(segment.read_bytes(), version))
+
+
+def of_version(segment: bytes, version: int) -> bytes:
+    """Returns the content of a segment as one of another version."""
+    content = bytearray(segment)
     content[8] = version
     content[60:64] = zlib.crc32(content[:60]).to_bytes(4, "little")
-    segment.write_bytes(content)
+    return bytes(content)
 
 
 def copied(directory: Path, target: Path) -> Path:

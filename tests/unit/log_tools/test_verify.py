@@ -26,6 +26,7 @@ from tests.unit.log_tools.kept_channels import (
     open_channel,
     positions,
     segments,
+    set_version,
     verified,
 )
 
@@ -229,7 +230,7 @@ def test_verify_with_a_damaged_channel_file_goes_on_without(home: Path) -> None:
 
 def test_verify_of_another_versions_files_refuses_to_judge(home: Path) -> None:
     """Unknown formats cannot be checked."""
-    flip(segments(home)[1], 8, 1)
+    set_version(segments(home)[1], 3)
     with pytest.raises(UnknownVersionError, match=r"segment-000000000002\.log: its format version is 3"):
         verified(home)
 
