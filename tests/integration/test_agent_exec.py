@@ -109,10 +109,10 @@ def test_end_of_a_command_is_shown_in_log_and_state(start_millraced: StartMillra
     """In Flume the source seemed to continue, and logged nothing."""
     server = start_millraced(source_of("echo one; echo oops >&2; exit 3", restart="'never'"))
     ended = server.wait_for("the source has ended")
-    assert (ended["source"], ended["reason"]) == ("in", "the command ended with exit code 3")
+    assert (ended["source"], ended["reason"]) == ("in", "the command exited with code 3")
     component = component_of(server, "in")
-    assert (component["State"], component["Reason"]) == ("stopped", "the command ended with exit code 3")
-    said = server.wait_for("the command says")
+    assert (component["State"], component["Reason"]) == ("stopped", "the command exited with code 3")
+    said = server.wait_for("the command wrote to standard error")
     assert (said["source"], said["line"], said["level"]) == ("in", "oops", "warning")
     assert stored_bodies(server) == [b"one"]
 

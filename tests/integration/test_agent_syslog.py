@@ -81,7 +81,7 @@ def test_messages_of_pythons_own_handler_arrive_with_their_severity(start_millra
             "facility": "1",
             "severity": "3",
             "client": "127.0.0.1",
-            "syslog_malformed": "it has no time behind its priority",
+            "syslog_malformed": "it has no time after its priority",
         }
 
 

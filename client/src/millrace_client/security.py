@@ -59,7 +59,7 @@ class Tls:
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.private_key is None):
             missing = "private_key" if self.private_key is None else "certificate"
-            raise BadArgumentError(f"tls: {missing} is missing; certificate and private_key come together")
+            raise BadArgumentError(f"tls: {missing} is missing; certificate and private_key must be given together")
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Reads the files; raises BadArgumentError if one of them cannot be read, or if they do not fit together."""
@@ -232,7 +232,7 @@ def _check_pair(certificate: File, private_key: File | None) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, private_key, password=_refuse_password)
     except (OSError, ValueError) as error:
         raise BadArgumentError(
-            f"tls: {certificate} and {private_key} are not a certificate and its key without a password: {error}"
+            f"tls: {certificate} and {private_key} are not a certificate and its unencrypted private key: {error}"
         ) from None
 
 

@@ -164,7 +164,7 @@ async def test_least_full_compares_shares_of_the_capacity() -> None:
     ("answer", "said"),
     [
         (None, "must return a mapping, not NoneType"),
-        ({"z": True}, "named \\['z'\\], which are no channels"),
+        ({"z": True}, "named \\['z'\\], which are not channels"),
         ({"a": [True]}, "returned 1 choices for channel 'a', not 2"),
     ],
 )

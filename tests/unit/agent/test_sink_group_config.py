@@ -9,7 +9,7 @@ from millrace_server.configuration.settings import check_settings
 
 SINKS = {name: {"type": "null", "channel": "others" if name == "c" else "orders"} for name in "abc"}
 KNOWN = '"a", "b", "c"'
-SAME = 'all sinks of a group must empty the same, here "orders"'
+SAME = 'all sinks of a group must empty the same channel, here "orders"'
 
 
 def group_of(*sinks: str) -> SinkGroupConfig:
@@ -49,9 +49,9 @@ def test_settings_with_bad_groups_report_all_problems() -> None:
     """Each problem names the group, the sink and the value, and says what is allowed."""
     assert problems_of(one={"sinks": ["a", "missing", "c"]}, two={"sinks": ["b", "a"], "policy": "none"}) == [
         'sink_groups.two.policy: is "none"; it must be "failover" or "load_balancing"',
-        f'sink_groups.one.sinks[1]: is "missing"; it must be a sink of the configuration, of which there are: {KNOWN}',
+        f'sink_groups.one.sinks[1]: is "missing"; it must be a configured sink, of which there are: {KNOWN}',
         f'sink_groups.one.sinks[2]: is "c", which empties channel "others"; {SAME}',
-        'sink_groups.two.sinks[1]: is "a", which is in group "one" already; a sink is in one group at most',
+        'sink_groups.two.sinks[1]: is "a", which is already in group "one"; a sink can be in only one group',
     ]
 
 

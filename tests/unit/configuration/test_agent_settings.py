@@ -214,11 +214,11 @@ def test_load_of_many_channels_names_some_of_them(tmp_path: Path) -> None:
                 'channels = ["orders", "audit"]\nselector = { type = "multiplexing", header = "k", '
                 'mapping = { a = ["audit"] }, optional = { b = ["audit"] } }'
             ),
-            'selector: sends events to "audit" both as optional and as required; a channel is one or the other',
+            'selector: sends events to "audit" both as optional and as required; a channel must be one or the other',
         ),
         (
             'channels = ["orders"]\ndead_letter_channel = "orders"',
-            'dead_letter_channel: is "orders"; it must be none of the source\'s own channels',
+            'dead_letter_channel: is "orders"; it must not be one of the source\'s own channels',
         ),
     ],
 )
@@ -244,7 +244,7 @@ def test_load_when_a_sink_that_never_rejects_has_settings_for_rejections_refuses
     path = 'path = "/data"\n' if kind == "files" else ""
     name = setting.partition(" ")[0]
     assert problems_of(tmp_path, f'[sinks.out]\ntype = "{kind}"\nchannel = "orders"\n{path}{setting}\n') == [
-        f"sinks.out.{name}: has no use here; a sink of this type rejects no event"
+        f"sinks.out.{name}: has no effect here; a sink of this type never rejects an event"
     ]
 
 
@@ -260,4 +260,4 @@ def test_load_when_a_sink_sets_aside_into_its_own_channel_refuses(tmp_path: Path
     """A rejected event would return to the sink without end."""
     sink = f'{HTTP_SINK}dead_letter_channel = "orders"\n'
     problems = problems_of(tmp_path, sink)
-    assert problems == ['sinks.out.dead_letter_channel: is "orders"; it must be another channel than the sink\'s own']
+    assert problems == ['sinks.out.dead_letter_channel: is "orders"; it must be a channel other than the sink\'s own']

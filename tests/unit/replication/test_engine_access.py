@@ -240,7 +240,7 @@ async def test_connect_with_tls_to_a_server_without_it_is_refused(nats_url: str,
         ({"nkey_file": "account"}, "does not hold the NKEY seed of a user"),
         ({"credentials_file": "seed"}, "does not hold a user's JWT and seed"),
         ({"tls": {"ca": "line"}}, "holds no certificates in PEM"),
-        ({"tls": {"certificate": "ca"}}, "certificate and private_key come together"),
+        ({"tls": {"certificate": "ca"}}, "certificate and private_key must be given together"),
     ],
 )
 def test_settings_that_cannot_be_say_why(tmp_path: Path, settings: dict[str, Any], problem: str) -> None:

@@ -252,7 +252,7 @@ class BatchRouter:
             self._dead_letters.drop(*dropped)
         if self._load_balancer is None and (count := unrouted_count(run.table, run.masks)):
             component.record_outcome(EventOutcome.UNROUTED, count)
-            self._log.log(logging.WARNING, "events were dropped that the selector has no channel for", "", count)
+            self._log.log(logging.WARNING, "events for which the selector has no channel were dropped", "", count)
 
 
 def _refusal(event_count: int, fields: Mapping[str, str]) -> MillraceError:

@@ -166,7 +166,7 @@ class ChannelWriter:
         if stamp.span != table.count:
             self._limits.note_too_large()
             raise ComponentError(
-                f"a batch is too large, and is read again in smaller ones: {_describe(error)}"
+                f"a batch is too large; its events are read again in smaller batches: {_describe(error)}"
             ) from error
         middle = table.count // 2
         await self._deliver(*part_of(table, stamp, 0, middle))

@@ -20,7 +20,7 @@ class ClientCertificateConfig(BaseModel, frozen=True, extra="forbid"):
     @classmethod
     def _check_pair(cls, key: Path | None, info: ValidationInfo) -> Path | None:
         if "certificate" in info.data and (key is None) != (info.data["certificate"] is None):
-            raise ValueError("certificate and private_key come together, and one of them is missing")
+            raise ValueError("certificate and private_key must be given together; one of them is missing")
         if key is not None:
             refuse_public_secret(key)
         return key

@@ -269,7 +269,7 @@ class CustomSelector:
         if not isinstance(masks, Mapping):
             raise TypeError(f"a selector must return a mapping, not {type(masks).__name__}")
         if unknown := masks.keys() - self._channels:
-            raise ValueError(f"the selector named {sorted(map(str, unknown))}, which are no channels of the source")
+            raise ValueError(f"the selector named {sorted(map(str, unknown))}, which are not channels of the source")
         for name, mask in masks.items():
             if not isinstance(mask, bool) and len(mask) != table.count:
                 raise ValueError(f"the selector returned {len(mask)} choices for channel {name!r}, not {table.count}")

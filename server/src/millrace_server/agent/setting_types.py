@@ -47,7 +47,7 @@ def _check_server(text: str) -> str:
     except ValueError as error:
         raise ValueError(f"is {shown_value(text)}; {error}") from None
     if not address.port:
-        raise ValueError(f"is {shown_value(text)}; its port must be from 1 on: that of a server")
+        raise ValueError(f"is {shown_value(text)}; its port must be at least 1")
     return text
 
 
@@ -80,7 +80,7 @@ def load_factory(path: str) -> Callable[..., Any]:
         ) from None
     if not callable(factory):
         # A ValueError, because pydantic turns only those into problems of the setting.
-        raise ValueError(f"is {shown_value(path)}, which cannot be called")  # noqa: TRY004 - see above
+        raise ValueError(f"is {shown_value(path)}, which is not callable")  # noqa: TRY004 - see above
     found: Callable[..., Any] = factory
     return found
 

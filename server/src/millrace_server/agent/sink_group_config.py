@@ -14,7 +14,7 @@ _Tables = dict[str, dict[str, Any]]
 def _check_unique(names: list[str]) -> list[str]:
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise ValueError(f"has {shown_value(name)} twice; each sink may come once")
+            raise ValueError(f"has {shown_value(name)} twice; list each sink once")
     return names
 
 
@@ -58,11 +58,14 @@ def _problem(name: str, group_name: str, names: list[str], sinks: _Tables, taken
     is_name = shown_value(name)
     if name not in sinks:
         known = ", ".join(map(shown_value, sinks)) or "none"
-        return f"is {is_name}; it must be a sink of the configuration, of which there are: {known}"
+        return f"is {is_name}; it must be a configured sink, of which there are: {known}"
     if (former := taken.setdefault(name, group_name)) != group_name:
-        return f"is {is_name}, which is in group {shown_value(former)} already; a sink is in one group at most"
+        return f"is {is_name}, which is already in group {shown_value(former)}; a sink can be in only one group"
     channels = [sinks[other].get("channel") for other in (name, next(other for other in names if other in sinks))]
     if channels[0] != channels[1] and all(isinstance(channel, str) for channel in channels):
         emptied, first = map(shown_value, channels)
-        return f"is {is_name}, which empties channel {emptied}; all sinks of a group must empty the same, here {first}"
+        return (
+            f"is {is_name}, which empties channel {emptied}; all sinks of a group must empty the same channel, here "
+            f"{first}"
+        )
     return ""

@@ -44,7 +44,7 @@ class EngineTls(BaseModel, frozen=True, extra="forbid", defer_build=True):
             return path
         certificate = info.data["certificate"]
         if (path is None) != (certificate is None):
-            raise ValueError("certificate and private_key come together, and one of them is missing")
+            raise ValueError("certificate and private_key must be given together; one of them is missing")
         if path is not None:
             read_private_key(path, read_certificates(certificate)[1][0])
         return path
@@ -163,4 +163,4 @@ def _read_text(path: Path) -> str:
     try:
         return read_named(path, _FILE_BYTES_MAX, is_secret=True).decode()
     except UnicodeDecodeError:
-        raise ValueError(f"is {json.dumps(str(path))}, which is not text in UTF-8") from None
+        raise ValueError(f"is {json.dumps(str(path))}, which is not valid UTF-8") from None

@@ -72,7 +72,7 @@ class TlsConfig(BaseModel, frozen=True, extra="forbid"):
     @model_validator(mode="after")
     def _check_files(self) -> Self:
         if (self.certificate is None) != (self.private_key is None):
-            raise ValueError("certificate and private_key come together, and one of them is missing")
+            raise ValueError("certificate and private_key must be given together; one of them is missing")
         if not self.model_fields_set:
             raise ValueError("has no file; set ca, or remove the table")
         return self

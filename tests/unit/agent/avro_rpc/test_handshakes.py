@@ -111,7 +111,7 @@ def test_read_welcome_of_another_protocol_is_refused() -> None:
     """A server whose statuses differ would be misunderstood."""
     text = changed(types__0__symbols=["FAILED", "OK"])
     welcome = write_long(CLIENT) + write_long(1) + write_string(text) + write_long(1) + md5(text) + write_long(0)
-    with pytest.raises(ForeignProtocolError, match="has no message appendBatch as Flume's has it"):
+    with pytest.raises(ForeignProtocolError, match="has no message appendBatch that matches Flume's"):
         read_welcome(welcome, "appendBatch")
 
 

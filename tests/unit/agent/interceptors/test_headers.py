@@ -77,8 +77,8 @@ def test_static_sets_one_header_or_several() -> None:
     ("table", "problem"),
     [
         ({}, "headers: has no entry, and there is no key; the interceptor needs a header to set"),
-        ({"key": "a"}, 'value: key is "a"; key and value go together'),
-        ({"value": "1", "headers": {"b": "2"}}, 'value: is "1" without a key; key and value go together'),
+        ({"key": "a"}, 'value: key is "a"; key and value must be given together'),
+        ({"value": "1", "headers": {"b": "2"}}, 'value: is "1" without a key; key and value must be given together'),
     ],
 )
 def test_static_without_a_whole_header_is_refused(table: dict[str, object], problem: str) -> None:

@@ -69,7 +69,7 @@ def test_own_interceptor_that_makes_another_table_has_its_places_forgotten() -> 
         ),
         (
             "tests.custom_interceptors:NOT_CALLABLE",
-            'factory: is "tests.custom_interceptors:NOT_CALLABLE", which cannot be called',
+            'factory: is "tests.custom_interceptors:NOT_CALLABLE", which is not callable',
         ),
     ],
 )

@@ -223,11 +223,11 @@ def test_regex_extractor_of_broken_utf_8_makes_headers_that_can_be_stored() -> N
     [
         (
             {"pattern": "a"},
-            "names: is empty, and the pattern has no group with a name; one of them must say what headers",
+            "names: is empty, and the pattern has no group with a name; one of them must name the headers",
         ),
         (
             {"pattern": "(a)(b)", "names": ["x"]},
-            "names: has 1 of the names that the groups of the pattern need, 2",
+            "names: must have one name for each group of the pattern: 2, not 1",
         ),
         (
             {"pattern": "(?P<at>a)", "millis": {"on": "%Y"}},
@@ -235,11 +235,11 @@ def test_regex_extractor_of_broken_utf_8_makes_headers_that_can_be_stored() -> N
         ),
         (
             {"pattern": "(?P<at>a)", "millis": {"at": "yyyy-MM-dd"}},
-            'millis: has "yyyy-MM-dd" for "at"; it must be a format of a time, such as "%Y-%m-%d %H:%M:%S"',
+            'millis: has "yyyy-MM-dd" for "at"; it must be a time format, such as "%Y-%m-%d %H:%M:%S"',
         ),
         (
             {"pattern": "(?P<at>a)", "millis": {"at": "%"}},
-            'millis: has "%" for "at"; it must be a format of a time, such as "%Y-%m-%d %H:%M:%S"',
+            'millis: has "%" for "at"; it must be a time format, such as "%Y-%m-%d %H:%M:%S"',
         ),
         (
             {"pattern": "(?P<at>a)", "time_zone": "Mars/Base"},

@@ -124,7 +124,7 @@ async def test_run_with_a_server_that_answers_none_repeats_it_once(refusals: int
 async def test_run_with_a_server_of_another_protocol_reports_it(registry: ChannelRegistry) -> None:
     """A server that would misread the events gets none of them."""
     async with flume_server(protocol=PROTOCOL.replace("appendBatch", "appendMany")) as server:
-        await run_failing(registry, make_sink(server.endpoint), "has no message appendBatch as Flume's has it")
+        await run_failing(registry, make_sink(server.endpoint), "has no message appendBatch that matches Flume's")
     assert event_count(registry) == len(EVENTS)
 
 
@@ -184,8 +184,14 @@ async def test_run_with_files_of_tls_that_cannot_be_used_names_them(registry: Ch
     key.write_bytes(loaded.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"hush")))
     mine = {"certificate": str(certificate), "private_key": str(key)}
     sink = make_sink("127.0.0.1:1", tls=mine)
-    await run_failing(registry, sink, f"tls: {certificate} and {key} are not .*protected by a password")
-    await run_failing(registry, make_sink("127.0.0.1:1", tls={"ca": str(key)}), f"tls.ca: {key} has no certificate")
+    await run_failing(
+        registry,
+        sink,
+        f"tls: {certificate} and {key} are not a certificate and its unencrypted .*protected by a password",
+    )
+    await run_failing(
+        registry, make_sink("127.0.0.1:1", tls={"ca": str(key)}), f"tls.ca: {key} has no readable PEM certificate"
+    )
 
 
 async def test_run_after_the_server_closed_connects_again(registry: ChannelRegistry) -> None:
@@ -233,8 +239,8 @@ async def test_run_without_any_endpoint_takes_nothing(registry: ChannelRegistry)
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is no Avro source of Flume: a frame declares"),
-        (b"\x00\x00\x00\x01\x00\x00\x00\x01\x7f\xff\xff\xff", "is no Avro source of Flume: a frame declares"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is not an Avro source of Flume: a frame declares"),
+        (b"\x00\x00\x00\x01\x00\x00\x00\x01\x7f\xff\xff\xff", "is not an Avro source of Flume: a frame declares"),
         (b"\x00\x00\x00\x01\x00\x00\x00\x00", "does not begin with a handshake"),
         (b"\x00\x00\x00\x09\x00\x00\x00\x00", "it answered call 9 instead of 1"),
     ],
@@ -261,11 +267,11 @@ async def test_run_with_a_server_that_is_none_reports_it(sent: bytes, words: str
     [
         ({"endpoints": []}, "at least 1"),
         ({"endpoints": ["a:1", "a:1"]}, "twice"),
-        ({"endpoints": ["a:0"]}, "its port must be from 1 on"),
+        ({"endpoints": ["a:0"]}, "its port must be at least 1"),
         ({"compression_level": 3}, "has no effect"),
         ({"compression": "deflate", "compression_level": 10}, "9"),
-        ({"deliveries_max": 3}, "has no use"),
-        ({"tls": {"certificate": "/a.pem"}}, "come together"),
+        ({"deliveries_max": 3}, "has no effect here"),
+        ({"tls": {"certificate": "/a.pem"}}, "must be given together"),
     ],
 )
 def test_config_with_a_wrong_setting_is_refused(settings: Mapping[str, object], words: str) -> None:

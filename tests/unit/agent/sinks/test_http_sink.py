@@ -366,11 +366,11 @@ async def test_run_with_a_connection_that_is_reset_within_an_answer_reports_it(s
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (CLOSE, "the connection was closed before an answer came"),
-        (b"nonsense\r\n\r\n", "the answer is not HTTP"),
+        (CLOSE, "the connection was closed before a response arrived"),
+        (b"nonsense\r\n\r\n", "the response is not HTTP"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf", "has not answered"),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, "the answer is not HTTP"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", "the answer is not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, "the response is not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", "the response is not HTTP"),
         (b"", "closed"),
     ],
 )
@@ -504,7 +504,7 @@ async def test_run_over_https_checks_the_certificate(scene: Scene, tmp_path: Pat
     [
         (
             {"url": "example.com"},
-            'url: is "example.com"; it must be a URL of HTTP in ASCII, such as "https://example.com/events"',
+            'url: is "example.com"; it must be an HTTP URL in ASCII, such as "https://example.com/events"',
         ),
         ({"url": "ftp://example.com"}, None),
         ({"url": "http://"}, None),

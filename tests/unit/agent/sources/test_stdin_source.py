@@ -146,7 +146,7 @@ async def test_run_without_a_standard_input_fails(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sys, "__stdin__", None)
     async with running_source(config_of(), registry_with("lines"), tmp_path) as component:
         await until(lambda: component.state is ComponentState.FAILED)
-        assert component.reason == "the daemon was started without a standard input"
+        assert component.reason == "the daemon was started without standard input"
 
 
 async def test_run_with_an_input_that_cannot_be_read_says_why(tmp_path: Path, standard_input: StandardInput) -> None:

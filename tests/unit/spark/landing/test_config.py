@@ -46,7 +46,10 @@ def test_config_with_what_is_needed_has_defaults_for_the_rest() -> None:
         ({"source": {"channel": "web"}}, "source.channel: is not known; did you mean channels?"),
         ({"source": {"lease_seconds": 0}}, "source.lease_seconds: is 0; it must be a number above 0, at most 3_600"),
         ({"source": {"events_per_batch_max": "many"}}, 'is "many"; it must be a whole number from 1 to 1_000_000_000'),
-        ({"source": {"tls": {"private_key": "k"}}}, "source.tls: certificate and private_key come together, and one"),
+        (
+            {"source": {"tls": {"private_key": "k"}}},
+            "source.tls: certificate and private_key must be given together; one",
+        ),
         ({"source": {"tls": {}}}, "source.tls: has no file; set ca, or remove the table"),
         ({"source": {"reader_id": "a b"}}, 'source.reader_id: is "a b"; it must match ^[!-~]+$'),
         (

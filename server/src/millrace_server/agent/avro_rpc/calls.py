@@ -42,7 +42,7 @@ def read_long(data: bytes, position: int) -> tuple[int, int]:
             return (byte >> 1) ^ -(byte & 1), position + 1
         value, position = read_varint(data, position)
     except IndexError:
-        raise BadCallError("the bytes end inside a number") from None
+        raise BadCallError("the bytes end in the middle of a number") from None
     except OverflowError:
         raise BadCallError("a number has more than 64 bits") from None
     return (value >> 1) ^ -(value & 1), position
@@ -52,7 +52,7 @@ def read_bytes(data: bytes, position: int) -> tuple[bytes, int]:
     """Returns bytes or the encoded text at a position, and the position after them. Raises BadCallError."""
     size, start = read_long(data, position)
     if not 0 <= size <= len(data) - start:
-        raise BadCallError(f"a value declares {size} bytes, and {len(data) - start} follow")
+        raise BadCallError(f"a value declares {size} bytes, but only {len(data) - start} follow")
     return data[start : start + size], start + size
 
 

@@ -28,10 +28,11 @@ class Inflater:
                 piece = self._stream.decompress(data, _PIECE_BYTES)
             except zlib_ng.error as error:  # type: ignore[misc]  # its stub calls it Any
                 raise CompressionError(
-                    f"the bytes are not compressed by zlib ({error}); compression must be set alike on both sides"
+                    f"the bytes are not compressed with zlib ({error}); compression must be configured "
+                    "identically on both sides"
                 ) from None
             if self._stream.unused_data:
-                raise CompressionError("bytes follow the end of the compressed stream")
+                raise CompressionError("there are bytes after the end of the compressed stream")
             data = self._stream.unconsumed_tail
             if piece:
                 yield piece

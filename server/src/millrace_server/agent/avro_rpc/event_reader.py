@@ -113,7 +113,7 @@ class _TableReader:
                 if not self._read_shaped(events_left):
                     self._read_other()
         except IndexError:
-            raise BadCallError("the bytes end inside an event") from None
+            raise BadCallError("the bytes end in the middle of an event") from None
         return self.count - before
 
     def _read_shaped(self, count: int) -> bool:  # noqa: C901 - calls would double its time
@@ -153,7 +153,7 @@ class _TableReader:
                     position += 1
             end = position + (size >> 1)
             if end > end_of_data:
-                raise BadCallError("the bytes end inside an event")
+                raise BadCallError("the bytes end in the middle of an event")
             add_body(data[position:end])
             self.position = position = end
             if position >= stop:

@@ -107,7 +107,7 @@ class FrameReader:
         if not 0 <= buffer_count <= self._buffers_max:
             raise FramingError(
                 f"a frame declares {buffer_count} buffers; at most {self._buffers_max} are allowed. TLS and "
-                "compression must be set alike on both sides"
+                "compression must be configured identically on both sides"
             )
         self._serial, self._buffers_left = serial, buffer_count
         self._has_begun = True

@@ -152,5 +152,7 @@ def read_welcome(payload: bytes, message: str) -> Welcome:
     if text is not None:
         peer = read_protocol(text)
         if message not in peer.requests & peer.responses:
-            raise ForeignProtocolError(f"its protocol {peer.name[:100]!r} has no message {message} as Flume's has it")
+            raise ForeignProtocolError(
+                f"its protocol {peer.name[:100]!r} has no message {message} that matches Flume's"
+            )
     return Welcome(response["match"] != "NONE", response["serverHash"] or PROTOCOL_HASH, end)

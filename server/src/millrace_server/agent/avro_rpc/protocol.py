@@ -77,7 +77,7 @@ def read_protocol(text: str) -> PeerProtocol:
         declared = json.loads(text)
         return _Comparison(declared["types"]).peer(str(declared["protocol"]), declared["messages"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ForeignProtocolError("the text is not a protocol of Avro in JSON") from None
+        raise ForeignProtocolError("the text is not an Avro protocol in JSON") from None
 
 
 class _Comparison:

@@ -98,7 +98,7 @@ class StaticConfig(InterceptorConfig):
         key = info.data.get("key", value)
         if (key is None) != (value is None):
             given = f"key is {shown_value(key)}" if value is None else f"is {shown_value(value)} without a key"
-            raise ValueError(f"{given}; key and value go together")
+            raise ValueError(f"{given}; key and value must be given together")
         return value
 
     @field_validator("headers")

@@ -46,9 +46,9 @@ class RegexExtractorConfig(RegexConfig):
             return names
         pattern = compile_pattern(info.data["pattern"])
         if names and len(names) != pattern.groups:
-            raise ValueError(f"has {len(names)} of the names that the groups of the pattern need, {pattern.groups}")
+            raise ValueError(f"must have one name for each group of the pattern: {pattern.groups}, not {len(names)}")
         if not names and not pattern.groupindex:
-            raise ValueError("is empty, and the pattern has no group with a name; one of them must say what headers")
+            raise ValueError("is empty, and the pattern has no group with a name; one of them must name the headers")
         return names
 
     @field_validator("millis")
@@ -64,7 +64,7 @@ class RegexExtractorConfig(RegexConfig):
         for header, time_format in millis.items():
             if not _is_time_format(time_format):
                 raise ValueError(
-                    f"has {shown_value(time_format)} for {shown_value(header)}; it must be a format of a time, such as "
+                    f"has {shown_value(time_format)} for {shown_value(header)}; it must be a time format, such as "
                     '"%Y-%m-%d %H:%M:%S"'
                 )
         return millis

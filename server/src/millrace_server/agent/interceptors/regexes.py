@@ -219,7 +219,7 @@ class _SearchReplace:
             growth += len(expanded) - (match.end() - match.start())
             if growth > GROWTH_CHARACTERS_MAX:
                 raise TooLongError(
-                    f"with all replacements it would be more than {GROWTH_CHARACTERS_MAX} characters longer"
+                    f"all replacements together would make it more than {GROWTH_CHARACTERS_MAX} characters longer"
                 )
             return expanded
 

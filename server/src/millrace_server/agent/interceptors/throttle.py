@@ -44,7 +44,7 @@ class ThrottleConfig(InterceptorConfig):
     def _check_any_limit(cls, when_exceeded: str, info: ValidationInfo) -> str:
         limits = (info.data.get(name, "invalid") for name in ("events_per_second", "bytes_per_second"))
         if all(limit is None for limit in limits):
-            raise ValueError("has no limit to apply to; there must be events_per_second, bytes_per_second or both")
+            raise ValueError("has no limit to apply to; set events_per_second, bytes_per_second or both")
         return when_exceeded
 
     def make(self, surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:

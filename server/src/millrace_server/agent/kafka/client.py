@@ -76,7 +76,7 @@ class KafkaClientConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build
         servers = info.data.get("bootstrap_servers", [])
         is_plain = sasl is not None and sasl.mechanism == "PLAIN" and info.data.get("tls", "invalid") is None
         if is_plain and not all(Address.parse(server).is_loopback for server in servers):
-            raise ValueError("would send the password in plain text; there must be a table tls, or another mechanism")
+            raise ValueError("would send the password in plain text; add a table tls, or use another mechanism")
         return sasl
 
     @field_validator("client")

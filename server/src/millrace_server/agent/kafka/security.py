@@ -56,7 +56,7 @@ class KafkaSaslConfig(BaseModel, frozen=True, extra="forbid"):
     @classmethod
     def _check_one(cls, path: Path | None, info: ValidationInfo) -> Path | None:
         if path is not None and info.data.get("password") is not None:
-            raise ValueError("password and password_file exclude each other")
+            raise ValueError("password and password_file are mutually exclusive")
         return path
 
     def properties(self) -> dict[str, PropertyValue]:
@@ -75,6 +75,6 @@ def _password_in(path: Path, setting: str) -> str:
     try:
         return read_named(path, _PASSWORD_BYTES_MAX, is_secret=True).decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError:
-        raise ValueError(f"{setting}: is {shown_value(str(path))}, which is not text in UTF-8") from None
+        raise ValueError(f"{setting}: is {shown_value(str(path))}, which is not valid UTF-8") from None
     except ValueError as error:
         raise ValueError(f"{setting}: {error}") from None

@@ -15,11 +15,13 @@ def check_topic_pattern(pattern: str) -> None:
     for part in parts:
         if (part[0] == "\\" and part[1:].isalnum()) or (part[0] == "[" and "\\" in part):
             raise ValueError(
-                f"is {shown_value(pattern)}, which has {part}; in a POSIX regular expression, a backslash stands only "
-                "before punctuation and outside of sets: write [0-9] for \\d"
+                f"is {shown_value(pattern)}, which has {part}; in a POSIX regular expression, a backslash may only "
+                "precede punctuation, outside of brackets: write [0-9] for \\d"
             )
     if found := _FOREIGN.search("".join(part if len(part) == 1 else "x" for part in parts)):
-        raise ValueError(f"is {shown_value(pattern)}, which has {found[0]}; POSIX regular expressions lack it")
+        raise ValueError(
+            f"is {shown_value(pattern)}, which has {found[0]}; POSIX regular expressions do not support this"
+        )
 
 
 def subscribed(pattern: str) -> str:

@@ -72,9 +72,7 @@ class MultilineAggregator:
             return self._pattern.search(line.decode(errors="replace")) is not None
         except TimeoutError:
             if not self._has_warned:
-                _log.warning(
-                    "a line counts as one that does not match", reason=MATCH_TIMED_OUT, pattern=self._config.pattern
-                )
+                _log.warning("a line is treated as not matching", reason=MATCH_TIMED_OUT, pattern=self._config.pattern)
                 self._has_warned = True
             return False
 

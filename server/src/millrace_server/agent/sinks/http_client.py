@@ -112,8 +112,8 @@ class _Connection:
             return await self._read_response()
         except h11.RemoteProtocolError as error:
             if not self._has_response_begun:
-                raise _ClosedError("the connection was closed before an answer came") from None
-            raise HttpConnectionError(f"the answer is not HTTP: {error}") from None
+                raise _ClosedError("the connection was closed before a response arrived") from None
+            raise HttpConnectionError(f"the response is not HTTP: {error}") from None
         except OSError as error:
             kind = HttpConnectionError if self._has_response_begun else _ClosedError
             raise kind(f"the connection broke: {error}") from None

@@ -30,7 +30,7 @@ def split_url(text: str) -> SplitResult:
     parts = _split(text) if _URL.fullmatch(text) else None
     if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname or "#" in text:
         raise ValueError(
-            f'is {shown_value(shown_url(text))}; it must be a URL of HTTP in ASCII, such as "https://example.com/events"'
+            f'is {shown_value(shown_url(text))}; it must be an HTTP URL in ASCII, such as "https://example.com/events"'
         )
     if parts.username is not None:
         # The URL is not shown here: it contains a secret.

@@ -71,7 +71,7 @@ class SinkConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True):
     @classmethod
     def _check_elsewhere(cls, dead_letter_channel: str | None, info: ValidationInfo) -> str | None:
         if dead_letter_channel is not None and dead_letter_channel == info.data.get("channel"):
-            raise ValueError(f"is {shown_value(dead_letter_channel)}; it must be another channel than the sink's own")
+            raise ValueError(f"is {shown_value(dead_letter_channel)}; it must be a channel other than the sink's own")
         return dead_letter_channel
 
     @abstractmethod
@@ -85,7 +85,7 @@ class NonRejectingSinkConfig(SinkConfig, ABC):
     @field_validator("deliveries_max", "dead_letter_channel")
     @classmethod
     def _refuse_unused(cls, _value: object) -> None:
-        raise ValueError("has no use here; a sink of this type rejects no event")
+        raise ValueError("has no effect here; a sink of this type never rejects an event")
 
 
 class BatchSink(ABC):

@@ -48,10 +48,10 @@ def check_plaintext_allowed(
     """
     is_plaintext = not may_be_tls or settings.get("tls", "invalid") is None
     if not address.is_loopback and is_plaintext and settings.get("allow_plaintext") is False:
-        advice = "there must be a table tls, or it must be" if may_be_tls else "it must be"
+        advice = "add a table tls, use" if may_be_tls else "use"
         raise ValueError(
             f"is {shown_value(shown)}, which other machines can reach, and nothing is encrypted; {advice} a loopback "
-            "address, or allow_plaintext must be true"
+            "address, or set allow_plaintext = true"
         )
 
 
@@ -76,7 +76,7 @@ def check_holds_two(bytes_max: int, setting: str, settings: Mapping[str, Any]) -
     """Returns a limit of memory; raises ValueError if two requests of the size in another setting do not fit."""
     least = 2 * settings.get(setting, 0)
     if bytes_max < least:
-        raise ValueError(f"is {bytes_max}; it must not be below twice {setting}, {least}")
+        raise ValueError(f"is {bytes_max}; it must be at least twice {setting}, {least}")
     return bytes_max
 
 

@@ -116,7 +116,9 @@ class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True
         optional = selector.optional_channels
         if both := optional & selector.required_channels:
             names = " and ".join(map(shown_value, sorted(both)))
-            raise ValueError(f"sends events to {names} both as optional and as required; a channel is one or the other")
+            raise ValueError(
+                f"sends events to {names} both as optional and as required; a channel must be one or the other"
+            )
         if optional.issuperset(info.data.get("channels", [""])):
             raise ValueError("makes all channels optional; at least one of them must be required")
         return selector
@@ -125,7 +127,7 @@ class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True
     @classmethod
     def _check_elsewhere(cls, dead_letter_channel: str | None, info: ValidationInfo) -> str | None:
         if dead_letter_channel in info.data.get("channels", ()):
-            raise ValueError(f"is {shown_value(dead_letter_channel)}; it must be none of the source's own channels")
+            raise ValueError(f"is {shown_value(dead_letter_channel)}; it must not be one of the source's own channels")
         return dead_letter_channel
 
     @abstractmethod

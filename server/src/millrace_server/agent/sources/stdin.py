@@ -72,7 +72,7 @@ class _StdinSource:
 
     async def run(self, writer: ChannelWriter) -> None:
         if sys.__stdin__ is None:
-            raise ComponentFailedError("the daemon was started without a standard input")
+            raise ComponentFailedError("the daemon was started without standard input")
         standard_input = self._reader = ThreadedReader(sys.__stdin__.fileno(), self._reader)
         writer.report_running()
         try:

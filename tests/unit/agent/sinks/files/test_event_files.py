@@ -263,7 +263,7 @@ def test_open_with_a_receipt_of_a_later_version_is_refused(open_store: MakeStore
     receipts = tmp_path / "state" / "receipts"
     receipts.mkdir(parents=True)
     (receipts / "000000000001.kept.json").write_bytes(b'{"version":2}')
-    with pytest.raises(ComponentFailedError, match="is of version 2, which this server does not know"):
+    with pytest.raises(ComponentFailedError, match="has version 2, which this server does not support"):
         open_store()
     assert len(list(receipts.iterdir())) == 1
 

@@ -140,13 +140,13 @@ def test_root_of_a_template_is_what_all_paths_have_in_common(text: str, root: st
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "it must be a directory's path"),
+        ("", "it must be the path of a directory"),
         ("/data/{host}", "a brace must begin {header:NAME} or {time:FORMAT}, or be doubled"),
         ("/data/{header:}", "a brace must begin"),
         ("/data/{", "a brace must begin"),
         ("/data/}", "a brace must begin"),
-        ("/data/{time:%Y%f}", "%f is not a part of a time, those are %Y"),
-        ("/data/{time:%}", "is not a part of a time"),
+        ("/data/{time:%Y%f}", "%f is not supported in a time, only %Y"),
+        ("/data/{time:%}", "is not supported in a time"),
         ("/data/../{header:x}", '".." must not be a part of it'),
         ("/data/{header:a}{header:b}{header:c}", "a name in it could have 300 bytes"),
         ("s3://{header:bucket}/x", "a directory's name must come before the first brace"),

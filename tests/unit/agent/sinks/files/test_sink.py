@@ -214,7 +214,7 @@ async def test_run_whose_deliveries_cannot_be_settled_writes_nothing_twice(
 async def test_run_without_the_directory_says_what_to_do(tmp_path: Path) -> None:
     """Nothing is written into the mount point of a disk that is not mounted."""
     bench = _bench(tmp_path)
-    with pytest.raises(ComponentError, match=r"cannot write files to .*/out: is no directory; create it, or mount"):
+    with pytest.raises(ComponentError, match=r"cannot write files to .*/out: is not a directory; create it, or mount"):
         await bench.drain()
     assert not (tmp_path / "out").exists()
 
@@ -228,12 +228,12 @@ async def test_run_whose_directory_goes_away_writes_on_when_it_is_back(tmp_path:
     await bench.until_settled()
     (tmp_path / "out").rename(tmp_path / "away")
     await bench.put(rows_of(_lines(2), host="b"))
-    with pytest.raises(ComponentError, match="is no directory; create it"):
+    with pytest.raises(ComponentError, match="is not a directory; create it"):
         await run
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
     bench.reader.nack_all()
-    with pytest.raises(ComponentError, match="is another directory than at first"):
+    with pytest.raises(ComponentError, match="is no longer the same directory"):
         await made.run(bench.reader)
     assert list((tmp_path / "out").iterdir()) == []
     (tmp_path / "out").rmdir()

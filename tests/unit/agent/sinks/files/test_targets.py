@@ -139,7 +139,7 @@ def test_calls_of_a_local_base_that_went_away_write_nowhere(base: Path, *, is_th
         lambda: target.publish(staged, str(base / "a" / "file.txt")),
         lambda: target.size_of(str(base / "file.txt")),
     ]
-    complaint = "another directory than at first" if is_there_another else "no directory; create it, or mount"
+    complaint = "no longer the same directory" if is_there_another else "not a directory; create it, or mount"
     for call in calls:
         with pytest.raises(NotADirectoryError, match=complaint):
             call()

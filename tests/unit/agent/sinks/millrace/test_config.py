@@ -36,7 +36,7 @@ def test_config_of_the_design_is_good(tmp_path: Path) -> None:
     [
         ({"endpoints": []}, "sinks.collector.endpoints"),
         ({"endpoints": ["nowhere"]}, r'endpoints[0]: is "nowhere"; it must be host:port'),
-        ({"endpoints": ["a:7070", "b:0"]}, r'endpoints[1]: is "b:0"; its port must be from 1 on'),
+        ({"endpoints": ["a:7070", "b:0"]}, r'endpoints[1]: is "b:0"; its port must be at least 1'),
         ({"endpoints": ["a:7070", "a:7070"]}, "endpoints: lists a server twice; list each one once"),
         ({"endpoints": ""}, "sinks.collector.endpoints: is missing"),
         ({"target_channel": ""}, "sinks.collector.target_channel: is missing"),

@@ -372,7 +372,7 @@ async def test_run_to_the_channel_that_it_empties_fails(scene: Scene) -> None:
     assert scene.target.found is not None
     scene.target.found.channel_id = scene.channel.channel_id
     bodies = await fill(scene.channel, 10)
-    error = await scene.give_up(r"target_channel: is orders of .* its events would go round for ever")
+    error = await scene.give_up(r"target_channel: is orders of .* its events would circulate forever")
     assert isinstance(error, ComponentFailedError)
     assert (queued(scene.channel), scene.target.requests) == (bodies, [])
 

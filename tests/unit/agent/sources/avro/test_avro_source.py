@@ -164,7 +164,7 @@ async def test_run_with_a_large_call_stores_it_in_several_batches(writer: Record
     events = [({"n": str(number)}, bytes(60_000)) for number in range(100)]
     async with running(source, writer), client_of(source) as client:
         damaged = write_events(events)[:-1] + b"\x02"
-        with pytest.raises(RpcError, match="BAD_ARGUMENT: the bytes end inside"):
+        with pytest.raises(RpcError, match="BAD_ARGUMENT: the bytes end in the middle"):
             await talk(lambda: client.call("appendBatch", damaged))
         assert writer.rows == []
         assert await talk(lambda: client.append_batch(events)) == "OK"
@@ -187,7 +187,7 @@ async def test_run_with_an_unexpected_error_answers_an_error(writer: RecordingWr
     [
         ("acknowledge", b"", "there is no message 'acknowledge'"),
         ("x" * 1_000, b"", "the name of a message has 1000 bytes"),
-        ("append", b"", "the bytes end inside a number"),
+        ("append", b"", "the bytes end in the middle of a number"),
         ("append", b"\x00\x00more", "4 bytes follow the parameters"),
         ("appendBatch", b"\xff" * 20, "more than 64 bits"),
         ("appendBatch", b"\xfe\xff\xff\xff\x0f", "the bytes end"),

@@ -224,4 +224,4 @@ async def test_errors_of_a_command_are_logged() -> None:
         command = await start(job("echo oops >&2; echo fine"))
         assert await rest_of(command) == b"fine\n"
         await command.wait()
-    assert [(entry["event"], entry["line"]) for entry in log] == [("the command says", "oops")]
+    assert [(entry["event"], entry["line"]) for entry in log] == [("the command wrote to standard error", "oops")]

@@ -33,14 +33,18 @@ async def test_run_of_a_command_that_ends_stores_all_and_says_how_it_ended(tmp_p
     registry = registry_with("lines")
     async with running_source(shell("seq 1 50; printf last; exit 7"), registry, tmp_path) as component:
         await until(lambda: component.state is ComponentState.STOPPED)
-        assert component.reason == "the command ended with exit code 7"
+        assert component.reason == "the command exited with code 7"
         assert bodies_in(registry) == [*(b"%d" % number for number in range(1, 51)), b"last"]
     assert [entry["event"] for entry in log if entry.get("reason")] == ["the source has ended"]
 
 
 @pytest.mark.parametrize(
     ("script", "reason"),
-    [("kill -KILL $$", "was ended by SIGKILL"), ("kill -40 $$", "was ended by signal 40"), ("exit 0", "exit code 0")],
+    [
+        ("kill -KILL $$", "was terminated by SIGKILL"),
+        ("kill -40 $$", "was terminated by signal 40"),
+        ("exit 0", "exited with code 0"),
+    ],
 )
 async def test_end_of_a_command_in_any_way_is_reported(tmp_path: Path, script: str, reason: str) -> None:
     """Signals are shown by name if they have one."""
@@ -56,7 +60,7 @@ async def test_run_of_a_command_that_is_to_be_restarted_restarts_it(tmp_path: Pa
     config = shell(f"echo line; exit {code}", restart=restart)
     async with running_source(config, registry, tmp_path) as component:
         await until(lambda: component.state is ComponentState.BACKING_OFF)
-        assert component.reason == f"the command ended with exit code {code}; it is started again"
+        assert component.reason == f"the command exited with code {code}; it is started again"
         await until(lambda: component.event_count >= 2)
     assert set(bodies_in(registry)) == {b"line"}
 
@@ -138,7 +142,7 @@ async def test_run_with_events_that_cannot_be_stored_continues(tmp_path: Path) -
     config = shell(script, line_bytes_max=2_000, long_lines="truncate")
     async with running_source(config, registry, tmp_path) as component:
         await until(lambda: component.state is ComponentState.STOPPED)
-        assert component.reason == "the command ended with exit code 0"
+        assert component.reason == "the command exited with code 0"
     assert bodies_in(registry) == [b"good", b"caf\xe9", b"1", b"2", b"3"]
 
 

@@ -42,7 +42,7 @@ def test_add_of_a_flood_reports_some_and_counts_the_rest() -> None:
     [entry] = reported.log_of(b"later\n")
     assert (entry["line"], entry["lines_suppressed"]) == ("later", 1_000 - LINES_BURST)
     [last] = reported.log_of(b"untold\n" * 3, is_end=True)
-    assert (last["event"], last["lines_suppressed"]) == ("the command said more", 3)
+    assert (last["event"], last["lines_suppressed"]) == ("lines of the command were suppressed", 3)
     reported.now += 1_000 * SECONDS_PER_LINE
     assert len(reported.log_of(b"flood\n" * 1_000)) == LINES_BURST
 

@@ -98,7 +98,7 @@ def test_read_events_of_one_object_is_like_an_array_of_one() -> None:
         (
             JSON,
             b'[{"body":"a","user":1}]',
-            'event 0 has "user", which is not known; allowed are headers, body and body_base64',
+            'event 0 has "user", which is unknown; allowed are headers, body and body_base64',
         ),
         (
             JSON,
@@ -107,7 +107,7 @@ def test_read_events_of_one_object_is_like_an_array_of_one() -> None:
         ),
         (JSON, b'[{"headers":{"n":1},"body":"a"}]', 'event 0.headers["n"] is 1; it must be text'),
         (JSON, b'[{"headers":{"n":null},"body":"a"}]', 'event 0.headers["n"] is null; it must be text'),
-        (JSON, b'[{"body":"\\ud800"}]', "event 0.body has half of a surrogate pair, which no encoding has"),
+        (JSON, b'[{"body":"\\ud800"}]', "event 0.body has an unpaired surrogate, which cannot be encoded"),
         (JSON, b'[{"headers":{"\\udfff":""},"body":""}]', None),
         (JSON, b'[{"headers":{"a":"\\udfff"},"body":""}]', None),
         (JSON, b'[{"body":"\xff"}]', "the body is not utf-8 at byte 10"),

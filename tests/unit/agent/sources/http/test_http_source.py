@@ -195,7 +195,9 @@ async def test_post_of_other_events_with_a_key_that_was_used_is_refused() -> Non
         assert (await post(made, b"one", key)).status == 200
     assert (refused.status, longer.status) == (422, 422)
     assert refused.json()["reason"] == "KEY_REUSED"
-    assert "this Idempotency-Key was used before, with other events" in refused.json()["message"]
+    assert (
+        "this Idempotency-Key was used before with different events, so nothing was stored" in refused.json()["message"]
+    )
     assert channel_writer.bodies == [b"one"]
 
 
@@ -454,15 +456,15 @@ async def test_run_with_a_port_in_use_reports_it_and_can_begin_again() -> None:
         (
             {"listen": "0.0.0.0:80"},
             (
-                'listen: is "0.0.0.0:80", which other machines can reach, and nothing is encrypted; there must be a '
-                "table tls, or it must be a loopback address, or allow_plaintext must be true"
+                'listen: is "0.0.0.0:80", which other machines can reach, and nothing is encrypted; add a table '
+                "tls, use a loopback address, or set allow_plaintext = true"
             ),
         ),
         ({"listen": "80"}, 'listen: is "80"; it must be host:port, such as 127.0.0.1:7070 or [::1]:7070'),
         ({"path": "in"}, 'path: is "in"; it must match /[!-z|~]*'),
         (
             {"inflight_bytes_max": 1_024},
-            "inflight_bytes_max: is 1024; it must not be below twice body_bytes_max, 33554432",
+            "inflight_bytes_max: is 1024; it must be at least twice body_bytes_max, 33554432",
         ),
         ({"request_seconds_max": 0}, "request_seconds_max: is 0; it must be a number above 0, at most 3_600"),
         ({"request_headers": {"a b": "c"}}, None),

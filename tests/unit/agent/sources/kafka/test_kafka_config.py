@@ -27,8 +27,8 @@ def problems_of(table: dict[str, Any], model: type[KafkaSourceConfig | KafkaSink
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"client": {"fetch.max.byte": 5}}, 'client: librdkafka refuses it: _INVALID_ARG: No such .*"fetch.max.byte"'),
-        ({"client": {"fetch.max.bytes": "many"}}, "client: librdkafka refuses it: .*fetch.max.bytes"),
+        ({"client": {"fetch.max.byte": 5}}, 'client: librdkafka rejects it: _INVALID_ARG: No such .*"fetch.max.byte"'),
+        ({"client": {"fetch.max.bytes": "many"}}, "client: librdkafka rejects it: .*fetch.max.bytes"),
         ({"client": {"group.id": "x"}}, 'client: has "group.id", which the component sets itself: use group'),
         ({"client": {"auto.offset.reset": "x"}}, "use offset_reset"),
         ({"client": {"enable.auto.commit": True}}, "committed once the channels have stored"),
@@ -37,7 +37,7 @@ def problems_of(table: dict[str, Any], model: type[KafkaSourceConfig | KafkaSink
         ({"client": {"logger": "x"}}, "Python object"),
         ({"bootstrap_servers": ["broker"]}, r"bootstrap_servers\[0\]: is \"broker\""),
         ({"topics": []}, "partitions: are missing, and so are topics"),
-        ({"partitions": {"orders": [0]}}, "partitions: come together with topics"),
+        ({"partitions": {"orders": [0]}}, "partitions: cannot be combined with topics"),
         ({"topics": [], "partitions": {"orders": [0, 0]}}, 'lists a partition of "orders" twice'),
         ({"topics": ["no spaces"]}, r"topics\[0\]"),
         ({"topic_pattern": "("}, "topic_pattern: .*not a POSIX regular expression"),
@@ -45,12 +45,12 @@ def problems_of(table: dict[str, Any], model: type[KafkaSourceConfig | KafkaSink
         ({"topic_pattern": r"[\w.]+"}, r"topic_pattern: .*has \[\\w\.\]"),
         ({"topic_pattern": "(?:a|b)"}, r"topic_pattern: .*has \(\?; POSIX"),
         ({"topic_pattern": "a+?"}, r"topic_pattern: .*has \+\?"),
-        ({"tls": {"ca": "/nowhere.pem"}}, "client: librdkafka refuses it: .*ssl.ca.location"),
-        ({"tls": {"certificate": "c.pem"}}, "tls.private_key: certificate and private_key come together"),
+        ({"tls": {"ca": "/nowhere.pem"}}, "client: librdkafka rejects it: .*ssl.ca.location"),
+        ({"tls": {"certificate": "c.pem"}}, "tls.private_key: certificate and private_key must be given together"),
         ({"sasl": {"mechanism": "PLAIN"}}, "sasl.username and sasl.password must be set"),
         (
             {"sasl": {"mechanism": "PLAIN", "username": "u", "password": "secret-1", "password_file": "p"}},
-            "exclude each",
+            "mutually exclusive",
         ),
     ],
 )
@@ -81,7 +81,7 @@ def test_validate_what_librdkafka_refuses_writes_nothing_to_standard_error(
     [
         ({"client": {"transactional.id": "x"}}, "use transactional_id_prefix"),
         ({"client": {"acks": 1}}, "transactions need all"),
-        ({"client": {"compression.type": "zip"}}, "librdkafka refuses it: .*compression"),
+        ({"client": {"compression.type": "zip"}}, "librdkafka rejects it: .*compression"),
         ({"transactional_id_prefix": "a b"}, "transactional_id_prefix"),
         ({"dead_letter_channel": "orders"}, "dead_letter_channel"),
     ],

@@ -194,7 +194,7 @@ async def test_run_with_a_sender_that_never_reads_ends_its_connection() -> None:
 @pytest.mark.parametrize(
     ("settings", "sent", "answer"),
     [
-        ({"idle_seconds_max": 0.1}, b"", b"FAILED: no line came within 0.1 s, so the connection is closed\n"),
+        ({"idle_seconds_max": 0.1}, b"", b"FAILED: no line arrived within 0.1 s, so the connection is closed\n"),
         (
             {"line_seconds_max": 1.0},
             b"drip",

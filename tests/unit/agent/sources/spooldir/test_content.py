@@ -179,7 +179,7 @@ def test_open_of_a_file_that_may_not_be_read_calls_it_bad(tmp_path: Path, monkey
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(BadFileError, match="it may not be read: Permission denied"):
+    with pytest.raises(BadFileError, match="it cannot be read: Permission denied"):
         SpoolFile.open(found)
 
 

@@ -10,8 +10,8 @@ from tests.spool import spool_config
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"done": {"type": "move", "directory": "/spool"}}, "it must be another directory"),
-        ({"quarantine_directory": "/spool"}, "it must be another directory"),
+        ({"done": {"type": "move", "directory": "/spool"}}, "it must be a directory other"),
+        ({"quarantine_directory": "/spool"}, "it must be a directory other"),
         ({"done": {"type": "rename", "suffix": ""}}, "it must be the end of a file's name"),
         ({"done": {"type": "rename", "suffix": "/x"}}, "it must be the end of a file's name"),
         ({"done": {"type": "burn"}}, "does not match any of the expected tags"),

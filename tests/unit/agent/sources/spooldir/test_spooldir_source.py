@@ -250,7 +250,7 @@ async def test_run_with_a_file_that_may_not_be_read_sets_it_aside(
     registry = registry_with("lines")
     async with running_source(spool_config(spool), registry, tmp_path):
         await until(lambda: bodies_in(registry) == [b"good"])
-    assert "it may not be read: Permission denied" in (spool / "quarantine/locked.reason").read_text()
+    assert "it cannot be read: Permission denied" in (spool / "quarantine/locked.reason").read_text()
 
 
 def refuse_to_open(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:

@@ -48,8 +48,8 @@ def test_config_that_makes_sense_is_taken(settings: Mapping[str, object]) -> Non
         (
             {"listen": ["udp://0.0.0.0:514"]},
             (
-                'listen: is "udp://0.0.0.0:514", which other machines can reach, and nothing is encrypted; it must be '
-                "a loopback address, or allow_plaintext must be true"
+                'listen: is "udp://0.0.0.0:514", which other machines can reach, and nothing is encrypted; use a '
+                "loopback address, or set allow_plaintext = true"
             ),
         ),
         ({"listen": ["udp://[::1]:514"] * 2}, 'listen: lists "udp://[::1]:514" twice; list each one once'),

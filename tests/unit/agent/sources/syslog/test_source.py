@@ -231,7 +231,7 @@ async def test_run_that_is_cancelled_while_nothing_can_be_stored_reports_the_los
             writer.write(b"a\n" * 3)
             await channel_writer.waiting.wait()
     assert made._losses.counts[Loss.UNSTORED] == channel_writer.dropped_count == 3
-    assert [entry["count"] for entry in logs if entry["event"] == "syslog was lost"] == [3]
+    assert [entry["count"] for entry in logs if entry["event"] == "syslog messages were lost"] == [3]
 
 
 async def test_run_again_after_a_failure_stores_what_was_under_way_and_keeps_the_port() -> None:

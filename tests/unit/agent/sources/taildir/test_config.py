@@ -16,7 +16,7 @@ from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
         ({"unfinished_line_seconds": 0.0}, "unfinished_line_seconds: is 0.0; it must be"),
         (
             {"path_headers": {"/other": {"a": "b"}}},
-            'path_headers: has "/other", which is not one of the patterns in paths; write it as it is there',
+            'path_headers: has "/other", which is not one of the patterns in paths; write it exactly as there',
         ),
         ({"positions": "x"}, "positions: "),
     ],

@@ -172,7 +172,7 @@ def test_start_with_positions_of_another_version_changes_nothing(tmp_path: Path,
     path = tailing.positions_path
     later = path.read_bytes().replace(b'"version":1', b'"version":2')
     path.write_bytes(later)
-    with pytest.raises(ComponentFailedError, match=r"has version 2, and this server knows version 1 only"):
+    with pytest.raises(ComponentFailedError, match=r"has version 2, but this server supports only version 1"):
         tailing.start()
     assert path.read_bytes() == later
 

@@ -88,12 +88,12 @@ class AvroClient:
         except RemoteError as error:
             raise self._error(f"answered with an error: {error}") from None
         except (BadCallError, CompressionError, ForeignProtocolError, FramingError) as error:
-            raise self._error(f"is no Avro source of Flume: {error}") from None
+            raise self._error(f"is not an Avro source of Flume: {error}") from None
         except OSError as error:
             raise self._error(f"the connection broke: {error}") from None
         if status is not Status.OK:
             raise self._error(
-                f"answered {status.name}: its channel is full, or never takes so many events in a transaction"
+                f"answered {status.name}: its channel is full, or cannot take so many events in one transaction"
             )
 
     def _error(self, message: str) -> ComponentError:

@@ -33,7 +33,7 @@ class AvroTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
         try:
             context = ssl.create_default_context(cafile=self.ca)
         except OSError as error:
-            raise ComponentError(f"tls.ca: {self.ca} has no certificate in PEM that can be read: {error}") from None
+            raise ComponentError(f"tls.ca: {self.ca} has no readable PEM certificate: {error}") from None
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = self.check_host_name
         if self.certificate is not None:
@@ -46,7 +46,7 @@ class AvroTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
             context.load_cert_chain(certificate, self.private_key, password=_refuse_password)
         except (OSError, ValueError) as error:
             raise ComponentError(
-                f"tls: {certificate} and {self.private_key} are not a certificate and its key without a password: "
+                f"tls: {certificate} and {self.private_key} are not a certificate and its unencrypted private key: "
                 f"{error}"
             ) from None
 

@@ -63,12 +63,12 @@ class LocalTarget:
     @contextmanager
     def _opened_root(self) -> Iterator[int]:
         if not self._root.is_dir():
-            raise self._refusal("is no directory; create it, or mount its file system")
+            raise self._refusal("is not a directory; create it, or mount its file system")
         with _opened(self._root) as root:
             status = os.fstat(root)
             self._identity = self._identity or (status.st_dev, status.st_ino)
             if self._identity != (status.st_dev, status.st_ino):
-                raise self._refusal("is another directory than at first; put that one back, or restart the server")
+                raise self._refusal("is no longer the same directory; put the original back, or restart the server")
             yield root
 
     def _refusal(self, what: str) -> OSError:

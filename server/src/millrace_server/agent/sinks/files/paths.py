@@ -178,7 +178,7 @@ def _parts(text: str, path: str) -> "list[Part]":
                 )
     add(path[end:])
     if not parts or "\0" in text:
-        raise ValueError(f"is {shown_value(text)}; it must be a directory's path")
+        raise ValueError(f"is {shown_value(text)}; it must be the path of a directory")
     return parts
 
 
@@ -186,7 +186,7 @@ def _time_field(text: str, strftime_format: str) -> TimeField:
     for letter in _TIME_DIRECTIVE.findall(strftime_format):
         if not letter or letter not in _TIME_LETTERS:
             allowed = " ".join(f"%{known}" for known in _TIME_LETTERS)
-            raise ValueError(f"is {shown_value(text)}; %{letter} is not a part of a time, those are {allowed}")
+            raise ValueError(f"is {shown_value(text)}; %{letter} is not supported in a time, only {allowed}")
     return TimeField(strftime_format)
 
 

@@ -122,11 +122,11 @@ def _read(path: Path) -> FileReceipt:
         version = document["version"]
         if version != _VERSION:
             raise ComponentFailedError(
-                f"{path} is of version {version}, which this server does not know; use a later one"
+                f"{path} has version {version}, which this server does not support; use a later one"
             )
         ranges = [(int(first), int(last)) for first, last in document["ranges"]]
         return FileReceipt(str(document["path"]), int(document["file_bytes"]), str(document["channel_id"]), ranges)
     except (KeyError, TypeError, ValueError) as error:
         raise ComponentFailedError(
-            f"{path} is damaged ({error}); remove it to go on: events of one finished file may then be stored twice"
+            f"{path} is damaged ({error}); remove it to continue: events of one finished file may then be stored twice"
         ) from None

@@ -27,7 +27,7 @@ class KafkaSinkConfig(KafkaClientConfig, SinkConfig):
         "enable.idempotence": "transactions need it",
         "acks": "transactions need all",
         "request.required.acks": "transactions need all",
-        "delivery.report.only.error": "the sink wants to know of errors only",
+        "delivery.report.only.error": "the sink needs reports of errors only",
     }
 
     type: Literal["kafka"]
@@ -75,7 +75,7 @@ class KafkaSinkConfig(KafkaClientConfig, SinkConfig):
         try:
             Producer({**properties, "transactional.id": "check"})
         except KafkaException as error:
-            raise ValueError(f"librdkafka refuses it: {described(error)}") from None
+            raise ValueError(f"librdkafka rejects it: {described(error)}") from None
 
     @property
     def names(self) -> HeaderNames:

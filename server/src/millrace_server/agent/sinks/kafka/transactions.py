@@ -118,7 +118,7 @@ class TransactionalProducer:
         try:
             return Place.parse(committed.offset, committed.metadata)
         except UnknownPlaceError as error:
-            raise ComponentFailedError(f"group {self._id} is not this sink's: {error}") from None
+            raise ComponentFailedError(f"group {self._id} does not belong to this sink: {error}") from None
 
     def _committed(self) -> TopicPartition:
         found: TopicPartition = self._group.committed([TopicPartition(self._config.topic, 0)], self._timeout)[0]

@@ -162,7 +162,7 @@ class Pipeline:
         if delivery.channel_id == self._target.channel_id:
             raise ComponentFailedError(
                 f"target_channel: is {self._target.channel} of {self._target.endpoint}, which is the channel that the "
-                "sink empties; its events would go round for ever"
+                "sink empties; its events would circulate forever"
             )
         requests = self._encoder.requests(delivery)
         was_alone = not self._session.unanswered

@@ -93,7 +93,7 @@ class StderrLog:
             self._log_line(self._partial_line)
             self._partial_line = b""
         if self._suppressed_count:
-            self._log.warning("the command said more", lines_suppressed=self._suppressed_count)
+            self._log.warning("lines of the command were suppressed", lines_suppressed=self._suppressed_count)
             self._suppressed_count = 0
 
     def _log_line(self, line: bytes) -> None:
@@ -103,9 +103,13 @@ class StderrLog:
             self._suppressed_count += 1
             return
         text = line[:LINE_BYTES_MAX].decode(errors="replace").rstrip("\r")
-        untold = {"lines_suppressed": self._suppressed_count} if self._suppressed_count else {}
+        suppressed = {"lines_suppressed": self._suppressed_count} if self._suppressed_count else {}
         self._suppressed_count = 0
-        self._log.warning("the command says", line=f"{text}..." if len(line) > LINE_BYTES_MAX else text, **untold)
+        self._log.warning(
+            "the command wrote to standard error",
+            line=f"{text}..." if len(line) > LINE_BYTES_MAX else text,
+            **suppressed,
+        )
 
 
 OUTPUT_BYTES_MAX = 1 << 18

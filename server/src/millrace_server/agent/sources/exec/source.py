@@ -32,7 +32,7 @@ _EXAMPLE = '["tail", "-F", "/var/log/messages"]'
 
 def _refuse_nul(text: str) -> str:
     if "\0" in text:
-        raise ValueError("holds a NUL character, which no program can be given")
+        raise ValueError("contains a NUL character, which cannot be passed to a program")
     return text
 
 
@@ -83,7 +83,7 @@ class ExecSourceConfig(LinesConfig, SourceConfig):
         if isinstance(value, str):
             return [_SHELL, "-c", value]
         if isinstance(value, list) and shell:
-            raise ValueError("is an array; where shell is true it must be text")
+            raise ValueError("is an array; if shell is true, it must be text")
         if value in ([], [""]):
             raise ValueError(f"has no program; it must be an array such as {_EXAMPLE}")
         return value
@@ -111,7 +111,7 @@ class ExecSource:
     async def run(self, writer: ChannelWriter) -> None:
         if not self._has_warned:
             self._log.warning(
-                "what this source has read and not stored is lost in a crash; sources of files lose nothing"
+                "what this source has read but not stored is lost in a crash; sources of files lose nothing"
             )
             self._has_warned = True
         command = await self._start(writer)
@@ -165,5 +165,5 @@ def _describe_exit(exit_code: int | None) -> str:
     if exit_code < 0:
         # Real-time signals have no names of their own.
         names = {number.value: number.name for number in signal.Signals}
-        return f"was ended by {names.get(-exit_code, f'signal {-exit_code}')}"
-    return f"ended with exit code {exit_code}"
+        return f"was terminated by {names.get(-exit_code, f'signal {-exit_code}')}"
+    return f"exited with code {exit_code}"

@@ -19,7 +19,7 @@ class GrpcSourceConfig(SourceConfig):
     @field_validator("batch_events_max")
     @classmethod
     def _refuse_batch_events_max(cls, _value: object) -> None:
-        raise ValueError("has no effect here; what a caller appends at once is stored at once")
+        raise ValueError("has no effect here; the events of one append are stored together")
 
     def make(self, context: SourceContext) -> Source:
         return source_class(self.type)(context)
@@ -30,8 +30,8 @@ def name_problems(tables: Mapping[str, Any]) -> list[Problem]:
     return [
         Problem(
             ("sources", name),
-            f"is called {shown_value(name)}, as a channel is; callers could not distinguish them, so "
-            f"it must not be the name of {shown_path(('channels', name))}",
+            f"is called {shown_value(name)}, like {shown_path(('channels', name))}; callers could not distinguish "
+            "them, so choose another name",
         )
         for name in named_tables(tables, "sources")
         if tables["sources"][name].get("type") == "grpc" and name in named_tables(tables, "channels")

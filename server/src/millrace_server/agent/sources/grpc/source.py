@@ -188,7 +188,7 @@ class _Forwarder:
 
 
 def _caller_left() -> InternalError:
-    return InternalError("the caller has left")
+    return InternalError("the caller has disconnected")
 
 
 def _cancel(storing: "asyncio.Task[None]") -> None:

@@ -101,12 +101,14 @@ class ContentCoding(NamedTuple):
         while position < len(encoded):
             member_count += 1
             if member_count > _MEMBERS_MAX:
-                raise bad_request(f"the body has more than {_MEMBERS_MAX} parts of {self.name}; compress it as one")
+                raise bad_request(
+                    f"the body has more than {_MEMBERS_MAX} parts of {self.name}; compress it as one part"
+                )
             member = self.create_decompressor()
             while not member.eof:
                 chunk = encoded[position : position + self.chunk_bytes]
                 if not chunk:
-                    raise bad_request(f"the body is {self.name} that ends in the middle")
+                    raise bad_request(f"the body ends in the middle of its {self.name} data")
                 position += len(chunk)
                 decoded += self._decode_chunk(member, chunk)
                 if len(decoded) > bytes_max:
@@ -257,5 +259,5 @@ class BodyReader:
 
 def _closing() -> HttpRefusalError:
     return HttpRefusalError(
-        503, "DRAINING", "the source is stopping; repeat the request later", retry_seconds=RETRY_SECONDS, is_unread=True
+        503, "DRAINING", "the source is stopping; retry the request later", retry_seconds=RETRY_SECONDS, is_unread=True
     )

@@ -127,7 +127,7 @@ def _event(place: str, item: object) -> Event:
         raise bad_request(f"{place} is {_shown(item)}; it must be an object of headers and body")
     if unknown := item.keys() - _FIELDS:
         raise bad_request(
-            f"{place} has {shown_value(min(unknown))}, which is not known; allowed are headers, body and body_base64"
+            f"{place} has {shown_value(min(unknown))}, which is unknown; allowed are headers, body and body_base64"
         )
     return _headers(place, item.get("headers")), _body(place, item)
 
@@ -167,7 +167,7 @@ def _encoded(place: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise bad_request(f"{place} has half of a surrogate pair, which no encoding has") from None
+        raise bad_request(f"{place} has an unpaired surrogate, which cannot be encoded") from None
 
 
 def _shown(value: object) -> str:

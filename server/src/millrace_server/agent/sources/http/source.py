@@ -107,8 +107,8 @@ class IdempotencyKeys:
                 raise HttpRefusalError(
                     422,
                     "KEY_REUSED",
-                    "this Idempotency-Key was used before, with other events, and nothing was stored now; give each "
-                    "request a key of its own, and repeat a request only as it was",
+                    "this Idempotency-Key was used before with different events, so nothing was stored; give each "
+                    "request its own key, and repeat a request only unchanged",
                 )
 
 

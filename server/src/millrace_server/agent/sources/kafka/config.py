@@ -49,7 +49,7 @@ class KafkaSourceConfig(KafkaClientConfig, SourceConfig):
         "enable.auto.commit": "offsets are committed once the channels have stored the records",
         "auto.commit.enable": "offsets are committed once the channels have stored the records",
         "enable.auto.offset.store": "offsets are committed once the channels have stored the records",
-        "enable.partition.eof": "the end of a partition is no event",
+        "enable.partition.eof": "the end of a partition is not an event",
     }
 
     type: Literal["kafka"]
@@ -102,8 +102,8 @@ class KafkaSourceConfig(KafkaClientConfig, SourceConfig):
             return partitions
         is_subscribing = bool(info.data["topics"]) or info.data["topic_pattern"] is not None
         if bool(partitions) == is_subscribing:
-            what = "come together with topics or topic_pattern" if partitions else "are missing, and so are topics"
-            raise ValueError(f"{what}; there must be topics or topic_pattern, or else partitions")
+            what = "cannot be combined with topics" if partitions else "are missing, and so are topics"
+            raise ValueError(f"{what}; set topics or topic_pattern, or else partitions")
         if twice := [topic for topic, numbers in partitions.items() if len(set(numbers)) != len(numbers)]:
             raise ValueError(f"lists a partition of {shown_value(twice[0])} twice; list each one once")
         return partitions
@@ -115,7 +115,7 @@ class KafkaSourceConfig(KafkaClientConfig, SourceConfig):
         try:
             Consumer({**properties, "group.id": "check"}).close()
         except KafkaException as error:
-            raise ValueError(f"librdkafka refuses it: {described(error)}") from None
+            raise ValueError(f"librdkafka rejects it: {described(error)}") from None
 
     def consumer_properties(self, name: str) -> dict[str, Any]:
         """Returns the properties of the source's consumer."""

@@ -80,9 +80,9 @@ def _refuse_reused_offsets(facts: PartitionFacts) -> None:
     if stored_end > facts.high:
         raise ComponentFailedError(
             f"{facts.name} ends at offset {facts.high}, and records up to {stored_end - 1} are stored: the brokers "
-            "have lost records, or the topic was created again, and new records would pass for stored ones. To read "
-            f"them, remove the producer from the channels: millrace producer forget CHANNEL {facts.producer_id}; retry "
-            "then"
+            "have lost records, or the topic was created again, and new records would be mistaken for stored ones. To "
+            "read them, remove the producer from the channels: millrace producer forget CHANNEL "
+            f"{facts.producer_id}; then retry"
         )
 
 

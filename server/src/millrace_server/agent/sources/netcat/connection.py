@@ -74,7 +74,7 @@ class NetcatConnection:
         except TimeoutError:
             if self._is_ending:
                 raise _ConnectionEnd("the source is stopping, so the connection is closed") from None
-            what = "the line was not complete" if is_inside else "no line came"
+            what = "the line was not complete" if is_inside else "no line arrived"
             raise _ConnectionEnd(f"{what} within {seconds_max:g} s, so the connection is closed") from None
         finally:
             self._reading = None
@@ -103,7 +103,7 @@ class NetcatConnection:
         if not answer:
             return
         if self._sender.writer.transport.is_closing():
-            raise ConnectionResetError("the sender has gone")
+            raise ConnectionResetError("the sender has disconnected")
         self._sender.writer.write(answer)
         async with asyncio.timeout(self._config.line_seconds_max):
             await self._sender.writer.drain()

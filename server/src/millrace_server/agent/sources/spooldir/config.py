@@ -175,7 +175,7 @@ class SpooldirSourceConfig(SourceConfig):
         target = value.directory if isinstance(value, MoveDone) else value
         directory = info.data.get("directory")
         if isinstance(target, Path) and directory and target.absolute() == directory.absolute():
-            raise ValueError(f"is {shown_value(str(target))}; it must be another directory than `directory`")
+            raise ValueError(f"is {shown_value(str(target))}; it must be a directory other than `directory`")
         return value
 
     def make(self, context: SourceContext) -> Source:

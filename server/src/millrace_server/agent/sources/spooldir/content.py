@@ -54,7 +54,7 @@ class SpoolFile:
         except FileNotFoundError:
             raise FileGoneError from None
         except PermissionError as error:
-            raise BadFileError(f"it may not be read: {error.strerror}") from None
+            raise BadFileError(f"it cannot be read: {error.strerror}") from None
         except OSError as error:
             if error.errno in {errno.ELOOP, errno.ENXIO}:
                 raise FileGoneError from None

@@ -30,9 +30,9 @@ class Loss(Enum):
 
     DATAGRAMS = "datagrams came faster than they could be stored; raise udp_receive_buffer_bytes, or use TCP"
     LONG_MESSAGES = "messages were longer than message_bytes_max, and long_messages says that these are dropped"
-    FRAMING = "a TCP stream was not of counted messages although framing says so, and was closed"
+    FRAMING = "a TCP stream did not have counted messages, which framing requires, and was closed"
     CONNECTIONS = "TCP connections were above connections_max, and were closed"
-    UNSTORED = "messages had come, but could not be stored before the source had to end"
+    UNSTORED = "messages had arrived, but could not be stored before the source had to stop"
 
     @property
     def is_of_messages(self) -> bool:
@@ -72,7 +72,9 @@ class LossCounter:
     def _log_losses(self, loss: Loss) -> None:
         count = self.counts[loss] - self._logged[loss]
         self._logged[loss] = self.counts[loss]
-        _log.warning("syslog was lost", source=self._source, count=count, total=self.counts[loss], reason=loss.value)
+        _log.warning(
+            "syslog messages were lost", source=self._source, count=count, total=self.counts[loss], reason=loss.value
+        )
 
 
 class ListenerContext(NamedTuple):

@@ -187,10 +187,10 @@ class SyslogParser:
             msgid = structured_data = None
         else:
             is_rfc_5424 = _RFC_5424_START.match(content, start)
-            fault = "it is not what its version says" if is_rfc_5424 else "it has no time behind its priority"
+            fault = "it does not have the format of its version" if is_rfc_5424 else "it has no time after its priority"
             return Parsed(content, facility, severity, syslog_malformed=fault)
         if not is_timed:
-            return Parsed(content, facility, severity, syslog_malformed="there is no such time as it says")
+            return Parsed(content, facility, severity, syslog_malformed="its time does not exist")
         return Parsed(
             self._body(content, priority[0], match),
             facility,

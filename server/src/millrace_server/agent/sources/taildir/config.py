@@ -75,7 +75,7 @@ class TaildirSourceConfig(LinesConfig, SourceConfig, frozen=True, extra="forbid"
         unknown = [] if patterns is None else [pattern for pattern in headers if pattern not in patterns]
         if unknown:
             raise ValueError(
-                f"has {shown_value(unknown[0])}, which is not one of the patterns in paths; write it as it is there"
+                f"has {shown_value(unknown[0])}, which is not one of the patterns in paths; write it exactly as there"
             )
         return headers
 

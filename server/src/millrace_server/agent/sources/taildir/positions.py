@@ -183,7 +183,7 @@ class PositionsFile:
         # The version is checked first: another version may define everything else differently.
         if (version := content.get("version")) != _VERSION:
             raise ComponentFailedError(
-                f"{self._path} has version {version!a}, and this server knows version {_VERSION} only; start the "
+                f"{self._path} has version {version!a}, but this server supports only version {_VERSION}; start the "
                 "server that wrote it, or move the file away"
             )
         described = content.get("files")
@@ -192,7 +192,7 @@ class PositionsFile:
         try:
             return _FILES.validate_python(described)
         except ValidationError as error:
-            raise ValueError(f"its files are not described as they must be: {error.errors()[0]['loc']}") from None
+            raise ValueError(f"its entries are invalid: {error.errors()[0]['loc']}") from None
 
 
 def _checksum(files: object) -> str:

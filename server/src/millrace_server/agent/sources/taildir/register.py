@@ -116,7 +116,7 @@ class FileRegister:
             if len(self._logged_at) >= _LOGGED_MAX:
                 self._logged_at.clear()
             self._logged_at[path, reason] = now
-            self._log.warning("a file has trouble", file=printable_path(path), reason=reason)
+            self._log.warning("a file has a problem", file=printable_path(path), reason=reason)
 
     def _find(self) -> dict[FileKey, FoundFile]:
         found: dict[FileKey, FoundFile] = {}
@@ -232,7 +232,7 @@ class FileRegister:
         place = None if file.has_failed else directories.find(file.key, Path(file.place).parent)
         if place is None:
             if file.is_behind:
-                self._log.warning("a file went away before its end was read", file=printable_path(file.path))
+                self._log.warning("a file disappeared before it was read completely", file=printable_path(file.path))
             self.untrack(file)
             return
         file.place = place
