@@ -44,6 +44,29 @@ def test_time_before_after_a_jump_is_as_without_it_until_all_before_it_is_old_en
     assert len(clocks.jumps) == 1
 
 
+def test_time_before_after_several_jumps_is_as_without_them() -> None:
+    """Each holds for what was committed before it, however many there are within the duration."""
+    clocks = Clocks()
+    started = clocks.wall
+    for day in range(1, 90):
+        clocks.pass_time(DAY, DAY // 2)
+        # Seven days ago, the clock was ahead by the jumps until then.
+        earlier = max(0, day - 7)
+        assert clocks.time_before(7 * DAY) == started + (day - 7) * DAY + earlier * DAY // 2
+    assert len(clocks.jumps) == 89
+
+
+def test_time_before_a_short_duration_notices_short_jumps() -> None:
+    """Half of the duration is the most by which anything expires early."""
+    clocks = Clocks()
+    clocks.pass_time(1, 3)
+    assert clocks.time_before(6) == clocks.wall - 3 - 6
+    clocks.pass_time(1, -1)
+    assert clocks.time_before(6) == clocks.wall - 3 - 6
+    clocks.pass_time(1, -5)
+    assert clocks.time_before(6) == clocks.wall - 6
+
+
 def test_time_before_when_the_clock_was_set_right_again_follows_it() -> None:
     """What a mistake has added, its correction takes away; a clock set back beyond that makes nothing older."""
     clocks = Clocks()

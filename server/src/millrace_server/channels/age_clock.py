@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-_JUMP_MICROS_MIN = 30_000_000
-"""From here on the clock was set: time services correct less than this gradually between two looks at it."""
+_JUMP_SECONDS_MIN = 30.0
+"""Smaller differences between the clocks are left out: most are corrections that time services make."""
 
 _MICROS = 1_000_000
 
@@ -16,13 +16,20 @@ class ClockJump(NamedTuple):
     elapsed_seconds: float
 
 
+class _Jump(NamedTuple):
+    """How far the wall clock was set forward, and the time that it would have shown then, in microseconds."""
+
+    at: int
+    size: int
+
+
 class AgeClock:
     """Says what is older than a duration, by the wall clock and by the time that has passed.
 
     Commits have the time of the wall clock. Where that is set forward, by mistake or not, what was committed before
-    has not aged by as much: it is judged as if the clock had not been set, until all of it is old enough. So what was
-    committed since this object exists never seems older than it is. It may seem younger: by the time until a jump was
-    noticed; by a jump, if another one follows within the duration; by how far the clock was set back.
+    has not aged by as much: it is judged as if the clock had not been set, until all of it is old enough. So nothing
+    that was committed since this object exists seems older than it is by more than 30 seconds, or half of the duration.
+    It may seem younger: by the time until a jump was noticed, or by how far the clock was set back.
 
     `wall` is in microseconds, `monotonic` in seconds; `on_jump` is called when the wall clock was set forward.
     """
@@ -34,28 +41,39 @@ class AgeClock:
         self._monotonic = monotonic
         self._on_jump = on_jump
         self._seen_wall, self._seen_monotonic = wall(), monotonic()
-        self._jump = 0
-        self._jumped_at = 0
+        self._jumps: list[_Jump] = []  # Those before which something may be too young.
 
     def time_before(self, seconds: float) -> int:
         """Returns the commit time, in microseconds, before which all commits are older than a duration.
 
         Must be called at least once a minute, since the clocks are compared from call to call.
         """
-        self._compare()
+        self._compare(min(_JUMP_SECONDS_MIN, seconds / 2))
         limit = self._seen_wall - int(seconds * _MICROS)
-        if limit - self._jump >= self._jumped_at:
-            # What was committed before the jump is old enough by now.
-            self._jump = 0
-        return limit - self._jump
+        for index in reversed(range(len(self._jumps))):
+            at, size = self._jumps[index]
+            if limit >= at + size:
+                # All that was committed before this jump is old enough by now.
+                del self._jumps[: index + 1]
+                break
+            limit -= size
+        return limit
 
-    def _compare(self) -> None:
+    def _compare(self, jump_seconds_min: float) -> None:
         wall, monotonic = self._wall(), self._monotonic()
         passed, elapsed = wall - self._seen_wall, int((monotonic - self._seen_monotonic) * _MICROS)
-        if passed - elapsed >= _JUMP_MICROS_MIN:
-            self._jump += passed - elapsed
-            self._jumped_at = self._seen_wall + elapsed
+        ahead = passed - elapsed
+        if ahead >= jump_seconds_min * _MICROS:
+            self._jumps.append(_Jump(self._seen_wall + elapsed, ahead))
             self._on_jump(ClockJump(passed / _MICROS, elapsed / _MICROS))
-        elif elapsed - passed >= _JUMP_MICROS_MIN:
-            self._jump = max(0, self._jump - (elapsed - passed))
+        elif -ahead >= jump_seconds_min * _MICROS:
+            self._set_back(-ahead)
         self._seen_wall, self._seen_monotonic = wall, monotonic
+
+    def _set_back(self, size: int) -> None:
+        """Takes from the newest jumps what a correction has taken from the clock."""
+        while self._jumps and size > 0:
+            last = self._jumps.pop()
+            if last.size > size:
+                self._jumps.append(_Jump(last.at, last.size - size))
+            size -= last.size

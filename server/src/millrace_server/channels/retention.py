@@ -1,6 +1,7 @@
 """Retention: events that were committed too long ago leave the channel as if they had been consumed."""
 
 import asyncio
+import time
 from contextlib import suppress
 
 import structlog
@@ -18,6 +19,11 @@ _CHECK_SECONDS_MIN = 0.5
 _CHECK_SECONDS_MAX = 60.0
 
 _MICROS = 1_000_000
+
+
+def elapsed_seconds() -> float:
+    """Returns the seconds since some moment; on Linux also those during which the machine was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class Retention:
@@ -44,7 +50,7 @@ class Retention:
         if seconds is None:
             self._ages = None
         else:
-            self._ages = self._ages or AgeClock(lambda: self._contents.now, self._loop.time, self._on_jump)
+            self._ages = self._ages or AgeClock(lambda: self._contents.now, elapsed_seconds, self._on_jump)
             self._seconds = seconds
             self._timer = self._loop.call_later(0, self._check)
 
@@ -56,7 +62,7 @@ class Retention:
     def _on_jump(self, jump: ClockJump) -> None:
         if self._contents.queue.event_count:
             _log.warning(
-                "the clock was set forward; the retention of earlier events goes by the time elapsed",
+                "the clock was set forward; earlier events expire by elapsed time",
                 channel=self._name,
                 clock_seconds=round(jump.wall_seconds),
                 elapsed_seconds=round(jump.elapsed_seconds),
