@@ -271,6 +271,31 @@ async def test_small_appends_after_some_that_were_stored_together_wait_for_as_ma
     running.second_serving.cancel()
 
 
+@pytest.mark.parametrize(("together_max", "awaited_count"), [(256, 3), (2, 2)])
+async def test_small_appends_that_come_while_others_are_stored_together_wait_for_as_many_again(
+    monkeypatch: pytest.MonkeyPatch, together_max: int, awaited_count: int
+) -> None:
+    """Two were answered, and one waits: three are awaited, unless one commit takes fewer."""
+    monkeypatch.setattr(append_queue, "COMMIT_DELAY_SECONDS", 60)
+    monkeypatch.setattr(append_queue, "_TOGETHER_MAX", together_max)
+    running = Running(capacity=100)
+    slow = SlowCommits(running.channel)
+    await _store_three_appends_in_two_commits(running, slow)
+    for body in (b"d", b"e", b"f"):
+        running.stream.send(body)
+    await running.turn()
+    slow.let_last()
+    await running.turn()
+    for _ in range(awaited_count - 1):
+        assert slow.in_flight == []
+        running.stream.send(b"g")
+        await running.turn()
+    assert [commit.put_count for commit in slow.in_flight] == [awaited_count]
+    slow.let_last()
+    await running.end()
+    running.second_serving.cancel()
+
+
 async def test_small_append_after_some_that_were_stored_together_waits_no_longer_than_the_delay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -146,7 +146,7 @@ class AppendQueue:
 
     def _begin_next(self, awaited_count: int) -> None:
         """Begins what waits, or waits for more; later, since this is called between the ends of commits."""
-        if len(self._waiting) < awaited_count:
+        if len(self._waiting) < (awaited_count := min(awaited_count, _TOGETHER_MAX)):
             self._awaited_count = awaited_count
             self._delay = self._loop.call_later(COMMIT_DELAY_SECONDS, self._begin_waiting)
         elif self._waiting:
