@@ -292,7 +292,11 @@ BAD_EVENTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a large body": ({"events": events(bytes(81))}, "EVENT_TOO_LARGE", "81 bytes; the channel holds 80 in all"),
     "a large body in columns": ({"columns": columns(b"a", bytes(81))}, "EVENT_TOO_LARGE", "a body has 81 bytes"),
     "too many events": ({"events": events(*[b""] * 6)}, "TXN_CAPACITY", "would put 6 events; .* is 5"),
-    "too many bytes": ({"events": events(*[bytes(30)] * 3)}, "TXN_CAPACITY", "put 90 body bytes; .* takes 80 at once"),
+    "too many bytes": (
+        {"events": events(*[bytes(30)] * 3)},
+        "TXN_CAPACITY",
+        "put 90 body bytes; byte_capacity and .* allow 80 at once",
+    ),
     "257 headers": (
         {"events": [event_pb2.Event(headers={str(number): "" for number in range(257)})]},
         "BAD_ARGUMENT",

@@ -82,7 +82,7 @@ ADVICE = {
     "NOT_OWNER": "try again when a server has taken the channel over; `millrace channels` shows its state",
     "DRAINING": "try again when the server is up again",
     "LEASE_EXPIRED": "the events are back in the channel, so run the command again",
-    "TXN_CAPACITY": "use a smaller --batch-size, or `millrace channel update {channel} --transaction-capacity N`",
+    "TXN_CAPACITY": "use a smaller --batch-size, or raise the named limit with `millrace channel update {channel}`",
     "EVENT_TOO_LARGE": "send smaller events, or raise the channel's byte_capacity or the server's message_bytes_max",
     "MESSAGE_TOO_LARGE": "send smaller events, or raise the server's message_bytes_max",
     "SEQUENCE_GONE": "see what there is with `millrace channel show {channel}`",

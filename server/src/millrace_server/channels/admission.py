@@ -296,14 +296,23 @@ class DiskSpace:
         self.is_short = self.is_full = False
 
 
+class LimitingChannels(NamedTuple):
+    """The channels that limits come from; empty for the one that the caller named."""
+
+    transaction_capacity: str = ""
+    byte_capacity: str = ""
+
+
+NAMED_CHANNEL = LimitingChannels()
+
+
 class ChannelLimits:
-    """Refuses requests that are too large for a channel.
+    """Refuses requests that are too large for a channel, or for a source's limiting channels."""
 
-    `set_by` is the channel whose `transaction_capacity` it is, if callers know this one by another name.
-    """
-
-    def __init__(self, config: ChannelConfig, answer_bytes_max: int, set_by: str = "") -> None:
-        self._set_by = set_by
+    def __init__(
+        self, config: ChannelConfig, answer_bytes_max: int, limiting: LimitingChannels = NAMED_CHANNEL
+    ) -> None:
+        self._limiting = limiting
         self.transaction_capacity = config.transaction_capacity
         self._body_bytes_max = config.body_bytes_max
         self._open_body_bytes_max = config.open_body_bytes_max
@@ -334,18 +343,15 @@ class ChannelLimits:
 
     def refuse_too_much(self, put_count: int, body_bytes: int) -> None:
         if put_count > self.transaction_capacity:
-            whose = f" of channel {self._set_by!r}" if self._set_by else ""
-            error = TxnCapacityError(
-                f"the transaction would put {put_count} events; transaction_capacity{whose} is "
-                f"{self.transaction_capacity}"
+            raise _too_much(
+                f"{put_count} events; transaction_capacity{{whose}} is {self.transaction_capacity}",
+                self._limiting.transaction_capacity,
             )
-            if self._set_by:
-                error.metadata["channel"] = self._set_by
-            raise error
         if body_bytes > self._open_body_bytes_max:
-            raise TxnCapacityError(
-                f"the transaction would put {body_bytes} body bytes; the channel takes {self._open_body_bytes_max} at "
-                "once"
+            raise _too_much(
+                f"{body_bytes} body bytes; byte_capacity{{whose}} and the server's memory allow "
+                f"{self._open_body_bytes_max} at once",
+                self._limiting.byte_capacity,
             )
 
     def refuse_open_bytes(self, open_body_bytes: int, body_bytes: int) -> None:
@@ -381,3 +387,9 @@ class ChannelLimits:
             answer_bytes_max=answer_bytes_max,
             form=limits.form,
         )
+
+
+def _too_much(finding: str, limiting_channel: str) -> TxnCapacityError:
+    whose = f" of channel {limiting_channel!r}" if limiting_channel else ""
+    sentence = f"the transaction would put {finding.format(whose=whose)}"
+    return TxnCapacityError(sentence, channel=limiting_channel) if limiting_channel else TxnCapacityError(sentence)

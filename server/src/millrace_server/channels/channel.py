@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from millrace_server.channels.activity import ConsumerInfo, OpenTransaction, ProducerInfo
-from millrace_server.channels.admission import Capacity
+from millrace_server.channels.admission import NAMED_CHANNEL, Capacity, LimitingChannels
 from millrace_server.channels.append_queue import AppendQueue
 from millrace_server.channels.appends import Appends
 from millrace_server.channels.batches import Form, StoredBatch
@@ -379,12 +379,12 @@ class Channel:
         self.enforce(config)
         return ""
 
-    def enforce(self, config: ChannelConfig, limits_set_by: str = "") -> None:
+    def enforce(self, config: ChannelConfig, limiting: LimitingChannels = NAMED_CHANNEL) -> None:
         """Applies a configuration at once; the channel may hold more than its limits allow.
 
-        `limits_set_by` is the channel that errors name for the capacity of transactions, if not this one.
+        `limiting` are the channels that errors name for its limits, if not this one.
         """
-        self._core.enforce(config, limits_set_by)
+        self._core.enforce(config, limiting)
 
     def drain(self, error: Callable[[], MillraceError] | None = None) -> None:
         """Refuses new work from now on, with an error, DrainingError without one; open transactions may end."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from millrace_server.channels.admission import ChannelLimits
+from millrace_server.channels.admission import NAMED_CHANNEL, ChannelLimits, LimitingChannels
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.claims import ClaimRegistry
 from millrace_server.channels.committer import ClaimRecord, Committer
@@ -50,9 +50,9 @@ class ChannelCore:
         if storage.claim is not None:
             self.claims.restore(storage.claim)
 
-    def enforce(self, config: ChannelConfig, limits_set_by: str = "") -> None:
+    def enforce(self, config: ChannelConfig, limiting: LimitingChannels = NAMED_CHANNEL) -> None:
         self.config = config
-        self.limits = ChannelLimits(config, self._answer_bytes_max, limits_set_by)
+        self.limits = ChannelLimits(config, self._answer_bytes_max, limiting)
         self.committer.enforce(config)
         self.contents.capacity.resize(config.capacity, config.body_bytes_max)
         self.retention.enforce(None if self.is_draining else config.retention_seconds)

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable
 from typing import NamedTuple
 
-from millrace_server.channels.admission import Capacity
+from millrace_server.channels.admission import Capacity, LimitingChannels
 from millrace_server.channels.append_queue import AppendQueue
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_core import ChannelStorage
@@ -28,9 +28,9 @@ class EntranceLimits(NamedTuple):
     """What an entrance accepts at once."""
 
     transaction_capacity: int
-    set_by: str
-    """The source's channel whose `transaction_capacity` it is."""
     body_bytes_max: int
+    limiting: LimitingChannels
+    """The source's channels that these two come from."""
     lease_seconds: float
     keep_alive_seconds: float
     open_transactions_max: int
@@ -115,7 +115,7 @@ class Entrance:
         limits = route.limits()
         if limits != self._limits:
             self._limits = limits
-            self.channel.enforce(_config_of(limits), limits.set_by)
+            self.channel.enforce(_config_of(limits), limits.limiting)
 
 
 def _config_of(limits: EntranceLimits) -> ChannelConfig:

@@ -289,6 +289,15 @@ async def test_transactions_are_stored_together_in_all_channels() -> None:
     assert held(registry, "a", "b") == both([b"1", b"2", b"3", b"4"])
 
 
+async def test_put_of_too_many_bytes_names_the_channel_that_takes_the_least() -> None:
+    """It need not be the one with the smallest transaction capacity."""
+    registry = registry_of(a=memory(transaction_capacity=2), b=memory(body_bytes_max=4))
+    async with opened_entrance(writer_of(registry, ["a", "b"])) as entrance:
+        with pytest.raises(TxnCapacityError, match=r"byte_capacity of channel 'b' .* 4 at once") as caught:
+            entrance.transactions.put(begin(entrance), [stored(b"123", b"45")], None)
+        assert caught.value.metadata["channel"] == "b"
+
+
 async def test_transaction_whose_commit_finds_no_room_stays_open() -> None:
     """It can be committed again, or rolled back."""
     registry = registry_of(a=memory(), b=memory(capacity=1))

@@ -12,6 +12,7 @@ from millrace_server.agent.events import EventTable, part_of
 from millrace_server.agent.fan_out import Terms
 from millrace_server.agent.sources.source import SourceContext
 from millrace_server.agent.supervision import ComponentFailedError
+from millrace_server.channels.admission import LimitingChannels
 from millrace_server.channels.batches import StoredColumns, Window
 from millrace_server.channels.commit import Commit
 from millrace_server.channels.entrance import EntranceLimits, Route, refuse, settle
@@ -79,11 +80,14 @@ class _Forwarder:
     def limits(self) -> EntranceLimits:
         named = self._writer.required_configs()
         configs = named.values()
-        smallest = min(named, key=lambda name: named[name].transaction_capacity)
+        limiting = LimitingChannels(
+            transaction_capacity=min(named, key=lambda name: named[name].transaction_capacity),
+            byte_capacity=min(named, key=lambda name: named[name].open_body_bytes_max),
+        )
         return EntranceLimits(
-            transaction_capacity=named[smallest].transaction_capacity,
-            set_by=smallest,
-            body_bytes_max=min(config.open_body_bytes_max for config in configs),
+            transaction_capacity=named[limiting.transaction_capacity].transaction_capacity,
+            body_bytes_max=named[limiting.byte_capacity].open_body_bytes_max,
+            limiting=limiting,
             lease_seconds=min(config.lease_seconds for config in configs),
             keep_alive_seconds=max(config.keep_alive_seconds for config in configs),
             open_transactions_max=min(config.open_transactions_max for config in configs),
