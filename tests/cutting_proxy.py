@@ -5,14 +5,15 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 _FRAME_HEAD_BYTES = 9
-_HEADERS_FRAME = 1
+_RESPONSE_FRAMES = {0, 1}
+"""DATA and HEADERS, one of which a response begins with: on a stream that has had one, or on a new stream."""
 
 
 class CuttingProxy:
     """Forwards bytes until it must lose a response.
 
-    A server sends the headers of its answer when the call has taken effect. A client whose connection is cut just then
-    cannot know that the call was done.
+    A server begins its answer when the call has taken effect. A client whose connection is cut just then cannot know
+    that the call was done.
 
     Attributes:
         address: Where to connect, `host:port`.
@@ -57,7 +58,7 @@ class CuttingProxy:
         while True:
             head = await source.readexactly(_FRAME_HEAD_BYTES)
             payload = await source.readexactly(int.from_bytes(head[:3], "big"))
-            if self._is_armed and head[3] == _HEADERS_FRAME:
+            if self._is_armed and head[3] in _RESPONSE_FRAMES:
                 self._is_armed = False
                 self.cut_count += 1
                 raise ConnectionResetError
