@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from millrace_client import ChannelFullError, Event, NotAChannelError, TxnCapacityError, UnavailableError
-from millrace_client.cli.put_command import parse_headers, put
+from millrace_client.cli.exit_status import CommandError
+from millrace_client.cli.put_command import _limits, _Room, parse_headers, put
 from tests.unit.cli.conftest import RunMillrace
 from tests.unit.cli.fake_channel import FakeChannel
 from tests.unit.cli.fake_client import FakeClient
@@ -173,6 +174,18 @@ def test_put_a_batch_above_what_a_source_takes_names_the_setting_of_its_channels
     result = millrace("put", "orders", str(log), "--batch-size", "101")
     assert result.exit_code == 2
     assert "raise that of the source's channels with `millrace channel update CHANNEL" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("source_events", "target"), [(10, "orders --transaction-capacity 11"), (4, "CHANNEL --transaction-capacity 11")]
+)
+def test_limits_of_several_servers_name_the_setting_of_the_one_that_takes_the_least(
+    source_events: int, target: str
+) -> None:
+    """The name may be a channel on one server, and a source on another."""
+    rooms = [_Room(5, 1000), _Room(source_events, 1000, is_of_source=True)]
+    with pytest.raises(CommandError, match=f"channel update {target}"):
+        _limits(rooms, "orders", 11)
 
 
 def test_put_an_unreadable_file_is_a_usage_error(millrace: RunMillrace, tmp_path: Path) -> None:

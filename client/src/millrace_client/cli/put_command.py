@@ -223,10 +223,10 @@ class _Room(NamedTuple):
 
 
 def _limits(rooms: Sequence[_Room], name: str, batch_size: int | None) -> BatchLimits:
-    allowed = min(room.event_count for room in rooms)
+    smallest = min(rooms, key=lambda room: room.event_count)
+    allowed = smallest.event_count
     if batch_size is not None and batch_size > allowed:
-        is_of_source = any(room.is_of_source for room in rooms)
-        target, whose = ("CHANNEL", "that of the source's channels") if is_of_source else (name, "it")
+        target, whose = ("CHANNEL", "that of the source's channels") if smallest.is_of_source else (name, "it")
         raise CommandError(
             ExitCode.USAGE,
             f"--batch-size {batch_size:,} is above the transaction capacity of {name}, {allowed:,}; use at most"
