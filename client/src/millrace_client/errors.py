@@ -378,7 +378,7 @@ class SendResult:
 
 
 class SendFailedError(MillraceError, reason="SEND_FAILED"):
-    """Raised when an event could not be stored: by its future, with the reason of the cause.
+    """Raised when an event could not be stored. Its future raises it, with the reason of the cause.
 
     Attributes:
         result: All that is known about the event, its attempts included.
