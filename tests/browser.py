@@ -13,8 +13,25 @@ from tests.daemon_queries import WAIT_SECONDS_MAX
 
 _MILLISECONDS = 1000
 _TABS_MAX = 100
-_UNUSED_FEATURES = "WebUIOmniboxPopup,WebUIOmniboxAimPopup"
+_UNUSED_FEATURES = ("WebUIOmniboxPopup", "WebUIOmniboxAimPopup")
 """Pages of the address bar, which Chromium loads for each window, as long as a page of the console takes."""
+
+_FEATURES_DISABLED_BY_PLAYWRIGHT = (
+    "AvoidUnnecessaryBeforeUnloadCheckSync",
+    "DestroyProfileOnBrowserClose",
+    "HttpsUpgrades",
+    "HttpsFirstBalancedModeAutoEnable",
+    "LensOverlay",
+    "MediaRouter",
+    "PaintHolding",
+    "ThirdPartyStoragePartitioning",
+    "AvoidCorsURLLoaderRestartOnRedirect",
+    "OptimizationHints",
+    "NetworkTimeServiceQuerying",
+    "AimEnabled",
+    "PreconnectToSearch",
+)
+"""Repeated here, without those of other systems, since Chromium obeys only the last `--disable-features`."""
 
 expect.set_options(timeout=WAIT_SECONDS_MAX * _MILLISECONDS)
 
@@ -25,7 +42,7 @@ def running_chromium() -> Iterator[Browser]:
     path = shutil.which("chromium")
     if path is None:
         pytest.skip("needs a browser: apt-get install chromium")
-    arguments = [f"--disable-features={_UNUSED_FEATURES}"]
+    arguments = [f"--disable-features={','.join(_FEATURES_DISABLED_BY_PLAYWRIGHT + _UNUSED_FEATURES)}"]
     # Chromium's sandbox refuses to run as root.
     arguments += ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
