@@ -42,7 +42,7 @@ def test_check_of_an_audit_file_that_another_setting_names_is_refused(
         return str(target) if value == "FILE" else value
 
     [problem] = problems_of(link, **filled(tables))
-    assert problem.endswith(f", which {setting} names too; it must be a file of its own")
+    assert problem.endswith(f", which is also {setting}; the audit log needs a file of its own")
 
 
 @pytest.mark.parametrize("name", [CATALOG_FILE, "lock", f"{CHANNELS_DIRECTORY}/orders/checkpoint"])
@@ -51,7 +51,7 @@ def test_check_of_an_audit_file_among_the_servers_data_is_refused(name: str, tmp
     file = tmp_path / name
     file.parent.mkdir(parents=True, exist_ok=True)
     [problem] = problems_of(file, server={"data_dir": str(tmp_path)})
-    assert problem.endswith(", which belongs to the data in server.data_dir; it must be a file of its own")
+    assert problem.endswith(", which lies in server.data_dir; the audit log needs a file of its own")
 
 
 def test_check_of_an_audit_file_in_a_channels_directory_is_refused(tmp_path: Path) -> None:
@@ -60,8 +60,15 @@ def test_check_of_an_audit_file_in_a_channels_directory_is_refused(tmp_path: Pat
     file = tmp_path / "orders" / "wal-0.log"
     channels = {"orders": {"type": "file", "data_dirs": [str(tmp_path)]}}
     [problem] = problems_of(file, channels=channels)
-    assert problem.endswith(", which belongs to the data in channels.orders.data_dirs[0]; it must be a file of its own")
+    assert problem.endswith(", which lies in channels.orders.data_dirs[0]; the audit log needs a file of its own")
     assert not problems_of(tmp_path / "audit.log", channels=channels, server={"data_dir": str(tmp_path)})
+
+
+def test_check_of_an_audit_file_in_the_directory_of_a_spooldir_source_is_refused(tmp_path: Path) -> None:
+    """The source would read the audit log as events, and then move or delete it."""
+    source = {"type": "spooldir", "channels": ["orders"], "directory": str(tmp_path), "format": {"type": "lines"}}
+    [problem] = problems_of(tmp_path / "audit.log", sources={"in": source})
+    assert problem.endswith(", which lies in sources.in.directory; the audit log needs a file of its own")
 
 
 def test_load_when_the_audit_file_is_the_configuration_itself_is_refused(tmp_path: Path) -> None:
@@ -71,4 +78,4 @@ def test_load_when_the_audit_file_is_the_configuration_itself_is_refused(tmp_pat
     with pytest.raises(SettingsError) as caught:
         load_settings(file)
     assert [problem.line for problem in caught.value.problems] == [3]
-    assert "the configuration file itself; it must be a file of its own" in str(caught.value)
+    assert "the configuration file itself; the audit log needs a file of its own" in str(caught.value)

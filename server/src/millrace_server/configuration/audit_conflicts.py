@@ -20,7 +20,8 @@ def audit_conflicts(
 ) -> list[Problem]:
     """Returns a problem if `auth.audit_file` is a file that has another use, judged by path, links resolved.
 
-    That is: a file or directory that another setting names, the server's own data, or the configuration in `file`.
+    That is: a file or directory that another setting names, the server's own data, a file in the directory of a source
+    that moves or deletes the files there, or the configuration in `file`.
     """
     auth = tables.get("auth")
     text = auth.get("audit_file") if isinstance(auth, dict) else None
@@ -31,10 +32,10 @@ def audit_conflicts(
         return [_problem(text, "the configuration file itself")]
     others = dict(_named_paths(tables, model))
     uses = [
-        *(f"which {shown_path(path)} names too" for path, other in others.items() if audit_file == other),
+        *(f"which is also {shown_path(path)}" for path, other in others.items() if audit_file == other),
         *(
-            f"which belongs to the data in {shown_path(path)}"
-            for path, directory in _data(others, default_data_dir)
+            f"which lies in {shown_path(path)}"
+            for path, directory in _used_directories(others, tables, default_data_dir)
             if audit_file.is_relative_to(directory)
         ),
     ]
@@ -42,7 +43,7 @@ def audit_conflicts(
 
 
 def _problem(text: object, use: str) -> Problem:
-    return Problem(_AUDIT_FILE, f"is {shown_value(text)}, {use}; it must be a file of its own")
+    return Problem(_AUDIT_FILE, f"is {shown_value(text)}, {use}; the audit log needs a file of its own")
 
 
 def _named_paths(tables: Mapping[str, Any], model: type[BaseModel]) -> Iterator[tuple[SettingPath, Path]]:
@@ -51,14 +52,20 @@ def _named_paths(tables: Mapping[str, Any], model: type[BaseModel]) -> Iterator[
             yield path, resolved
 
 
-def _data(named: Mapping[SettingPath, Path], default_data_dir: Path) -> Iterator[tuple[SettingPath, Path]]:
-    """Yields what the server keeps in its data directory, and the directories of channels elsewhere."""
+def _used_directories(
+    named: Mapping[SettingPath, Path], tables: Mapping[str, Any], default_data_dir: Path
+) -> Iterator[tuple[SettingPath, Path]]:
+    """Yields what the server keeps in its data directory, the directories of channels elsewhere, and of `spooldir`."""
     data_dir = ("server", "data_dir")
     for entry in _OWN_ENTRIES:
         yield data_dir, named.get(data_dir, default_data_dir.resolve()) / entry
     for path, directory in named.items():
         if path[0] == "channels" and path[2:3] in {("data_dirs",), ("checkpoint_dir",)}:
             yield path, directory / str(path[1])
+        elif (
+            path[0] == "sources" and path[2:] == ("directory",) and tables["sources"][path[1]].get("type") == "spooldir"
+        ):
+            yield path, directory
 
 
 def _resolved(path: object) -> Path | None:
