@@ -251,8 +251,14 @@ def stand_for(program: str, place: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as requests:
         requests.connect(place)
         running = ForkedProgram(program, sys.argv[1:], stdin=0, stdout=1, stderr=2, requests=requests)
+
+    def pass_on(number: int, _frame: object) -> None:
+        # Not `send_signal`, whose look for the end would close what `wait` is waiting for.
+        with suppress(ProcessLookupError):
+            os.kill(running.pid, number)
+
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: running.send_signal(signal.Signals(number)))
+        signal.signal(number, pass_on)
     exit_code = running.wait()
     if exit_code < 0:
         signal.signal(-exit_code, signal.SIG_DFL)
