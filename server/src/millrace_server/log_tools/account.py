@@ -66,6 +66,8 @@ class ChannelAccount(StateRecovery):
         doubtful: Sequences that a lost record may have removed from it.
         unstamped: Sequences whose stamps are lost.
         is_doubtful: Whether a record is lost of which nobody knows what it said.
+        repaired_sequence: While the records are those that a repair has written: the sequence behind their last event.
+            Their reserve allows the gaps between them, which belong to no event in memory. 0: they are not.
     """
 
     def __init__(self) -> None:
@@ -74,6 +76,7 @@ class ChannelAccount(StateRecovery):
         self.doubtful = IntervalSet()
         self.unstamped = IntervalSet()
         self.is_doubtful = False
+        self.repaired_sequence = 0
         self._places: dict[int, Piece] = {}
 
     def pieces(self) -> Iterator[Piece]:
@@ -110,6 +113,12 @@ class ChannelAccount(StateRecovery):
         if piece.location != LOST:
             self._places[piece.first_sequence] = piece
 
+    def leave_repaired(self) -> None:
+        """Continues at the reserve behind the last event that a repair has written."""
+        if 0 < self.repaired_sequence <= self.next_sequence:
+            self.next_sequence = max(self.next_sequence, self.reserved_sequence)
+            self.repaired_sequence = 0
+
     def add_lost(self, first: int, end: int) -> None:
         """Adds sequences to the channel whose events have no place."""
         if first < end:
@@ -140,6 +149,7 @@ class ChannelAccount(StateRecovery):
 
     def _believe(self, state: pb.State) -> None:
         """Takes over a state, which has all that lost records before it said of stamps, transactions and claims."""
+        self.repaired_sequence = state.repaired_sequence
         if self.is_doubtful or not self.has_state:
             self.restore_state(state)
             self.unstamped, self.is_doubtful = IntervalSet(), False

@@ -56,7 +56,7 @@ class LogMender:
         lsn: LSN of the next record.
         gap_bytes: Bytes since the last record that are no valid record.
         is_damaged: Whether records are missing.
-        has_reserves: As given, and true once a MEMORY_STATE was fed, or a reserve was in force.
+        has_reserves: As given, and true once a MEMORY_STATE was fed, or a reserve was in force that is not of a repair.
     """
 
     def __init__(self, account: ChannelAccount, checkpoint: Checkpoint | None, *, has_reserves: bool) -> None:
@@ -107,9 +107,9 @@ class LogMender:
             self._pending[lsn] = record
         elif record.kind is not Kind.SYNC_POINT:
             self._apply(lsn, record)
-        self.has_reserves |= (
-            record.kind is Kind.MEMORY_STATE or self.account.reserved_sequence > self.account.next_sequence
-        )
+        account = self.account
+        is_reserve_of_memory = account.reserved_sequence > account.next_sequence and not account.repaired_sequence
+        self.has_reserves |= record.kind is Kind.MEMORY_STATE or is_reserve_of_memory
 
     @property
     def is_without_sequences(self) -> bool:
@@ -143,8 +143,10 @@ class LogMender:
             self._settle_before(lsn, decode_message(record))
             next_sequence = account.next_sequence
             account.apply(record)
-            if record.kind in {Kind.STATE, Kind.MEMORY_STATE} and account.reserved_sequence <= account.next_sequence:
-                # A MEMORY_STATE that ends a reserve has all events that were in memory only.
+            account.leave_repaired()
+            has_no_reserve = account.reserved_sequence <= account.next_sequence
+            if record.kind in {Kind.STATE, Kind.MEMORY_STATE} and (has_no_reserve or account.repaired_sequence):
+                # A MEMORY_STATE that ends a reserve has all events that were in memory only; a repair leaves none.
                 self._skipped = IntervalSet()
         except (ContradictionError, LogCorruptError):
             # What it says is as good as lost.
@@ -198,7 +200,7 @@ class LogMender:
                 self._settle_groups(groups, next_sequence, is_front_known=is_front_known)
         elif next_sequence is not None and next_sequence > account.next_sequence:
             # Nothing is missing here, so only a reserve explains the step, if need be one that a lost record had.
-            self._skipped.add(account.next_sequence, next_sequence - 1)
+            self._skip(account.next_sequence, next_sequence)
             if next_sequence > account.reserved_sequence:
                 self.has_reserves = True
                 account.add_lost(account.next_sequence, next_sequence)
@@ -214,7 +216,14 @@ class LogMender:
             account.unstamped.add(1, next_sequence - 1)
         if next_sequence > 1 and self.has_reserves:
             # Events in memory may be older than all that the log still has.
-            self._skipped.add(1, next_sequence - 1)
+            self._skip(1, next_sequence)
+
+    def _skip(self, first: int, end: int) -> None:
+        """Notes that sequences may be those of events in memory, unless a repair has left this gap."""
+        if self.account.repaired_sequence:
+            first = max(first, self.account.reserved_sequence)
+        if first < end:
+            self._skipped.add(first, end - 1)
 
     def _group(self, missing: range) -> _Group:
         group = _Group(missing)
@@ -250,7 +259,7 @@ class LogMender:
         account.next_sequence = end
         if first < end:
             account.unstamped.add(first, end - 1)
-            self._skipped.add(first, end - 1)
+            self._skip(first, end)
         account.doubt(list(account.present))
 
     def _settle_groups(self, groups: list[_Group], next_sequence: int | None, *, is_front_known: bool) -> None:
@@ -277,7 +286,7 @@ class LogMender:
         if not is_reserve_alone or end > account.reserved_sequence:
             account.add_lost(known, behind)
         if self.has_reserves and known < behind:
-            self._skipped.add(known, behind - 1)
+            self._skip(known, behind)
         account.next_sequence = end
         if first < end:
             account.unstamped.add(first, end - 1)

@@ -262,6 +262,7 @@ class _NewLog:
             claim,
             recovered.last_commit_time,
             recovered.next_sequence,
+            found.pieces[-1].last_sequence + 1 if found.pieces else 0,
         )
 
     def write(self, reader: PieceReader) -> None:

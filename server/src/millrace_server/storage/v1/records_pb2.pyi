@@ -137,20 +137,22 @@ class EndedTxns(_message.Message):
     def __init__(self, txn_ids: _Optional[_Iterable[str]] = ..., outcomes: _Optional[_Iterable[int]] = ..., first_sequences: _Optional[_Iterable[int]] = ..., last_sequences: _Optional[_Iterable[int]] = ..., are_deduplicated: _Optional[_Iterable[bool]] = ..., commit_time_steps: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class State(_message.Message):
-    __slots__ = ("next_sequence", "producers", "ended_txns", "claim", "reserved_sequence", "last_commit_time")
+    __slots__ = ("next_sequence", "producers", "ended_txns", "claim", "reserved_sequence", "last_commit_time", "repaired_sequence")
     NEXT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
     ENDED_TXNS_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     RESERVED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMIT_TIME_FIELD_NUMBER: _ClassVar[int]
+    REPAIRED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     next_sequence: int
     producers: Producers
     ended_txns: EndedTxns
     claim: Claim
     reserved_sequence: int
     last_commit_time: int
-    def __init__(self, next_sequence: _Optional[int] = ..., producers: _Optional[_Union[Producers, _Mapping]] = ..., ended_txns: _Optional[_Union[EndedTxns, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., reserved_sequence: _Optional[int] = ..., last_commit_time: _Optional[int] = ...) -> None: ...
+    repaired_sequence: int
+    def __init__(self, next_sequence: _Optional[int] = ..., producers: _Optional[_Union[Producers, _Mapping]] = ..., ended_txns: _Optional[_Union[EndedTxns, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., reserved_sequence: _Optional[int] = ..., last_commit_time: _Optional[int] = ..., repaired_sequence: _Optional[int] = ...) -> None: ...
 
 class MemoryState(_message.Message):
     __slots__ = ("state", "put_counts", "put_body_bytes", "put_raw_bytes", "first_sequences", "put_indexes", "starts", "stops", "body_bytes", "commit_time_steps")
