@@ -79,8 +79,9 @@ def test_check_of_parts_that_listen_apart_is_well(sources: dict[str, Any]) -> No
 
 def test_check_when_the_addresses_make_no_sense_says_only_that() -> None:
     """A value that is not an address is not compared with the other addresses."""
-    problems = problems_of(server=3, sources={"a": web("nowhere"), "b": web(["127.0.0.1:80"]), "c": 5})
-    assert len(problems) == 4
+    odd = {"type": ["http"], "channels": ["orders"], "listen": "127.0.0.1:80"}
+    problems = problems_of(server=3, sources={"a": web("nowhere"), "b": web(["127.0.0.1:80"]), "c": 5, "d": odd})
+    assert len(problems) == 5
     assert not any("listens already" in problem for problem in problems)
 
 

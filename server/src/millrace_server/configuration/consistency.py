@@ -117,7 +117,8 @@ def address_conflicts(tables: Mapping[str, Any], listening: Mapping[str, str]) -
     of_sources = [
         place
         for name, source in named_tables(tables, "sources").items()
-        if source.get("type") in {"http", "netcat", "syslog"}
+        # As text: any value may stand there.
+        if str(source.get("type")) in {"http", "netcat", "syslog"}
         for place in _places(("sources", name, "listen"), source.get("listen"))
     ]
     conflicts = [
