@@ -41,9 +41,11 @@ class ChannelTable:
         if self._rows:
             self._end_slice()
         for index, family in enumerate(self._families):
-            start = f'{family.name}{"_total" * (family.type == "counter")}{{channel="'
-            texts = (_lines(start, names, columns[index]) for names, columns in self._slices)
-            yield family, filter(None, texts)
+            yield family, self._samples(family, index)
+
+    def _samples(self, family: Metric, index: int) -> Iterator[str]:
+        start = f'{family.name}{"_total" * (family.type == "counter")}{{channel="'
+        return filter(None, (_lines(start, names, columns[index]) for names, columns in self._slices))
 
 
 def _lines(start: str, names: Sequence[str], values: Sequence[float | None]) -> str:
