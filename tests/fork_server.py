@@ -27,6 +27,8 @@ from tempfile import mkdtemp
 from typing import IO, Any, Self
 
 _REQUEST_BYTES_MAX = 128 * 1024
+_REQUEST_SECONDS_MAX = 10.0
+"""The longest wait for the request of a new connection, during which the server serves no other."""
 _STREAM_COUNT = 3
 _IMPORTED_LATE = (
     "millrace_client.cli.admin_commands",
@@ -200,7 +202,7 @@ class ForkServer:
     Attributes:
         requests: The connection for this process's requests.
         process: The process.
-        folder: A directory that goes with the process that asked for the server.
+        folder: A directory that is removed when its owner ends.
     """
 
     def __init__(self, module: str) -> None:
@@ -280,7 +282,7 @@ def _serve_forks(requests: socket.socket, listener: socket.socket) -> dict[str, 
         In a child the request that it must execute; None in the server, at its end.
     """
     running: dict[int, tuple[int, socket.socket]] = {}
-    with selectors.DefaultSelector() as selector, requests, listener:
+    with selectors.DefaultSelector() as selector:
         for source in (requests, listener):
             selector.register(source, selectors.EVENT_READ)
         while True:
@@ -319,10 +321,12 @@ def _received(requests: socket.socket) -> tuple[bytes, Sequence[int]]:
 
 
 def _received_once(listener: socket.socket) -> tuple[bytes, Sequence[int]]:
-    """Returns the only request of a new connection, which follows at once."""
+    """Returns the only request of a new connection, which follows at once; without bytes if it does not."""
     connection, _ = listener.accept()
-    with connection:
+    with connection, suppress(TimeoutError):
+        connection.settimeout(_REQUEST_SECONDS_MAX)
         return _received(connection)
+    return b"", ()
 
 
 def _take_streams(descriptors: Sequence[int]) -> None:
