@@ -49,7 +49,7 @@ check: lint type test ## runs everything that a change must pass
 proto: setup ## regenerates the code from protos/
 	@$(BIN)/python tools/generate_protos.py
 
-docs: setup ## draws diagrams and plots, and builds the site in build/site; with PICTURES=1 also those of real runs
+docs: setup ## draws diagrams and plots, and builds the site in build/site; with PICTURES=1 also draws the pictures that need a running server
 	@$(BIN)/python -m tools.generate_settings_page
 	@$(BIN)/python -m tools.generate_errors_page
 	@$(BIN)/python -m tools.site.diagrams

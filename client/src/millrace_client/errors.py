@@ -116,7 +116,7 @@ class TokenExpiredError(UnauthenticatedError, reason="TOKEN_EXPIRED", advice=Ret
 class ForbiddenError(RefusedError, reason="FORBIDDEN", advice=RetryAdvice.NEVER):
     """Raised when no role allows the call, or the producer belongs to another identity.
 
-    The answer is the same whether or not the channel exists.
+    The response is the same whether or not the channel exists.
     """
 
 

@@ -84,7 +84,7 @@ class TokenExpiredError(UnauthenticatedError):
 class ForbiddenError(MillraceError):
     """Raised when no role allows the call, or the producer belongs to another identity.
 
-    The answer is the same whether or not the channel exists.
+    The response is the same whether or not the channel exists.
     """
 
     reason = "FORBIDDEN"

@@ -25,7 +25,7 @@ def test_refuse_too_large_names_the_body_that_fits_no_channel(limits: ChannelLim
 def test_refuse_too_large_names_the_event_that_fits_no_answer() -> None:
     """Its headers count too; stored events always fit into a response."""
     limits = ChannelLimits(limits_of(body_bytes_max=1 << 30), 10_000)
-    with pytest.raises(EventTooLargeError, match=r"events\[1\]: with its headers .*, which holds 10000 bytes"):
+    with pytest.raises(EventTooLargeError, match=r"events\[1\]: with its headers .*, which holds at most 10000 bytes"):
         limits.refuse_too_large([stored(b"", b"x" * 10_000)])
 
 

@@ -92,7 +92,7 @@ async def test_make_that_fails_is_logged_once_and_tried_again(disk: SimulatedDis
         with structlog.testing.capture_logs() as logs:
             await opened.checkpointing.make()
             await opened.checkpointing.make()
-        assert [one["event"] for one in logs] == ["no checkpoint could be written; it is tried again"]
+        assert [one["event"] for one in logs] == ["a checkpoint could not be written; the server will retry"]
         assert checkpoints_of(opened)[0] == before[0]
         disk.heal()
         await opened.checkpointing.make()
@@ -115,7 +115,10 @@ async def test_make_that_raises_an_unexpected_error_is_logged_and_retried(
             broken.setattr("millrace_server.channels.checkpointing.batches_message", lambda _batches: 1 / 0)
             await opened.checkpointing.make()
         [reported] = logs
-        assert (reported["event"], reported["exc_info"]) == ("no checkpoint could be written; it is tried again", True)
+        assert (reported["event"], reported["exc_info"]) == (
+            "a checkpoint could not be written; the server will retry",
+            True,
+        )
         await opened.checkpointing.make()
         assert checkpoints_of(opened)[0] is not None
 

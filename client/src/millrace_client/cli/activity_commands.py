@@ -216,7 +216,7 @@ def retry(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a component that is backing off, or has failed, retry at once; of a sink group, all sinks.
+    """Make a component that is backing off, or has failed, retry at once. For a sink group, all of its sinks retry.
 
     The answer shows the state before the retry; see the result with `millrace components`.
     """

@@ -94,7 +94,8 @@ _LIMITS: dict[str, Any] = {
         typer.Option(
             "--retention",
             metavar="TIME",
-            help="Remove events this long after their commit: in seconds, or such as 12h or 7d; 0: never.",
+            help="Remove events this long after their commit: in seconds, or with a unit, such as 12h or 7d; "
+            "0 means never.",
             callback=checked(parse_duration),
         ),
     ],

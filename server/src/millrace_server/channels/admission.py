@@ -329,7 +329,7 @@ class ChannelLimits:
                 )
             if (index := stored.first_index_above(self._answer_bytes_max)) is not None:
                 raise EventTooLargeError(
-                    f"events[{index}]: with its headers it would not fit into a response, which holds "
+                    f"events[{index}]: with its headers it would not fit into a response, which holds at most "
                     f"{self._answer_bytes_max} bytes"
                 )
 

@@ -209,7 +209,7 @@ class Checkpointing:
     def _note_failure(self, error: Exception) -> None:
         if not self._is_failing:
             _log.warning(
-                "no checkpoint could be written; it is tried again",
+                "a checkpoint could not be written; the server will retry",
                 channel=self._name,
                 error=str(error),
                 exc_info=not isinstance(error, MillraceError | OSError),
