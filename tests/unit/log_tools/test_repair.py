@@ -250,6 +250,20 @@ def test_repair_without_any_segment_begins_behind_what_the_checkpoint_tells(home
     assert opened_again(home.parent) == ([], NEXT_SEQUENCE)
 
 
+def test_repair_without_any_record_that_tells_says_where_the_channel_begins_again(home: Path) -> None:
+    """Readers may remember later sequences than it has then, and no stamp is left."""
+    for path in (home / NEWEST, home / PREVIOUS, *segments(home)[:-1]):
+        path.unlink()
+    [last] = segments(home)
+    for position in positions(last)[:-1]:
+        flip(last, position)
+    steps = repaired(home).steps
+    _, begin = opened_again(home.parent)
+    assert begin < NEXT_SEQUENCE
+    assert f"begin again with sequence {begin}, since no record says which sequences there were" in steps
+    assert "forget all stamps: repeats of any event are stored again" in steps
+
+
 def test_repair_of_a_segment_that_grew_loses_nothing(home: Path) -> None:
     """What lies behind its end was never a part of the log."""
     before, first = durable_state_of(home), segments(home)[0]

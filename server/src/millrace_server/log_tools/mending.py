@@ -114,7 +114,9 @@ class LogMender:
     @property
     def is_without_sequences(self) -> bool:
         """Whether no record said what the next sequence was, in a log without its beginning."""
-        return self.is_damaged and not (self._knows_sequence or self._has_beginning)
+        # A lost STATE alone costs no event, but may have been all that told.
+        is_told = self._knows_sequence or self._has_beginning
+        return not is_told and (self.is_damaged or self.account.is_doubtful)
 
     def finish(self) -> None:
         """Ends the log."""

@@ -147,7 +147,11 @@ def _losses(found: Salvage) -> Iterator[str]:
     if found.redelivered:
         yield f"keep sequences {shown_ranges(found.redelivered)}, although the lost records may have consumed them"
     if found.is_renumbered:
-        yield "number the events from 1 on, since no record says which sequences they had"
+        if found.pieces:
+            yield "number the events from 1 on, since no record says which sequences they had"
+        else:
+            begin = found.recovered.next_sequence
+            yield f"begin again with sequence {begin}, since no record says which sequences there were"
         yield "forget all stamps: repeats of any event are stored again"
     elif found.unstamped:
         yield f"forget the stamps of sequences {shown_ranges(found.unstamped)}: repeats of these are stored again"

@@ -35,7 +35,7 @@ class Salvage:
     unstamped: list[Range] = field(default_factory=list)
     """Sequences whose stamps may be lost: if their producer sends them again, they are stored twice."""
     is_renumbered: bool = False
-    """Whether no record says which sequences the events had, so that they are numbered from 1 on, without any stamp."""
+    """Whether no record says which sequences there were, so that the channel counts from 1 on, without any stamp."""
     is_doubtful: bool = False
     """Whether stamps, ends of transactions and claims may be missing in `recovered`."""
     next_segment_id: int = 1
