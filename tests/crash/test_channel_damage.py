@@ -14,9 +14,9 @@ from millrace_server.wal.format import UnknownVersionError
 from millrace_server.wal.segments import LogCorruptError
 from tests.channel_histories import Story, new_disk
 from tests.fuzz import channel_calls as calls
+from tests.segment_versions import LATER_VERSION, of_version
 from tests.simulated_channels import DATA, Held, make_simple, open_simulated_channel, small_limits
 from tests.simulated_disk import SimulatedDisk
-from tests.unit.log_tools.kept_channels import of_version
 
 _CONFIG = small_limits(segment_bytes_max=100)
 _CHECKPOINTS = [DATA / NEWEST, DATA / PREVIOUS]
@@ -172,7 +172,7 @@ async def test_open_of_another_version_is_refused_and_writes_nothing(written: Wr
     """Files of a later Millrace stay unchanged."""
     damaged = written.stopped.copy()
     last = damaged.paths()[-1]
-    damaged.set_content(last, of_version(damaged.content(last), 3))
+    damaged.set_content(last, of_version(damaged.content(last), LATER_VERSION))
     before = damaged.fingerprint()
     with pytest.raises(UnknownVersionError):
         await open_simulated_channel(damaged, _CONFIG)

@@ -10,7 +10,6 @@ import pytest
 from millrace_server.wal.format import (
     RECORD_HEAD_BYTES,
     SEGMENT_HEADER_BYTES,
-    VERSION,
     Flags,
     Kind,
     RecordHead,
@@ -22,6 +21,7 @@ from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.records import Location, LogPosition
 from millrace_server.wal.segments import LogCorruptError, segment_name
 from tests.log_histories import DATA, TWO_DIRECTORIES, Found, RunningLog, files_on, make_small, replay
+from tests.segment_versions import LATER_VERSION, VERSION_OFFSET, of_version
 from tests.simulated_disk import SimulatedDisk
 
 pytestmark = pytest.mark.usefixtures("small_logs")
@@ -214,15 +214,12 @@ def _older_segment(disk: SimulatedDisk, _written: WrittenLog) -> None:
 
 
 def _next_version(disk: SimulatedDisk, _written: WrittenLog) -> None:
-    content = bytearray(disk.content(THIRD))
-    content[8] = VERSION + 1
-    content[60:64] = zlib.crc32(content[:60]).to_bytes(4, "little")
-    disk.set_content(THIRD, content)
+    disk.set_content(THIRD, of_version(disk.content(THIRD), LATER_VERSION))
 
 
 def _damaged_version(disk: SimulatedDisk, _written: WrittenLog) -> None:
     content = bytearray(disk.content(THIRD))
-    content[8] ^= 4
+    content[VERSION_OFFSET] ^= 4
     disk.set_content(THIRD, content)
 
 
@@ -249,7 +246,7 @@ DAMAGES = [
     (_record_of_another_segment, "is damaged at byte"),
     (_number_left_out, "the record at byte .* has LSN 14; it must be 13"),
     (_older_segment, "begins with LSN 7; it must be 9"),
-    (_next_version, "segment-000000000003.log: its format version is 3; this program knows 1 and 2"),
+    (_next_version, f"segment-000000000003.log: its format version is {LATER_VERSION}; this program knows 1 and 2"),
     (_damaged_version, "segment-000000000003.log: the format version in its header is damaged: 6 instead of 2"),
     (_kind_of_a_later_version, "segment-000000000003.log: it has a record of kind 99 with flags 0"),
 ]

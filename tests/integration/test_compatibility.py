@@ -15,7 +15,7 @@ from tests.conftest import StartMillraced
 from tests.fenced_blocks import blocks_of
 from tests.millraced import Millraced, run_millraced
 from tests.scripts import run_script
-from tests.unit.log_tools.kept_channels import set_version
+from tests.segment_versions import LATER_VERSION, set_version
 
 KEPT = Path(__file__).parents[1] / "compatibility" / "format_1"
 CONVERTED = "the files of a channel will be converted, and earlier versions cannot open them then"
@@ -98,11 +98,11 @@ def test_conversion_ahead_is_said_before_it_happens(kept_data: Path, start_millr
 def test_data_of_a_later_version_is_refused_unchanged(kept_data: Path, start_millraced: StartMillraced) -> None:
     """What this version does not know, it neither opens nor changes; the other channels are served."""
     segment = kept_data / "channels" / "orders" / "segment-000000000001.log"
-    set_version(segment, 9)
+    set_version(segment, LATER_VERSION)
     content = segment.read_bytes()
     check = run_millraced("upgrade", "--check", "--data-dir", kept_data)
     assert check.returncode == 3
-    assert "orders: log format 9" in check.stdout
+    assert f"orders: log format {LATER_VERSION}" in check.stdout
     server = start_millraced(data_dir=kept_data)
     with millrace.connect(server.grpc) as client:
         states = {info.name: info.state for info in client.admin.list_channels()}

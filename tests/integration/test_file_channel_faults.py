@@ -18,7 +18,7 @@ from millrace.v1 import admin_service_pb2
 from tests.conftest import StartMillraced
 from tests.millraced import Millraced
 from tests.rpc import Rpc, bodies_of, connected, refused
-from tests.unit.log_tools.kept_channels import set_version
+from tests.segment_versions import LATER_VERSION, set_version
 
 OPEN, REPLAYING = admin_service_pb2.CHANNEL_STATE_OPEN, admin_service_pb2.CHANNEL_STATE_REPLAYING
 DISK_FULL = admin_service_pb2.CHANNEL_STATE_DISK_FULL
@@ -179,12 +179,12 @@ async def test_start_with_another_version_of_a_log_is_refused_and_writes_nothing
 ) -> None:
     """The log of a later server is left unchanged."""
     written = await _written(start_millraced)
-    set_version(_data(written) / "segment-000000000001.log", 3)
+    set_version(_data(written) / "segment-000000000001.log", LATER_VERSION)
     before = _contents(_data(written))
     server = start_millraced(TOML, written.data_dir)
     async with connected(server.grpc) as rpc:
         assert await _state(rpc) == CORRUPT
-        assert "its format version is 3" in server.wait_for("a channel cannot be opened")["error"]
+        assert f"its format version is {LATER_VERSION}" in server.wait_for("a channel cannot be opened")["error"]
         async with refused(grpc.StatusCode.DATA_LOSS, "CORRUPT"):
             await rpc.append("orders", b"refused")
     assert server.stop() == 0

@@ -15,6 +15,7 @@ from millrace_server.cli import log_targets
 from millrace_server.cli.reporting import EXIT_DAMAGED, EXIT_UNAVAILABLE, EXIT_USAGE
 from millrace_server.hosting.data_dir import Catalog
 from millrace_server.wal.checkpoints import NEWEST
+from tests.segment_versions import LATER_VERSION, set_version
 from tests.unit.log_tools.kept_channels import (
     NAME,
     contents,
@@ -25,7 +26,6 @@ from tests.unit.log_tools.kept_channels import (
     positions,
     run,
     segments,
-    set_version,
 )
 
 
@@ -283,7 +283,7 @@ def test_tools_without_a_key_say_which_and_how(key_file: Path, tmp_path: Path) -
 
 def test_tools_of_another_versions_log_say_so(home: Path) -> None:
     """No file is changed."""
-    set_version(segments(home)[1], 3)
+    set_version(segments(home)[1], LATER_VERSION)
     sentence = refused("log", "verify", home, exit_code=EXIT_UNAVAILABLE)
     assert sentence.endswith("this program knows 1 and 2; use the millraced that wrote it")
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -157,19 +156,6 @@ def flip(path: Path, position: int, bit: int = 1) -> None:
     content = bytearray(path.read_bytes())
     content[position] ^= bit
     path.write_bytes(content)
-
-
-def set_version(segment: Path, version: int) -> None:
-    """Makes a segment one of another version."""
-    segment.write_bytes(of_version(segment.read_bytes(), version))
-
-
-def of_version(segment: bytes, version: int) -> bytes:
-    """Returns the content of a segment as one of another version."""
-    content = bytearray(segment)
-    content[8] = version
-    content[60:64] = zlib.crc32(content[:60]).to_bytes(4, "little")
-    return bytes(content)
 
 
 def copied(directory: Path, target: Path) -> Path:

@@ -29,6 +29,7 @@ from millrace_server.wal.reading import SegmentScanner
 from millrace_server.wal.records import LogFullError
 from tests.channel_events import append, begin, begin_with_takes, stored
 from tests.crashing_os import CrashingOs, Killed
+from tests.segment_versions import LATER_VERSION, set_version
 from tests.unit.log_tools.full_disk import FullDisk
 from tests.unit.log_tools.kept_channels import (
     NAME,
@@ -44,7 +45,6 @@ from tests.unit.log_tools.kept_channels import (
     opened_again,
     positions,
     segments,
-    set_version,
     verified,
 )
 
@@ -323,7 +323,7 @@ def test_repair_of_a_channel_in_use_is_refused(home: Path) -> None:
 
 def test_repair_of_another_versions_files_is_refused(home: Path) -> None:
     """None of its files may be changed."""
-    set_version(segments(home)[1], 3)
+    set_version(segments(home)[1], LATER_VERSION)
     before = contents(home)
     with pytest.raises(UnknownVersionError):
         repair(layout_of(home), TOOLS, applies=True)

@@ -15,6 +15,7 @@ from millrace_server.wal.format import SEGMENT_HEADER_BYTES, RecordHead, Segment
 from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.segments import LogCorruptError
 from tests.channel_events import append
+from tests.segment_versions import LATER_VERSION, set_version
 from tests.unit.log_tools.kept_channels import (
     NAME,
     contents,
@@ -26,7 +27,6 @@ from tests.unit.log_tools.kept_channels import (
     open_channel,
     positions,
     segments,
-    set_version,
     verified,
 )
 
@@ -230,8 +230,8 @@ def test_verify_with_a_damaged_channel_file_goes_on_without(home: Path) -> None:
 
 def test_verify_of_another_versions_files_refuses_to_judge(home: Path) -> None:
     """Unknown formats cannot be checked."""
-    set_version(segments(home)[1], 3)
-    with pytest.raises(UnknownVersionError, match=r"segment-000000000002\.log: its format version is 3"):
+    set_version(segments(home)[1], LATER_VERSION)
+    with pytest.raises(UnknownVersionError, match=rf"segment-000000000002\.log: its format version is {LATER_VERSION}"):
         verified(home)
 
 

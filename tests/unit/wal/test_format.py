@@ -15,6 +15,7 @@ from millrace_server.wal.format import (
     UnknownVersionError,
     payload_checksum,
 )
+from tests.segment_versions import VERSION_OFFSET, of_version
 
 U64 = st.integers(0, (1 << 64) - 1)
 U32 = st.integers(0, (1 << 32) - 1)
@@ -42,10 +43,8 @@ def test_encode_of_a_header_has_the_bytes_that_are_documented() -> None:
 
 def test_decode_of_a_header_of_version_1_gives_it() -> None:
     """Its records lack times only."""
-    encoded = bytearray(SegmentHeader(bytes(16), 2, 3, 4).encode())
-    encoded[8] = 1
-    encoded[60:] = zlib.crc32(encoded[:60]).to_bytes(4, "little")
-    assert SegmentHeader.decode(bytes(encoded)) == SegmentHeader(bytes(16), 2, 3, 4)
+    header = SegmentHeader(bytes(16), 2, 3, 4)
+    assert SegmentHeader.decode(of_version(header.encode(), 1)) == header
 
 
 def test_encode_of_a_record_head_has_the_bytes_that_are_documented() -> None:
@@ -125,11 +124,9 @@ def test_decode_of_a_header_of_another_version_is_refused_whatever_its_checksum(
 @pytest.mark.parametrize("bit", range(16))
 def test_decode_of_a_header_with_a_flipped_bit_of_its_version_is_damage(version: int, bit: int) -> None:
     """The checksum of the other bytes tells which version it was."""
-    head = SegmentHeader(bytes(16), 1, 1, 0).encode()[:60]
-    encoded = bytearray(head[:8] + version.to_bytes(2, "little") + head[10:])
-    encoded += zlib.crc32(encoded).to_bytes(4, "little")
-    encoded[8 + bit // 8] ^= 1 << bit % 8
-    damaged = int.from_bytes(encoded[8:10], "little")
+    encoded = bytearray(of_version(SegmentHeader(bytes(16), 1, 1, 0).encode(), version))
+    encoded[VERSION_OFFSET + bit // 8] ^= 1 << bit % 8
+    damaged = int.from_bytes(encoded[VERSION_OFFSET : VERSION_OFFSET + 2], "little")
     message = f"the format version in its header is damaged: {damaged} instead of {version}"
     if damaged in {1, 2}:
         message = "the checksum of its header does not match"
