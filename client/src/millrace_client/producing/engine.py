@@ -8,6 +8,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
 
@@ -268,9 +269,10 @@ class Engine:
         if not pages:
             return False
         stamp = channel.next_stamp(sum(len(page.bodies) for page in pages))
-        # Before the events are encoded, since they may get its context.
+        # Before the events are encoded, since they may get its context. In none itself: this may run in the context of
+        # any sender.
         spans = TRACING.spans
-        span = None if spans is None else batch_span(spans, channel, pages)
+        span = None if spans is None else Context().run(batch_span, spans, channel, pages)
         batch = batching.seal(buffer, pages, buckets, stamp, self._config.attempts_kept_max, now)
         batch.span = span
         channel.send(batch, now)

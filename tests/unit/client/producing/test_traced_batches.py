@@ -3,10 +3,11 @@ import pytest
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import TraceFlags
 
-from millrace_client import Event, SendFailedError
+from millrace_client import Event, ProducerConfig, SendFailedError
+from millrace_client.aio import AsyncProducer
 from tests.recorded_spans import attributes_of, is_child, linked, recording, traceparent_of
 from tests.unit.client.fake_server import RefusalError
-from tests.unit.client.producing.conftest import FakeChannels, MakeProducer
+from tests.unit.client.producing.conftest import QUICK, FakeChannels, MakeProducer
 
 TRACEPARENT = f"00-{7:032x}-{7:016x}-01"
 
@@ -51,6 +52,19 @@ def test_batch_of_several_senders_is_linked_to_them(channels: FakeChannels, prod
     contexts = [traceparent_of(recorded.named(name)) for name in ("a", "b")]
     assert linked(batch) == {context.split("-")[2] for context in (*contexts, TRACEPARENT)}
     assert [headers["traceparent"] for headers in channels.headers] == [*contexts, TRACEPARENT]
+
+
+async def test_batch_of_several_senders_is_no_child_of_the_one_who_woke_the_producer(channels: FakeChannels) -> None:
+    """The event loop runs the producer in the context of the first sender, also when others have sent by then."""
+    with recording() as recorded:
+        async with AsyncProducer(channels.address, "orders", config=ProducerConfig(**QUICK)) as producer:
+            await (await producer.send(b"0"))
+            with recorded.tracer.start_as_current_span("a"):
+                _ = await producer.send(b"a")
+            with recorded.tracer.start_as_current_span("b"):
+                stored = await producer.send(b"b")
+            await stored
+    assert [span.parent for span in recorded.all() if span.name == "append orders"] == [None, None]
 
 
 def test_batch_without_a_senders_span_gives_its_own_context(channels: FakeChannels, producer_of: MakeProducer) -> None:
