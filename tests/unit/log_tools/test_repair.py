@@ -264,6 +264,25 @@ def test_repair_without_any_record_that_tells_says_where_the_channel_begins_agai
     assert "forget all stamps: repeats of any event are stored again" in steps
 
 
+@pytest.mark.parametrize("is_header_damaged", [False, True])
+def test_repair_without_any_record_of_the_last_segment_names_what_it_had(
+    home: Path, *, is_header_damaged: bool
+) -> None:
+    """Nothing else tells of its event, whose sequence is not given again."""
+    _, put = opened_again(home.parent, segment_bytes_max=100_000)
+    for name in (NEWEST, PREVIOUS):
+        (home / name).unlink()
+    last = segments(home)[-1]
+    assert Kind.PUT in kinds(last)
+    for position in [20] * is_header_damaged + positions(last):
+        flip(last, position)
+    found = repaired(home).salvage
+    assert found is not None
+    *_, (first, end) = found.lost
+    assert first <= put <= end
+    assert opened_again(home.parent)[1] == end + 1
+
+
 def test_repair_of_a_segment_that_grew_loses_nothing(home: Path) -> None:
     """What lies behind its end was never a part of the log."""
     before, first = durable_state_of(home), segments(home)[0]

@@ -67,6 +67,7 @@ class LogMender:
         self.lsn = 0
         self.gap_bytes = 0
         self._state_lsn = 0
+        self._is_segment_lost = False  # Whether the segment has had no valid record so far.
         # Since the last record that says what the next sequence is:
         self._pending: dict[int, LogRecord] = {}
         self._missing: list[range] = []
@@ -86,9 +87,11 @@ class LogMender:
             self._miss_before(first_lsn)
         # The first record is a STATE: if that alone is lost, no event is.
         self._state_lsn = first_lsn or (0 if self.gap_bytes else self.lsn)
+        self._is_segment_lost = True
 
     def feed(self, lsn: int, record: LogRecord) -> None:
         """Adds the next valid record. One whose LSN was there before has no effect: it is no part of this log."""
+        self._is_segment_lost = False
         if lsn < self.lsn:
             return
         if 0 < self.lsn == self._state_lsn < lsn:
@@ -120,10 +123,26 @@ class LogMender:
 
     def finish(self) -> None:
         """Ends the log."""
+        lost_bytes = self.gap_bytes if self._is_segment_lost else 0
         if self._checkpoint is not None:
+            if self._checkpoint.position.lsn > self.lsn:
+                # It tells what the last segment had.
+                lost_bytes = 0
             self._miss_before(max(self.lsn, self._checkpoint.position.lsn))
             self._pass_checkpoint(self._checkpoint)
+        if lost_bytes:
+            self._miss_segment(lost_bytes)
         self._settle(self.lsn, None)
+
+    def _miss_segment(self, byte_count: int) -> None:
+        """Notes that all records of the last segment are missing: a STATE, and as many as its bytes may have had."""
+        # No torn tail, since a segment has its name only after its first record was synced. At least PUT and COMMIT are
+        # missing, unless it had no other record.
+        end = self.lsn + 3
+        self.is_damaged = True
+        self._missing.append(range(self.lsn, end))
+        self._missing_bytes += byte_count
+        self.lsn = end
 
     def _miss_before(self, lsn: int) -> None:
         # Only SYNC_POINTs are as short as this, and nothing that they say is missed.
