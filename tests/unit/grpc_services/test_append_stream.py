@@ -271,12 +271,14 @@ async def test_small_appends_after_some_that_were_stored_together_wait_for_as_ma
     running.second_serving.cancel()
 
 
-@pytest.mark.parametrize(("together_max", "awaited_count"), [(256, 3), (2, 2)])
+@pytest.mark.parametrize(("many_waiting", "together_max", "awaited_count"), [(2, 256, 2), (1, 256, 3), (1, 2, 2)])
 async def test_small_appends_that_come_while_others_are_stored_together_wait_for_as_many_again(
-    monkeypatch: pytest.MonkeyPatch, together_max: int, awaited_count: int
+    monkeypatch: pytest.MonkeyPatch, many_waiting: int, together_max: int, awaited_count: int
 ) -> None:
-    """Two were answered, and one waits: three are awaited, unless one commit takes fewer."""
+    """Two were answered, and one waits: if that is many, three are awaited, unless one commit takes fewer."""
     monkeypatch.setattr(append_queue, "COMMIT_DELAY_SECONDS", 60)
+    monkeypatch.setattr(append_queue, "_LONG_DELAY_SECONDS", 60)
+    monkeypatch.setattr(append_queue, "_MANY_WAITING", many_waiting)
     monkeypatch.setattr(append_queue, "_TOGETHER_MAX", together_max)
     running = Running(capacity=100)
     slow = SlowCommits(running.channel)

@@ -19,6 +19,11 @@ from millrace_server.wal.group_writer import COMMIT_DELAY_SECONDS
 _TOGETHER_MAX = 256
 """Appends that one commit stores at most."""
 
+_MANY_WAITING = 8
+"""Appends that wait at the end of a commit, from which on the next commit takes longer to become larger."""
+
+_LONG_DELAY_SECONDS = 3 * COMMIT_DELAY_SECONDS
+
 _NONE_AWAITED = sys.maxsize
 
 
@@ -50,8 +55,9 @@ class AppendQueue:
     refused, or must wait for room, each begins on its own.
 
     A commit of its own costs as much as many small appends. So where several were stored together, the next commit
-    waits for as many behind those that wait already, as the log waits for the callers of a group: answered together,
-    they usually send again together. A lone append never waits.
+    waits for as many, as the log waits for the callers of a group: answered together, they usually send again together.
+    Where many have come meanwhile, it waits for as many again, and longer: callers who send that much wait for the
+    event loop most of the time, and fewer commits leave it more. A lone append never waits.
     """
 
     def __init__(self, appends: Appends, *, shares_commits: bool = True) -> None:
@@ -130,8 +136,8 @@ class AppendQueue:
     def _on_end(self, appends: Sequence[QueuedAppend], commit: Commit) -> None:
         self._in_flight -= 1
         if not self._in_flight:
-            is_shared = len(appends) > 1 and commit.error is None and not commit.is_in_memory
-            self._begin_next(len(appends) + len(self._waiting) if is_shared else 0)
+            is_in_log = commit.error is None and not commit.is_in_memory
+            self._begin_next(len(appends) if is_in_log else 0)
         if commit.error is not None:
             for append in appends:
                 append.refuse(commit.error)
@@ -146,10 +152,14 @@ class AppendQueue:
 
     def _begin_next(self, awaited_count: int) -> None:
         """Begins what waits, or waits for more; later, since this is called between the ends of commits."""
-        if len(self._waiting) < (awaited_count := min(awaited_count, _TOGETHER_MAX)):
+        waiting_count, delay_seconds = len(self._waiting), COMMIT_DELAY_SECONDS
+        if waiting_count >= _MANY_WAITING and awaited_count > 1:
+            awaited_count = min(awaited_count + waiting_count, _TOGETHER_MAX)
+            delay_seconds = _LONG_DELAY_SECONDS
+        if waiting_count < awaited_count > 1:
             self._awaited_count = awaited_count
-            self._delay = self._loop.call_later(COMMIT_DELAY_SECONDS, self._begin_waiting)
-        elif self._waiting:
+            self._delay = self._loop.call_later(delay_seconds, self._begin_waiting)
+        elif waiting_count:
             self._loop.call_soon(self._begin_waiting)
 
 
