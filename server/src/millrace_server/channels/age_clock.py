@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 _JUMP_SECONDS_MIN = 30.0
-"""Smaller differences between the clocks are left out: most are corrections that time services make."""
+"""Smaller differences between the clocks are ignored: most are corrections by a time service."""
 
 _MICROS = 1_000_000
 
@@ -28,7 +28,8 @@ class AgeClock:
 
     Commits have the time of the wall clock. Where that is set forward, by mistake or not, what was committed before
     has not aged by as much: it is judged as if the clock had not been set, until all of it is old enough. So nothing
-    that was committed since this object exists seems older than it is by more than 30 seconds, or half of the duration.
+    that was committed since this object was created seems older than it is by more than 30 seconds or half of the
+    duration, whichever is less.
     It may seem younger: by the time until a jump was noticed, or by how far the clock was set back.
 
     `wall` is in microseconds, `monotonic` in seconds; `on_jump` is called when the wall clock was set forward.

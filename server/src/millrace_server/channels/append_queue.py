@@ -20,7 +20,7 @@ _TOGETHER_MAX = 256
 """Appends that one commit stores at most."""
 
 _MANY_WAITING = 8
-"""Appends that wait at the end of a commit, from which on the next commit takes longer to become larger."""
+"""If at least this many appends are waiting at the end of a commit, the next one waits longer, for more of them."""
 
 _LONG_DELAY_SECONDS = 3 * COMMIT_DELAY_SECONDS
 
@@ -56,8 +56,8 @@ class AppendQueue:
 
     A commit of its own costs as much as many small appends. So where several were stored together, the next commit
     waits for as many, as the log waits for the callers of a group: answered together, they usually send again together.
-    Where many have come meanwhile, it waits for as many again, and longer: callers who send that much wait for the
-    event loop most of the time, and fewer commits leave it more. A lone append never waits.
+    Where many have arrived meanwhile, it waits longer, for as many more: under such a load, callers mostly wait for the
+    event loop, which has less to do with fewer, larger commits. A lone append never waits.
     """
 
     def __init__(self, appends: Appends, *, shares_commits: bool = True) -> None:

@@ -126,7 +126,7 @@ class LogMender:
         lost_bytes = self.gap_bytes if self._is_segment_lost else 0
         if self._checkpoint is not None:
             if self._checkpoint.position.lsn > self.lsn:
-                # It tells what the last segment had.
+                # It says what the last segment contained.
                 lost_bytes = 0
             self._miss_before(max(self.lsn, self._checkpoint.position.lsn))
             self._pass_checkpoint(self._checkpoint)
