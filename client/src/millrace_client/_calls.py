@@ -4,8 +4,9 @@ Nothing here does I/O; both APIs execute the same calls.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -33,10 +34,15 @@ SERVER_WAIT_SECONDS_MAX = 3_600.0
 _UINT32_MAX = (1 << 32) - 1
 _UINT64_MAX = (1 << 64) - 1
 
+_WORDS: Mapping[str, Mapping[Any, str]] = {
+    "type": _decoding.CHANNEL_TYPES,
+    "fsync": _decoding.FSYNC_POLICIES,
+    "compression": _decoding.COMPRESSIONS,
+}
+"""The words of ChannelConfig by their numbers on the wire, by field."""
+
 T = TypeVar("T")
 _MessageT = TypeVar("_MessageT", bound=Message)
-_NumberT = TypeVar("_NumberT")
-_WordT = TypeVar("_WordT", bound=str)
 _Fields = ParamSpec("_Fields")
 
 
@@ -72,7 +78,7 @@ def put(channel: str, txn_id: str, columns: bytes, put_offset: int) -> Call[int]
     """Puts encoded columns; the result is the number of events put so far."""
     head = _message(pb.PutRequest, txn_id=txn_id, put_offset=put_offset, channel=channel)
     request = _with_columns(head, pb.PutRequest.COLUMNS_FIELD_NUMBER, columns)
-    return Call(_methods.PUT, request, _put_count, channel=channel, txn_id=txn_id)
+    return Call(_methods.PUT, request, attrgetter("put_count"), channel=channel, txn_id=txn_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,6 @@ class TakeLimits:
 
 
 def take(channel: str, txn_id: str, limits: TakeLimits, take_offset: int) -> Call[Taken]:
-    """Takes events."""
     request = _message(
         pb.TakeRequest,
         txn_id=txn_id,
@@ -109,19 +114,16 @@ def commit(channel: str, txn_ids: Sequence[str], stamp: Stamp | None) -> Call[Re
 
 
 def rollback(channel: str, txn_id: str) -> Call[None]:
-    """Rolls a transaction back."""
     request = _message(pb.RollbackRequest, txn_id=txn_id, channel=channel)
     return Call(_methods.ROLLBACK, request, _decoding.nothing, channel=channel, txn_id=txn_id)
 
 
 def renew_txn(channel: str, txn_id: str) -> Call[float]:
-    """Renews a transaction's lease; the result is the lease."""
     request = _message(pb.RenewTxnRequest, txn_id=txn_id, channel=channel)
     return Call(_methods.RENEW_TXN, request, _lease_seconds, channel=channel, txn_id=txn_id)
 
 
 def append(channel: str, columns: bytes, stamp: Stamp) -> Call[Receipt]:
-    """Appends encoded columns."""
     head = _message(pb.AppendRequest, channel=channel, stamp=_stamp(stamp))
     request = _with_columns(head, pb.AppendRequest.COLUMNS_FIELD_NUMBER, columns)
     return Call(_methods.APPEND, request, _decoding.receipt, KEEP_ALIVE_SECONDS, channel)
@@ -201,11 +203,10 @@ def acknowledge(channel: str, reader_id: str, through_sequence: int, epoch: int 
         through_sequence=_within("through_sequence", through_sequence, _UINT64_MAX),
         epoch=_epoch(epoch),
     )
-    return Call(_methods.ACKNOWLEDGE, request, _first_sequence, channel=channel)
+    return Call(_methods.ACKNOWLEDGE, request, attrgetter("first_sequence"), channel=channel)
 
 
 def release(channel: str, reader_id: str, epoch: int | None) -> Call[None]:
-    """Ends a claim."""
     request = _message(pb.ReleaseRequest, channel=channel, reader_id=reader_id, epoch=_epoch(epoch))
     return Call(_methods.RELEASE, request, _decoding.nothing, channel=channel)
 
@@ -217,25 +218,21 @@ def find_sequence(channel: str, time: datetime) -> Call[FoundSequence]:
 
 
 def create_channel(name: str, config: ChannelConfig) -> Call[ChannelInfo]:
-    """Creates a channel."""
     request = _message(admin_pb.CreateChannelRequest, name=name, config=_config(config, ChannelType.MEMORY))
     return Call(_methods.CREATE_CHANNEL, request, _channel, channel=name)
 
 
 def update_channel(name: str, config: ChannelConfig) -> Call[ChannelUpdate]:
-    """Changes a channel's limits."""
     request = _message(admin_pb.UpdateChannelRequest, name=name, config=_config(config))
     return Call(_methods.UPDATE_CHANNEL, request, _decoding.channel_update, KEEP_ALIVE_SECONDS, name)
 
 
 def delete_channel(name: str, *, force: bool) -> Call[None]:
-    """Deletes a channel."""
     request = _message(admin_pb.DeleteChannelRequest, name=name, force=force)
     return Call(_methods.DELETE_CHANNEL, request, _decoding.nothing, channel=name)
 
 
 def list_channels() -> Call[list[ChannelInfo]]:
-    """Lists all channels."""
     return Call(_methods.LIST_CHANNELS, admin_pb.ListChannelsRequest(), _decoding.channel_infos)
 
 
@@ -270,11 +267,15 @@ def peek(
 
 def purge_channel(name: str) -> Call[int]:
     """Empties a channel; the result is the number of removed events."""
-    return Call(_methods.PURGE_CHANNEL, _message(admin_pb.PurgeChannelRequest, name=name), _purged_count, channel=name)
+    return Call(
+        _methods.PURGE_CHANNEL,
+        _message(admin_pb.PurgeChannelRequest, name=name),
+        attrgetter("purged_count"),
+        channel=name,
+    )
 
 
 def list_components() -> Call[list[ComponentInfo]]:
-    """Lists all components of the agent."""
     return Call(_methods.LIST_COMPONENTS, admin_pb.ListComponentsRequest(), _decoding.component_infos)
 
 
@@ -310,13 +311,11 @@ def release_claim(channel: str, epoch: int | None) -> Call[ClaimStatus]:
 
 
 def list_producers(channel: str) -> Call[list[ProducerInfo]]:
-    """Lists the producers that a channel remembers."""
     request = _message(admin_pb.ListProducersRequest, channel=channel)
     return Call(_methods.LIST_PRODUCERS, request, _decoding.producer_infos, channel=channel)
 
 
 def forget_producer(channel: str, producer_id: str) -> Call[None]:
-    """Makes a channel forget a producer."""
     request = _message(admin_pb.ForgetProducerRequest, channel=channel, producer_id=producer_id)
     return Call(_methods.FORGET_PRODUCER, request, _decoding.nothing, channel=channel)
 
@@ -335,18 +334,6 @@ def move_channel(name: str, server: str) -> Call[None]:
 
 def _lease_seconds(answer: pb.BeginTxnResponse | pb.RenewTxnResponse) -> float:
     return _decoding.seconds_of(answer.lease)
-
-
-def _put_count(answer: pb.PutResponse) -> int:
-    return answer.put_count
-
-
-def _first_sequence(answer: pb.AcknowledgeResponse) -> int:
-    return answer.first_sequence
-
-
-def _purged_count(answer: admin_pb.PurgeChannelResponse) -> int:
-    return answer.purged_count
 
 
 def _channel(answer: admin_pb.CreateChannelResponse | admin_pb.GetChannelResponse) -> ChannelInfo:
@@ -383,33 +370,22 @@ def _config(config: ChannelConfig, default_type: ChannelType | None = None) -> a
         raise TypeError(
             f"config: is a {type(config).__name__}; give a ChannelConfig, such as ChannelConfig(type=ChannelType.FILE)"
         )
-    message = admin_pb.ChannelConfig(
-        type=_number_of("type", config.type or default_type, _decoding.CHANNEL_TYPES),
-        capacity=_within_or_none("capacity", config.capacity, _UINT64_MAX),
-        transaction_capacity=_within_or_none("transaction_capacity", config.transaction_capacity, _UINT64_MAX),
-        byte_capacity=_within_or_none("byte_capacity", config.byte_capacity, _UINT64_MAX),
-        byte_capacity_buffer_percentage=_within_or_none(
-            "byte_capacity_buffer_percentage", config.byte_capacity_buffer_percentage, _UINT32_MAX
-        ),
-        keep_alive=_duration("keep_alive_seconds", config.keep_alive_seconds),
-        lease=_duration("lease_seconds", config.lease_seconds),
-        open_transactions_max=_within_or_none("open_transactions_max", config.open_transactions_max, _UINT64_MAX),
-        checkpoint_interval=_duration("checkpoint_interval_seconds", config.checkpoint_interval_seconds),
-        segment_bytes_max=_within_or_none("segment_bytes_max", config.segment_bytes_max, _UINT64_MAX),
-        min_free_bytes=_within_or_none("min_free_bytes", config.min_free_bytes, _UINT64_MAX),
-        fsync=_number_of("fsync", config.fsync, _decoding.FSYNC_POLICIES),
-        fsync_interval=_duration("fsync_interval_seconds", config.fsync_interval_seconds),
-        compression=_number_of("compression", config.compression, _decoding.COMPRESSIONS),
-        memory_capacity=_within_or_none("memory_capacity", config.memory_capacity, _UINT64_MAX),
-        memory_byte_capacity=_within_or_none("memory_byte_capacity", config.memory_byte_capacity, _UINT64_MAX),
-        retention=_duration("retention_seconds", config.retention_seconds),
-    )
-    if config.backup_checkpoint is not None:
-        message.backup_checkpoint = config.backup_checkpoint
-    return message
+    given = {field.name: getattr(config, field.name) for field in fields(ChannelConfig)}
+    given["type"] = config.type or default_type
+    return admin_pb.ChannelConfig(**{name.removesuffix("_seconds"): _limit(name, given[name]) for name in given})
 
 
-def _number_of(field: str, word: _WordT | None, words: Mapping[_NumberT, _WordT]) -> _NumberT | None:
+def _limit(name: str, value: Any) -> Any:
+    if name.endswith("_seconds"):
+        return _duration(name, value)
+    if name in _WORDS:
+        return _number_of(name, value, _WORDS[name])
+    if name == "backup_checkpoint":
+        return value
+    return _within_or_none(name, value, _UINT32_MAX if name == "byte_capacity_buffer_percentage" else _UINT64_MAX)
+
+
+def _number_of(field: str, word: str | None, words: Mapping[Any, str]) -> Any:
     """Returns the wire's number for a word; None for None."""
     if word is None:
         return None
