@@ -57,9 +57,24 @@ def test_reserve_counts_what_is_put_between_two_measurements() -> None:
     room.min_free_bytes = 0
     room.reserve(100)
     assert disk.looks == 1
+    room.settle(1000)
     room.measure()
     room.reserve(600)
     assert disk.looks == 2
+
+
+def test_reserve_counts_what_is_in_flight_during_a_measurement() -> None:
+    """Such a put may reach the disk after the disk was asked; once it has ended, the next measurement shows it."""
+    disk = SmallDisks(left=1000)
+    room = small_room(disk, 100)
+    room.reserve(600)
+    room.measure()
+    with pytest.raises(DiskFullError, match="has 400 bytes free"):
+        room.reserve(301)
+    disk.free[LEFT] = 400
+    room.note_stored(600)
+    room.measure()
+    room.reserve(300)
 
 
 def test_reserve_below_the_minimum_is_refused() -> None:
@@ -120,7 +135,7 @@ def test_shortage_of_a_disk_that_seems_to_have_room_ends_with_a_put_or_more_room
             disk.free[LEFT] = 910
             room.measure()
         else:
-            room.note_stored()
+            room.note_stored(10)
         assert not room.lacks_room
         room.end_shortage()
 

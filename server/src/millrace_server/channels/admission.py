@@ -150,7 +150,8 @@ class _Measurement:
     fewest_bytes: int
     """Free bytes of the data directory that has the fewest."""
     measured_at: float
-    reserved_bytes: int = 0  # Bytes that puts were given since.
+    settled_bytes: int
+    """Bytes of puts that had ended before it: what others are given may be missing in it."""
 
 
 class Medium(NamedTuple):
@@ -184,7 +185,8 @@ class DiskSpace:
     """Keeps puts from filling the disk, so that takes and checkpoints, which free far more, find some space.
 
     The data directory with the least space counts. It is measured on threads, since a disk that does not answer would
-    hold up the event loop; until then the last measurement counts, less what puts were given since.
+    hold up the event loop; until then the last measurement counts, less what puts were given that were in flight then, or
+    that came later.
 
     Attributes:
         medium: What is called a disk here: it may be a stream.
@@ -208,6 +210,7 @@ class DiskSpace:
         self._data_dirs = data_dirs
         self._directories = {*data_dirs, checkpoint_dir or data_dirs[0]}
         self._clock = clock
+        self._given_bytes = self._settled_bytes = 0  # Of all puts, and of those that have ended.
         self._refused_bytes = 0  # Bytes of the largest put that was refused.
         self._refusing_bytes = 0  # Free bytes with which the disk itself refused a put.
         self.min_free_bytes = 0
@@ -222,9 +225,9 @@ class DiskSpace:
 
     @property
     def free_bytes(self) -> int:
-        """Free bytes of the data directory that has the fewest, less what puts were given since the measurement."""
+        """Free bytes of the data directory that has the fewest, less what the measurement may not have seen of puts."""
         measured = self._measured
-        return measured.fewest_bytes - measured.reserved_bytes
+        return measured.fewest_bytes - (self._given_bytes - measured.settled_bytes)
 
     @property
     def is_outdated(self) -> bool:
@@ -254,17 +257,25 @@ class DiskSpace:
 
     def measure(self) -> None:
         """Measures the free space; blocks on the disk. Any thread may call it."""
-        measured_at = self._clock()
+        # Before the disk is asked: what is written meanwhile is counted twice until the next time, rather than not at all.
+        measured_at, settled_bytes = self._clock(), self._settled_bytes
         free_bytes = {path: self._disk.free_bytes(path) for path in self._directories}
         fewest_bytes = min(free_bytes[path] for path in self._data_dirs)
         # In one assignment: the event loop finds the one or the other.
-        self._measured = _Measurement(free_bytes, fewest_bytes, measured_at)
+        self._measured = _Measurement(free_bytes, fewest_bytes, measured_at, settled_bytes)
         self._refusing_bytes = min(self._refusing_bytes, self.free_bytes)
 
     def reserve(self, byte_count: int) -> None:
-        """Counts bytes that puts are about to write; raises DiskFullError where too little space would remain."""
+        """Counts bytes that puts are about to write; raises DiskFullError where too little space would remain.
+
+        `note_stored` or `settle` must follow.
+        """
         self.refuse_above_free(byte_count)
-        self._measured.reserved_bytes += byte_count
+        self._given_bytes += byte_count
+
+    def settle(self, byte_count: int) -> None:
+        """Notes that puts of so many reserved bytes have ended, stored or aborted: the next measurement shows which."""
+        self._settled_bytes += byte_count
 
     def refuse_above_free(self, byte_count: int) -> None:
         """Raises DiskFullError where puts of so many bytes would leave too little space."""
@@ -282,8 +293,9 @@ class DiskSpace:
         self._refusing_bytes = max(self.free_bytes, 0)
         self._refuse(byte_count)
 
-    def note_stored(self) -> None:
-        """Notes that the disk has taken puts."""
+    def note_stored(self, byte_count: int) -> None:
+        """Notes that the disk has taken puts of so many reserved bytes."""
+        self.settle(byte_count)
         self._refusing_bytes = 0
 
     def _refuse(self, byte_count: int) -> None:

@@ -62,6 +62,7 @@ class JournalEntry:
     Attributes:
         is_urgent: Sync at once, even in a channel that syncs at an interval.
         has_puts: It needs disk space that something else might free.
+        put_raw_bytes: How much of it was reserved for its puts.
         is_mergeable: Its neighbours may be written with it: `merge` returns its records, and `records` tell their size.
         is_timed: The time until it is in the log is observed.
         submitted_at: On the monotonic clock.
@@ -74,6 +75,7 @@ class JournalEntry:
     needs_sync: bool = True
     is_urgent: bool = False
     has_puts: bool = False
+    put_raw_bytes: int = 0
     is_mergeable: bool = False
     is_timed = False
 

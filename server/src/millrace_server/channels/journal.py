@@ -332,8 +332,8 @@ class Journal:
             entry.apply(submission.locations[state_records:], submission.end)
             if entry.is_timed:
                 self._commit_times.observe(monotonic() - entry.submitted_at)
-            if entry.has_puts and self.disk_space.is_short:
-                self.disk_space.note_stored()
+            if entry.has_puts:
+                self.disk_space.note_stored(entry.put_raw_bytes)
             if state_records:
                 self._is_rotating = False
                 if self._has_segment:
@@ -391,6 +391,8 @@ class Journal:
         self._generation += 1
         for entry in reversed(aborted):
             entry.abort()
+            if entry.has_puts:
+                self.disk_space.settle(entry.put_raw_bytes)
         return aborted
 
     def refuse_after_fault(self) -> None:
