@@ -289,7 +289,7 @@ def broken_columns(**fields: Any) -> event_pb2.EventColumns:
 
 BAD_EVENTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "both forms": ({"events": events(b"a"), "columns": columns(b"a")}, "BAD_ARGUMENT", "in rows and in columns"),
-    "a large body": ({"events": events(bytes(81))}, "EVENT_TOO_LARGE", "81 bytes; the channel holds 80 in all"),
+    "a large body": ({"events": events(bytes(81))}, "EVENT_TOO_LARGE", "81 bytes; byte_capacity allows 80 in all"),
     "a large body in columns": ({"columns": columns(b"a", bytes(81))}, "EVENT_TOO_LARGE", "a body has 81 bytes"),
     "too many events": ({"events": events(*[b""] * 6)}, "TXN_CAPACITY", "would put 6 events; .* is 5"),
     "too many bytes": (

@@ -297,7 +297,7 @@ async def test_deliver_with_an_event_that_no_channel_takes_dead_letters_it(*, is
     if is_encodable:
         assert held(registry, "a", "b") == {"a": expected, "b": [b"1", bad, b"2"]}
         reported = {
-            "reason": "events: a body has 101 bytes; the channel holds 100 in all",
+            "reason": "events: a body has 101 bytes; byte_capacity allows 100 in all",
             "channel": "a",
             "source": "app",
         }

@@ -239,7 +239,7 @@ async def test_put_of_an_event_that_the_channel_could_never_hold_is_refused(chan
     """The event is refused at once, alone or among others, also in a repeat."""
     txn_id = begin(channel)
     for put_offset in (None, 0):
-        with pytest.raises(EventTooLargeError, match="a body has 101 bytes; the channel holds 100 in all"):
+        with pytest.raises(EventTooLargeError, match="a body has 101 bytes; byte_capacity allows 100 in all"):
             channel.transactions.put(txn_id, [stored(b"a"), stored(b"b", b"c" * 101)], put_offset)
     assert channel.transactions.put(txn_id, [stored(b"c" * 100)], 0) == 1
 

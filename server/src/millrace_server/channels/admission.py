@@ -185,8 +185,8 @@ class DiskSpace:
     """Keeps puts from filling the disk, so that takes and checkpoints, which free far more, find some space.
 
     The data directory with the least space counts. It is measured on threads, since a disk that does not answer would
-    hold up the event loop; until then the last measurement counts, less what puts were given that were in flight then, or
-    that came later.
+    hold up the event loop; until then the last measurement counts, less the bytes of puts that were in flight then or
+    came later.
 
     Attributes:
         medium: What is called a disk here: it may be a stream.
@@ -257,7 +257,7 @@ class DiskSpace:
 
     def measure(self) -> None:
         """Measures the free space; blocks on the disk. Any thread may call it."""
-        # Before the disk is asked: what is written meanwhile is counted twice until the next time, rather than not at all.
+        # Before the disk is asked: what is written meanwhile counts twice until the next time, rather than not at all.
         measured_at, settled_bytes = self._clock(), self._settled_bytes
         free_bytes = {path: self._disk.free_bytes(path) for path in self._directories}
         fewest_bytes = min(free_bytes[path] for path in self._data_dirs)
@@ -336,35 +336,39 @@ class ChannelLimits:
         for stored in batches:
             # No body is larger than all of them together, which is known without reading any.
             if stored.body_bytes > body_bytes_max and stored.largest_body_bytes > body_bytes_max:
-                raise EventTooLargeError(
-                    f"events: a body has {stored.largest_body_bytes} bytes; the channel holds {body_bytes_max} in all"
+                raise self._above_byte_capacity(
+                    EventTooLargeError,
+                    f"events: a body has {stored.largest_body_bytes} bytes; {{}} allows {body_bytes_max} in all",
                 )
             if (index := stored.first_index_above(self._answer_bytes_max)) is not None:
                 raise EventTooLargeError(
-                    f"events[{index}]: with its headers it would not fit into a response, which holds at most "
-                    f"{self._answer_bytes_max} bytes"
+                    f"events[{index}]: with its headers it would not fit into a response, which the server's "
+                    f"message_bytes_max limits to {self._answer_bytes_max} bytes of events"
                 )
 
     def refuse_above_open_bytes(self, batches: Sequence[StoredColumns]) -> None:
         body_bytes_max = self._open_body_bytes_max
         for stored in batches:
             if stored.body_bytes > body_bytes_max and stored.largest_body_bytes > body_bytes_max:
-                raise EventTooLargeError(
-                    f"events: a body has {stored.largest_body_bytes} bytes; the channel takes {body_bytes_max} at once"
+                raise self._above_byte_capacity(
+                    EventTooLargeError,
+                    f"events: a body has {stored.largest_body_bytes} bytes; {{}} and the server's memory allow "
+                    f"{body_bytes_max} at once",
                 )
 
     def refuse_too_much(self, put_count: int, body_bytes: int) -> None:
         if put_count > self.transaction_capacity:
-            raise _too_much(
-                f"{put_count} events; transaction_capacity{{whose}} is {self.transaction_capacity}",
-                self._limiting.transaction_capacity,
-            )
+            sentence = f"the transaction would put {put_count} events; {{}} is {self.transaction_capacity}"
+            raise _above(TxnCapacityError, sentence, "transaction_capacity", self._limiting.transaction_capacity)
         if body_bytes > self._open_body_bytes_max:
-            raise _too_much(
-                f"{body_bytes} body bytes; byte_capacity{{whose}} and the server's memory allow "
+            raise self._above_byte_capacity(
+                TxnCapacityError,
+                f"the transaction would put {body_bytes} body bytes; {{}} and the server's memory allow "
                 f"{self._open_body_bytes_max} at once",
-                self._limiting.byte_capacity,
             )
+
+    def _above_byte_capacity(self, kind: type[MillraceError], sentence: str) -> MillraceError:
+        return _above(kind, sentence, "byte_capacity", self._limiting.byte_capacity)
 
     def refuse_open_bytes(self, open_body_bytes: int, body_bytes: int) -> None:
         """Raises BytesFullError where open transactions would hold too much: they may never commit it."""
@@ -401,7 +405,8 @@ class ChannelLimits:
         )
 
 
-def _too_much(finding: str, limiting_channel: str) -> TxnCapacityError:
-    whose = f" of channel {limiting_channel!r}" if limiting_channel else ""
-    sentence = f"the transaction would put {finding.format(whose=whose)}"
-    return TxnCapacityError(sentence, channel=limiting_channel) if limiting_channel else TxnCapacityError(sentence)
+def _above(kind: type[MillraceError], sentence: str, setting: str, limiting_channel: str) -> MillraceError:
+    """Returns an error whose sentence names a setting, and the channel that has it unless the caller named that one."""
+    if not limiting_channel:
+        return kind(sentence.format(setting))
+    return kind(sentence.format(f"{setting} of channel {limiting_channel!r}"), channel=limiting_channel)

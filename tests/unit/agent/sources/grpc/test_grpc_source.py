@@ -296,6 +296,9 @@ async def test_put_of_too_many_bytes_names_the_channel_that_takes_the_least() ->
         with pytest.raises(TxnCapacityError, match=r"byte_capacity of channel 'b' .* 4 at once") as caught:
             entrance.transactions.put(begin(entrance), [stored(b"123", b"45")], None)
         assert caught.value.metadata["channel"] == "b"
+        with pytest.raises(EventTooLargeError, match="byte_capacity of channel 'b' allows 4 in all") as too_large:
+            entrance.transactions.put(begin(entrance), [stored(b"12345")], None)
+        assert too_large.value.metadata["channel"] == "b"
 
 
 async def test_transaction_whose_commit_finds_no_room_stays_open() -> None:
