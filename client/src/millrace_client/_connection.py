@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, suppress
-from functools import partial
-from typing import Any, Protocol, TypeVar
+from functools import cache, partial
+from typing import Protocol, TypeVar
 
 import grpc
 
@@ -17,7 +17,6 @@ from millrace_client import _methods
 from millrace_client._call_sequences import CallSequence
 from millrace_client._calls import Call
 from millrace_client._forks import FORKS, Unpicklable, forked_error
-from millrace_client._methods import Method
 from millrace_client._owners import Owners
 from millrace_client._settings import ConnectionSettings, Numbering, stream_repeats
 from millrace_client._watchdog import Watchdog
@@ -44,23 +43,13 @@ class _Opened:
         self.numbering: Numbering = Numbering() if former is None else former.numbering
         self.watchdog: Watchdog = Watchdog() if former is None else former.watchdog
         self.file_watch = settings.watch_files()
-        self.channel: grpc.Channel = settings.open_channel(grpc)
-        self._unary: dict[Method[Any, Any], grpc.UnaryUnaryMultiCallable[Any, Any]] = {}
-        self._streaming: dict[Method[Any, Any], grpc.UnaryStreamMultiCallable[Any, Any]] = {}
-        self.consume: grpc.StreamStreamMultiCallable[pb.ConsumeRequest, pb.ConsumeResponse] = (
-            self.channel.stream_stream(_methods.CONSUME.path, _methods.CONSUME.serialize, _methods.CONSUME.parse)
+        channel: grpc.Channel = settings.open_channel(grpc)
+        self.channel = channel
+        self.unary = cache(lambda method: channel.unary_unary(method.path, method.serialize, method.parse))
+        self.streaming = cache(lambda method: channel.unary_stream(method.path, method.serialize, method.parse))
+        self.consume: grpc.StreamStreamMultiCallable[pb.ConsumeRequest, pb.ConsumeResponse] = channel.stream_stream(
+            _methods.CONSUME.path, _methods.CONSUME.serialize, _methods.CONSUME.parse
         )
-
-    def unary(self, method: Method[Any, Any]) -> "grpc.UnaryUnaryMultiCallable[Any, Any]":
-        if (known := self._unary.get(method)) is None:
-            # If two threads get here, one of two equal objects is kept.
-            known = self._unary[method] = self.channel.unary_unary(method.path, method.serialize, method.parse)
-        return known
-
-    def streaming(self, method: Method[Any, Any]) -> "grpc.UnaryStreamMultiCallable[Any, Any]":
-        if (known := self._streaming.get(method)) is None:
-            known = self._streaming[method] = self.channel.unary_stream(method.path, method.serialize, method.parse)
-        return known
 
 
 class Connection(Unpicklable):

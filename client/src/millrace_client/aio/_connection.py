@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol, TypeVar, cast
 
 import grpc
@@ -17,7 +17,6 @@ from millrace_client import _methods
 from millrace_client._call_sequences import CallSequence
 from millrace_client._calls import Call
 from millrace_client._forks import FORKS, Unpicklable, forked_error
-from millrace_client._methods import Method
 from millrace_client._owners import Owners
 from millrace_client._settings import ConnectionSettings, Numbering, stream_repeats
 from millrace_client.errors import ClientClosedError, MillraceError
@@ -42,22 +41,13 @@ class _Opened:
         self.process_id = os.getpid()
         self.numbering: Numbering = Numbering() if former is None else former.numbering
         self.file_watch = settings.watch_files()
-        self.channel: aio.Channel = settings.open_channel(aio)
-        self._unary: dict[Method[Any, Any], aio.UnaryUnaryMultiCallable[Any, Any]] = {}
-        self._streaming: dict[Method[Any, Any], aio.UnaryStreamMultiCallable[Any, Any]] = {}
-        self.consume: aio.StreamStreamMultiCallable[pb.ConsumeRequest, pb.ConsumeResponse] = self.channel.stream_stream(
+        channel: aio.Channel = settings.open_channel(aio)
+        self.channel = channel
+        self.unary = cache(lambda method: channel.unary_unary(method.path, method.serialize, method.parse))
+        self.streaming = cache(lambda method: channel.unary_stream(method.path, method.serialize, method.parse))
+        self.consume: aio.StreamStreamMultiCallable[pb.ConsumeRequest, pb.ConsumeResponse] = channel.stream_stream(
             _methods.CONSUME.path, _methods.CONSUME.serialize, _methods.CONSUME.parse
         )
-
-    def unary(self, method: Method[Any, Any]) -> "aio.UnaryUnaryMultiCallable[Any, Any]":
-        if (known := self._unary.get(method)) is None:
-            known = self._unary[method] = self.channel.unary_unary(method.path, method.serialize, method.parse)
-        return known
-
-    def streaming(self, method: Method[Any, Any]) -> "aio.UnaryStreamMultiCallable[Any, Any]":
-        if (known := self._streaming.get(method)) is None:
-            known = self._streaming[method] = self.channel.unary_stream(method.path, method.serialize, method.parse)
-        return known
 
 
 class Connection(Unpicklable):

@@ -35,17 +35,9 @@ class Stream(Protocol):
 class ConsumerDelivery(TrackedDelivery):
     """Events to process, then to `ack` or `nack` together; see `millrace_client.ConsumerDelivery`."""
 
-    __slots__ = ("_engine",)
+    __slots__ = ()
 
-    def __init__(
-        self,
-        engine: "TaskEngine",
-        subscription: "Subscription[ConsumerDelivery]",
-        stream: Stream,
-        answer: pb.ConsumeResponse,
-    ) -> None:
-        super().__init__(subscription, stream, answer)
-        self._engine = engine
+    _engine: "TaskEngine"
 
     async def ack(self) -> bool:
         """Removes the events; see `millrace_client.ConsumerDelivery.ack`. Waits until that is sent."""

@@ -123,10 +123,22 @@ class TrackedDelivery(DeliveredEvents):
         span: Its span, since it was handed out; None if it is not traced.
     """
 
-    __slots__ = ("_within", "attempt", "byte_count", "span", "state", "stream", "subscription", "taken_at", "taken_by")
+    __slots__ = (
+        "_engine",
+        "_within",
+        "attempt",
+        "byte_count",
+        "span",
+        "state",
+        "stream",
+        "subscription",
+        "taken_at",
+        "taken_by",
+    )
 
-    def __init__(self, subscription: Subscription[Any], stream: Any, answer: pb.ConsumeResponse) -> None:
+    def __init__(self, engine: Any, subscription: Subscription[Any], stream: Any, answer: pb.ConsumeResponse) -> None:
         super().__init__(answer)
+        self._engine = engine
         self.subscription = subscription
         self.stream = stream
         self.byte_count = answer.ByteSize()

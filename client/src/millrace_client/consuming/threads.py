@@ -54,17 +54,9 @@ class ConsumerDelivery(TrackedDelivery):
         attempt: 1 plus the number of times that this consumer's handlers failed on the same first event.
     """
 
-    __slots__ = ("_engine",)
+    __slots__ = ()
 
-    def __init__(
-        self,
-        engine: "ThreadedEngine",
-        subscription: "Subscription[ConsumerDelivery]",
-        stream: Stream,
-        answer: pb.ConsumeResponse,
-    ) -> None:
-        super().__init__(subscription, stream, answer)
-        self._engine = engine
+    _engine: "ThreadedEngine"
 
     def ack(self) -> bool:
         """Removes the events from the channel. Returns at once; repeating it is harmless.

@@ -142,9 +142,7 @@ class Accumulator(BufferMemory):
                 self._note_first_or_last(buffer, bucket, page)
         except AttributeError:
             # To check the headers before would slow down every event.
-            if bucket.page is not None and not bucket.page.bodies:
-                self._forget_empty_page(buffer, bucket, bucket.page)
-            check_headers(headers)
+            self._refuse_headers(buffer, bucket, headers)
             raise
         finally:
             self.lock.release()
@@ -237,6 +235,12 @@ class Accumulator(BufferMemory):
                 f"event: has about {size} bytes, {len(body)} of them in its body; this producer takes events of up to "
                 f"{self._config.event_bytes_limit} bytes, see `batch_bytes_max` and `event_bytes_max`"
             )
+
+    def _refuse_headers(self, buffer: ChannelBuffer, bucket: OrderingBucket, headers: Mapping[str, str]) -> None:
+        """Raises what is wrong with the headers of an event, after which nothing of it is left."""
+        if bucket.page is not None and not bucket.page.bodies:
+            self._forget_empty_page(buffer, bucket, bucket.page)
+        check_headers(headers)
 
     def _open_page(self, buffer: ChannelBuffer, bucket: OrderingBucket) -> Page:
         page = bucket.page = Page(self.lock, self._clock())

@@ -40,7 +40,7 @@ class BufferHarness:
         self._ids = itertools.count(1)
 
     def add(self, subscription: int = 0, *bodies: bytes, stream: object = STREAM) -> TrackedDelivery:
-        delivery = TrackedDelivery(self.lanes[subscription], stream, answer_of(next(self._ids), *bodies))
+        delivery = TrackedDelivery(None, self.lanes[subscription], stream, answer_of(next(self._ids), *bodies))
         self.buffer.add(delivery)
         return delivery
 
