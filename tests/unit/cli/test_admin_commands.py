@@ -15,7 +15,7 @@ from millrace_client import (
     Event,
     FsyncPolicy,
 )
-from millrace_client.cli import admin_commands
+from millrace_client.cli import views
 from millrace_client.cli.terminal import note
 from millrace_client.cli.top_command import RateMeter
 from millrace_client.cli.views import document_of
@@ -74,7 +74,7 @@ def test_channels_on_a_terminal_where_there_are_none_say_how_to_create_one(
     client: FakeClient, millrace: RunMillrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An empty table alone would be no help in the first minutes."""
-    monkeypatch.setattr(admin_commands, "note_to_terminal", note)
+    monkeypatch.setattr(views, "note_to_terminal", note)
     client.admin.channels.clear()
     result = millrace("channels")
     assert result.stdout.startswith("CHANNEL  STATE")

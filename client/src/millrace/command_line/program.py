@@ -49,6 +49,20 @@ def new_program(
     )
 
 
+def version_option(program: str, distribution: str) -> Any:
+    """Returns the option `--version`, which shows the version of a program's distribution and ends the program."""
+
+    def show_version(*, is_wanted: bool) -> None:
+        if is_wanted:
+            # It takes time, which most commands spare.
+            from importlib.metadata import version
+
+            typer.echo(f"{program} {version(distribution)}")
+            raise typer.Exit
+
+    return typer.Option("--version", callback=show_version, is_eager=True, help="Show the version.")
+
+
 @contextmanager
 def exit_on_unwritten_output(program: str) -> Iterator[None]:
     """Ends the program with a sentence if the output cannot be written, and silently if its reader is gone."""

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import unquote
 
 import typer
 from rich.text import Text
 
-from millrace.command_line.tables import plain_table, show
+from millrace.command_line.tables import plain_table
 from millrace.units import counted, format_age, format_byte_size
 from millrace_client import (
     Client,
@@ -31,8 +32,8 @@ from millrace_client.cli.session import (
     with_client,
 )
 from millrace_client.cli.similar_names import question
-from millrace_client.cli.terminal import YesOption, note, note_to_terminal, require_confirmation
-from millrace_client.cli.views import age_seconds, component_path, document_of
+from millrace_client.cli.terminal import YesOption, note, require_confirmation
+from millrace_client.cli.views import age_seconds, component_path, document_of, write_list
 
 transaction_app = typer.Typer(no_args_is_help=True, help="End transactions of any client.")
 claim_app = typer.Typer(no_args_is_help=True, help="End claims of any reader.")
@@ -70,15 +71,6 @@ def _component_names(client: Client, kind: ComponentKind | None = None) -> list[
     return [component_path(one) if kind else one.name for one in client.admin.list_components()]
 
 
-def _write(listed: Sequence[Any], columns: dict[str, Callable[[Any], str | Text]], *, as_json: bool, none: str) -> None:
-    if as_json:
-        typer.echo(json.dumps([document_of(one) for one in listed], indent=2))
-        return
-    show(plain_table(listed, columns))
-    if not listed:
-        note_to_terminal(none)
-
-
 def _answer(sentence: str, document: dict[str, object], *, as_json: bool) -> None:
     typer.echo(json.dumps(document) if as_json else sentence)
 
@@ -103,7 +95,7 @@ def transactions(client: Client, channel: OptionalChannelArgument = None, *, as_
         "ADDRESS": lambda txn: Text(_address(txn.peer)),
     }
     listed = client.admin.list_transactions(channel or "")
-    _write(listed, columns, as_json=as_json, none="there is no open transaction")
+    write_list(listed, partial(plain_table, columns=columns), "there is no open transaction", as_json=as_json)
 
 
 @transaction_app.command()
@@ -162,7 +154,8 @@ def consumers(client: Client, channel: OptionalChannelArgument = None, *, as_jso
         "AGE>": lambda consumer: format_age(age_seconds(consumer.start_time)),
         "IDENTITY": lambda consumer: Text(consumer.identity or "-"),
     }
-    _write(client.admin.list_consumers(channel or ""), columns, as_json=as_json, none="there is no consumer")
+    listed = client.admin.list_consumers(channel or "")
+    write_list(listed, partial(plain_table, columns=columns), "there is no consumer", as_json=as_json)
 
 
 @with_client
@@ -180,7 +173,7 @@ def producers(client: Client, channel: ChannelArgument, *, as_json: JsonOption =
         "IDENTITY": lambda producer: Text(producer.identity or "-"),
     }
     listed = client.admin.list_producers(channel)
-    _write(listed, columns, as_json=as_json, none="the channel remembers no producer")
+    write_list(listed, partial(plain_table, columns=columns), "the channel remembers no producer", as_json=as_json)
     if (count := client.admin.get_channel(channel).gauges.producers) > len(listed):
         note(f"these are {len(listed):,} of {counted(count, 'producer')}, the least recently active ones")
 

@@ -33,6 +33,7 @@ from millrace_client.cli.views import (
     created_sentences,
     document_of,
     updated_sentences,
+    write_list,
 )
 
 channel_app = typer.Typer(no_args_is_help=True, help="Create, show, change, move, delete, purge and search channels.")
@@ -123,12 +124,8 @@ def channels(
         return
     with session.open() as client:
         listed = client.admin.list_channels()
-    if as_json:
-        typer.echo(json.dumps([document_of(channel) for channel in listed], indent=2))
-        return
-    show(channels_table(listed))
-    if not listed:
-        note_to_terminal("there is no channel yet; create one with `millrace channel create NAME`")
+    none = "there is no channel yet; create one with `millrace channel create NAME`"
+    write_list(listed, channels_table, none, as_json=as_json)
 
 
 @channel_app.command("show")
@@ -294,10 +291,5 @@ def components(client: Client, *, as_json: JsonOption = False) -> None:
     LOST counts events that a source could not store in their channels, LAST is the time since a component's last
     batch, and REASON is why it does not run.
     """
-    listed = client.admin.list_components()
-    if as_json:
-        typer.echo(json.dumps([document_of(component) for component in listed], indent=2))
-        return
-    show(components_table(listed))
-    if not listed:
-        note_to_terminal("no sources or sinks are configured; add them to the server's configuration file")
+    none = "no sources or sinks are configured; add them to the server's configuration file"
+    write_list(client.admin.list_components(), components_table, none, as_json=as_json)

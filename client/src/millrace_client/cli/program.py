@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 import millrace_client
-from millrace.command_line.program import ProgramGroup, new_program
+from millrace.command_line.program import ProgramGroup, new_program, version_option
 from millrace_client.cli.commands import add_commands, loaded_command, unconverted
 from millrace_client.cli.exit_status import (
     MEANINGS,
@@ -20,16 +20,11 @@ from millrace_client.cli.exit_status import (
 )
 from millrace_client.cli.session import (
     QUESTION_SECONDS,
-    ContextOption,
-    ServerOption,
+    SESSION_OPTIONS,
     Session,
-    TimeoutOption,
-    TlsCaOption,
-    TlsCertificateOption,
-    TlsKeyOption,
-    TokenFileOption,
     channel_names,
     current_session,
+    with_options,
 )
 from millrace_client.cli.similar_names import question
 from millrace_client.cli.terminal import note
@@ -87,38 +82,15 @@ app = new_program("millrace", MEANINGS.items(), MillraceGroup)
 add_commands(app)
 
 
-def _show_version(*, is_wanted: bool) -> None:
-    if is_wanted:
-        from importlib import metadata
-
-        typer.echo(f"millrace {metadata.version('millrace-client')}")
-        raise typer.Exit
-
-
 @app.callback()
+@with_options(SESSION_OPTIONS)
 def _millrace(
     context: typer.Context,
     *,
-    context_name: ContextOption = None,
-    server: ServerOption = None,
-    timeout_seconds: TimeoutOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_certificate: TlsCertificateOption = None,
-    tls_key: TlsKeyOption = None,
-    token_file: TokenFileOption = None,
-    version: Annotated[  # noqa: ARG001 - its callback does everything.
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
-    ] = False,
+    version: Annotated[bool, version_option("millrace", "millrace-client")] = False,  # noqa: ARG001 - its callback does everything
+    **options: Any,
 ) -> None:
     """Put events into Millrace's channels, take them out, and administer the channels."""
     # Commands report errors in their own words.
     logging.getLogger("millrace_client").addHandler(logging.NullHandler())
-    context.obj = current_session(context).with_options(
-        context_name=context_name,
-        server=server,
-        timeout_seconds=timeout_seconds,
-        tls_ca=tls_ca,
-        tls_certificate=tls_certificate,
-        tls_key=tls_key,
-        token_file=token_file,
-    )
+    context.obj = current_session(context).with_options(**options)

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import Enum
 from typing import Annotated, Any, BinaryIO
 
@@ -206,12 +207,9 @@ def tail(
     standard error reports how many.
     """
     writer = _writer_on_stdout(as_json=as_json, long=long)
-    try:
-        with unwrapped_interrupts():
-            for batch in client.channel(channel).peek(from_sequence=from_sequence, max_events=max_events, follow=True):
-                if batch.skipped_events:
-                    note(f"{counted(batch.skipped_events, 'event')} skipped before sequence {batch.first_sequence:,}")
-                writer.write([batch])
-    except KeyboardInterrupt:
-        # Ctrl-C is the normal end of a tail.
-        return
+    # Ctrl-C is the normal end of a tail.
+    with suppress(KeyboardInterrupt), unwrapped_interrupts():
+        for batch in client.channel(channel).peek(from_sequence=from_sequence, max_events=max_events, follow=True):
+            if batch.skipped_events:
+                note(f"{counted(batch.skipped_events, 'event')} skipped before sequence {batch.first_sequence:,}")
+            writer.write([batch])

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
@@ -81,12 +82,9 @@ def top(
         watch.update()
         _write_once(watch, as_json=as_json)
         return
-    try:
-        with unwrapped_interrupts():
-            _show_live(watch, interval)
-    except KeyboardInterrupt:
-        # Ctrl-C is the normal end of a top.
-        return
+    # Ctrl-C is the normal end of a top.
+    with suppress(KeyboardInterrupt), unwrapped_interrupts():
+        _show_live(watch, interval)
 
 
 class ChannelWatch:

@@ -1,16 +1,21 @@
 """Channels and components, as tables for people and as JSON for programs."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
-from millrace.command_line.tables import PlainTable, plain_table
+from millrace.command_line.tables import PlainTable, plain_table, show
 from millrace.units import format_age, format_byte_size
 from millrace_client import ChannelInfo, ChannelState, ChannelType, ComponentInfo, ComponentState, FsyncPolicy
+from millrace_client.cli.terminal import note_to_terminal
+
+RowT = TypeVar("RowT")
 
 BUSY_FILL = 0.8
 FULL_FILL = 0.95
@@ -31,6 +36,18 @@ def _json_value(value: Any) -> Any:
             return list(value)
         case _:
             return value
+
+
+def write_list(
+    listed: Sequence[RowT], table: Callable[[Sequence[RowT]], PlainTable], none: str, *, as_json: bool
+) -> None:
+    """Writes what the server has listed to standard output; a note on a terminal says that there is nothing."""
+    if as_json:
+        typer.echo(json.dumps([document_of(one) for one in listed], indent=2))
+        return
+    show(table(listed))
+    if not listed:
+        note_to_terminal(none)
 
 
 def fill_of(channel: ChannelInfo) -> float:

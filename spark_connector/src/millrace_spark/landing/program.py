@@ -3,13 +3,12 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from millrace.command_line.program import new_program
+from millrace.command_line.program import new_program, version_option
 from millrace.setting_file import SettingsError
 from millrace.setting_problems import Problem
 from millrace_spark.errors import MillraceSparkError, OptionError
@@ -58,18 +57,10 @@ ConfOption = Annotated[
 ]
 
 
-def _show_version(*, is_wanted: bool) -> None:
-    if is_wanted:
-        typer.echo(f"millrace-spark {metadata.version('millrace-spark')}")
-        raise typer.Exit
-
-
 @app.callback()
 def _millrace_spark(
     *,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
-    ] = False,
+    version: Annotated[bool, version_option("millrace-spark", "millrace-spark")] = False,
 ) -> None:
     """Land Millrace channels as Parquet, each event once."""
 
