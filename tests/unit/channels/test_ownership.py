@@ -279,7 +279,7 @@ async def test_channel_says_that_its_engine_has_ceased_to_answer(
         with monkeypatch.context() as silence:
             silence.setattr(shared.leases.members, "session", "")
             silence.setattr(shared.leases.members, "last_error", "timed out")
-            assert re.fullmatch(r"the engine has not answered since \S+ \S+ UTC: timed out", handle.trouble)
+            assert re.fullmatch(r"the engine has not responded since \S+ \S+ UTC: timed out", handle.trouble)
         assert not handle.is_troubled
 
 

@@ -30,7 +30,7 @@ def test_channel_that_nobody_has_read_has_no_problem() -> None:
 
 def test_problem_of_a_channel_without_its_engine_gives_the_reason() -> None:
     """The state alone sends an operator to the wrong place."""
-    reason = "the engine has not answered since noon"
+    reason = "the engine has not responded since noon"
     waiting = replace(ORDERS, state=ChannelState.STANDING_BY, fault=reason)
     assert channel_problem(waiting) == (Severity.ERROR, f"no server owns it: {reason}")
     replaying = replace(ORDERS, state=ChannelState.REPLAYING, replayed_fraction=0.0, fault=reason)

@@ -263,7 +263,7 @@ class Ownership:
         if members.session:
             return ""
         why = f": {members.last_error}" if members.last_error else ""
-        return f"the engine has not answered since {_time_ago(members.silent_seconds)}{why}"
+        return f"the engine has not responded since {_time_ago(members.silent_seconds)}{why}"
 
     @property
     def _config(self) -> ReplicatedChannelConfig:
