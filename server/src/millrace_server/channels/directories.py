@@ -21,7 +21,7 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -354,6 +354,15 @@ def lock_directory(path: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+@contextmanager
+def locked_directories(paths: Iterable[Path]) -> Iterator[None]:
+    """Locks directories of a channel until the end of the block; raises what `lock_directory` does."""
+    with ExitStack() as locks:
+        for path in paths:
+            locks.callback(os.close, lock_directory(path))
+        yield
 
 
 def _lock(descriptor: int, path: Path) -> None:

@@ -1,9 +1,8 @@
 """Backs up a channel, also while a server uses it, and restores a channel from a backup."""
 
 import errno
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from re import fullmatch
@@ -11,7 +10,7 @@ from zlib import crc32
 
 from millrace_server.channels.channel_file import CHANNEL_FILE, CHECKPOINTS_ONLY, ChannelFile, ChannelIdentity
 from millrace_server.channels.config import CHANNEL_NAME_PATTERN
-from millrace_server.channels.directories import LOCK_FILE, lock_directory
+from millrace_server.channels.directories import LOCK_FILE, locked_directories
 from millrace_server.files import make_directories
 from millrace_server.log_tools.layout import ChannelLayout, DamagedError, ToolError, UsageError, find_layout
 from millrace_server.log_tools.read_only_disk import ReadOnlyFile
@@ -170,10 +169,9 @@ def restore(source: Path, target: RestoreTarget, tools: ToolContext) -> tuple[Re
     verified = _verified(layout, tools)
     if not verified.is_good:
         raise DamagedError(f"{source}: the backup is damaged: {verified.sentences[0]}")
-    with ExitStack() as locks:
-        for directory in target.directories:
-            make_empty_directory(directory, may_hold=[LOCK_FILE])
-            locks.callback(os.close, lock_directory(directory))
+    for directory in target.directories:
+        make_empty_directory(directory, may_hold=[LOCK_FILE])
+    with locked_directories(target.directories):
         with open_view(layout, is_live=False) as view:
             copies = [Copy(segment.file, target.directory_of(segment) / segment.path.name) for segment in view.segments]
             copies += [Copy(view.disk.open(path), target.checkpoint_dir / path.name) for path in view.checkpoint_paths]

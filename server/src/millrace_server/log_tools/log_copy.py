@@ -1,7 +1,8 @@
-"""Writes a recovered channel as a new log, and compares two of them."""
+"""Writes a channel as a new log, and compares two of them."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from millrace.columns import HEADER_KEYS_MAX, ColumnsCutter
 from millrace.v1 import event_pb2
@@ -13,30 +14,32 @@ from millrace_server.log_tools.verify import differences
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.format import Kind
 from millrace_server.wal.interfaces import Log
+from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.records import LogFullError, Record, Submission
 
 _GROUP_BYTES = 4 << 20
 _SEGMENT_BYTES = 256 << 20
 
 
-async def write_log(log: Log, recovered: Recovered) -> None:
+Part = tuple[int, event_pb2.EventColumns, Sequence[int]]
+"""The sequence of the first of some events, the events, and when each of them was committed."""
+
+
+async def write_log(log: Log, state: State, parts: Iterable[Part]) -> None:
     """Writes a channel to a log that was started and holds nothing.
 
-    Sequences, commit times, stamps, ended transactions and the claim are kept.
+    What lies between the parts, and behind them, is passed over as the reserve of each STATE allows.
 
     Raises:
         NoRoomError: The log has no room for it.
         ToolError: The log refuses it for another reason.
     """
-    first_sequence = recovered.queue.first_sequence
-    next_sequence = recovered.next_sequence if first_sequence is None else first_sequence
-    records: list[Record] = [state_record(_state(recovered, next_sequence))]
+    records: list[Record] = [state_record(state)]
     begins_segment, size, segment_bytes = True, 0, 0
-    for batch in recovered.queue:
-        for sequence, columns, times in _parts(batch):
-            payload = columns.SerializeToString()
-            records += [(Kind.PUT, [payload]), (Kind.COMMIT, [_commit(sequence, columns, len(payload), times)])]
-            size += len(payload)
+    for sequence, columns, times in parts:
+        payload = columns.SerializeToString()
+        records += [(Kind.PUT, [payload]), (Kind.COMMIT, [_commit(sequence, columns, len(payload), times)])]
+        size += len(payload)
         if size < _GROUP_BYTES:
             continue
         await _submit(log, records, begins_segment=begins_segment)
@@ -44,24 +47,37 @@ async def write_log(log: Log, recovered: Recovered) -> None:
         records, size, begins_segment = [], 0, segment_bytes > _SEGMENT_BYTES
         if begins_segment:
             segment_bytes = 0
-            records = [state_record(_state(recovered, batch.end_sequence))]
+            records = [state_record(replace(state, next_sequence=sequence + columns.count))]
     if records:
         await _submit(log, records, begins_segment=begins_segment)
 
 
-def _state(recovered: Recovered, next_sequence: int) -> State:
-    # What lies between the events, and behind them, is passed over as the reserve of a state allows.
-    return State(
-        next_sequence,
+async def write_new_files(log: WriteAheadLog, state: State, parts: Iterable[Part]) -> None:
+    """Does the same with a log in files, which it opens and closes; raises DamagedError if that holds records."""
+    try:
+        if any(True for _ in log.replay()):
+            raise DamagedError("the new log is not empty")
+        log.start()
+        await write_log(log, state, parts)
+    finally:
+        await asyncio.to_thread(log.close)
+
+
+def copied(recovered: Recovered) -> tuple[State, Iterator[Part]]:
+    """Returns a recovered channel as `write_log` takes it: sequences, commit times, stamps and the claim are kept."""
+    first_sequence = recovered.queue.first_sequence
+    state = State(
+        recovered.next_sequence if first_sequence is None else first_sequence,
         recovered.ledger.snapshot(),
         list(recovered.ended.items()),
         recovered.claim,
         recovered.last_commit_time,
         recovered.next_sequence,
     )
+    return state, (part for batch in recovered.queue for part in _parts(batch))
 
 
-def _parts(batch: StoredBatch) -> Iterator[tuple[int, event_pb2.EventColumns, Sequence[int]]]:
+def _parts(batch: StoredBatch) -> Iterator[Part]:
     """Yields a batch as one record has it, with the commit time of each event; with too many keys, event by event."""
     columns = event_pb2.EventColumns.FromString(bytes(batch.window.columns()))
     times = [batch.first_time + offset for offset in batch.commit_offsets()] or [batch.first_time] * batch.count
@@ -92,7 +108,7 @@ async def _submit(log: Log, records: Sequence[Record], *, begins_segment: bool) 
             stored.set_result(None)
         else:
             kind = NoRoomError if isinstance(error, LogFullError) else ToolError
-            stored.set_exception(kind(f"the new log cannot be written: {error}"))
+            stored.set_exception(kind(f"cannot write the new log: {error}"))
 
     log.submit(records, needs_sync=True, begins_segment=begins_segment, done=done)
     await stored

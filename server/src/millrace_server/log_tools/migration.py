@@ -7,17 +7,15 @@ migration that was interrupted is run again: it then goes on, or begins again wh
 """
 
 import asyncio
-import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from millrace_server.channels.channel_file import CHECKPOINTS_ONLY, ChannelFile, ChannelIdentity
-from millrace_server.channels.directories import lock_directory
+from millrace_server.channels.directories import locked_directories
 from millrace_server.channels.recovery import Recovered
 from millrace_server.files import make_directories, sync_directory
 from millrace_server.histograms import Histograms
@@ -30,7 +28,7 @@ from millrace_server.log_tools.layout import (
     UsageError,
     find_layout,
 )
-from millrace_server.log_tools.log_copy import check_same, write_log
+from millrace_server.log_tools.log_copy import check_same, copied, write_log, write_new_files
 from millrace_server.log_tools.stream_view import StreamView
 from millrace_server.log_tools.verify import recover_without
 from millrace_server.log_tools.view import open_view
@@ -120,7 +118,9 @@ def into_stream(source: FilesPlace, target: StreamPlace) -> int:
     if state is not None and not state.migration and all(_was_moved(path, state) for path in source.directories):
         # It was finished, and is run again all the same.
         return _recovered(target, state).queue.event_count
-    with _locked(source.directories):
+    if missing := [path for path in source.directories if not path.is_dir()]:
+        raise UsageError(f"{missing[0]}: there is no channel")
+    with locked_directories(source.directories):
         layout = find_layout(source.directories, source.checkpoint_dir)
         identity = layout.identity
         if identity is None:
@@ -161,7 +161,7 @@ def _fill_stream(target: StreamPlace, state: StreamState, recovered: Recovered) 
         raise DamagedError(f"stream {target.stream.name}: holds records, though it is new")
     log.start(WriterThreads(), Histograms())
     try:
-        asyncio.run(write_log(log, recovered))
+        asyncio.run(write_log(log, *copied(recovered)))
     except NoRoomError as error:
         needed = sum(len(bytes(batch.window.columns())) for batch in recovered.queue)
         raise UsageError(
@@ -282,9 +282,7 @@ def _write_files(source: StreamPlace, target: FilesPlace, state: StreamState) ->
         identity = ChannelIdentity(source.name, state.channel_id, log_id, state.made_at_microseconds)
         ChannelFile(identity, 0, 1).write(unfinished)
         log = WriteAheadLog(SegmentFiles(OsDisk(), [unfinished], log_id), target.codec)
-        if any(True for _ in log.replay()):
-            raise DamagedError(f"{unfinished}: is not empty")
-        asyncio.run(_fill_files(log, recovered))
+        asyncio.run(write_new_files(log, *copied(recovered)))
         _check_files(find_layout([unfinished]), target.codec, recovered)
         now = source.state()
         if now is None or now.last_sequence != fenced.last_sequence:
@@ -296,14 +294,6 @@ def _write_files(source: StreamPlace, target: FilesPlace, state: StreamState) ->
             if _was_moved(path, state):
                 _remove_mark(path)
         _rename(unfinished, home)
-
-
-async def _fill_files(log: WriteAheadLog, recovered: Recovered) -> None:
-    log.start()
-    try:
-        await write_log(log, recovered)
-    finally:
-        await asyncio.to_thread(log.close)
 
 
 def _check_files(layout: ChannelLayout, codec: PayloadCodec, recovered: Recovered) -> None:
@@ -349,13 +339,3 @@ def _forget_owner(place: StreamPlace) -> None:
             await bucket.write(key, Holder().encoded(), entry.revision)
 
     asyncio.run(forget())
-
-
-@contextmanager
-def _locked(directories: Sequence[Path]) -> Iterator[None]:
-    with ExitStack() as locks:
-        for path in directories:
-            if not path.is_dir():
-                raise UsageError(f"{path}: there is no channel")
-            locks.callback(os.close, lock_directory(path))
-        yield

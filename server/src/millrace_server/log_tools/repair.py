@@ -5,12 +5,11 @@ no new log: damaged checkpoints are removed, since the log has everything that w
 `channel.json` is made of what the segments and the other directories say.
 """
 
-import os
+import asyncio
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from re import fullmatch
@@ -18,10 +17,10 @@ from re import fullmatch
 from millrace_server.channels.channel_file import CHANNEL_FILE, CHECKPOINTS_ONLY, ChannelFile, ChannelIdentity
 from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.config import CHANNEL_NAME_PATTERN
-from millrace_server.channels.directories import KEPT_INFIX, LOCK_FILE, REPAIRED, finish_repair, lock_directory
-from millrace_server.channels.records import State, state_record
+from millrace_server.channels.directories import KEPT_INFIX, LOCK_FILE, REPAIRED, finish_repair, locked_directories
+from millrace_server.channels.records import State
 from millrace_server.log_tools import backup
-from millrace_server.log_tools.account import Piece, shown_ranges
+from millrace_server.log_tools.account import shown_ranges
 from millrace_server.log_tools.backup import Copy, ToolContext, os_errors_as_refusals
 from millrace_server.log_tools.layout import (
     ChannelLayout,
@@ -32,21 +31,17 @@ from millrace_server.log_tools.layout import (
     find_layout,
     segment_paths,
 )
+from millrace_server.log_tools.log_copy import Part, write_new_files
 from millrace_server.log_tools.read_only_disk import ReadOnlyFile
 from millrace_server.log_tools.salvage import PieceReader, Salvage, salvage
 from millrace_server.log_tools.scanning import DamageKind
 from millrace_server.log_tools.verify import CheckpointState, Report, differences, recover_from, verify
 from millrace_server.log_tools.view import LogView, open_view
-from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.disk import Disk, OsDisk
-from millrace_server.wal.format import Kind
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.payload_codec import PayloadCodec
-from millrace_server.wal.records import LogPosition, Record, Submission
+from millrace_server.wal.records import LogPosition
 from millrace_server.wal.segments import LogCorruptError, SegmentFiles
-
-_GROUP_BYTES = 8 << 20
-_SEGMENT_BYTES = 256 << 20
 
 
 @dataclass(slots=True)
@@ -76,7 +71,7 @@ def repair(layout: ChannelLayout, tools: ToolContext, *, keep: Path | None = Non
         DamagedError, UnavailableError: It cannot be repaired.
         ToolError: The copy or the new log could not be written, and nothing was changed; or the disk failed later.
     """
-    with _locked(layout.directories):
+    with locked_directories(layout.directories):
         with open_view(layout, is_live=False) as view:
             done, checkpoints = _plan(view, tools)
             files = _rebuilt_files(layout)
@@ -99,14 +94,6 @@ def repair(layout: ChannelLayout, tools: ToolContext, *, keep: Path | None = Non
         with open_view(find_layout(layout.directories, layout.checkpoint_dir), is_live=False) as view:
             done.report = verify(view, tools.codec, tools.progress)
     return done
-
-
-@contextmanager
-def _locked(directories: Sequence[Path]) -> Iterator[None]:
-    with ExitStack() as locks:
-        for directory in directories:
-            locks.callback(os.close, lock_directory(directory))
-        yield
 
 
 def _plan(view: LogView, tools: ToolContext) -> tuple[Repair, list[Path]]:
@@ -223,11 +210,11 @@ def _write_log(view: LogView, found: Salvage, files: dict[Path, ChannelFile], to
     follows = LogPosition(found.next_segment_id - 1, 0, found.next_lsn)
     codec = _codec_like(tools.codec, found)
     log = WriteAheadLog(SegmentFiles(tools.disk, directories, layout.log_id), codec, follows=follows)
-    with os_errors_as_refusals("write", directories[0]), closing(log):
-        for _ in log.replay():
-            raise DamagedError(f"{directories[0]}: is not empty")
-        log.start(lambda call: call())
-        _NewLog(log, found).write(PieceReader(view, tools.codec))
+    with os_errors_as_refusals("write", directories[0]):
+        try:
+            asyncio.run(write_new_files(log, _new_state(found), _parts(found, PieceReader(view, tools.codec))))
+        except ToolError as error:
+            raise type(error)(f"{error}; nothing was changed") from error
     with open_view(layout, is_live=False) as written:
         after = verify(written, codec, tools.progress)
     if after.recovered is None or not after.is_good or after.recovered.queue.event_count != found.event_count:
@@ -243,78 +230,28 @@ def _codec_like(codec: PayloadCodec, found: Salvage) -> PayloadCodec:
     )
 
 
-class _NewLog:
-    """Writes what was salvaged.
-
-    The events keep their sequences, and what lies between them is passed over as the reserve of each STATE allows.
-    """
-
-    def __init__(self, log: WriteAheadLog, found: Salvage) -> None:
-        self._log = log
-        self._found = found
-        self._segment_bytes = _SEGMENT_BYTES
-        recovered = found.recovered
-        claim = recovered.claim
-        if found.is_doubtful:
-            # Epochs are microseconds since 1970, or above those that were granted: none is granted again.
-            epoch = max(time.time_ns() // 1000, claim.epoch if claim else 0)
-            claim = ClaimRecord(claim.reader_id if claim else "", epoch, 0.0, has_ended=True)
-        self._state = State(
-            1,
-            recovered.ledger.snapshot(),
-            list(recovered.ended.items()),
-            claim,
-            recovered.last_commit_time,
-            recovered.next_sequence,
-            found.pieces[-1].last_sequence + 1 if found.pieces else 0,
-        )
-
-    def write(self, reader: PieceReader) -> None:
-        records: list[Record] = []
-        size = 0
-        next_sequence = (
-            self._found.pieces[0].first_sequence if self._found.pieces else self._found.recovered.next_sequence
-        )
-        self._state = replace(self._state, next_sequence=next_sequence)
-        for piece in self._found.pieces:
-            columns = reader.read(piece)
-            if columns is None:
-                raise DamagedError(f"sequence {piece.first_sequence} could be read before, and now it cannot")
-            payload = columns.SerializeToString()
-            records += _put_records(piece, payload, len(columns.bodies))
-            size += len(payload)
-            next_sequence = piece.last_sequence + 1
-            if size >= _GROUP_BYTES:
-                self._append(records, size)
-                self._state = replace(self._state, next_sequence=next_sequence)
-                records, size = [], 0
-        self._append(records, size)
-
-    def _append(self, records: list[Record], size: int) -> None:
-        self._segment_bytes += size
-        begins_segment = self._segment_bytes > _SEGMENT_BYTES or self._log.segment_count == 0
-        if begins_segment:
-            self._segment_bytes = size
-            records = [state_record(self._state), *records]
-        ended: Future[Exception | None] = Future()
-
-        def done(_submission: Submission, error: Exception | None) -> None:
-            ended.set_result(error)
-
-        if records:
-            self._log.submit(records, needs_sync=True, begins_segment=begins_segment, done=done)
-            if (error := ended.result()) is not None:
-                raise ToolError(f"cannot write the new log: {error}; nothing was changed") from error
-
-
-def _put_records(piece: Piece, payload: bytes, body_bytes: int) -> list[Record]:
-    commit_time, offsets = piece.commit_times
-    commit = pb.Commit(
-        first_sequence=piece.first_sequence,
-        commit_time=commit_time,
-        commit_offsets=offsets,
-        put_counts=[piece.event_count],
-        put_body_bytes=[body_bytes],
-        put_raw_bytes=[len(payload)],
+def _new_state(found: Salvage) -> State:
+    recovered = found.recovered
+    claim = recovered.claim
+    if found.is_doubtful:
+        # Epochs are microseconds since 1970, or above those that were granted: none is granted again.
+        epoch = max(time.time_ns() // 1000, claim.epoch if claim else 0)
+        claim = ClaimRecord(claim.reader_id if claim else "", epoch, 0.0, has_ended=True)
+    return State(
+        found.pieces[0].first_sequence if found.pieces else recovered.next_sequence,
+        recovered.ledger.snapshot(),
+        list(recovered.ended.items()),
+        claim,
+        recovered.last_commit_time,
+        recovered.next_sequence,
+        found.pieces[-1].last_sequence + 1 if found.pieces else 0,
     )
-    return [(Kind.PUT, [payload]), (Kind.COMMIT, [commit.SerializeToString()])]
+
+
+def _parts(found: Salvage, reader: PieceReader) -> Iterator[Part]:
+    for piece in found.pieces:
+        columns = reader.read(piece)
+        if columns is None:
+            raise DamagedError(f"sequence {piece.first_sequence} could be read before, and now it cannot")
+        first_time, offsets = piece.commit_times
+        yield piece.first_sequence, columns, [first_time + offset for offset in offsets or [0] * piece.event_count]
