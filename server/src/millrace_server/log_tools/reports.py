@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from millrace.units import counted
 from millrace_server.channels.recovery import Recovered
+from millrace_server.log_tools.account import shown_ranges
 from millrace_server.log_tools.dump import Document, time_text
 from millrace_server.log_tools.layout import ChannelLayout
 from millrace_server.log_tools.verify import CheckpointState, Report
@@ -146,8 +147,7 @@ def summary(report: Report) -> str:
         return f"Good: {counted(recovered.queue.event_count, 'event')}, next sequence {recovered.next_sequence}."
     parts = [f"Damaged: {counted(len(report.sentences), 'problem')}"]
     if scan.contents.lost:
-        ranges = [str(first) if first == last else f"{first} to {last}" for first, last in scan.contents.lost]
-        parts.append(f"it concerns sequences {', '.join(ranges)}")
+        parts.append(f"it concerns sequences {shown_ranges(scan.contents.lost)}")
     if report.is_openable and report.recovered is not None:
         parts.append(f"a server opens the channel with {counted(report.recovered.queue.event_count, 'event')}")
     elif scan.is_decoded:

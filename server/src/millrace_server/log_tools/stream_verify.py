@@ -1,12 +1,11 @@
 """Checks whether a channel's stream is valid, shows it message by message, and exports its events."""
 
 from collections.abc import Iterator
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from millrace.v1 import event_pb2
 from millrace_server.agent.sinks.files.chunks import EventChunk
-from millrace_server.channels.recovery import Recovered
 from millrace_server.channels.replay import ContradictionError
 from millrace_server.log_tools.dump import Document, RecordDecoder
 from millrace_server.log_tools.export import new_event_file
@@ -20,7 +19,7 @@ from millrace_server.log_tools.scanning import (
     key_id_of,
 )
 from millrace_server.log_tools.stream_view import Damaged, Marker, StreamView
-from millrace_server.log_tools.verify import CheckpointReport, CheckpointState, Report, differences
+from millrace_server.log_tools.verify import CheckpointReport, CheckpointState, Report, compare_recoveries
 from millrace_server.replication.groups import GroupBytes
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
 from millrace_server.wal.log import LogRecord
@@ -53,23 +52,10 @@ def _compare_recoveries(view: StreamView, report: Report) -> None:
     starts = {name: [one] for name, one in zip(_NAMES, view.checkpoints(), strict=False)}
     if view.chain.state.first_sequence <= 1:
         starts["no checkpoint"] = []
-    first: tuple[str, Recovered] | None = None
-    for name, checkpoints in starts.items():
-        try:
-            recovered = view.recover(checkpoints)
-        except LogCorruptError as error:
-            report.problems.append(f"the channel does not open with {name}: {error}")
-            continue
-        if first is None:
-            first = name, recovered
-        elif differing := differences(first[1], recovered):
-            report.problems.append(
-                f"recovery with {name} and with {first[0]} gives different channels: {', '.join(differing)}"
-            )
     if not starts:
         report.problems.append("the stream does not begin with its first message, and there is no valid checkpoint")
-    with suppress(LogCorruptError):
-        report.recovered = view.recover()
+    recoveries = [(name, partial(view.recover, checkpoints)) for name, checkpoints in starts.items()]
+    compare_recoveries(report, recoveries, view.recover)
 
 
 class _Scan:

@@ -2,9 +2,10 @@
 
 import enum
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from zlib import crc32
 
@@ -107,7 +108,9 @@ def verify(view: LogView, codec: PayloadCodec, progress: ToolProgress, *, decode
         f"{one.path.name}: {one.problem}" for one in report.checkpoints if one.state is CheckpointState.DAMAGED
     ]
     if decodes:
-        _compare_recoveries(view, codec, progress, report)
+        starts = _starts(view, codec, progress, report)
+        compare_recoveries(report, starts, partial(recover_without, view, codec))
+        report.is_openable = report.recovered is not None and not view.layout.problems
     return report
 
 
@@ -156,32 +159,39 @@ def recover_without(view: LogView, codec: PayloadCodec, left_out: Sequence[Path]
     return recover(log, files, LogSource(log), ReplayProgress(), read_only=True)
 
 
-def _compare_recoveries(view: LogView, codec: PayloadCodec, progress: ToolProgress, report: Report) -> None:
+def _starts(
+    view: LogView, codec: PayloadCodec, progress: ToolProgress, report: Report
+) -> Iterator[tuple[str, Callable[[], Recovered]]]:
     starts: list[Path | None] = [one.path for one in report.checkpoints if one.state is CheckpointState.GOOD]
     if report.scan.first_loss is None:
         starts.append(None)
     progress.begin("recovering", view.byte_count * len(starts))
-    first: tuple[str, Recovered] | None = None
     for start in starts:
-        name = start.name if start else "no checkpoint"
+        yield start.name if start else "no checkpoint", partial(recover_from, view, codec, start)
+        progress.advance(view.byte_count)
+
+
+def compare_recoveries(
+    report: Report, starts: Iterable[tuple[str, Callable[[], Recovered]]], recover_all: Callable[[], Recovered]
+) -> None:
+    """Recovers a channel from each start, and reports which do not lead to the same; the server's own is the last."""
+    first = ""
+    for name, recover_one in starts:
         try:
-            recovered = recover_from(view, codec, start)
+            recovered = recover_one()
         except LogCorruptError as error:
             _add_problem(report, f"the channel does not open with {name}: {error}")
-        else:
-            if first is None:
-                first = name, recovered
-                report.recovered = recovered
-            elif differing := differences(first[1], recovered):
-                report.problems.append(
-                    f"recovery with {name} and with {first[0]} gives different channels: {', '.join(differing)}"
-                )
-        progress.advance(view.byte_count)
+            continue
+        if report.recovered is None:
+            first, report.recovered = name, recovered
+        elif differing := differences(report.recovered, recovered):
+            report.problems.append(
+                f"recovery with {name} and with {first} gives different channels: {', '.join(differing)}"
+            )
     if not report.is_good:
         report.recovered = None
         with suppress(LogCorruptError):
-            report.recovered = recover_without(view, codec)
-    report.is_openable = report.recovered is not None and not view.layout.problems
+            report.recovered = recover_all()
 
 
 def _add_problem(report: Report, sentence: str) -> None:
