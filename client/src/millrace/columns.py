@@ -166,7 +166,6 @@ class ColumnsBuilder:
         self._body_sizes.append(len(body))
 
     def build(self) -> event_pb2.EventColumns:
-        """Returns the columns of all added events."""
         count = len(self._bodies)
         return event_pb2.EventColumns(
             count=count,
@@ -199,7 +198,6 @@ class CommitTimes(NamedTuple):
 
     @classmethod
     def of(cls, batch: event_pb2.EventBatch) -> Self:
-        """Returns the times of a batch."""
         if not batch.HasField("commit_time"):
             return cls()
         time = batch.commit_time
@@ -256,7 +254,6 @@ class ColumnsCutter:
         return sum(header.is_in(start, stop) for header in headers)
 
     def cut(self, start: int, stop: int) -> event_pb2.EventColumns:
-        """Returns the range as columns."""
         if start == 0 and stop == self.count:
             return self._columns
         ends = self._body_ends

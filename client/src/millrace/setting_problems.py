@@ -59,7 +59,6 @@ class Problem:
         return f"{shown_path(self.path)}: {self.sentence}" if self.path else self.sentence
 
     def document(self) -> dict[str, object]:
-        """Returns the problem for JSON."""
         return {"path": shown_path(self.path), "line": self.line, "sentence": self.sentence}
 
     def located(self, source: str) -> str:

@@ -24,7 +24,6 @@ class Method(Generic[RequestT, AnswerT]):
 
     @property
     def path(self) -> str:
-        """Its HTTP/2 path."""
         return f"/{self.service}/{self.name}"
 
     def serialize(self, request: RequestT | bytes) -> bytes:
@@ -32,7 +31,6 @@ class Method(Generic[RequestT, AnswerT]):
         return request if isinstance(request, bytes) else request.SerializeToString()
 
     def parse(self, encoded: bytes) -> AnswerT:
-        """Returns the decoded answer."""
         return self.answer.FromString(encoded)
 
     @property

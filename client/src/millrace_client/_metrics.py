@@ -63,7 +63,6 @@ class LatencyHistogram:
         self._max_seconds = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Counts a duration."""
         self._bucket_counts[bisect_left(LATENCY_BOUNDS_SECONDS, seconds)] += 1
         self._sum_seconds += seconds
         self._max_seconds = max(self._max_seconds, seconds)

@@ -61,7 +61,6 @@ def stream_repeats(seconds: float) -> StreamRepeats:
 
 
 def channel_options() -> list[tuple[str, str | int]]:
-    """Returns the options of the gRPC channel."""
     return [
         ("grpc.service_config", service_config()),
         ("grpc.service_config_disable_resolution", 1),
@@ -207,5 +206,4 @@ class _Series:
 
 
 def new_txn_id() -> str:
-    """Returns a random id."""
     return os.urandom(_ID_BYTES).hex()

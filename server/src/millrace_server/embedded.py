@@ -79,7 +79,6 @@ class _AgentThread:
         return threading.current_thread() is self._thread
 
     def components(self) -> list[Component]:
-        """Returns the agent's components."""
         return list(self._has_begun.result().agent.components)
 
     def begin_put(self, source: str, table: EventTable, timeout_seconds: float) -> "Future[None]":

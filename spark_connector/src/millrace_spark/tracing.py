@@ -89,7 +89,6 @@ def traced(tracing: JobTracing | None, operation: str, channel: str) -> "Iterato
 
 @cache
 def _provider() -> "TracerProvider":
-    """Returns the tracer provider of this process."""
     try:
         from millrace.span_export import ExporterError, tracer_provider
     except ImportError as error:

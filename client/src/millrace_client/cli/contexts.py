@@ -22,7 +22,6 @@ class Contexts:
     current: str | None = None
 
     def options(self, name: str) -> Mapping[str, str]:
-        """Returns what a context holds."""
         if name not in self.by_name:
             raise CommandError(
                 ExitCode.USAGE,

@@ -63,11 +63,11 @@ class Accumulator(BufferMemory):
         self._places: dict[str, int] = {}
         self._is_woken = False
         self._is_timed = False
-        self.wake: Callable[[], None] = _ignore_wakeup
+        self.wake: Callable[[], None] = lambda: None
         """Makes the engine run soon; called with the lock held."""
-        self.run_callbacks: Callable[[list[tuple[Callback, int]], Outcome], None] = _ignore_callbacks
+        self.run_callbacks: Callable[[list[tuple[Callback, int]], Outcome], None] = lambda _callbacks, _outcome: None
         """Runs the callbacks of dropped events; called with the lock held."""
-        self.on_drop: Callable[[str, int], None] = _ignore_drop
+        self.on_drop: Callable[[str, int], None] = lambda _channel, _event_count: None
         """Called with a channel and a number of dropped events, with the lock held."""
         self._hash: Callable[[str | bytes], int] = _stable_hash if config.routing is Routing.BY_KEY else hash
         self.buffers: dict[str, ChannelBuffer] = {}
@@ -457,17 +457,5 @@ class Accumulator(BufferMemory):
             return sum(page.open_count for page in self.open_pages)
 
 
-def _ignore_wakeup() -> None:
-    """Before the engine starts."""
-
-
 def _stable_hash(key: str | bytes) -> int:
     return crc32(key.encode() if isinstance(key, str) else key)
-
-
-def _ignore_drop(_channel: str, _event_count: int) -> None:
-    """Before the engine starts."""
-
-
-def _ignore_callbacks(_callbacks: list[tuple[Callback, int]], _outcome: Outcome) -> None:
-    """Before the engine starts."""

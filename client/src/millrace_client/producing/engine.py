@@ -253,7 +253,7 @@ class Engine:
     def _send_next(self, buffer: ChannelBuffer, now: float) -> bool:
         if self._routing is not Routing.BY_KEY:
             channel = self._choose(buffer.channel, -1, now)
-            return channel is not None and self._send_to(channel, buffer, now, _any_bucket)
+            return channel is not None and self._send_to(channel, buffer, now, lambda _bucket: True)
         # Each bucket has its own server, and a batch holds buckets of one server.
         channels = {bucket.index: self._choose(buffer.channel, bucket.index, now) for bucket in list(buffer.waiting)}
         return any(
@@ -458,7 +458,3 @@ def _closed_error() -> MillraceError:
 
 def _is_bucket_of(channels: Mapping[int, ServerChannel | None], channel: ServerChannel, bucket: OrderingBucket) -> bool:
     return channels.get(bucket.index) is channel
-
-
-def _any_bucket(_bucket: OrderingBucket) -> bool:
-    return True

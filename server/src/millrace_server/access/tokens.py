@@ -70,7 +70,6 @@ class TokensFile:
         return found[1] if found is not None and hmac.compare_digest(found[0], token_hash) else None
 
     def has_name(self, name: str) -> bool:
-        """Whether there is a token of this name."""
         return any(known == name for _, known in self._names.values())
 
     def _indexed(self, tokens: dict[str, str]) -> dict[bytes, tuple[str, str]]:

@@ -27,10 +27,6 @@ from millrace_server.errors import (
 )
 
 
-def _all_are_open(_channel: str) -> None:
-    """All channels are open."""
-
-
 class TxnDirectory:
     """Finds the channel of each transaction, open or ended: transaction ids are one namespace for the server.
 
@@ -38,7 +34,9 @@ class TxnDirectory:
     or of any that this server will know soon.
     """
 
-    def __init__(self, open_transactions_max: int, refuse_unless_known: Callable[[str], None] = _all_are_open) -> None:
+    def __init__(
+        self, open_transactions_max: int, refuse_unless_known: Callable[[str], None] = lambda _channel: None
+    ) -> None:
         self._refuse_unless_known = refuse_unless_known
         self._channels: dict[str, Transactions] = {}
         self.limit = TxnLimit("the server", lambda: open_transactions_max)

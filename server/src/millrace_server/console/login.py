@@ -46,6 +46,7 @@ class Login:
         return JSONResponse(self._document(identity))
 
     def _document(self, identity: Identity | None) -> dict[str, Any]:
+        server = {"version": version("millrace-server"), "start_time": self._start_time, "time": time.time()}
         expiry_time = math.inf if identity is None else identity.expiry_time
         is_required = self._access is not None
         return {
@@ -54,11 +55,8 @@ class Login:
             "proof": identity and identity.proof,
             "expiry_time": expiry_time if math.isfinite(expiry_time) else None,
             # Strangers need not learn which version to attack.
-            "server": None if is_required and identity is None else self._describe_server(),
+            "server": None if is_required and identity is None else server,
         }
-
-    def _describe_server(self) -> dict[str, Any]:
-        return {"version": version("millrace-server"), "start_time": self._start_time, "time": time.time()}
 
     async def begin(self, request: Request) -> Response:
         if self._access is None or self._gate.sessions is None:

@@ -38,7 +38,7 @@ class Sessions:
         self._access = access
         self._clock = clock
         self._sessions: dict[bytes, _Session] = {}
-        access.watch(self._end_revoked)
+        access.watch(lambda: self._keep(self._is_valid))
 
     def open(self, credentials: Credentials, identity: Identity) -> str:
         """Returns the id of a new session of the identity that these credentials prove.
@@ -72,9 +72,6 @@ class Sessions:
     def _end_overdue(self) -> None:
         now = self._clock()
         self._keep(lambda one: now - one.used_at < IDLE_SECONDS_MAX and now - one.began_at < AGE_SECONDS_MAX)
-
-    def _end_revoked(self) -> None:
-        self._keep(self._is_valid)
 
     def _is_valid(self, session: _Session) -> bool:
         try:

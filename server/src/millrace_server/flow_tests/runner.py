@@ -25,7 +25,6 @@ class CaseResult:
         return not self.differences
 
     def document(self) -> dict[str, object]:
-        """Returns the result for JSON."""
         return {
             "name": self.name,
             "source": self.source,

@@ -208,7 +208,6 @@ def _read_host_check(client: Options) -> None:
 
 
 def _sasl(client: Options) -> Table:
-    """Returns the table `sasl`."""
     mechanism = client.text("sasl.mechanism", "GSSAPI")
     jaas = client.text("sasl.jaas.config")
     table: Table = {"mechanism": mechanism}

@@ -98,10 +98,6 @@ def _method_of(kind: type[Message]) -> str:
     return kind.DESCRIPTOR.name.removesuffix("Request")
 
 
-def _count_nothing(_error: MillraceError, _txn_ids: Sequence[str]) -> None:
-    """Nobody asks for the counts."""
-
-
 class Rpcs:
     """Creates RPC handlers.
 
@@ -112,7 +108,7 @@ class Rpcs:
     def __init__(
         self,
         inflight: InflightBytes,
-        count_refusal: Callable[[MillraceError, Sequence[str]], None] = _count_nothing,
+        count_refusal: Callable[[MillraceError, Sequence[str]], None] = lambda _error, _txn_ids: None,
         guard: Guard | None = None,
         histograms: Histograms | None = None,
     ) -> None:

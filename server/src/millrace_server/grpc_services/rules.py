@@ -21,10 +21,6 @@ def _named(permission: Permission) -> Callable[[GuardedCall, Any], None]:
     return lambda call, request: call.require_throughout((permission,), request.name)
 
 
-def _everywhere(permission: Permission) -> Callable[[GuardedCall, Any], None]:
-    return lambda call, _request: call.require_everywhere(permission)
-
-
 # Transactions and claims belong to an identity.
 
 
@@ -188,5 +184,5 @@ def health_rule(channels_of: Callable[[str, str], Sequence[str]]) -> Rule:
     return Rule(check, lasts=True)
 
 
-TOOLS = Rule(_everywhere(Permission.ADMIN), lasts=True)
+TOOLS = Rule(lambda call, _request: call.require_everywhere(Permission.ADMIN), lasts=True)
 """The rule of reflection and channelz, which show all of the server."""

@@ -179,7 +179,6 @@ class ChannelSamples:
         self._info = list[str]()
 
     def add(self, handle: ChannelHandle) -> None:
-        """Adds the samples of a channel as it is now."""
         name, label, state = handle.name, f'channel="{handle.name}"', handle.state
         self._states.append(name.join(_STATE_LINES[state]))
         self._replayed.add(name, (handle.replayed_fraction if state is ChannelState.REPLAYING else 1.0,))

@@ -108,7 +108,6 @@ class ChannelAccount(StateRecovery):
         raise AssertionError
 
     def place(self, piece: Piece) -> None:
-        """Adds events to the channel."""
         self.add_lost(piece.first_sequence, piece.first_sequence + piece.event_count)
         if piece.location != LOST:
             self._places[piece.first_sequence] = piece

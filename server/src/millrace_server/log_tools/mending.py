@@ -122,7 +122,6 @@ class LogMender:
         return not is_told and (self.is_damaged or self.account.is_doubtful)
 
     def finish(self) -> None:
-        """Ends the log."""
         lost_bytes = self.gap_bytes if self._is_segment_lost else 0
         if self._checkpoint is not None:
             if self._checkpoint.position.lsn > self.lsn:

@@ -95,11 +95,9 @@ class StreamPlace:
             return None
 
     def mark(self, migration: str) -> None:
-        """Marks the stream."""
         self.engine.call(self.stream.mark(migration)).result()
 
     def view(self, state: StreamState) -> StreamView:
-        """Returns the stream to be read."""
         return StreamView(self.name, Chain(self.engine, self.stream, state), self.codec)
 
 

@@ -73,7 +73,6 @@ class _Scan:
         self._lsn: int | None = None
 
     def result(self) -> LogScan:
-        """Returns what was found."""
         last = self._view.chain.state.first_sequence - 1
         for item in self._view.items():
             if isinstance(item, Segment):

@@ -38,7 +38,6 @@ class Authority:
 
     @cached_property
     def certificate(self) -> bytes:
-        """Its own certificate."""
         usage = x509.KeyUsage(**dict.fromkeys(_KEY_USAGES, False) | {"key_cert_sign": True})
         constraints = x509.BasicConstraints(ca=True, path_length=0)
         extensions = [(usage, True), (constraints, True), (self._key_identifier, False)]

@@ -61,7 +61,6 @@ class Chain:
 
     @property
     def last_sequence(self) -> int:
-        """The sequence of the last message."""
         return self._last_sequence
 
     @property
@@ -285,5 +284,4 @@ class Chain:
             )
 
     def delete(self) -> None:
-        """Deletes the stream."""
         self._engine.call(self.stream.delete()).result()

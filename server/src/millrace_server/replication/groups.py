@@ -28,7 +28,6 @@ class GroupBytes:
 
     @classmethod
     def of(cls, segment: Segment) -> Self:
-        """Returns the bytes of a group."""
         assert isinstance(segment.file, cls), "a group is in memory"
         return segment.file
 

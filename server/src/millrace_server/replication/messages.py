@@ -78,7 +78,6 @@ class Message:
 
     @property
     def body(self) -> Piece:
-        """The body as one piece."""
         return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
 
     def encode(self, sequence: int) -> list[Piece]:

@@ -76,7 +76,6 @@ class GroupWriter(ABC):
 
     @property
     def end(self) -> LogPosition:
-        """The end of what was written."""
         return self._end
 
     def count_in(self, histograms: Histograms) -> None:

@@ -72,7 +72,6 @@ class WriteAheadLog(Submitting[LogWriter]):
 
     @property
     def segment_count(self) -> int:
-        """Number of segments."""
         return len(self._segments)
 
     @property

@@ -52,7 +52,6 @@ class BatchRecord:
     files_bytes: int = 0
 
     def as_text(self) -> str:
-        """Returns the record as it is stored."""
         return json.dumps(asdict(self), indent=1)
 
     @classmethod

@@ -32,7 +32,6 @@ class Intent:
 
     @classmethod
     def from_text(cls, text: str) -> "Intent":
-        """Parses a stored intent."""
         try:
             stored = json.loads(text)
             return cls(staged=stored["staged"], target=stored["target"], replaces=tuple(stored["replaces"]))

@@ -125,13 +125,11 @@ class ContentCoding(NamedTuple):
             raise bad_request(f"the body is not {self.name}, although Content-Encoding says so: {error}") from None
 
 
-def _zstd_decompressor() -> _Decompressor:
-    return zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX).decompressobj()
-
-
 # A byte of gzip decompresses to 1,032 bytes at most; four bytes of zstd to 128 KiB.
 _GZIP = ContentCoding("gzip", 4 * 1024, lambda: zlib.decompressobj(_GZIP_WINDOW_BITS))
-_ZSTD = ContentCoding("zstd", 256, _zstd_decompressor)
+_ZSTD = ContentCoding(
+    "zstd", 256, lambda: zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX).decompressobj()
+)
 
 
 def find_content_coding(content_encoding: str) -> ContentCoding | None:

@@ -118,7 +118,6 @@ class KafkaSourceConfig(KafkaClientConfig, SourceConfig):
             raise ValueError(f"librdkafka rejects it: {described(error)}") from None
 
     def consumer_properties(self, name: str) -> dict[str, Any]:
-        """Returns the properties of the source's consumer."""
         return {
             **self.client_properties(name),
             "group.id": self.group,

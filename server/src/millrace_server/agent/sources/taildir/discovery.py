@@ -118,7 +118,6 @@ class DirectoryIndex:
         self._paths: dict[Path, dict[int, str]] = {}
 
     def find(self, key: FileKey, directory: Path) -> str | None:
-        """Returns the path of a file in a directory, or None."""
         if directory not in self._paths:
             try:
                 with os.scandir(directory) as entries:
