@@ -102,7 +102,7 @@ async def test_connect_with_a_user_and_a_password_is_admitted(tmp_path: Path) ->
 async def test_user_with_the_permissions_of_the_page_may_do_all_that_servers_do(tmp_path: Path) -> None:
     """Logs, checkpoints and their removal, leases and their watch, and the deletion of a channel."""
     page = (Path(__file__).parents[3] / "docs" / "replicated.md").read_text()
-    sentence = re.search(r"allow to publish to\s+(.+), and to subscribe to (.+)\.\n", page)
+    sentence = re.search(r"allow publishing to\s+(.+), and subscribing to (.+)\.\n", page)
     assert sentence is not None
     publish, subscribe = (json.dumps(re.findall("`(.+?)`", part)) for part in sentence.groups())
     permissions = f"{{publish: {publish}, subscribe: {subscribe}}}"

@@ -9,6 +9,7 @@ from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
+from typing import Self
 
 import typer
 from rich.console import Console
@@ -85,8 +86,12 @@ class ShutdownSignals:
         for number in _SIGNALS:
             signal.signal(number, self._stop)
 
-    def uninstall(self) -> None:
-        """Restores the former handlers; they cannot be installed again."""
+    def __enter__(self) -> Self:
+        self.install()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Restores the former handlers; these cannot be installed again."""
         for number, former in self._former.items():
             signal.signal(number, former)
         os.close(self._errors)
@@ -113,32 +118,24 @@ def land_channels(config: LandingConfig, *, as_json: bool, is_strict: bool) -> i
     """Lands channels with a progress line, prints a report, even after a failure, and returns the exit code."""
     check_package(config)
     began_at = time.monotonic()
-    signals = ShutdownSignals()
-    signals.install()
-    console = Console(stderr=True)
     failure: MillraceSparkError | None = None
-    try:
-        with (
-            folder_lock(config.work),
-            ProgressDisplay(console) as display,
-            spark_session(
-                config.landing_name,
-                config.spark,
-                spark_log(config.work),
-                with_delta=config.target.format == "delta",
-            ) as spark,
-        ):
-            signals.install()
-            landing = Landing(config, spark, signals.is_stopping, display.refresh)
-            state = landing.state
-            display.show(state)
-            try:
-                landing.run()
-            except MillraceSparkError as error:
-                failure = error
-            state.phase = "ending Spark"
-    finally:
-        signals.uninstall()
+    with (
+        ShutdownSignals() as signals,
+        folder_lock(config.work),
+        ProgressDisplay(Console(stderr=True)) as display,
+        spark_session(
+            config.landing_name, config.spark, spark_log(config.work), with_delta=config.target.format == "delta"
+        ) as spark,
+    ):
+        signals.install()
+        landing = Landing(config, spark, signals.is_stopping, display.refresh)
+        state = landing.state
+        display.show(state)
+        try:
+            landing.run()
+        except MillraceSparkError as error:
+            failure = error
+        state.phase = "ending Spark"
     if failure is not None and not state.totals.batches:
         raise failure
     outcome = "failed" if failure else "stopped" if signals.number else "done"
@@ -162,13 +159,11 @@ def compact_folder(
     missing = f"{work.path}: does not exist, but the landing into {path} must have a work folder; set --work-path"
     if is_local(work.path) and not Path(work.path).is_dir():
         raise MillraceSparkError(missing)
-    signals = ShutdownSignals()
-    signals.install()
-    console = Console(stderr=True)
     try:
         with (
+            ShutdownSignals() as signals,
             folder_lock(work),
-            console.status("merging files"),
+            Console(stderr=True).status("merging files"),
             spark_session("millrace-compact", spark_config, spark_log(work)) as spark,
         ):
             signals.install()
@@ -183,6 +178,4 @@ def compact_folder(
             compactor.compact(signals.is_stopping.is_set)
     except StorageError as error:
         raise MillraceSparkError(str(error)) from error
-    finally:
-        signals.uninstall()
     return compactor.totals, signals.exit_code if signals.number else 0

@@ -4,7 +4,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -153,8 +152,6 @@ class ProgressDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._is_live:
             self._live.stop()

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from pyspark.sql import DataFrame, SparkSession
@@ -146,11 +145,9 @@ class ClaimedRanges:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         try:
-            if exc_type is None and self._is_acknowledged_on_success:
+            if kind is None and self._is_acknowledged_on_success:
                 self.acknowledge()
         finally:
             self.release()

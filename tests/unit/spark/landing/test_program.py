@@ -231,12 +231,8 @@ def test_folder_lock_held_refuses_a_second_program(tmp_path: Path) -> None:
 def test_shutdown_signals_stop_once_and_are_restored() -> None:
     """The first signal requests a stop, and the former handlers are restored."""
     former = signal.getsignal(signal.SIGTERM)
-    signals = ShutdownSignals()
-    signals.install()
-    try:
+    with ShutdownSignals() as signals:
         signal.raise_signal(signal.SIGTERM)
-    finally:
-        signals.uninstall()
     assert signals.is_stopping.is_set()
     assert signals.exit_code == ExitCode.TERMINATED
     assert signal.getsignal(signal.SIGTERM) == former
