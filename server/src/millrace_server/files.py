@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import threading
+import zlib
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,6 +26,11 @@ _TEMPORARY_SUFFIX = ".tmp"
 _PROCESS_ID_DIGITS_MAX = 20
 
 _log = structlog.stdlib.get_logger(__name__)
+
+
+def checksum_of(document: object) -> str:
+    """Returns the checksum of a JSON document, whatever the order of its keys."""
+    return format(zlib.crc32(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()), "08x")
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:

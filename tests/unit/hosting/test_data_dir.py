@@ -217,7 +217,7 @@ def test_load_of_something_else_refuses(path: Path, content: str) -> None:
 
 def test_load_of_limits_that_are_not_allowed_says_which(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A catalog with a valid checksum may still have limits that this server does not support."""
-    monkeypatch.setattr("millrace_server.hosting.data_dir._checksum", lambda _channels: "")
+    monkeypatch.setattr("millrace_server.hosting.data_dir.checksum_of", lambda _channels: "")
     content = written(path)
     content["channels"]["small"]["type"] = "jdbc"
     path.write_text(json.dumps(content))

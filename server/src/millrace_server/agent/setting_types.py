@@ -42,10 +42,7 @@ def check_fastavro(value: str) -> str:
 
 
 def _check_server(text: str) -> str:
-    try:
-        address = Address.parse(text)
-    except ValueError as error:
-        raise ValueError(f"is {shown_value(text)}; {error}") from None
+    address = Address.of_setting(text)
     if not address.port:
         raise ValueError(f"is {shown_value(text)}; its port must be at least 1")
     return text

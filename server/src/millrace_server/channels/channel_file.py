@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import time
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from millrace_server.channels.config import CHANNEL_NAME_PATTERN, shown
-from millrace_server.files import write_atomically
+from millrace_server.files import checksum_of, write_atomically
 
 CHANNEL_FILE = "channel.json"
 CHANNEL_FILE_TEMPORARY = CHANNEL_FILE + ".tmp"
@@ -83,7 +82,7 @@ class ChannelFile:
             described["repaired_from"] = self.repaired_from
         if self.moved_to:
             described["moved_to"] = self.moved_to
-        content = {"format": _FORMAT, "version": _VERSION, "crc32": _checksum(described), "channel": described}
+        content = {"format": _FORMAT, "version": _VERSION, "crc32": checksum_of(described), "channel": described}
         write_atomically(directory / CHANNEL_FILE, (json.dumps(content, indent=2) + "\n").encode())
 
     @classmethod
@@ -145,7 +144,7 @@ def _decode(content: Any, path: Path) -> ChannelFile:
             f"{_VERSION} only; start the server that wrote it"
         )
     described = content.get("channel")
-    if content.get("crc32") != _checksum(described):
+    if content.get("crc32") != checksum_of(described):
         raise _damaged(path, "its checksum does not match")
     try:
         channel = _Channel.model_validate(described)
@@ -164,7 +163,3 @@ def _damaged(path: Path, why: str) -> DirectoryError:
         f"{path} is damaged: {why}; `millraced log repair` rebuilds it from the log, or move all of the channel's "
         "directories away to begin without what they hold"
     )
-
-
-def _checksum(channel: object) -> str:
-    return format(zlib.crc32(json.dumps(channel, sort_keys=True, separators=(",", ":")).encode()), "08x")

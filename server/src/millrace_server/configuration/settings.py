@@ -139,10 +139,7 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     @field_validator("listen", "http_listen")
     @classmethod
     def _check_address(cls, text: str, info: ValidationInfo) -> str:
-        try:
-            address = Address.parse(text)
-        except ValueError as error:
-            raise ValueError(f"is {shown_value(text)}; {error}") from None
+        address = Address.of_setting(text)
         has_tls = "tls" not in info.data or info.data["tls"] is not None
         if not address.is_loopback and not has_tls and info.data.get("allow_plaintext") is False:
             raise ValueError(
@@ -155,10 +152,7 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     @classmethod
     def _check_reachable(cls, text: str | None) -> str | None:
         if text is not None:
-            try:
-                address = Address.parse(text)
-            except ValueError as error:
-                raise ValueError(f"is {shown_value(text)}; {error}") from None
+            address = Address.of_setting(text)
             if not address.port or address.is_unspecified:
                 raise ValueError(f"is {shown_value(text)}; it must be one that clients can connect to")
         return text

@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import threading
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from millrace.setting_problems import describe_problems, shown_value
 from millrace_server.agent.setting_types import ChannelName
 from millrace_server.channels.config import AnyChannelConfig
 from millrace_server.errors import StartError
-from millrace_server.files import lock_owner, make_directories, write_atomically, write_lock_owner
+from millrace_server.files import checksum_of, lock_owner, make_directories, write_atomically, write_lock_owner
 from millrace_server.replication.engine_settings import EngineSettings
 
 CATALOG_FILE = "catalog.json"
@@ -127,7 +126,7 @@ class Catalog:
 
     def _store(self, channels: dict[str, AnyChannelConfig]) -> None:
         described = {name: config.model_dump(mode="json") for name, config in sorted(channels.items())}
-        catalog = {"format": _FORMAT, "version": _VERSION, "crc32": _checksum(described), "channels": described}
+        catalog = {"format": _FORMAT, "version": _VERSION, "crc32": checksum_of(described), "channels": described}
         write_atomically(self._path, (json.dumps(catalog, indent=2) + "\n").encode())
         self._channels = channels
 
@@ -154,7 +153,7 @@ class Catalog:
                 f"server knows version {_VERSION} only; use the version that wrote it"
             )
         channels = catalog.get("channels")
-        if catalog.get("crc32") != _checksum(channels):
+        if catalog.get("crc32") != checksum_of(channels):
             raise self._damaged("its checksum does not match")
         try:
             return _Channels.model_validate({"channels": channels}, strict=True).channels
@@ -169,7 +168,3 @@ class Catalog:
             f"the catalog {self._path} is damaged: {why}; restore it from a backup, or move it away to start without "
             "the channels that CreateChannel created"
         )
-
-
-def _checksum(channels: object) -> str:
-    return format(zlib.crc32(json.dumps(channels, sort_keys=True, separators=(",", ":")).encode()), "08x")

@@ -6,6 +6,7 @@ import re
 import socket
 from dataclasses import dataclass
 
+from millrace.setting_problems import shown_value
 from millrace_server.errors import StartError
 
 PORT_MAX = 65_535
@@ -37,6 +38,14 @@ class Address:
         if not _PORT.fullmatch(port) or int(port) > PORT_MAX:
             raise ValueError(f"its port must be a whole number from 0 to {PORT_MAX}, where 0 means any free port")
         return cls(_check_host(host), int(port))
+
+    @classmethod
+    def of_setting(cls, text: str) -> "Address":
+        """Does the same for the value of a setting, which the sentence of a ValueError begins with."""
+        try:
+            return cls.parse(text)
+        except ValueError as error:
+            raise ValueError(f"is {shown_value(text)}; {error}") from None
 
     @property
     def is_loopback(self) -> bool:

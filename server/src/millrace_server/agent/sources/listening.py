@@ -64,10 +64,7 @@ class AddressSourceConfig(ListeningSourceConfig, ABC):
     @field_validator("listen")
     @classmethod
     def _check_listen(cls, text: str, info: ValidationInfo) -> str:
-        try:
-            address = Address.parse(text)
-        except ValueError as error:
-            raise ValueError(f"is {shown_value(text)}; {error}") from None
+        address = Address.of_setting(text)
         check_plaintext_allowed(text, address, info.data)
         return text
 

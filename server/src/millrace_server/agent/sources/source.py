@@ -1,12 +1,12 @@
 """The source interface and the settings that all sources share; the sources `custom` and `embedded`."""
 
 import asyncio
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, Field, Secret, ValidationInfo, field_validator
 
@@ -87,6 +87,10 @@ def source_class(type_name: str) -> Callable[..., Source]:
 class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True):
     """Settings of every source."""
 
+    if TYPE_CHECKING:
+        # The field of each type, with its own name as the only value.
+        type: str
+
     channels: Annotated[list[KnownChannelName], Field(min_length=1)]
     """The channels that it writes to."""
 
@@ -130,8 +134,8 @@ class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True
             raise ValueError(f"is {shown_value(dead_letter_channel)}; it must not be one of the source's own channels")
         return dead_letter_channel
 
-    @abstractmethod
-    def make(self, context: SourceContext) -> Source: ...
+    def make(self, context: SourceContext) -> Source:
+        return source_class(self.type)(context.name, self)
 
 
 class CustomSourceConfig(SourceConfig):

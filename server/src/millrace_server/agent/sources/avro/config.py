@@ -10,7 +10,6 @@ from millrace_server.agent.avro_rpc.event_reader import TABLE_EVENTS_MAX
 from millrace_server.agent.setting_types import check_fastavro
 from millrace_server.agent.sources.avro.ip_filter import IpFilterRule
 from millrace_server.agent.sources.listening import AddressSourceConfig, check_holds_two
-from millrace_server.agent.sources.source import Source, SourceContext, source_class
 
 _INFLIGHT_REQUESTS = 8
 
@@ -72,6 +71,3 @@ class AvroSourceConfig(AddressSourceConfig):
     @classmethod
     def _check_holds_a_request(cls, bytes_max: int, info: ValidationInfo) -> int:
         return check_holds_two(bytes_max, "request_bytes_max", info.data)
-
-    def make(self, context: SourceContext) -> Source:
-        return source_class(self.type)(context.name, self)

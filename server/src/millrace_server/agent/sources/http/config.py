@@ -7,7 +7,6 @@ from pydantic import Field, ValidationInfo, field_validator
 from millrace.setting_units import ByteSize
 from millrace.units import GIB, MIB, TIB
 from millrace_server.agent.sources.listening import AddressSourceConfig, check_holds_two
-from millrace_server.agent.sources.source import Source, SourceContext, source_class
 from millrace_server.network.http_requests import HostName
 
 _INFLIGHT_BODIES = 16
@@ -75,6 +74,3 @@ class HttpSourceConfig(AddressSourceConfig):
     def _check_holds_a_body(cls, bytes_max: int, info: ValidationInfo) -> int:
         # A compressed body is briefly in memory twice.
         return check_holds_two(bytes_max, "body_bytes_max", info.data)
-
-    def make(self, context: SourceContext) -> Source:
-        return source_class(self.type)(context.name, self)

@@ -8,7 +8,6 @@ from millrace.setting_units import ByteSize
 from millrace.units import KIB, MIB
 from millrace_server.agent.lines.config import CharsetConfig, LinesConfig
 from millrace_server.agent.sources.listening import AddressSourceConfig
-from millrace_server.agent.sources.source import Source, SourceContext, source_class
 
 CONNECTIONS_HIGHEST = 5_000
 """Each connection may leave a gap in the numbers of what is stored; channels remember 10,000 of them."""
@@ -55,6 +54,3 @@ class NetcatSourceConfig(CharsetConfig, AddressSourceConfig):
             line_bytes_max=self.line_bytes_max,
             long_lines="truncate",
         )
-
-    def make(self, context: SourceContext) -> Source:
-        return source_class(self.type)(context.name, self)

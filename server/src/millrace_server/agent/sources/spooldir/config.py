@@ -10,7 +10,7 @@ from millrace.setting_units import ByteSize
 from millrace.units import GIB, MIB
 from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.setting_types import check_fastavro
-from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext, source_class
+from millrace_server.agent.sources.source import SourceConfig
 from millrace_server.files import NamedPath
 
 QUARANTINED_SUFFIX = ".QUARANTINED"
@@ -177,6 +177,3 @@ class SpooldirSourceConfig(SourceConfig):
         if isinstance(target, Path) and directory and target.absolute() == directory.absolute():
             raise ValueError(f"is {shown_value(str(target))}; it must be a directory other than `directory`")
         return value
-
-    def make(self, context: SourceContext) -> Source:
-        return source_class(self.type)(context.name, self)

@@ -11,7 +11,6 @@ from millrace.setting_units import ByteSize
 from millrace.units import GIB, MIB
 from millrace_server.agent.setting_types import TimeZoneName
 from millrace_server.agent.sources.listening import ListeningSourceConfig, check_plaintext_allowed
-from millrace_server.agent.sources.source import Source, SourceContext, source_class
 from millrace_server.network import Address
 
 MESSAGE_BYTES_LOWEST, MESSAGE_BYTES_HIGHEST = 480, 16 * MIB
@@ -114,6 +113,3 @@ class SyslogSourceConfig(ListeningSourceConfig):
             if listener.address.port and listeners.count(listener) > 1:
                 raise ValueError(f"lists {shown_value(text)} twice; list each one once")
         return texts
-
-    def make(self, context: SourceContext) -> Source:
-        return source_class(self.type)(context.name, self)
