@@ -34,7 +34,8 @@ class Owners:
 
     A call goes to the client's own server: of several, to the one that could be reached last. If that names another
     server as the owner of the call's channel, further calls on the channel go there. If the owner cannot be reached,
-    one of the other servers that the client knows will know its successor.
+    one of the other servers that the client knows will know its successor. If it does not have the channel any more,
+    the client's own server may.
 
     Args:
         homes: The client's own servers.
@@ -72,6 +73,10 @@ class Owners:
         if route is not None and isinstance(error, ReplayingError):
             # It is taking the channel over.
             return endpoint
+        if route is not None and isinstance(error, ChannelNotFoundError):
+            # It was removed from that server's configuration, or deleted there and created again elsewhere.
+            self._routes.pop(channel, None)
+            return None if endpoint == self._home else self._home
         return None
 
     def _follow(self, channel: str, endpoint: str, error: NotOwnerError) -> str:

@@ -9,7 +9,7 @@ import pytest
 import millrace_client as millrace
 import millrace_client.aio
 from millrace_client._owners import Owners
-from millrace_client.errors import NotOwnerError, UnavailableError
+from millrace_client.errors import ChannelNotFoundError, NotOwnerError, UnavailableError
 from tests.client_variants import Connect
 from tests.owned_servers import CHANNEL, OwnedServers, bodies
 from tests.tiers import until
@@ -119,6 +119,24 @@ def test_search_for_the_owner_comes_back_to_each_server_within_half_a_second() -
         pauses.append(first + second)
     assert pauses[0] <= 0.1
     assert 0.25 <= min(pauses[3:]) <= max(pauses) <= 0.5
+
+
+def test_search_at_an_owner_that_has_no_such_channel_any_more_begins_again_at_home() -> None:
+    """The channel was removed there, or deleted and created again: a client must not be stuck with that server."""
+    owners = Owners(["home"])
+    away = NotOwnerError("away")
+    away.address = "away:7070"
+    for asks_home_first in (True, False):
+        search = owners.search(CHANNEL, 60.0)
+        if asks_home_first:
+            search.pause_seconds(away)
+        assert search.endpoint == "away:7070"
+        assert search.pause_seconds(ChannelNotFoundError("none")) is not None
+        assert search.endpoint == "home"
+        if asks_home_first:
+            search.pause_seconds(away)
+    assert search.pause_seconds(ChannelNotFoundError("none")) is None
+    assert owners.endpoint_of(CHANNEL) == "home"
 
 
 def test_call_when_no_owner_can_be_found_fails_in_time(connect: Connect, servers: OwnedServers) -> None:
