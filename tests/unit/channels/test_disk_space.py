@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace_server.channels.admission import FREE_BYTES_SECONDS, DiskSpace
+from millrace_server.channels.admission import FREE_BYTES_SECONDS, REFUSAL_SECONDS, DiskSpace
 from millrace_server.errors import DiskFullError
 from millrace_server.wal.disk import OsDisk
 
@@ -119,6 +119,19 @@ def test_shortage_lasts_until_the_largest_put_would_pass() -> None:
         assert (room.is_short, room.lacks_room) == (True, lacks_room)
     room.end_shortage()
     assert not room.is_short
+
+
+def test_shortage_ends_with_a_put_once_none_was_refused_for_a_minute() -> None:
+    """A put that is larger than the disk is never stored; a channel that stores all others is not full for ever."""
+    disk, clock = SmallDisks(left=500), Clock()
+    room = DiskSpace(disk, [LEFT], clock)
+    with pytest.raises(DiskFullError):
+        room.reserve(501)
+    for seconds, lacks_room in ((REFUSAL_SECONDS - 1, True), (1, False)):
+        clock.seconds += seconds
+        assert room.lacks_room
+        room.note_stored()
+        assert room.lacks_room is lacks_room
 
 
 def test_shortage_of_a_disk_that_seems_to_have_room_ends_with_a_put_or_more_room() -> None:

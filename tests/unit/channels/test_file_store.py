@@ -29,10 +29,14 @@ HAS_THREADS = True
 
 
 class RefusingDisk(OsDisk):
-    """Refuses to create files while `error_number` is set."""
+    """Refuses to create files while `error_number` is set, and has `free` bytes, if set, whatever is written."""
 
     def __init__(self) -> None:
         self.error_number = 0
+        self.free: int | None = None
+
+    def free_bytes(self, directory: Path) -> int:
+        return super().free_bytes(directory) if self.free is None else self.free
 
     def create(self, path: Path) -> OsFile:
         if self.error_number:
@@ -92,6 +96,18 @@ async def test_open_of_a_new_channel_makes_its_files(stores: Stores) -> None:
     assert store.log_bytes > 64
     assert store.storage.channel_id == channel.channel_id
     assert stores.progress.fraction == 0
+
+
+async def test_append_preallocates_nothing_of_what_puts_leave_free(stores: Stores) -> None:
+    """Many logs that do would take the room that takes and checkpoints need."""
+    stores.disk.free = 2_000_000
+    store, channel = await stores.open(min_free_bytes=1_000_000)
+    for body in (b"a", b"b"):
+        await append(channel, body)
+    assert store.log_bytes < 1000
+    stores.disk.free += 100_000
+    await append(channel, b"c")
+    assert store.log_bytes > 1_000_000
 
 
 async def test_open_after_a_close_reads_almost_nothing(stores: Stores) -> None:

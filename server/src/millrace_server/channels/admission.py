@@ -1,6 +1,7 @@
 """What a channel may hold, in events, bytes and disk space, and the queues of calls that wait for it."""
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,9 @@ FREE_BYTES_SECONDS = 0.1
 """How long a measurement of the free space counts; written bytes are subtracted meanwhile."""
 
 DISK_RETRY_DELAY_SECONDS = 1.0
+
+REFUSAL_SECONDS = 60.0
+"""How long a put that the disk had no room for counts while others are stored: its caller may have given up."""
 
 _UNLIMITED_BYTES = 1 << 62
 _OPEN_BYTES_RETRY_DELAY_SECONDS = 1.0
@@ -212,6 +216,7 @@ class DiskSpace:
         self._clock = clock
         self._given_bytes = self._settled_bytes = 0  # Of all puts, and of those that have ended.
         self._refused_bytes = 0  # Bytes of the largest put that was refused.
+        self._refused_at = -math.inf
         self._refusing_bytes = 0  # Free bytes with which the disk itself refused a put.
         self.min_free_bytes = 0
         self.checkpoint_trouble = ""
@@ -265,6 +270,14 @@ class DiskSpace:
         self._measured = _Measurement(free_bytes, fewest_bytes, measured_at, settled_bytes)
         self._refusing_bytes = min(self._refusing_bytes, self.free_bytes)
 
+    def spare_bytes(self) -> int:
+        """Returns the free bytes above what puts leave free, at this moment; blocks on the disk. Any thread may call it.
+
+        Raises:
+            OSError: The disk does not tell.
+        """
+        return min(map(self._disk.free_bytes, self._data_dirs)) - self.min_free_bytes
+
     def reserve(self, byte_count: int) -> None:
         """Counts bytes that puts are about to write; raises DiskFullError where too little space would remain.
 
@@ -294,12 +307,19 @@ class DiskSpace:
         self._refuse(byte_count)
 
     def note_stored(self, byte_count: int) -> None:
-        """Notes that the disk has taken puts of so many reserved bytes."""
+        """Notes that the disk has taken puts of so many reserved bytes.
+
+        That ends a shortage if no put was refused for a while.
+        """
         self.settle(byte_count)
         self._refusing_bytes = 0
+        if self._clock() >= self._refused_at + REFUSAL_SECONDS:
+            # It may be larger than the whole disk. Then no room would ever be enough.
+            self._refused_bytes = 0
 
     def _refuse(self, byte_count: int) -> None:
         self._refused_bytes = max(self._refused_bytes, byte_count)
+        self._refused_at = self._clock()
         self.is_short = True
 
     def end_shortage(self) -> None:

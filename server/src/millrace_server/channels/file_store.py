@@ -161,7 +161,11 @@ class FileStores:
             recovered = recover(log, checkpoints, columns, progress)
             columns.first_segment_id = log.first_segment_id
             devices = frozenset(map(self._disk.device, directories.data_dirs))
-            log.start(threads=self._writers.setdefault(devices, WriterThreads()), histograms=self._histograms)
             disk_space = DiskSpace(self._disk, directories.data_dirs, time.monotonic, directories.checkpoint_dir)
+            log.start(
+                threads=self._writers.setdefault(devices, WriterThreads()),
+                histograms=self._histograms,
+                spare_bytes=disk_space.spare_bytes,
+            )
             undoing.pop_all()
         return OpenLog(directories, log, checkpoints, columns, disk_space, recovered)

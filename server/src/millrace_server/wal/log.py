@@ -207,6 +207,7 @@ class WriteAheadLog(Submitting[LogWriter]):
         call_soon: CallSoon | None = None,
         threads: WriterThreads | None = None,
         histograms: Histograms | None = None,
+        spare_bytes: Callable[[], int] | None = None,
     ) -> None:
         """Starts to accept records behind those that replay found.
 
@@ -215,10 +216,11 @@ class WriteAheadLog(Submitting[LogWriter]):
                 the event loop of the first caller that submits.
             threads: The threads that logs of the same disk share; by default its own.
             histograms: Where its writes and syncs are counted.
+            spare_bytes: Returns how many bytes of the disks' free space may be preallocated; by default any number.
         """
         assert self._is_writable, "a log is replayed to its end before it is started"
         self._call_soon = call_soon
-        self._writer = LogWriter(self._files, self._segments, self._end, self._codec, self._answer)
+        self._writer = LogWriter(self._files, self._segments, self._end, self._codec, self._answer, spare_bytes)
         self._writer.count_in(histograms or Histograms())
         self._writer.start(threads or WriterThreads(), ends_with_sync_point=self._ends_with_sync_point)
 

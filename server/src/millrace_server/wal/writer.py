@@ -1,7 +1,9 @@
 """Writes the log's records to segments and syncs them; see FORMAT.md, "Writing" and "The crash argument"."""
 
 import errno
+import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Never
 
@@ -36,6 +38,7 @@ class LogWriter(GroupWriter):
         end: The end of the log.
         codec: Encodes payloads.
         answer: Called on the writer's thread with each group that was written, refused or failed, and its error.
+        spare_bytes: Returns how many bytes of the disks' free space may be preallocated.
     """
 
     _sync_times: Histogram
@@ -47,9 +50,11 @@ class LogWriter(GroupWriter):
         end: LogPosition,
         codec: PayloadCodec,
         answer: Answer,
+        spare_bytes: Callable[[], int] | None = None,
     ) -> None:
         super().__init__(end, codec, answer, GROUP_BYTES_MAX)
         self._files = files
+        self._spare_bytes = spare_bytes or _unbounded
         self._segments = segments
         self._segment = segments.get(end.segment_id)
         # Invariant: never beyond `_end`. Replay has synced all up to there.
@@ -117,8 +122,10 @@ class LogWriter(GroupWriter):
         # An almost full disk, or a file system without fallocate: the file then grows with each write. Whether there
         # is room for the records themselves, the write finds out.
         with suppress(OSError):
-            self._segment.file.reserve(self._preallocated_position, length)
-            self._preallocated_position += length
+            # Many logs that preallocate would take what puts leave free for takes and checkpoints.
+            if length <= self._spare_bytes():
+                self._segment.file.reserve(self._preallocated_position, length)
+                self._preallocated_position += length
 
     def _undo_write(self, error: OSError) -> Never:
         """Removes what a failed write left behind, so that no later replay finds a refused commit."""
@@ -185,6 +192,10 @@ class LogWriter(GroupWriter):
 def _refusal(what: str, error: OSError) -> LogFullError | LogFailedError:
     kind = LogFullError if error.errno in _NO_ROOM else LogFailedError
     return kind(f"{what}: {error.strerror}")
+
+
+def _unbounded() -> int:
+    return sys.maxsize
 
 
 def _ignore(_submission: Submission, _error: Exception | None) -> None:
