@@ -91,6 +91,7 @@ def test_channel_update_without_room_to_shrink_changes_nothing(server: str) -> N
     shrunk = run_millrace(server, "channel", "update", "wide", "--capacity", "2")
     assert (shrunk.returncode, shrunk.stdout) == (5, b"")
     assert shrunk.stderr.startswith(b"millrace: nothing was changed: ")
+    assert shrunk.stderr.count(b"nothing was changed") == 1
     assert documents(server, "channel", "show", "wide")["config"]["capacity"] == 100
 
 

@@ -374,7 +374,7 @@ class Channel:
         if not await contents.resize(config.capacity, config.body_bytes_max, self.config.keep_alive_seconds):
             return (
                 f"the channel holds {contents.capacity.event_count} events with {contents.capacity.body_bytes} body "
-                f"bytes, and the new limits are {config.capacity} and {config.body_bytes_max}; nothing was changed"
+                f"bytes, and the new limits are {config.capacity} and {config.body_bytes_max}"
             )
         self.enforce(config)
         return ""

@@ -73,7 +73,8 @@ class UpdateChannel(Act):
 
     async def carry_out(self, operator: Operator) -> dict[str, Any]:
         done = await operator.call(pb.UpdateChannelRequest(name=self.channel, config=config_of(self.settings)))
-        return {"message": f"{self.channel}: {done.message or 'changed'}", "is_applied": done.applied}
+        outcome = "changed" if done.applied else f"nothing was changed: {done.message}"
+        return {"message": f"{self.channel}: {outcome}", "is_applied": done.applied}
 
 
 class PurgeChannel(Act):
