@@ -130,7 +130,8 @@ def test_shortage_ends_with_a_put_once_none_was_refused_for_a_minute() -> None:
     for seconds, lacks_room in ((REFUSAL_SECONDS - 1, True), (1, False)):
         clock.seconds += seconds
         assert room.lacks_room
-        room.note_stored()
+        room.reserve(1)
+        room.note_stored(1)
         assert room.lacks_room is lacks_room
 
 
