@@ -41,9 +41,7 @@ async def test_update_to_less_without_room_changes_nothing(channel: Channel) -> 
     """After the keep-alive it returns the reason, and all old limits stay in force."""
     before = channel.config
     message = await channel.update(limits_of(capacity=2, transaction_capacity=1, lease_seconds=5))
-    assert message == (
-        "the channel holds 3 events with 9 body bytes, and the new limits are 2 and 1073741824"
-    )
+    assert message == ("the channel holds 3 events with 9 body bytes, and the new limits are 2 and 1073741824")
     assert now() == 3
     assert channel.config is before
     assert channel._contents.capacity.events_max == 3

@@ -271,7 +271,9 @@ class DiskSpace:
         self._refusing_bytes = min(self._refusing_bytes, self.free_bytes)
 
     def spare_bytes(self) -> int:
-        """Returns the free bytes above what puts leave free, at this moment; blocks on the disk. Any thread may call it.
+        """Returns the free bytes above what puts leave free, at this moment; blocks on the disk.
+
+        Any thread may call it.
 
         Raises:
             OSError: The disk does not tell.

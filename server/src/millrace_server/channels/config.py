@@ -243,8 +243,8 @@ class DiskChannelConfig(LogChannelConfig):
     """Whether the second newest checkpoint is kept too."""
 
     min_free_bytes: ByteSize = Field(500 * MIB, ge=0, le=BYTES_MAX)
-    """Bytes that puts leave free on each disk, for takes, checkpoints and other programs. With 0, a full disk may refuse
-    takes too, until something on it is deleted."""
+    """Bytes that puts leave free on each disk, for takes, checkpoints and other programs. With 0, a full disk may
+    refuse takes too, until something on it is deleted."""
 
     fsync: Literal["commit", "interval"] = "commit"
     """When the log is synced. `commit`: before each commit is answered. `interval`: every `fsync_interval_seconds`; a

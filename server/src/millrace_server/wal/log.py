@@ -220,8 +220,10 @@ class WriteAheadLog(Submitting[LogWriter]):
         """
         assert self._is_writable, "a log is replayed to its end before it is started"
         self._call_soon = call_soon
-        self._writer = LogWriter(self._files, self._segments, self._end, self._codec, self._answer, spare_bytes)
+        self._writer = LogWriter(self._files, self._segments, self._end, self._codec, self._answer)
         self._writer.count_in(histograms or Histograms())
+        if spare_bytes is not None:
+            self._writer.spare_bytes = spare_bytes
         self._writer.start(threads or WriterThreads(), ends_with_sync_point=self._ends_with_sync_point)
 
     # Use.

@@ -38,7 +38,9 @@ class LogWriter(GroupWriter):
         end: The end of the log.
         codec: Encodes payloads.
         answer: Called on the writer's thread with each group that was written, refused or failed, and its error.
-        spare_bytes: Returns how many bytes of the disks' free space may be preallocated.
+
+    Attributes:
+        spare_bytes: Returns how many bytes of the disks' free space may be preallocated; set it before the start.
     """
 
     _sync_times: Histogram
@@ -50,11 +52,9 @@ class LogWriter(GroupWriter):
         end: LogPosition,
         codec: PayloadCodec,
         answer: Answer,
-        spare_bytes: Callable[[], int] | None = None,
     ) -> None:
         super().__init__(end, codec, answer, GROUP_BYTES_MAX)
         self._files = files
-        self._spare_bytes = spare_bytes or _unbounded
         self._segments = segments
         self._segment = segments.get(end.segment_id)
         # Invariant: never beyond `_end`. Replay has synced all up to there.
@@ -62,6 +62,7 @@ class LogWriter(GroupWriter):
         # Behind which sync a SYNC_POINT was last attempted. 0: none yet.
         self._sync_point_position = 0
         self._preallocated_position = end.position
+        self.spare_bytes: Callable[[], int] = _unbounded
 
     def count_in(self, histograms: Histograms) -> None:
         """Sets where its syncs and the sizes of its groups are counted; call it before any other method."""
@@ -123,7 +124,7 @@ class LogWriter(GroupWriter):
         # is room for the records themselves, the write finds out.
         with suppress(OSError):
             # Many logs that preallocate would take what puts leave free for takes and checkpoints.
-            if length <= self._spare_bytes():
+            if length <= self.spare_bytes():
                 self._segment.file.reserve(self._preallocated_position, length)
                 self._preallocated_position += length
 
