@@ -44,6 +44,7 @@ class Rpc:
         self.channel_type: admin_service_pb2.ChannelType = admin_service_pb2.CHANNEL_TYPE_MEMORY
         self.channels: Any = channel_service_pb2_grpc.ChannelServiceStub(connection)
         self.admin: Any = admin_service_pb2_grpc.AdminServiceStub(connection)
+        self._made: set[str] = set()
 
     async def make_channel(self, name: str | None = None, **limits: Any) -> str:
         """Creates a channel, the test's own unless a name is given; returns its name."""
@@ -52,6 +53,7 @@ class Rpc:
         await self.admin.CreateChannel(
             admin_service_pb2.CreateChannelRequest(name=name, config=config), timeout=TIMEOUT_SECONDS
         )
+        self._made.add(name)
         return name
 
     async def look(self, name: str) -> admin_service_pb2.Channel:
@@ -146,12 +148,19 @@ class Rpc:
 
     @asynccontextmanager
     async def unchanged(self, *names: str) -> AsyncGenerator[None]:
-        """Asserts that nothing inside the block changes the channels or their content."""
-        before = [await self._state(name) for name in names]
-        listed = await self._names()
+        """Asserts that nothing inside the block changes these channels, or without names the list of all channels."""
+        before = [await self._state(name) for name in names] if names else await self._names()
         yield
-        assert [await self._state(name) for name in names] == before
-        assert await self._names() == listed
+        assert ([await self._state(name) for name in names] if names else await self._names()) == before
+
+    async def delete_made(self) -> None:
+        """Deletes the channels that `make_channel` has made and that still exist."""
+        for name in self._made:
+            try:
+                await self.delete(name, force=True)
+            except aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.NOT_FOUND:
+                    raise
 
     async def _state(self, name: str) -> tuple[bytes, list[bytes]]:
         channel = await self.look(name)

@@ -1,7 +1,6 @@
 """The client's two variants against a real server: events in and out."""
 
 import itertools
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -55,12 +54,6 @@ def times_of(batches: Any) -> list[datetime | None]:
     return [time for batch in batches for time in batch.commit_times()]
 
 
-def depth(client: Any, channel: Any) -> tuple[int, int]:
-    """The numbers of events queued and taken."""
-    gauges = client.admin.get_channel(channel.name).gauges
-    return gauges.queued_events, gauges.taken_events
-
-
 def take_all(channel: Any) -> list[bytes]:
     """Takes and commits all queued events."""
     with channel.transaction() as txn:
@@ -110,26 +103,6 @@ def test_peek_and_find_start_at_the_first_commit_since_a_time(client: Any, chann
     client.admin.purge_channel(channel.name)
 
 
-def test_append_repeated_with_its_stamp_is_stored_once(channel: Any) -> None:
-    """The repeat is recognized, also a partial one."""
-    stamp = millrace.Stamp("producer-1", 0, 1)
-    channel.append([b"a", b"b"], stamp=stamp)
-    assert channel.append([b"a", b"b"], stamp=stamp) == millrace.Receipt(0, 0, deduplicated=True)
-    assert channel.append([b"b", b"c"], stamp=millrace.Stamp("producer-1", 1, 2)).deduplicated
-    assert take_all(channel) == [b"a", b"b", b"c"]
-
-
-def test_append_to_a_full_channel_says_so(client: Any) -> None:
-    """The error comes after the keep-alive, and nothing is stored."""
-    channel = made(client, capacity=2)
-    channel.append([b"a"])
-    with pytest.raises(millrace.ChannelFullError) as caught:
-        channel.append([b"b", b"c"])
-    assert caught.value.channel == channel.name
-    assert caught.value.retry_delay_seconds is not None
-    assert depth(client, channel) == (1, 0)
-
-
 def test_transaction_in_steps_takes_and_puts_on(channel: Any) -> None:
     """Offsets continue from call to call."""
     channel.append([b"a", b"b", b"c"])
@@ -169,66 +142,3 @@ def test_rollback_of_a_transaction_begun_elsewhere_ends_it(channel: Any) -> None
     with pytest.raises(millrace.TxnStateError):
         channel.commit([txn.txn_id])
     assert take_all(channel) == []
-
-
-def test_transaction_on_a_channel_that_is_not_there_says_so(client: Any) -> None:
-    """Channels are never created implicitly."""
-    with pytest.raises(millrace.ChannelNotFoundError) as caught, client.channel("nowhere").transaction():
-        pass
-    assert caught.value.channel == "nowhere"
-
-
-def test_consume_with_an_idle_time_drains_the_channel(channel: Any, client: Any) -> None:
-    """The loop ends when no more events come."""
-    for number in range(20):
-        channel.append([bytes([number])] * 3)
-    bodies = []
-    for delivery in channel.consume(idle_seconds=1.0):
-        bodies.extend(delivery.bodies())
-        delivery.ack()
-    assert len(bodies) == 60
-    assert depth(client, channel) == (0, 0)
-
-
-def test_consume_waits_for_events_to_come(channel: Any, shared_server: Millraced) -> None:
-    """A delivery comes when an event is appended."""
-    with millrace.connect(shared_server.grpc) as other:
-        appending = threading.Timer(0.2, lambda: other.channel(channel.name).append([b"a"]))
-        appending.start()
-        with channel.consume() as deliveries:
-            for delivery in deliveries:
-                assert delivery.bodies() == [b"a"]
-                delivery.ack()
-                break
-        appending.join()
-
-
-def test_claim_with_takes_in_flight_is_refused(channel: Any) -> None:
-    """A claim and transactions exclude each other."""
-    channel.append([b"a"])
-    with channel.transaction() as txn:
-        txn.take()
-        with pytest.raises(millrace.TxnsOpenError):
-            channel.claim("reader-1")
-
-
-def test_peek_shows_without_taking(channel: Any, client: Any) -> None:
-    """Peeking changes nothing."""
-    channel.append([bytes([number]) for number in range(20)])
-    assert len(bodies_of(channel.peek())) == 10
-    assert bodies_of(channel.peek(from_sequence=19)) == [bytes([18]), bytes([19])]
-    assert bodies_of(channel.peek(max_events=2)) == [bytes([0]), bytes([1])]
-    assert depth(client, channel) == (20, 0)
-
-
-def test_watch_looks_again_and_again(channel: Any, client: Any) -> None:
-    """Each result is the state of that moment."""
-    looks = client.admin.watch_channels([channel.name, "nowhere"], interval_seconds=0.1)
-    depths = []
-    for [look] in looks:
-        depths.append(look.gauges.queued_events)
-        if len(depths) == 2:
-            break
-        channel.append([b"a"])
-    looks.close()
-    assert depths == [0, 1]

@@ -45,7 +45,12 @@ async def test_create_with_nothing_but_a_type_has_the_defaults(rpc: Rpc) -> None
     assert channel.gauges.body_bytes_max == config.byte_capacity * 80 // 100
     assert (channel.gauges.first_sequence, channel.gauges.next_sequence) == (1, 1)
     assert not channel.HasField("claim")
+    assert (channel.state, channel.fault, channel.replayed_fraction) == (pb.CHANNEL_STATE_OPEN, "", 1.0)
     assert await rpc.look("defaults") == channel
+    # What only a log has is absent.
+    assert not config.HasField("backup_checkpoint")
+    assert (config.fsync, config.compression) == (0, 0)
+    assert (channel.gauges.log_bytes, channel.gauges.segments) == (0, 0)
 
 
 async def test_create_with_limits_has_them(rpc: Rpc) -> None:
@@ -95,20 +100,6 @@ async def test_create_of_a_file_channel_with_limits_has_them(rpc: Rpc) -> None:
     assert (channel.state, channel.fault, channel.replayed_fraction) == (pb.CHANNEL_STATE_OPEN, "", 1.0)
     # Its first commit begins its log.
     assert (channel.gauges.segments, channel.gauges.log_bytes) == (0, 0)
-
-
-async def test_create_of_a_memory_channel_is_open_and_has_no_log(rpc: Rpc) -> None:
-    """Fields that do not apply to the type are absent."""
-    channel = await create(rpc, "no-log")
-    assert not channel.config.HasField("backup_checkpoint")
-    assert (channel.config.fsync, channel.config.compression) == (0, 0)
-    assert (channel.state, channel.fault, channel.replayed_fraction) == (pb.CHANNEL_STATE_OPEN, "", 1.0)
-    assert (channel.gauges.log_bytes, channel.gauges.segments) == (0, 0)
-
-
-async def test_create_with_a_small_capacity_reduces_the_default_transaction_capacity(rpc: Rpc) -> None:
-    """A default does not contradict an explicit value."""
-    assert (await create(rpc, "small", capacity=3)).config.transaction_capacity == 3
 
 
 async def test_create_of_a_name_that_exists_is_refused(rpc: Rpc) -> None:
@@ -238,18 +229,6 @@ async def test_update_below_what_the_channel_holds_changes_nothing_and_says_so(r
     assert not answer.applied
     assert "holds 2 events" in answer.message
     assert answer.channel.config.lease == seconds(30)
-
-
-async def test_update_that_waits_applies_when_there_is_room(rpc: Rpc) -> None:
-    """Shrinking takes effect once the channel has emptied far enough."""
-    name = await rpc.make_channel(keep_alive=seconds(3600))
-    await rpc.append(name, b"a", b"b")
-    waiting = asyncio.ensure_future(update(rpc, name, capacity=1, transaction_capacity=1))
-    await rpc.until(name, waiting_commits=1)
-    await rpc.purge(name)
-    assert (await waiting).applied
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "TXN_CAPACITY"):
-        await rpc.append(name, b"a", b"b")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from millrace.googleapis import status_pb2
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
-from tests.rpc import Refusal, Rpc, Stream, columns, events, refused, seconds
+from tests.rpc import Refusal, Rpc, Stream, columns, events, seconds
 
 RUNS_REPLICATED = True
 
@@ -52,15 +52,6 @@ async def test_append_with_a_stamp_repeated_stores_nothing_twice(rpc: Rpc) -> No
         (3, 3, True),
     ]
     assert (await rpc.look(name)).counters.deduplicated_count == 3
-
-
-async def test_append_with_a_stamp_for_the_whole_is_all_or_nothing(rpc: Rpc) -> None:
-    """A stamp whose span differs from the number of events is stored once; a partial overlap is refused."""
-    name = await rpc.make_channel()
-    await rpc.append(name, b"a", b"b", stamp=stamp(7, 7))
-    assert (await rpc.append(name, b"a", b"b", b"c", stamp=stamp(7, 7))).deduplicated
-    async with rpc.unchanged(name), refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "overlaps in part"):
-        await rpc.append(name, b"x", stamp=stamp(6, 8))
 
 
 async def test_append_stream_answers_each_request_in_order(rpc: Rpc) -> None:

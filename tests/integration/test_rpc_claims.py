@@ -37,16 +37,6 @@ async def test_claim_returns_the_range(rpc: Rpc) -> None:
     assert 0 < channel.claim.remaining.ToTimedelta().total_seconds() <= 7
 
 
-async def test_claim_again_renews_and_a_takeover_begins_a_new_epoch(rpc: Rpc) -> None:
-    """A reader's own claim is renewed with the lease of the request; a takeover is distinguished by its epoch."""
-    name = await rpc.make_channel()
-    epochs = [(await rpc.claim(name, READER)).epoch for _ in range(2)]
-    taken_over = await rpc.claim(name, "reader-2", takeover=True)
-    assert [epoch - epochs[0] for epoch in (*epochs, taken_over.epoch)] == [0, 0, 1]
-    again = await rpc.claim(name, "reader-2", lease=seconds(3))
-    assert (again.epoch, again.lease) == (taken_over.epoch, seconds(3))
-
-
 @pytest.mark.parametrize("in_columns", [False, True])
 async def test_read_gives_a_range_as_often_as_asked(rpc: Rpc, *, in_columns: bool) -> None:
     """Reading removes nothing; the start of the range is included and its end excluded."""
@@ -72,16 +62,6 @@ async def test_acknowledge_removes_what_lies_before(rpc: Rpc) -> None:
     assert await rpc.peek(name) == [b"c"]
     assert await acknowledge(rpc, name, READER, 3) == 4
     assert (await rpc.look(name)).counters.event_take_success_count == 3
-
-
-async def test_release_leaves_the_rest_to_others(rpc: Rpc) -> None:
-    """After a release others can take again, and a waiting take gets events at once."""
-    name = await rpc.make_channel()
-    await rpc.append(name, b"a", b"b")
-    await rpc.claim(name, READER)
-    await acknowledge(rpc, name, READER, 1)
-    await release(rpc, name, READER)
-    assert bodies_of((await rpc.take(await rpc.begin(name))).batches) == [b"b"]
 
 
 async def test_claim_when_its_lease_has_run_out_is_free(rpc: Rpc) -> None:
@@ -123,61 +103,6 @@ async def test_claim_while_events_are_taken_is_refused(rpc: Rpc) -> None:
     assert caught.refusal.retry_delay_seconds
     await rpc.rollback(txn_id)
     await rpc.claim(name, READER)
-
-
-async def test_calls_with_a_stale_epoch_are_refused(rpc: Rpc) -> None:
-    """A reader whose claim was taken over cannot change anything any more."""
-    name = await rpc.make_channel()
-    await rpc.append(name, b"a")
-    stale = (await rpc.claim(name, READER)).epoch
-    await rpc.claim(name, READER, takeover=True)
-    for call in (
-        rpc.read(name, READER, epoch=stale),
-        acknowledge(rpc, name, READER, 1, stale),
-        release(rpc, name, READER, stale),
-    ):
-        sentence = f"is {stale}; .* has epoch {stale + 1}"
-        async with rpc.unchanged(name), refused(grpc.StatusCode.ABORTED, "STALE_EPOCH", sentence):
-            await call
-
-
-@pytest.mark.parametrize(
-    ("is_claimed", "reason"), [(False, "NOT_CLAIMED"), (True, "CHANNEL_CLAIMED")], ids=["unclaimed", "by another"]
-)
-async def test_calls_without_the_claim_are_refused(rpc: Rpc, *, is_claimed: bool, reason: str) -> None:
-    """Read, Acknowledge and Release need an active claim of the caller's own."""
-    name = await rpc.make_channel()
-    await rpc.append(name, b"a")
-    if is_claimed:
-        await rpc.claim(name, "reader-2")
-    for call in (rpc.read(name, READER), acknowledge(rpc, name, READER, 1), release(rpc, name, READER)):
-        async with rpc.unchanged(name), refused(grpc.StatusCode.FAILED_PRECONDITION, reason):
-            await call
-
-
-@pytest.mark.parametrize(
-    ("from_sequence", "to_sequence", "code", "reason"),
-    [
-        (1, 0, grpc.StatusCode.OUT_OF_RANGE, "SEQUENCE_GONE"),
-        (1, 3, grpc.StatusCode.OUT_OF_RANGE, "SEQUENCE_GONE"),
-        (2, 5, grpc.StatusCode.OUT_OF_RANGE, "SEQUENCE_GONE"),
-        (0, (1 << 64) - 1, grpc.StatusCode.OUT_OF_RANGE, "SEQUENCE_GONE"),
-        (5, 5, grpc.StatusCode.OUT_OF_RANGE, "SEQUENCE_GONE"),
-        (5, 0, grpc.StatusCode.OUT_OF_RANGE, "SEQUENCE_GONE"),
-        ((1 << 64) - 1, 0, grpc.StatusCode.OUT_OF_RANGE, "SEQUENCE_GONE"),
-        (3, 2, grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT"),
-    ],
-)
-async def test_read_beyond_what_is_there_is_refused(
-    rpc: Rpc, from_sequence: int, to_sequence: int, code: grpc.StatusCode, reason: str
-) -> None:
-    """Ranges that are acknowledged, in the future, or reversed are refused."""
-    name = await rpc.make_channel()
-    await rpc.append(name, b"a", b"b", b"c")
-    await rpc.claim(name, READER)
-    await acknowledge(rpc, name, READER, 1)
-    async with rpc.unchanged(name), refused(code, reason):
-        await rpc.read(name, READER, from_sequence=from_sequence, to_sequence=to_sequence)
 
 
 async def test_acknowledge_beyond_the_end_is_refused(rpc: Rpc) -> None:

@@ -244,14 +244,3 @@ async def test_consume_of_bytes_that_are_no_protobuf_is_refused(rpc: Rpc) -> Non
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "not a valid millrace.v1.ConsumeRequest"):
         await call.write(b"\xff\xff no protobuf")
         await call.read()
-
-
-async def test_consume_beyond_the_open_transactions_is_refused(rpc: Rpc) -> None:
-    """A delivery counts as an open transaction, of which there is a maximum."""
-    name = await rpc.make_channel(open_transactions_max=1)
-    await rpc.append(name, b"a", b"b")
-    stream = await consume(rpc, name, max_events=1)
-    await stream.receive()
-    async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_TXNS"):
-        await stream.receive()
-    await rpc.until(name, queued_events=2, open_transactions=0)

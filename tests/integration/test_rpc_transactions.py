@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
 from tests.millraced import Millraced
-from tests.rpc import Rpc, bodies_of, connected, refused, rows_of, seconds, sequences_of
+from tests.rpc import Rpc, bodies_of, connected, refused, rows_of, seconds
 
 RUNS_REPLICATED = True
 
@@ -24,15 +24,6 @@ async def test_begin_without_an_id_makes_one(rpc: Rpc) -> None:
     assert first.txn_id != second.txn_id
     assert first.lease == seconds(12.5)
     assert (await rpc.look(name)).gauges.open_transactions == 2
-
-
-async def test_begin_with_a_known_id_returns_that_transaction(rpc: Rpc) -> None:
-    """A repeat opens nothing, and returns the granted lease."""
-    name = await rpc.make_channel()
-    request = pb.BeginTxnRequest(channel=name, txn_id=f"{name} mine", lease=seconds(7))
-    answers = [await rpc.channels.BeginTxn(request) for _ in range(2)]
-    assert {(answer.txn_id, answer.lease.seconds) for answer in answers} == {(f"{name} mine", 7)}
-    assert (await rpc.look(name)).gauges.open_transactions == 1
 
 
 @pytest.mark.parametrize("asked", [seconds(3601), seconds(315_576_000_000)])
@@ -89,18 +80,6 @@ def columns_of(contents: list[tuple[dict[str, str], bytes]]) -> event_pb2.EventC
     )
 
 
-async def test_put_without_commit_is_invisible(rpc: Rpc) -> None:
-    """Until the commit no call sees a transaction's puts, not even its own takes."""
-    name = await rpc.make_channel()
-    txn_id = await rpc.begin(name)
-    assert await rpc.put(txn_id, b"a") == 1
-    assert not (await rpc.take(txn_id)).batches
-    assert not (await rpc.take(await rpc.begin(name))).batches
-    assert await rpc.peek(name) == []
-    await rpc.commit(txn_id)
-    assert await rpc.peek(name) == [b"a"]
-
-
 async def test_put_of_nothing_changes_nothing(rpc: Rpc) -> None:
     """A put without events, in either form, counts nothing."""
     name = await rpc.make_channel()
@@ -109,28 +88,6 @@ async def test_put_of_nothing_changes_nothing(rpc: Rpc) -> None:
     assert await rpc.put(txn_id) == 1
     empty = pb.PutRequest(txn_id=txn_id, columns=event_pb2.EventColumns())
     assert (await rpc.channels.Put(empty)).put_count == 1
-
-
-async def test_put_with_an_offset_stores_each_event_once(rpc: Rpc) -> None:
-    """A repeat, also one with additional events, adds only new events."""
-    name = await rpc.make_channel()
-    txn_id = await rpc.begin(name)
-    for offset, bodies in [(0, [b"a", b"b"]), (0, [b"a", b"b"]), (1, [b"b", b"c"]), (3, [b"d"])]:
-        await rpc.put(txn_id, *bodies, put_offset=offset)
-    await rpc.commit(txn_id)
-    assert await rpc.peek(name) == [b"a", b"b", b"c", b"d"]
-
-
-async def test_take_with_an_offset_sends_again_what_was_lost(rpc: Rpc) -> None:
-    """Events beyond the offset are sent again, without new ones."""
-    name = await rpc.make_channel()
-    await rpc.append(name, b"a", b"b", b"c")
-    txn_id = await rpc.begin(name)
-    lost = await rpc.take(txn_id, max_events=2, take_offset=0)
-    again = await rpc.take(txn_id, max_events=2, take_offset=0)
-    assert again == lost
-    rest = await rpc.take(txn_id, take_offset=2)
-    assert (bodies_of(rest.batches), rest.take_count) == ([b"c"], 3)
 
 
 async def test_take_from_an_empty_channel_answers_when_the_wait_passed(rpc: Rpc) -> None:
@@ -143,15 +100,6 @@ async def test_take_from_an_empty_channel_answers_when_the_wait_passed(rpc: Rpc)
     assert 0.25 < asyncio.get_running_loop().time() - started < 10
 
 
-async def test_take_that_waits_answers_as_soon_as_there_is_any_event(rpc: Rpc) -> None:
-    """A waiting take neither polls nor waits for the number of events requested."""
-    name = await rpc.make_channel()
-    waiting = asyncio.ensure_future(rpc.take(await rpc.begin(name), max_events=100, wait=seconds(3600)))
-    await rpc.until(name, waiting_takes=1)
-    await rpc.append(name, b"a")
-    assert bodies_of((await waiting).batches) == [b"a"]
-
-
 async def test_take_within_bytes_ends_before_them(rpc: Rpc) -> None:
     """max_bytes bounds the bodies of an answer; a larger first event is returned alone."""
     name = await rpc.make_channel()
@@ -159,20 +107,6 @@ async def test_take_within_bytes_ends_before_them(rpc: Rpc) -> None:
     txn_id = await rpc.begin(name)
     answers = [await rpc.take(txn_id, max_bytes=5) for _ in range(3)]
     assert [bodies_of(answer.batches) for answer in answers] == [[b"aaa", b"bb"], [b"cccccc"], []]
-
-
-async def test_rollback_returns_events_to_their_places(rpc: Rpc) -> None:
-    """After rollbacks in any order the queue is in the order of sequences again."""
-    name = await rpc.make_channel()
-    await rpc.append(name, *[bytes([65 + number]) for number in range(6)])
-    txn_ids = [await rpc.begin(name) for _ in range(3)]
-    for txn_id in txn_ids:
-        await rpc.take(txn_id, max_events=2)
-    for txn_id in (txn_ids[2], txn_ids[0], txn_ids[1]):
-        await rpc.rollback(txn_id)
-    taken = await rpc.take(await rpc.begin(name))
-    assert sequences_of(taken.batches) == [1, 2, 3, 4, 5, 6]
-    assert b"".join(bodies_of(taken.batches)) == b"ABCDEF"
 
 
 async def test_commit_removes_takes_and_stores_puts_together(rpc: Rpc) -> None:
@@ -187,19 +121,6 @@ async def test_commit_removes_takes_and_stores_puts_together(rpc: Rpc) -> None:
     assert await rpc.peek(name) == [b"b", b"c"]
 
 
-async def test_commit_of_several_stores_them_in_the_order_of_their_ids(rpc: Rpc) -> None:
-    """Transactions of one channel commit together, in the order of the request."""
-    name = await rpc.make_channel()
-    first, second = await rpc.begin(name), await rpc.begin(name)
-    await rpc.put(first, b"1")
-    await rpc.put(second, b"2")
-    receipt = await rpc.commit(second, first)
-    assert (receipt.first_sequence, receipt.last_sequence) == (1, 2)
-    assert await rpc.peek(name) == [b"2", b"1"]
-    assert await rpc.commit(second, first) == receipt
-    assert await rpc.commit(first) == receipt
-
-
 async def test_commit_of_nothing_succeeds(rpc: Rpc) -> None:
     """Without puts both sequences are 0; a repeat has the same answer, with the time of the first commit."""
     name = await rpc.make_channel()
@@ -209,15 +130,6 @@ async def test_commit_of_nothing_succeeds(rpc: Rpc) -> None:
     assert (answer.first_sequence, answer.last_sequence) == (0, 0)
     assert before - 1e-6 < answer.commit_time.ToNanoseconds() / 1e9 < time.time()
     assert await rpc.commit(txn_id) == answer
-
-
-async def test_rollback_twice_succeeds(rpc: Rpc) -> None:
-    """The repeat of a rollback succeeds."""
-    name = await rpc.make_channel()
-    txn_id = await rpc.begin(name)
-    await rpc.rollback(txn_id)
-    await rpc.rollback(txn_id)
-    assert (await rpc.look(name)).counters.rollback_count == 1
 
 
 async def test_commit_without_room_leaves_the_transaction_open(rpc: Rpc) -> None:
@@ -231,19 +143,6 @@ async def test_commit_without_room_leaves_the_transaction_open(rpc: Rpc) -> None
     assert caught.refusal.retry_delay_seconds
     await rpc.purge(name)
     assert (await rpc.commit(txn_id)).first_sequence == 2
-
-
-async def test_commit_that_waits_goes_on_when_there_is_room(rpc: Rpc) -> None:
-    """A commit without room is answered as soon as another one makes some."""
-    name = await rpc.make_channel(capacity=1, keep_alive=seconds(3600))
-    await rpc.append(name, b"a")
-    putting, taking = await rpc.begin(name), await rpc.begin(name)
-    await rpc.put(putting, b"b")
-    await rpc.take(taking)
-    waiting = asyncio.ensure_future(rpc.commit(putting))
-    await rpc.until(name, waiting_commits=1)
-    await rpc.commit(taking)
-    assert (await waiting).first_sequence == 2
 
 
 async def test_commit_with_a_stamp_stores_each_number_once(rpc: Rpc) -> None:

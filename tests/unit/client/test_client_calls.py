@@ -397,3 +397,10 @@ def test_argument_that_the_wire_cannot_carry_is_named(client: Any, make: Any, fi
     """Numbers that no message can hold are refused by name, before anything is sent."""
     with pytest.raises(millrace.BadArgumentError, match=field):
         make(client.channel("orders"))
+
+
+def test_channel_name_that_is_no_unicode_is_refused(client: Any) -> None:
+    """Half a surrogate pair cannot be sent."""
+    for use in (lambda channel: channel.append([b"a"]), lambda channel: list(channel.peek())):
+        with pytest.raises(millrace.RefusedError):
+            use(client.channel("\ud800"))
