@@ -19,21 +19,31 @@ from tests.fenced_blocks import CHECKED, SYNTAX_ONLY, all_blocks
 from tests.guide_reader import GUIDES
 from tests.unit.repository.checkout import ROOT
 
+_HTML = re.compile(
+    "<(a|article|body|button|code|div|em|footer|form|h[1-6]|head|header|html|img|input|label|li|link|main|meta|nav|ol|p|"
+    "path|pre|script|small|span|strong|svg|table|tbody|td|th|thead|title|tr|ul)|"
+    "alt|aria-.+|autocapitalize|autocomplete|autocorrect|charset|checked|class|content|d|data-.+|dir|for|hidden|href|id|"
+    "lang|name|placeholder|rel|required|role|spellcheck|src|style|tabindex|target|title|type|value|viewbox|xmlns"
+)
+"""The tags and attributes that the site uses."""
+
 LANGUAGES_RUN = {"bash", "console", "python", "sh", "toml"}
 
 
 class _Page(HTMLParser):
-    """The ids of a page, and where it leads."""
+    """The ids of a page, where it leads, and the names of its tags and attributes."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.ids: set[str] = set()
         self.targets: set[str] = set()
         self.loaded: set[str] = set()
+        self.words: set[str] = set()
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = {name: value for name, value in attrs if value}
+        self.words |= {f"<{tag}", *(name for name, _ in attrs)}
         self.ids.update(found[name] for name in ("id", "name") if name in found)
         if tag == "a" and "href" in found:
             self.targets.add(found["href"])
@@ -70,6 +80,32 @@ def test_links_of_all_pages_lead_somewhere(pages: dict[Path, _Page]) -> None:
             is_lost = not wanted.exists() or (anchor and wanted in pages and anchor not in pages[wanted].ids)
             lost += [(path.name, target)] if is_lost else []
     assert lost == []
+
+
+def test_pages_show_their_text_and_do_not_take_it_for_html(pages: dict[Path, _Page]) -> None:
+    """Outside of code, Markdown takes `<name>` for a tag and `{...}` at the end of a cell for attributes."""
+    mistaken = {(path.name, word) for path, page in pages.items() for word in page.words if not _HTML.fullmatch(word)}
+    assert mistaken == set()
+
+
+@pytest.mark.parametrize("module", ["millrace_client", "millrace_client.aio"])
+def test_python_page_has_everything_that_a_module_exports(pages: dict[Path, _Page], module: str) -> None:
+    """The page lists names in the order in which readers need them, so a new one must be added."""
+    ids = next(page.ids for path, page in pages.items() if path.name == "python.html")
+    exported = importlib.import_module(module).__all__
+    assert [name for name in exported if not {f"{module}.{name}", f"millrace_client.errors.{name}"} & ids] == []
+
+
+def test_python_page_has_parameters_and_fields(site: Path) -> None:
+    """A class is shown with the arguments of its constructor, its fields, and the methods that it inherits."""
+    page = (site / "reference" / "python.html").read_text()
+    assert {
+        "millrace_client.Event.body",
+        "millrace_client.Consumer.stop",
+        "millrace_client.ChannelState.OPEN",
+    } <= _Page(page).ids
+    heading = page.partition('id="millrace_client.Consumer"')[2].partition("</h3>")[0]
+    assert "endpoints" in heading
 
 
 def test_files_that_pages_tell_to_copy_are_in_the_site(site: Path, pages: dict[Path, _Page]) -> None:

@@ -33,6 +33,7 @@ options, and names that the server knows, such as those of channels. For package
 
 
 _AS_WRITTEN = re.compile(r"\x08\n?(.*?)(?:\n\n|\Z)", re.DOTALL)
+_CODE_OR_TAG = re.compile(r"`[^`]*`|<")
 _APPS = {"millrace": client_program.app, "millraced": server_program.app, "millrace-spark": spark_program.app}
 PROGRAMS = tuple(_APPS)
 
@@ -57,6 +58,8 @@ def _describe(program: str) -> str:
     described: str = get_docs_for_click(obj=command, ctx=typer.Context(command), name=program)
     # What the help shows as it is written, such as exit codes.
     described = _AS_WRITTEN.sub(lambda match: f"```text\n{match[1].strip()}\n```\n", described)
+    # What is not code would be taken for HTML.
+    described = _CODE_OR_TAG.sub(lambda match: match[0] if match[0] != "<" else "&lt;", described)
     # One level down: the page has the title.
     return re.sub(r"^#", "##", described, flags=re.MULTILINE)
 

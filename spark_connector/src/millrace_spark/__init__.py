@@ -54,9 +54,9 @@ Writing, as a batch or a stream:
     rows.write.format("millrace").options(endpoints="127.0.0.1:7070", channel="orders").mode("append").save()
     rows.writeStream.format("millrace").options(endpoints=..., channel=..., checkpointLocation=...).start()
 
-The columns are `body` (binary or string) and optionally `headers` (map<string, string>), `key` (chooses one of several
-servers) and `channel` (if the option of that name is not set). `WRITE_OPTIONS` lists all options. A batch is written to
-a channel as a whole or not at all, and a batch of a stream once, however often Spark repeats it.
+The columns are `body` (binary or string) and optionally `headers` (`map<string, string>`), `key` (chooses one of
+several servers) and `channel` (if the option of that name is not set). `WRITE_OPTIONS` lists all options. A batch is
+written to a channel as a whole or not at all, and a batch of a stream once, however often Spark repeats it.
 
 Spark finds `format("millrace")` itself if this package is installed; otherwise call `register(spark)`.
 """

@@ -28,10 +28,10 @@ class ConsumedEvent(Event):
 class AsyncConsumer(BaseConsumer[TaskEngine]):
     """Takes events from channels of one or several servers; see `millrace_client.Consumer`. For one event loop.
 
-    async with aio.AsyncConsumer(["localhost:7070"], ["orders"]) as consumer:
-        async for delivery in consumer:
-            for event in delivery:
-                await work_on(event)
+        async with aio.AsyncConsumer(["localhost:7070"], ["orders"]) as consumer:
+            async for delivery in consumer:
+                for event in delivery:
+                    await work_on(event)
 
     Python closes an asynchronous generator late if its loop is left by `break` or by an error; so the delivery of such
     a loop returns a little later, at the latest when the consumer is closed.
