@@ -131,6 +131,9 @@ class Producer(BaseProducer):
     which batches were settled. A callback that raises is logged and counted. A callback that blocks delays the
     callbacks behind it, but no event: only the callbacks' own share of the buffer stays in use.
 
+    A `send` that is interrupted by Ctrl-C, or by what another signal handler raises, has accepted its event or not. The
+    producer can still be used, flushed and closed.
+
     A forked process cannot use its parent's producer (ClientForkedError).
 
     Args:

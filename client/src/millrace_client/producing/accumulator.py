@@ -36,7 +36,7 @@ _CONTEXT_HEADERS = 3
 """Header keys that the events of a batch may have beside the senders': the two above and `traceparent`."""
 _HELD_HEADER_BYTES = HEADER_BYTES + SIZE_BYTES
 
-_LOCK_ATTEMPTS_MAX = 100
+_YIELDS_MAX = 100
 
 
 class Accumulator(BufferMemory):
@@ -102,50 +102,55 @@ class Accumulator(BufferMemory):
         size = len(body) + SIZE_BYTES
         if (spans := TRACING.spans) is not None:
             headers = spans.event_headers(headers)
-        if not self.lock.acquire(False):
-            self._acquire_lock()
-        try:
-            if self._has_context:
-                headers = self._with_context(buffer, headers)
-            # To count the header values takes another pass, which is needed only where the buffer is almost full.
-            if self.held_bytes > self._roomy_bytes or self.refusal is not None:
-                self._make_room(size, headers, has_callback=callback is not None, may_wait=may_wait)
-            page = bucket.page or self._open_page(buffer, bucket)
-            bodies = page.bodies
-            position = len(bodies)
-            if headers:
-                columns = page.columns
-                for name, value in headers.items():
-                    column = columns.get(name)
-                    if column is None or len(column) != position or value.__class__ is not str or not value.isascii():
-                        page, size = self._add_headers(buffer, bucket, page, body, headers)
-                        break
-                    column.append(value)
-                    size += len(value) + SIZE_BYTES
-            if page.encoded_bytes + size > buffer.bytes_max or size > self._joining_bytes_max:
-                page = self._fit(buffer, bucket, page, body, headers, size)
-            if page.bodies is not bodies:
+        if (lock := self.lock).locked():
+            self._yield_to_holder()
+        with lock:
+            try:
+                if self._has_context:
+                    headers = self._with_context(buffer, headers)
+                # To count the header values takes another pass, which is needed only where the buffer is almost full.
+                if self.held_bytes > self._roomy_bytes or self.refusal is not None:
+                    self._make_room(size, headers, has_callback=callback is not None, may_wait=may_wait)
+                page = bucket.page or self._open_page(buffer, bucket)
                 bodies = page.bodies
                 position = len(bodies)
-            if self._has_context:
-                self._places[buffer.channel] = int(headers[PLACE_HEADER])
-            bodies.append(body)
-            index = position + page.dropped_count
-            held = size + EVENT_BYTES + HEADER_BYTES * len(headers)
-            if callback is not None:
-                held += CALLBACK_BYTES
-                page.add_callback(index, callback)
-            page.encoded_bytes += size
-            page.held_bytes += held
-            self.held_bytes += held
-            if not position or position + 1 >= buffer.events_max:
-                self._note_first_or_last(buffer, bucket, page)
-        except AttributeError:
-            # To check the headers before would slow down every event.
-            self._refuse_headers(buffer, bucket, headers)
-            raise
-        finally:
-            self.lock.release()
+                if headers:
+                    columns = page.columns
+                    for name, value in headers.items():
+                        column = columns.get(name)
+                        if (
+                            column is None
+                            or len(column) != position
+                            or value.__class__ is not str
+                            or not value.isascii()
+                        ):
+                            page, size = self._add_headers(buffer, bucket, page, body, headers)
+                            break
+                        column.append(value)
+                        size += len(value) + SIZE_BYTES
+                if page.encoded_bytes + size > buffer.bytes_max or size > self._joining_bytes_max:
+                    page = self._fit(buffer, bucket, page, body, headers, size)
+                if page.bodies is not bodies:
+                    bodies = page.bodies
+                    position = len(bodies)
+                if self._has_context:
+                    self._places[buffer.channel] = int(headers[PLACE_HEADER])
+                bodies.append(body)
+                index = position + page.dropped_count
+                held = size + EVENT_BYTES + HEADER_BYTES * len(headers)
+                if callback is not None:
+                    held += CALLBACK_BYTES
+                    page.add_callback(index, callback)
+                page.encoded_bytes += size
+                page.held_bytes += held
+                self.held_bytes += held
+                if not position or position + 1 >= buffer.events_max:
+                    self._note_first_or_last(buffer, bucket, page)
+            except BaseException as error:
+                self._undo(buffer, bucket, error)
+                # To check the headers before would slow down every event.
+                check_headers(headers)
+                raise
         return page, index
 
     @staticmethod
@@ -166,40 +171,55 @@ class Accumulator(BufferMemory):
             return None
         if self._joining_bytes_max < buffer.bytes_max and bulk.event_bytes_bound > self._joining_bytes_max:
             return None
-        if not self.lock.acquire(False):
-            self._acquire_lock()
-        try:
-            if self.refusal is not None or self.held_bytes + bulk.held_bytes > self.bytes_max:
-                return None
-            page = bucket.page or self._open_page(buffer, bucket)
-            is_full = len(page.bodies) + len(bulk.bodies) > buffer.events_max
-            is_full = is_full or page.encoded_bytes + bulk.bytes_on_new_page > buffer.bytes_max
-            # An empty page is never closed: it would become a batch without events.
-            if is_full and page.bodies:
-                page = self._turn_page(buffer, bucket)
-            position = len(page.bodies)
-            if not page.add_alike(bulk.bodies, bulk.columns):
-                return None
-            page.encoded_bytes = page.encoded_bytes + bulk.encoded_bytes if position else bulk.bytes_on_new_page
-            page.held_bytes += bulk.held_bytes
-            self.held_bytes += bulk.held_bytes
-            if not position or len(page.bodies) >= buffer.events_max:
-                self._note_first_or_last(buffer, bucket, page)
-        finally:
-            self.lock.release()
+        if (lock := self.lock).locked():
+            self._yield_to_holder()
+        with lock:
+            try:
+                if self.refusal is not None or self.held_bytes + bulk.held_bytes > self.bytes_max:
+                    return None
+                page = bucket.page or self._open_page(buffer, bucket)
+                is_full = len(page.bodies) + len(bulk.bodies) > buffer.events_max
+                is_full = is_full or page.encoded_bytes + bulk.bytes_on_new_page > buffer.bytes_max
+                # An empty page is never closed: it would become a batch without events.
+                if is_full and page.bodies:
+                    page = self._turn_page(buffer, bucket)
+                position = len(page.bodies)
+                if not page.add_alike(bulk.bodies, bulk.columns):
+                    return None
+                page.encoded_bytes = page.encoded_bytes + bulk.encoded_bytes if position else bulk.bytes_on_new_page
+                page.held_bytes += bulk.held_bytes
+                self.held_bytes += bulk.held_bytes
+                if not position or len(page.bodies) >= buffer.events_max:
+                    self._note_first_or_last(buffer, bucket, page)
+            except BaseException as error:
+                self._undo(buffer, bucket, error)
+                raise
         return page, position + page.dropped_count
 
-    def _acquire_lock(self) -> None:
-        """Acquires the lock, which another thread holds.
+    def _yield_to_holder(self) -> None:
+        """Lets the thread that holds the lock continue.
 
         A thread that waits inside a lock gets it while another thread runs, which then waits in turn: with several
-        senders each event would cost a thread switch. So this yields instead, and the other thread continues.
+        senders each event would cost a thread switch.
         """
-        for _ in range(_LOCK_ATTEMPTS_MAX):
+        for _ in range(_YIELDS_MAX):
             time.sleep(0)
-            if self.lock.acquire(blocking=False):
+            if not self.lock.locked():
                 return
-        self.lock.acquire()
+
+    def _undo(self, buffer: ChannelBuffer, bucket: OrderingBucket, error: BaseException) -> None:
+        """Removes what is left of an event that was not added, since it was refused or a signal handler has raised."""
+        page = bucket.page
+        if page is not None and page.bodies:
+            page.discard_headers(len(page.bodies))
+        elif page is not None:
+            bucket.page = None
+            self.open_pages.discard(page)
+            if buffer.waiting.get(bucket) is page:
+                del buffer.waiting[bucket]
+        if not isinstance(error, MillraceError):
+            # A signal handler's, which may have come before the engine was woken for what is to be sent.
+            self.wake()
 
     def _fit(  # noqa: PLR0913, PLR0917 - the event in its parts
         self,
@@ -214,12 +234,7 @@ class Accumulator(BufferMemory):
         position = len(page.bodies)
         page.discard_headers(position)
         if size > self._joining_bytes_max:
-            try:
-                self._refuse_what_never_fits(body, headers, size)
-            except MillraceError:
-                if not position:
-                    self._forget_empty_page(buffer, bucket, page)
-                raise
+            self._refuse_what_never_fits(body, headers, size)
         if position:
             page = self._turn_page(buffer, bucket)
         if headers:
@@ -236,12 +251,6 @@ class Accumulator(BufferMemory):
                 f"{self._config.event_bytes_limit} bytes, see `batch_bytes_max` and `event_bytes_max`"
             )
 
-    def _refuse_headers(self, buffer: ChannelBuffer, bucket: OrderingBucket, headers: Mapping[str, str]) -> None:
-        """Raises what is wrong with the headers of an event, after which nothing of it is left."""
-        if bucket.page is not None and not bucket.page.bodies:
-            self._forget_empty_page(buffer, bucket, bucket.page)
-        check_headers(headers)
-
     def _open_page(self, buffer: ChannelBuffer, bucket: OrderingBucket) -> Page:
         page = bucket.page = Page(self.lock, self._clock())
         page.encoded_bytes = HEAD_BYTES
@@ -254,16 +263,11 @@ class Accumulator(BufferMemory):
         self._close_page(bucket)
         return self._open_page(buffer, bucket)
 
-    def _forget_empty_page(self, buffer: ChannelBuffer, bucket: OrderingBucket, page: Page) -> None:
-        bucket.page = None
-        self.open_pages.discard(page)
-        if buffer.waiting[bucket] is page:
-            del buffer.waiting[bucket]
-
     def _close_page(self, bucket: OrderingBucket) -> None:
-        assert bucket.page is not None, "the bucket has a page"
-        bucket.closed.append(bucket.page)
-        bucket.page = None
+        page, bucket.page = bucket.page, None
+        assert page is not None, "the bucket has a page"
+        # Last, since Ctrl-C may come when it returns.
+        bucket.closed.append(page)
         if not bucket.is_held:
             self._wake_once()
 
@@ -276,8 +280,8 @@ class Accumulator(BufferMemory):
 
     def _wake_once(self) -> None:
         if not self._is_woken:
-            self._is_woken = True
             self.wake()
+            self._is_woken = True
 
     def _add_headers(
         self, buffer: ChannelBuffer, bucket: OrderingBucket, page: Page, body: bytes, headers: Mapping[str, str]
@@ -286,19 +290,14 @@ class Accumulator(BufferMemory):
         position = len(page.bodies)
         page.discard_headers(position)
         new_names = [name for name in headers if name not in page.columns]
-        try:
-            size = len(body) + sum(header_value_bytes(name, value) + SIZE_BYTES for name, value in headers.items())
-            if len(headers) >= self._keys_max:
-                self._refuse_what_never_fits(body, headers, size)
-            if position and new_names and len(page.columns) + len(new_names) > self._keys_max:
-                return self._add_headers(buffer, bucket, self._turn_page(buffer, bucket), body, headers)
-            for name in new_names:
-                page.columns[name] = []
-                page.encoded_bytes += len(name.encode()) + HEAD_BYTES
-        except (MillraceError, TypeError):
-            if not position:
-                self._forget_empty_page(buffer, bucket, page)
-            raise
+        size = len(body) + sum(header_value_bytes(name, value) + SIZE_BYTES for name, value in headers.items())
+        if len(headers) >= self._keys_max:
+            self._refuse_what_never_fits(body, headers, size)
+        if position and new_names and len(page.columns) + len(new_names) > self._keys_max:
+            return self._add_headers(buffer, bucket, self._turn_page(buffer, bucket), body, headers)
+        for name in new_names:
+            page.columns[name] = []
+            page.encoded_bytes += len(name.encode()) + HEAD_BYTES
         for name, value in headers.items():
             pad(page.columns[name], position)
             page.columns[name].append(value)

@@ -2,7 +2,6 @@
 
 import asyncio
 import atexit
-import queue
 import threading
 import time
 from dataclasses import dataclass
@@ -49,6 +48,9 @@ class ThreadedEngine:
         self._changing = threading.Lock()
         self._is_closing = False
         self._running: _Running | None = None
+        self._error: BaseException | None = None
+        # The engine has started, or failed to.
+        self._started = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
@@ -66,39 +68,42 @@ class ThreadedEngine:
         with self._changing:
             if self._is_closing:
                 raise _closed()
-            if self._thread is not None:
-                return
-            FORKS.check_usable()
-            FORKS.watch(self)
-            started: queue.SimpleQueue[_Running | BaseException] = queue.SimpleQueue()
-            self._thread = threading.Thread(target=self._run, args=(started,), name="millrace-producer", daemon=True)
-            self._thread.start()
-            result = started.get()
-            if isinstance(result, BaseException):
+            if self._thread is None:
+                FORKS.check_usable()
+                FORKS.watch(self)
+                self._started.clear()
+                atexit.register(self.close, EXIT_SECONDS)
+                self._thread = threading.Thread(target=self._run, name="millrace-producer", daemon=True)
+                self._thread.start()
+            # If Ctrl-C ends this wait, the next call continues it.
+            self._started.wait()
+            if self._error is not None:
                 self._thread = None
-                raise result
-            self._running = result
-            atexit.register(self.close, EXIT_SECONDS)
+                error, self._error = self._error, None
+                raise error
 
-    def _run(self, started: "queue.SimpleQueue[_Running | BaseException]") -> None:
+    def _run(self) -> None:
         try:
             with asyncio.Runner() as runner:
-                runner.run(self._serve(started))
+                runner.run(self._serve())
             if self.engine is not None:
                 self.engine.join(_JOIN_SECONDS)
         finally:
             self.callbacks.end()
 
-    async def _serve(self, started: "queue.SimpleQueue[_Running | BaseException]") -> None:
+    async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         try:
             engine = Engine(self._settings, self._accumulator, self._counters, self.callbacks)
             self._accumulator.wake = lambda: call_in_loop(loop, engine.run_once)
             engine.start()
         except BaseException as error:  # noqa: BLE001 - raised by the thread that opens
-            started.put(error)
+            self._error = error
             return
-        started.put(_Running(loop, engine))
+        else:
+            self._running = _Running(loop, engine)
+        finally:
+            self._started.set()
         await engine.drained.wait()
         engine.end()
 
@@ -108,6 +113,9 @@ class ThreadedEngine:
         with self._changing:
             self._is_closing = True
             self._accumulator.refuse(_closed())
+            if self._thread is not None:
+                # An interrupted call of `open` has not waited for it.
+                self._started.wait(_seconds_to(deadline))
             running = self._running
         if running is None:
             return ProducerCloseReport(0, 0)

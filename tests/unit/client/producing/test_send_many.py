@@ -91,14 +91,11 @@ class _Lowering:
         self._buffer = buffer
         self._limits = limits
         self._lock = threading.Lock()
-        self.release = self._lock.release
-
-    def acquire(self, blocking: bool = True) -> bool:  # noqa: FBT001, FBT002 - as of a lock
-        for name, limit in self._limits.items():
-            setattr(self._buffer, name, limit)
-        return self._lock.acquire(blocking)
+        self.locked = self._lock.locked
 
     def __enter__(self) -> bool:
+        for name, limit in self._limits.items():
+            setattr(self._buffer, name, limit)
         return self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
