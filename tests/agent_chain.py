@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import millrace_client as millrace
 from tests.line_account import LineAccount
 from tests.log_writer import LogWriter
-from tests.tiers import Tier, sink_toml, tiers, until
+from tests.tiers import Tier, sink_toml, tiers
 from tests.unreliable_network import FaultRates, UnreliableNetwork, unreliable_network
+from tests.waiting import wait_until
 
 EDGES = ("a", "d")
 RELAY = "b"
@@ -127,7 +128,7 @@ class AgentChain:
         In files that exist before its first run, a source cannot recognize copies of others.
         """
         for edge, writer in self.writers.items():
-            until(self._positions_of(edge).exists)
+            wait_until(self._positions_of(edge).exists)
             writer.start()
 
     def cause(self, plan: Sequence[Faults], chance: random.Random) -> None:

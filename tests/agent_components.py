@@ -1,7 +1,7 @@
 """Sources and sinks that a test controls, and agents that run them in this process."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -17,8 +17,7 @@ from millrace_server.agent.sources.source import Source, SourceConfig, SourceCon
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.registry import ChannelRegistry
 from tests.channel_events import limits_of
-
-WAIT_SECONDS_MAX = 60.0
+from tests.waiting import WAIT_SECONDS_MAX, until
 
 made_sources: list["TestSource"] = []
 """All sources that were created in a test, in order; see `agent_on`."""
@@ -150,15 +149,6 @@ async def agent_on(registry: ChannelRegistry, data_dir: Path) -> AsyncIterator[A
     finally:
         await agent.stop_sources(WAIT_SECONDS_MAX)
         await agent.stop_sinks(0.0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits until a condition holds, for as long as a busy machine may need."""
-    async with asyncio.timeout(WAIT_SECONDS_MAX):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.001)
 
 
 async def until_state(components: Components, kind: ComponentKind, name: str, state: ComponentState) -> None:

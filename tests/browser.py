@@ -9,7 +9,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
-from tests.daemon_queries import WAIT_SECONDS_MAX
+from tests.waiting import WAIT_SECONDS_MAX
 
 _MILLISECONDS = 1000
 _TABS_MAX = 100

@@ -16,12 +16,12 @@ from millrace_server.channels.config import FileChannelConfig
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import MillraceError
 from tests.channel_events import check_accounts
-from tests.file_channels import until
 from tests.fuzz import channel_calls as calls
 from tests.fuzz.channel_account import Account, RefusedError
 from tests.simulated_channels import DATA, Held, SimulatedChannel, held_on, open_simulated_channel, small_limits
 from tests.simulated_disk import SimulatedDisk
 from tests.virtual_clock import WallClock
+from tests.waiting import until
 
 _CHANGING_CALLS = {"create", "rename", "unlink", "write", "reserve", "truncate", "sync", "sync_directory"}
 _CONTINUE_PROBABILITY = 0.2

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.supervision import ComponentError
-from tests.agent_components import WAIT_SECONDS_MAX
+from tests.waiting import WAIT_SECONDS_MAX
 
 
 class Uppercase:

@@ -1,24 +1,13 @@
 """Queries of the events and sources of real daemons."""
 
 import json
-import time
 import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 import millrace_client
 from tests.millraced import Millraced
 
-WAIT_SECONDS_MAX = 60.0
 _EVENTS_MAX = 1_000_000
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Waits until a condition holds, for as long as a busy machine may need."""
-    give_up = time.monotonic() + WAIT_SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
 
 
 def stored_bodies(server: Millraced, channel: str = "lines") -> list[bytes]:

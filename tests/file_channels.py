@@ -7,7 +7,7 @@ import asyncio
 import base64
 import threading
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,13 +83,6 @@ async def turn() -> None:
     """Runs the event loop until no callback is ready."""
     for _ in range(20):
         await asyncio.sleep(0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits until another thread has made a condition true."""
-    async with asyncio.timeout(_WAIT_SECONDS):
-        while not condition():  # noqa: ASYNC110 - what a thread does sets no event of ours
-            await asyncio.sleep(0.001)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from millrace_server.channels.channel_handle import ChannelHandle, Owner
 from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.channels.registry import ChannelRegistry
 from tests.forward_targets import served
-from tests.tiers import until
+from tests.waiting import wait_until
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class OwnedServers:
     def own_after_refusals(self, index: int, count: int) -> None:
         """Makes a server the owner once it has sent clients away so many more times."""
         enough = self.refusal_count(index) + count
-        until(lambda: self.refusal_count(index) >= enough)
+        wait_until(lambda: self.refusal_count(index) >= enough)
         self.own(index)
 
     def _own(self, owner: int) -> None:

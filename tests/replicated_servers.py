@@ -1,12 +1,10 @@
 """Real servers that share a replicated channel."""
 
-import time
-from collections.abc import Callable
-
 import millrace_client as millrace
 from tests.conftest import StartMillraced
 from tests.millraced import Millraced
 from tests.stream_logs import new_name
+from tests.waiting import wait_until
 
 WAIT_SECONDS = 60.0
 SHORT_LEASE_SECONDS = 2.0
@@ -37,7 +35,7 @@ class ReplicatedServers:
 
     def owner(self) -> Millraced:
         """The server that serves the channel."""
-        until(lambda: self._owner_if_known() is not None)
+        wait_until(lambda: self._owner_if_known() is not None)
         owner = self._owner_if_known()
         assert owner is not None
         return owner
@@ -53,11 +51,3 @@ class ReplicatedServers:
         """Those that stand by."""
         owner = self.owner()
         return [server for server in self.running.values() if server is not owner]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for something that no event tells."""
-    give_up = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)

@@ -10,7 +10,7 @@ from millrace_server.agent.settings import AgentConfig
 from millrace_server.agent.sources.source import SourceConfig
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
-from tests.agent_components import WAIT_SECONDS_MAX
+from tests.waiting import WAIT_SECONDS_MAX
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from millrace_client import ComponentInfo, ComponentKind, Producer, ProducerConf
 from tests.fork_server import ForkedProgram
 from tests.millraced import Millraced
 
-WAIT_SECONDS_MAX = 60.0
 _HOST = "127.0.0.2"
 """Outside the range of client ports: no client can occupy a server's port while it is down."""
 
@@ -54,14 +53,6 @@ def event_count(address: str, channel: str) -> int:
     with millrace.connect(address, timeout_seconds=60) as client:
         gauges = client.admin.get_channel(channel).gauges
     return gauges.queued_events + gauges.taken_events
-
-
-def until(condition: Callable[[], bool], seconds_max: float = WAIT_SECONDS_MAX) -> None:
-    """Waits until a condition holds."""
-    give_up = time.monotonic() + seconds_max
-    while not condition():
-        assert time.monotonic() < give_up, "it never came"
-        time.sleep(0.02)
 
 
 class Tier:

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.flume_peer import Event, FlumeClient, FlumeServer, RpcError, flume_server
-from tests.tiers import Tier, sink_toml, tiers, until
+from tests.tiers import Tier, sink_toml, tiers
+from tests.waiting import wait_until
 
 _KILLS_IN_THE_SUITE = 3
 _KILLS_IN_A_TORTURE = 40
@@ -135,11 +136,11 @@ def _run_into_parquet(folder: Path, chance: random.Random, kill_count: int) -> N
         address = source_address(edge)
         edge.start(_CHANNEL_TOML + _SOURCE_TOML.format(address=address) + sink_toml("on", collector.address))
         with flume_agent(address) as agent:
-            until(lambda: len(agent.acknowledged) > 0)
+            wait_until(lambda: len(agent.acknowledged) > 0)
             cause_kills(chance, [edge, collector], kill_count, lambda: None)
             count = len(agent.acknowledged)
-            until(lambda: len(agent.acknowledged) > count)
-        until(lambda: set(agent.acknowledged) <= set(bodies_in_parquet(lake)))
+            wait_until(lambda: len(agent.acknowledged) > count)
+        wait_until(lambda: set(agent.acknowledged) <= set(bodies_in_parquet(lake)))
         stored = bodies_in_parquet(lake)
     print(f"{len(agent.acknowledged)} events, {agent.repeat_count} calls repeated, {len(stored)} stored")  # noqa: T201 - how much that was
     # Copies come from repeated calls alone: between Millrace's servers each event passes once.
@@ -158,11 +159,11 @@ def _run_into_flume(folder: Path, chance: random.Random, kill_count: int) -> Non
         sink = _AVRO_SINK_TOML.format(endpoint=collector.endpoint)
         edge.start(_CHANNEL_TOML + _SOURCE_TOML.format(address=address) + sink)
         with flume_agent(address) as agent:
-            until(lambda: len(agent.acknowledged) > 0)
+            wait_until(lambda: len(agent.acknowledged) > 0)
             cause_kills(chance, [edge], kill_count, lambda: trouble(collector))
             count = len(agent.acknowledged)
-            until(lambda: len(agent.acknowledged) > count)
-        until(lambda: set(agent.acknowledged) <= {body for _, body in collector.events})
+            wait_until(lambda: len(agent.acknowledged) > count)
+        wait_until(lambda: set(agent.acknowledged) <= {body for _, body in collector.events})
         assert all(headers == {"host": "old", "n": body.decode()} for headers, body in collector.events)
 
 

@@ -10,7 +10,8 @@ from tests.conftest import StartMillraced
 from tests.fenced_blocks import blocks_of
 from tests.flume_peer import Event, FlumeClient, FlumeServer, flume_server
 from tests.millraced import Millraced, run_millraced
-from tests.tiers import Tier, tiers, until
+from tests.tiers import Tier, tiers
+from tests.waiting import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "flume.md"
 SINK = ComponentKind.SINK
@@ -85,16 +86,16 @@ def test_failover_group_uses_the_next_collector_while_the_first_fails(tmp_path: 
             best.answers += ["FAILED"] * 3
         sent_to(edge, EVENTS[200:300])
         spare.wait_for(lambda: len(spare.events) == 100)
-        until(lambda: edge.component(SINK, "spare").state is ComponentState.RUNNING)
+        wait_until(lambda: edge.component(SINK, "spare").state is ComponentState.RUNNING)
 
         def has_returned() -> bool:
             # Each attempt of the first collector takes one of its refusals.
             sent_to(edge, EVENTS[300:301])
             return not best.answers and edge.component(SINK, "best").state is ComponentState.RUNNING
 
-        until(has_returned)
+        wait_until(has_returned)
         sent_to(edge, EVENTS[300:])
-        until(all_at(best, spare))
+        wait_until(all_at(best, spare))
 
 
 def test_load_balancing_group_uses_all_collectors(tmp_path: Path) -> None:
@@ -104,9 +105,9 @@ def test_load_balancing_group_uses_all_collectors(tmp_path: Path) -> None:
         edge.start(CHANNEL_TOML + SOURCE_TOML + sink_toml("one", one) + sink_toml("two", two) + group)
         for start in range(0, 400, 50):
             sent_to(edge, EVENTS[start : start + 50])
-        until(lambda: len(numbers_of(one, two)) == 400)
+        wait_until(lambda: len(numbers_of(one, two)) == 400)
         assert one.events
         assert two.events
         two.close()
         sent_to(edge, EVENTS[400:])
-        until(all_at(one, two))
+        wait_until(all_at(one, two))

@@ -3,7 +3,6 @@
 import random
 import resource
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -14,6 +13,7 @@ from tests.conftest import StartMillraced
 from tests.fake_s3 import fake_s3
 from tests.files_sink import files_below, lines_below, unfinished_below
 from tests.millraced import Millraced
+from tests.waiting import wait_until
 
 SEED = 20_260_101
 PATIENCE_SECONDS = 30.0
@@ -35,13 +35,6 @@ path = "{path}"
 
 def _config(path: Path | str, *settings: str, channel_type: str = "file") -> str:
     return CHANNEL.format(channel_type=channel_type) + SINK.format(path=path) + "\n".join(settings)
-
-
-def _until(is_so: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + PATIENCE_SECONDS
-    while not is_so():
-        assert time.monotonic() < give_up, "it never was so"
-        time.sleep(0.01)
 
 
 def _append(server: Millraced, numbers: range) -> None:
@@ -67,7 +60,7 @@ def test_sink_stopped_with_its_server_finishes_its_files_at_once(
     _append(server, range(3_000))
     with millrace.connect(server.grpc) as client:
         # Events that are still queued when the server stops stay in the channel.
-        _until(lambda: client.admin.get_channel("orders").gauges.taken_events == 3_000)
+        wait_until(lambda: client.admin.get_channel("orders").gauges.taken_events == 3_000)
     assert len(unfinished_below(tmp_path / "out")) == 3
     assert server.stop() == 0
     assert unfinished_below(tmp_path / "out") == []
@@ -92,7 +85,7 @@ def _check_kills(start_millraced: StartMillraced, tmp_path: Path, kills: int, ch
         server.kill()
     server = start_millraced(config, data_dir)
     with millrace.connect(server.grpc) as client:
-        _until(lambda: not _left(client))
+        wait_until(lambda: not _left(client))
     assert server.stop() == 0
     assert sorted(map(int, lines_below(out))) == list(range(sent))
     assert unfinished_below(out) == []
@@ -129,7 +122,7 @@ def test_sink_whose_files_may_not_grow_says_so_and_goes_on_when_they_may(
     assert files_below(out) == []
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, limit)
     server.wait_for("works again")
-    _until(lambda: len(lines_below(out)) >= 2_000)
+    wait_until(lambda: len(lines_below(out)) >= 2_000)
     assert sorted(map(int, lines_below(out))) == list(range(2_000))
 
 

@@ -14,7 +14,8 @@ import millrace_client as millrace
 from millrace_client import ChannelConfig, ChannelType, ComponentKind, ComponentState
 from tests.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.millraced import Millraced
-from tests.tiers import CHANNEL_TOML, Load, Tier, event_count, sink_toml, stored_bodies, tiers, until
+from tests.tiers import CHANNEL_TOML, Load, Tier, event_count, sink_toml, stored_bodies, tiers
+from tests.waiting import wait_until
 
 SINK = ComponentKind.SINK
 
@@ -80,10 +81,10 @@ def run_kills(folder: Path, kill_count: int, pause_seconds: float) -> None:
         )
         load.start()
         killing.start()
-        until(lambda: edge.start_count + collector.start_count >= kill_count + 2, 60 + 15 * kill_count)
+        wait_until(lambda: edge.start_count + collector.start_count >= kill_count + 2, 60 + 15 * kill_count)
         killing.finish()
         load.finish()
-        until(lambda: not edge.event_count())
+        wait_until(lambda: not edge.event_count())
         assert collector.bodies() == load.sent
         print(f"{load.count} events, {edge.start_count} edges, {collector.start_count} collectors")  # noqa: T201 - likewise
 
@@ -113,8 +114,8 @@ async def test_forwarding_whose_answers_are_lost_brings_each_event_once_in_order
             for cut_count in range(times):
                 proxy.lose_next_answer()
                 await asyncio.to_thread(append, edge, *bodies[cut_count * 400 : (cut_count + 1) * 400])
-                await asyncio.to_thread(until, partial(has_cut, proxy, cut_count + 1))
-            await asyncio.to_thread(until, lambda: not edge.event_count())
+                await asyncio.to_thread(wait_until, partial(has_cut, proxy, cut_count + 1))
+            await asyncio.to_thread(wait_until, lambda: not edge.event_count())
             assert await asyncio.to_thread(stored_bodies, shared_server.grpc, target) == bodies
             # Otherwise each of them would wait for the other.
             await asyncio.to_thread(edge.kill)
@@ -132,12 +133,12 @@ def test_forwarding_through_a_chain_and_from_two_sides_brings_each_event_once(
             edge.start(CHANNEL_TOML + sink_toml("forward", between.address))
             loads.append(Load(edge.address, prefix, count_max=2_000))
             loads[-1].start()
-        until(lambda: event_count(shared_server.grpc, target) > 500)
+        wait_until(lambda: event_count(shared_server.grpc, target) > 500)
         between.restart()
-        until(lambda: event_count(shared_server.grpc, target) > 2_000)
+        wait_until(lambda: event_count(shared_server.grpc, target) > 2_000)
         for load in loads:
             load.finish()
-        until(lambda: not any(tier.event_count() for tier in (first, second, between)))
+        wait_until(lambda: not any(tier.event_count() for tier in (first, second, between)))
         arrived = stored_bodies(shared_server.grpc, target)
         for load in loads:
             assert [body for body in arrived if body[:1] == load.sent[0][:1]] == load.sent
@@ -152,14 +153,14 @@ def test_forwarding_to_a_server_that_stands_still_goes_on_when_it_does(tmp_path:
         settings = {"timeout_seconds": 0.5, "connect_timeout_seconds": 0.5}
         edge.start(CHANNEL_TOML + sink_toml("forward", collector.address, **settings))
         append(edge, *bodies[:1_000])
-        until(lambda: not edge.event_count())
+        wait_until(lambda: not edge.event_count())
         collector.server.send(signal.SIGSTOP)
         append(edge, *bodies[1_000:])
-        until(lambda: edge.component(SINK, "forward").state is ComponentState.BACKING_OFF)
+        wait_until(lambda: edge.component(SINK, "forward").state is ComponentState.BACKING_OFF)
         assert edge.component(SINK, "forward").reason == f"{collector.address} does not answer"
-        until(lambda: edge.component(SINK, "forward").counters.failure_count > 1)
+        wait_until(lambda: edge.component(SINK, "forward").counters.failure_count > 1)
         collector.server.send(signal.SIGCONT)
-        until(lambda: not edge.event_count())
+        wait_until(lambda: not edge.event_count())
         assert collector.bodies() == bodies
         reported = [entry["reason"] for entry in edge.server.log if entry["event"] == "backs off"]
         assert reported == [f"{collector.address} does not answer"]
@@ -173,12 +174,12 @@ def test_forwarding_to_a_channel_that_is_not_there_waits_until_it_is_made(
     with tiers(tmp_path, "edge") as [edge]:
         edge.start(CHANNEL_TOML + sink_toml("forward", shared_server.grpc, target_channel=target))
         append(edge, *bodies)
-        until(lambda: edge.component(SINK, "forward").state is ComponentState.BACKING_OFF)
+        wait_until(lambda: edge.component(SINK, "forward").state is ComponentState.BACKING_OFF)
         assert "CHANNEL_NOT_FOUND" in edge.component(SINK, "forward").reason
         assert edge.server.stop() == 0
         edge.start()
         make_target(shared_server, target)
-        until(lambda: not edge.event_count())
+        wait_until(lambda: not edge.event_count())
         assert edge.component(SINK, "forward").state is ComponentState.RUNNING
         assert stored_bodies(shared_server.grpc, target) == bodies
 

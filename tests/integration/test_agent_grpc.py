@@ -16,10 +16,11 @@ import millrace_client as millrace
 from millrace_client import ComponentState
 from tests.access_site import METHODS, Site, call, request_of
 from tests.conftest import StartMillraced
-from tests.daemon_queries import component_of, stored_bodies, stored_count, wait_until
+from tests.daemon_queries import component_of, stored_bodies, stored_count
 from tests.millraced import Millraced, MillracedError
-from tests.tiers import CHANNEL_TOML, Load, Tier, sink_toml, tiers, until
+from tests.tiers import CHANNEL_TOML, Load, Tier, sink_toml, tiers
 from tests.tiers import stored_bodies as bodies_at
+from tests.waiting import wait_until
 
 CHANNELS = ("left", "right")
 SOURCE_TOML = """
@@ -262,10 +263,10 @@ def test_sink_of_another_server_forwards_to_a_source(tmp_path: Path) -> None:
         load = Load(edge.address, count_max=1_500)
         load.start()
         for tier in (collector, edge, collector):
-            until(lambda: load.count > 100)
+            wait_until(lambda: load.count > 100)
             tier.restart()
         load.finish()
-        until(lambda: not edge.event_count())
+        wait_until(lambda: not edge.event_count())
         for name in CHANNELS:
             assert bodies_at(collector.address, name) == load.sent
 

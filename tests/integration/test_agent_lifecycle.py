@@ -5,7 +5,6 @@ import json
 import signal
 import time
 import urllib.request
-from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tests.conftest import StartMillraced
 from tests.millrace_program import run_millrace
 from tests.millraced import Millraced
 from tests.process_figures import cpu_seconds
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_SECONDS_MAX = 60.0
@@ -35,13 +35,6 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 def _known_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes `tests.daemon_components` importable for daemons."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + WAIT_SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
 
 
 def components_of(server: Millraced) -> dict[str, ComponentInfo]:
@@ -105,7 +98,7 @@ def reload_again(server: Millraced) -> dict[str, Any]:
     ends = {"reloaded", "the configuration was not reloaded, and nothing was changed"}
     before = sum(entry["event"] in ends for entry in server.log)
     server.send(signal.SIGHUP)
-    until(lambda: sum(entry["event"] in ends for entry in server.log) > before)
+    wait_until(lambda: sum(entry["event"] in ends for entry in server.log) > before)
     return [entry for entry in server.log if entry["event"] in ends][-1]
 
 
@@ -118,8 +111,8 @@ def test_components_of_a_daemon_are_shown_everywhere(start_millraced: StartMillr
     server = start_millraced(toml)
     with millrace_client.connect(server.grpc) as client:
         client.channel("other").append([b"a"])
-    until(lambda: components_of(server)["sinks/broken"].state is ComponentState.BACKING_OFF)
-    until(lambda: components_of(server)["sinks/out"].counters.event_count == 3)
+    wait_until(lambda: components_of(server)["sinks/broken"].state is ComponentState.BACKING_OFF)
+    wait_until(lambda: components_of(server)["sinks/out"].counters.event_count == 3)
     reported = components_of(server)
     assert list(reported) == ["sinks/broken", "sinks/out", "sources/app"]
     app, broken_sink = reported["sources/app"], reported["sinks/broken"]
@@ -169,7 +162,7 @@ def test_watch_components_follows_their_states(start_millraced: StartMillraced, 
         watched = client.admin.watch_components(0.1)
         assert {one.name for one in next(watched)} == {"app", "out"}
         reload(server, '[channels.orders]\ntype = "memory"\ncapacity = 1000\n')
-        until(lambda: next(watched) == [])
+        wait_until(lambda: next(watched) == [])
 
 
 def test_log_of_an_unreachable_target_has_one_line_and_one_when_it_is_back(start_millraced: StartMillraced) -> None:
@@ -189,7 +182,7 @@ def test_log_of_an_unreachable_target_has_one_line_and_one_when_it_is_back(start
     """)
     with millrace_client.connect(server.grpc) as client:
         client.channel("orders").append([b"a"])
-    until(lambda: components_of(server)["sinks/collector"].counters.failure_count >= 3)
+    wait_until(lambda: components_of(server)["sinks/collector"].counters.failure_count >= 3)
     collector = start_millraced('[channels.in]\ntype = "file"\n', collector.data_dir, ("--listen", address))
     server.wait_for("works again", 60.0)
     reasons = [event["reason"] for event in events_of(server, "backs off")]
@@ -202,14 +195,14 @@ def test_log_of_an_unreachable_target_has_one_line_and_one_when_it_is_back(start
 def test_sighup_changes_only_what_changed(start_millraced: StartMillraced, tmp_path: Path) -> None:
     """The unchanged sink keeps running; the changed source is restarted; limits change in place; events stay."""
     server = start_millraced(flow(tmp_path, count=5))
-    until(lambda: components_of(server)["sinks/out"].counters.event_count == 5)
+    wait_until(lambda: components_of(server)["sinks/out"].counters.event_count == 5)
     out = components_of(server)["sinks/out"]
     other = flow(tmp_path, count=2).replace("capacity = 1000", "capacity = 2000")
     other += '[channels.new]\ntype = "file"\n[sinks.new]\ntype = "null"\nchannel = "new"\n'
     last = reload(server, other)
     assert (last["changed"], last["started"]) == (["sources/app"], ["sinks/new"])
     assert (last["channels_made"], last["channels_changed"]) == (["new"], ["orders"])
-    until(lambda: components_of(server)["sinks/out"].counters.event_count == 7)
+    wait_until(lambda: components_of(server)["sinks/out"].counters.event_count == 7)
     again = components_of(server)
     assert again["sinks/out"].since == out.since
     assert again["sources/app"].counters.event_count == 2
@@ -222,7 +215,7 @@ def test_sighup_changes_only_what_changed(start_millraced: StartMillraced, tmp_p
 def test_sighup_with_a_bad_file_changes_nothing(start_millraced: StartMillraced, tmp_path: Path) -> None:
     """All problems are listed, the server continues unchanged, and a valid file can be loaded afterwards."""
     server = start_millraced(flow(tmp_path, count=1))
-    until(lambda: {one.state for one in components_of(server).values()} == {ComponentState.RUNNING})
+    wait_until(lambda: {one.state for one in components_of(server).values()} == {ComponentState.RUNNING})
     before = components_of(server)
     last = reload(server, flow(tmp_path, count=9).replace('"memory"', '"memroy"') + "[sinsk]\n")
     assert last["level"] == "error"
@@ -239,7 +232,7 @@ def test_sighup_again_and_again_while_one_is_under_way_reloads_once_more(
     """A reload waits for a slow sink; requests in the meantime are one more reload, of the newest file."""
     gate = tmp_path / "gate"
     server = start_millraced(flow(tmp_path, count=1, sink=f', gate = "{gate}"'))
-    until(lambda: components_of(server)["sources/app"].counters.event_count == 1)
+    wait_until(lambda: components_of(server)["sources/app"].counters.event_count == 1)
     config_of(server).write_text(flow(tmp_path, count=1, sink=", seconds = 0.0"))
     server.send(signal.SIGHUP)
     server.wait_for("reloading")
@@ -249,7 +242,7 @@ def test_sighup_again_and_again_while_one_is_under_way_reloads_once_more(
         time.sleep(0.01)
     assert events_of(server, "reloaded") == []
     gate.touch()
-    until(lambda: len(events_of(server, "reloaded")) == 2)
+    wait_until(lambda: len(events_of(server, "reloaded")) == 2)
     first, second = events_of(server, "reloaded")
     assert first["changed"] == ["sinks/out"]
     assert second["stopped"] == ["sinks/out", "sources/app"]
@@ -261,7 +254,7 @@ def test_sigterm_during_a_reload_stops(start_millraced: StartMillraced, tmp_path
     """A stop does not wait for a reload; SIGHUP during the stop does not end the process."""
     gate = tmp_path / "gate"
     server = start_millraced(flow(tmp_path, count=1, sink=f', gate = "{gate}"', server=LONG_GRACE))
-    until(lambda: components_of(server)["sources/app"].counters.event_count == 1)
+    wait_until(lambda: components_of(server)["sources/app"].counters.event_count == 1)
     config_of(server).write_text('[channels.orders]\ntype = "memory"\ncapacity = 1000\n')
     server.send(signal.SIGHUP)
     server.wait_for("reloading")
@@ -279,7 +272,7 @@ def test_sigterm_with_a_slow_sink_loses_nothing_of_a_memory_channel(
 ) -> None:
     """The source ends first, the sink empties the channel, and then the server ends."""
     server = start_millraced(flow(tmp_path, count=60, sink=", seconds = 0.03", server=LONG_GRACE))
-    until(lambda: components_of(server)["sources/app"].counters.event_count == 60)
+    wait_until(lambda: components_of(server)["sources/app"].counters.event_count == 60)
     assert len(lines_of(tmp_path / "written")) < 60
     assert server.stop() == 0
     assert lines_of(tmp_path / "written") == [f"app-{number}" for number in range(60)]
@@ -291,7 +284,7 @@ def test_second_sigterm_with_a_slow_sink_stops_at_once(start_millraced: StartMil
     """The log says what the second signal costs; not even a thread that never ends keeps the process."""
     toml = flow(tmp_path, count=5, sink=f', gate = "{tmp_path / "never"}"', server=LONG_GRACE)
     server = start_millraced(toml)
-    until(lambda: components_of(server)["sources/app"].counters.event_count == 5)
+    wait_until(lambda: components_of(server)["sources/app"].counters.event_count == 5)
     server.send(signal.SIGTERM)
     server.wait_for("stopping")
     server.send(signal.SIGTERM)
@@ -308,7 +301,7 @@ def test_second_sigterm_with_a_slow_sink_stops_at_once(start_millraced: StartMil
 def test_agent_with_nothing_to_do_needs_next_to_no_processor(start_millraced: StartMillraced, tmp_path: Path) -> None:
     """Components wait for events without polling."""
     server = start_millraced(flow(tmp_path, count=1))
-    until(lambda: components_of(server)["sinks/out"].counters.event_count == 1)
+    wait_until(lambda: components_of(server)["sinks/out"].counters.event_count == 1)
     time.sleep(0.5)
     before = cpu_seconds(server.process.pid)
     time.sleep(2.0)
@@ -324,7 +317,7 @@ def test_sighup_sets_and_lifts_the_retention_and_what_expired_stays_gone(start_m
         orders.append([b"a", b"b"])
         claim = orders.claim("reader", lease_seconds=60.0)
         assert reload(server, kept + "retention_seconds = 0.01\n")["channels_changed"] == ["orders"]
-        until(lambda: client.admin.get_channel("orders").gauges.queued_events == 0)
+        wait_until(lambda: client.admin.get_channel("orders").gauges.queued_events == 0)
         with pytest.raises(millrace_client.SequenceGoneError):
             list(claim.read(1, 3))
         assert reload(server, kept)["channels_changed"] == ["orders"]
@@ -360,7 +353,7 @@ def test_secrets_of_components_are_neither_logged_nor_shown(start_millraced: Sta
     with millrace_client.connect(server.grpc) as client:
         for channel in ("a", "b"):
             client.channel(channel).append([b"one"])
-    until(lambda: all(one.reason for one in components_of(server).values()))
+    wait_until(lambda: all(one.reason for one in components_of(server).values()))
     shown = [page_of(server, "/components"), page_of(server, "/metrics"), str(components_of(server))]
     config = Path(server.arguments[1])
     config.write_text(flows.replace(f'KEY = "{secret}"', f'KEY = "{secret}2"'))

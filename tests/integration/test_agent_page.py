@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartMillraced
-from tests.daemon_queries import wait_until
 from tests.fenced_blocks import blocks_of
+from tests.waiting import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "agent.md"
 DOCUMENTED_ADDRESS = "127.0.0.1:8080"

@@ -6,7 +6,8 @@ from pathlib import Path
 import millrace_client as millrace
 from millrace_client import ChannelConfig, ChannelType, ComponentKind, ComponentState
 from tests.millraced import Millraced
-from tests.tiers import CHANNEL_TOML, Load, Tier, event_count, sink_toml, stored_bodies, tiers, until
+from tests.tiers import CHANNEL_TOML, Load, Tier, event_count, sink_toml, stored_bodies, tiers
+from tests.waiting import wait_until
 
 SINK, GROUP = ComponentKind.SINK, ComponentKind.SINK_GROUP
 
@@ -39,7 +40,7 @@ def test_failover_group_uses_the_spare_server_while_the_best_is_gone(tmp_path: P
         edge.start(CHANNEL_TOML + sinks + group_toml("failover"))
         load = Load(edge.address, count_max=100_000)
         load.start()
-        until(lambda: best.event_count() > 100)
+        wait_until(lambda: best.event_count() > 100)
         assert states(edge) == {
             "best": ComponentState.RUNNING,
             "spare": ComponentState.STANDING_BY,
@@ -47,7 +48,7 @@ def test_failover_group_uses_the_spare_server_while_the_best_is_gone(tmp_path: P
         }
         assert event_count(shared_server.grpc, target) == 0
         best.kill()
-        until(lambda: event_count(shared_server.grpc, target) > 100)
+        wait_until(lambda: event_count(shared_server.grpc, target) > 100)
         assert states(edge) == {
             "best": ComponentState.BACKING_OFF,
             "spare": ComponentState.RUNNING,
@@ -55,10 +56,10 @@ def test_failover_group_uses_the_spare_server_while_the_best_is_gone(tmp_path: P
         }
         best.start()
         before = best.event_count()
-        until(lambda: best.event_count() > before)
-        until(lambda: states(edge)["spare"] is ComponentState.STANDING_BY)
+        wait_until(lambda: best.event_count() > before)
+        wait_until(lambda: states(edge)["spare"] is ComponentState.STANDING_BY)
         load.finish()
-        until(lambda: not edge.event_count())
+        wait_until(lambda: not edge.event_count())
         parts = [best.bodies(), stored_bodies(shared_server.grpc, target)]
         for part in parts:
             numbers = list(map(int, part))
@@ -78,9 +79,9 @@ def test_load_balancing_group_shares_the_events_out(tmp_path: Path, shared_serve
         edge.start(CHANNEL_TOML + sinks + group_toml("load_balancing"))
         load = Load(edge.address, count_max=3_000)
         load.start()
-        until(lambda: load.count == 3_000)
+        wait_until(lambda: load.count == 3_000)
         load.finish()
-        until(lambda: not edge.event_count())
+        wait_until(lambda: not edge.event_count())
         assert states(edge) == dict.fromkeys(("best", "spare", "all"), ComponentState.RUNNING)
         counters = edge.component(GROUP, "all").counters
         parts = [stored_bodies(shared_server.grpc, target) for target in targets]

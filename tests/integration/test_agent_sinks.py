@@ -5,7 +5,6 @@ import json
 import random
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from millrace_client import Client, ComponentState, Event, connect
 from tests.conftest import StartMillraced
 from tests.http_receiver import answer, receiving
 from tests.millraced import Millraced
+from tests.waiting import wait_until
 
 WAIT_SECONDS_MAX = 60.0
 SEED = 50_250
@@ -46,13 +46,6 @@ class LineSink(BatchSink):
 '''
 
 
-def _until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + WAIT_SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < give_up, "it never was so"
-        time.sleep(0.02)
-
-
 def _append(server: Millraced, *bodies: bytes) -> None:
     with connect(server.grpc) as client:
         client.channel("orders").append([Event(body, {"n": body.decode()}) for body in bodies])
@@ -65,7 +58,7 @@ def _held(client: Client, channel: str = "orders") -> int:
 
 def _wait_empty(server: Millraced) -> None:
     with connect(server.grpc) as client:
-        _until(lambda: not _held(client))
+        wait_until(lambda: not _held(client))
 
 
 def _events(server: Millraced, channel: str) -> list[Event]:
@@ -104,7 +97,7 @@ async def test_http_sink_of_a_daemon_goes_through_refusals_and_sets_aside_what_i
                     "/in answered 503 Service Unavailable: later"
                 )
 
-            await asyncio.to_thread(_until, is_backing_off)
+            await asyncio.to_thread(wait_until, is_backing_off)
         await asyncio.to_thread(_wait_empty, server)
         assert time.monotonic() - began >= 1.0
         assert len({request.headers["idempotency-key"] for request in receiver.requests[:2]}) == 1

@@ -13,10 +13,11 @@ import pytest
 import zstandard
 
 from tests.conftest import StartMillraced
-from tests.daemon_queries import component_of, stored_bodies, stored_count, wait_until
+from tests.daemon_queries import component_of, stored_bodies, stored_count
 from tests.millraced import Millraced
 from tests.process_figures import cpu_seconds, resident_bytes
 from tests.spool import names_in, put
+from tests.waiting import wait_until
 
 MIB = 1 << 20
 SCHEMA = {"type": "record", "name": "Line", "fields": [{"name": "text", "type": "string"}]}

@@ -3,7 +3,8 @@
 import os
 
 from tests.conftest import StartMillraced
-from tests.daemon_queries import component_of, stored_bodies, wait_until
+from tests.daemon_queries import component_of, stored_bodies
+from tests.waiting import wait_until
 
 CHANNEL_TOML = """
 [channels.lines]

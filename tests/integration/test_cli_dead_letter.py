@@ -1,7 +1,6 @@
 import json
 import random
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from millrace_client.dead_letters.targets import StampedEvents, append_pipelined
 from tests.conftest import StartMillraced
 from tests.millrace_program import run_millrace, started_millrace, wait_for
 from tests.millraced import Millraced
+from tests.waiting import wait_until
 
 SEED = 90_117
 WAIT_SECONDS_MAX = 60.0
@@ -57,13 +57,6 @@ def _held(client: Client, channel: str) -> int:
     return gauges.queued_events + gauges.taken_events
 
 
-def _until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + WAIT_SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < give_up, "it never was so"
-        time.sleep(0.02)
-
-
 def _bodies(client: Client, channel: str) -> list[bytes]:
     return [body for batch in client.channel(channel).peek(max_events=100_000) for body in batch.bodies()]
 
@@ -87,7 +80,7 @@ def test_dead_letters_of_a_sink_are_listed_and_replayed_when_it_is_mended(
     lines = [b"bad %d" % number if number % 4 == 0 else b"good %d" % number for number in range(12)]
     with connect(server.grpc) as client:
         client.channel("orders").append([Event(line, {"n": line.decode()}) for line in lines])
-        _until(lambda: not _held(client, "orders"))
+        wait_until(lambda: not _held(client, "orders"))
         listed = run_millrace(server.grpc, "dead-letter", "list", "rejected", "--json")
         letters = [json.loads(line) for line in listed.stdout.splitlines()]
         assert [(letter["body"], letter["channel_sequence"]) for letter in letters] == [
@@ -103,7 +96,7 @@ def test_dead_letters_of_a_sink_are_listed_and_replayed_when_it_is_mended(
         (tmp_path / "mended").touch()
         replay = run_millrace(server.grpc, "dead-letter", "replay", "rejected")
         assert (replay.returncode, replay.stdout) == (0, b"rejected: 3 events replayed (3 to orders)\n")
-        _until(lambda: not _held(client, "orders"))
+        wait_until(lambda: not _held(client, "orders"))
         assert _held(client, "rejected") == 0
         assert run_millrace(server.grpc, "dead-letter", "list", "rejected").returncode == 4
     assert sorted((tmp_path / "lines").read_bytes().splitlines()) == sorted(lines)
@@ -179,7 +172,7 @@ def _kill_amid_replay(server: Millraced, chance: random.Random) -> None:
         # Events taken by a killed command return when its lease ends.
         wait_for(client, "rejected", lambda info: not info.gauges.open_transactions)
         with started_millrace(server.grpc, "dead-letter", "replay", "rejected", "--reason", "again") as replay:
-            _until(lambda: _held(client, "orders") > stored or replay.poll() is not None)
+            wait_until(lambda: _held(client, "orders") > stored or replay.poll() is not None)
             time.sleep(chance.uniform(0.0, 0.03))
             assert replay.poll() is None, "it was done before it could be killed; give it more"
             replay.kill()

@@ -36,6 +36,7 @@ from millrace_client import (
 from tests.client_variants import client_variant
 from tests.conftest import StartMillraced
 from tests.millraced import Millraced
+from tests.waiting import wait_until
 
 _WAIT_SECONDS_MAX = 60.0
 _numbers = itertools.count()
@@ -70,13 +71,6 @@ def channel(open_channel: Callable[..., Any]) -> Any:
 def bodies_in(channel: Any) -> list[bytes]:
     """The bodies of all queued events."""
     return [body for batch in channel.peek(max_events=1_000) for body in batch.bodies()]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits until a condition holds."""
-    gives_up_at = time.monotonic() + _WAIT_SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < gives_up_at
 
 
 def test_events_come_back_as_they_were_given(channel: Any) -> None:
@@ -141,7 +135,7 @@ def test_transaction_without_a_call_for_its_lease_is_rolled_back(channel: Any) -
         with txn:
             assert txn.lease_seconds == pytest.approx(0.05)
             txn.take()
-            until(lambda: bodies_in(channel) == [b"one"])
+            wait_until(lambda: bodies_in(channel) == [b"one"])
             txn.put([b"late"])
 
     with pytest.raises(LeaseExpiredError) as caught:
@@ -339,7 +333,7 @@ def test_call_on_a_frozen_server_ends_at_its_deadline(start_millraced: StartMill
     with connect(server.grpc) as other, client_variant(name) as connecting:
         other.admin.create_channel("orders")
         client = connecting(server.grpc, timeout_seconds=0.25)
-        until(lambda: _is_answered(client))
+        wait_until(lambda: _is_answered(client))
         server.send(signal.SIGSTOP)
         try:
             begun = time.monotonic()
@@ -350,7 +344,7 @@ def test_call_on_a_frozen_server_ends_at_its_deadline(start_millraced: StartMill
             assert time.monotonic() - begun < 10.0
         finally:
             server.send(signal.SIGCONT)
-        until(lambda: _is_answered(client))
+        wait_until(lambda: _is_answered(client))
 
 
 def _is_answered(client: Any) -> bool:
@@ -378,7 +372,7 @@ def test_closing_a_client_while_calls_wait_ends_them(shared_server: Millraced) -
     waiting = threading.Thread(target=wait_for_events)
     waiting.start()
     with connect(shared_server.grpc) as other:
-        until(lambda: _waiting_takes(other, name) == 1)
+        wait_until(lambda: _waiting_takes(other, name) == 1)
         client.close()
         waiting.join(_WAIT_SECONDS_MAX)
         other.admin.delete_channel(name, force=True)

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartMillraced
-from tests.daemon_queries import stored_bodies, stored_count, wait_until
+from tests.daemon_queries import stored_bodies, stored_count
 from tests.flume_imports import EXAMPLES, example
 from tests.free_ports import free_port
 from tests.millraced import Millraced, run_millraced
+from tests.waiting import wait_until
 
 DROPPED_SINK = re.compile(r"\[sinks\..*", re.DOTALL)
 

@@ -8,11 +8,11 @@ import pytest
 
 import millrace_client as millrace
 from tests.conftest import StartMillraced
-from tests.daemon_queries import wait_until
 from tests.fenced_blocks import CHECKED, block_with, blocks_of
 from tests.millraced import run_millraced
 from tests.scripts import run_script
 from tests.unit.repository.checkout import ROOT
+from tests.waiting import wait_until
 
 PAGE = ROOT / "docs" / "how_to" / "forward_with_tls.md"
 

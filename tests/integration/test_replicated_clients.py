@@ -16,8 +16,9 @@ from tests.conftest import StartMillraced
 from tests.free_ports import free_port
 from tests.millrace_program import run_millrace
 from tests.millraced import Millraced
-from tests.replicated_servers import SHORT_LEASE_SECONDS, WAIT_SECONDS, ReplicatedServers, channel_toml, until
+from tests.replicated_servers import SHORT_LEASE_SECONDS, WAIT_SECONDS, ReplicatedServers, channel_toml
 from tests.stream_logs import new_name
+from tests.waiting import wait_until
 
 _EVENTS = 2_000
 _CONSUMER_CONFIG = ConsumerConfig(delivery_events_max=20, reconnect_seconds=0.05)
@@ -78,11 +79,11 @@ async def test_consumers_when_the_owner_is_killed_get_and_remove_all_events(serv
         thread.start()
         async with aio.AsyncConsumer(addresses, servers.channel, _CONSUMER_CONFIG) as consumer:
             task = asyncio.create_task(_consume_async(consumer, seen))
-            await asyncio.to_thread(until, lambda: len(seen) > _EVENTS // 4)
+            await asyncio.to_thread(wait_until, lambda: len(seen) > _EVENTS // 4)
             del servers.running[owner.grpc]
             owner.kill()
             await asyncio.to_thread(_fill, servers, _numbers(_EVENTS))
-            await asyncio.to_thread(until, lambda: not _held(servers))
+            await asyncio.to_thread(wait_until, lambda: not _held(servers))
             await consumer.close()
             await task
         threaded.close()
@@ -122,7 +123,7 @@ def test_clients_over_tls_follow_an_owner_to_the_name_that_it_advertises(
     toml = site.toml().replace(CHANNEL, channel_toml(channel, nats_url))
     advertised = [f"localhost:{free_port()}" for _ in range(2)]
     servers = [start_millraced(toml, arguments=("--advertise", one, "--listen", one)) for one in advertised]
-    until(lambda: any(_owner_known_to(server, site) in advertised for server in servers))
+    wait_until(lambda: any(_owner_known_to(server, site) in advertised for server in servers))
     [standby] = [server for server in servers if _owner_known_to(server, site)]
     append_and_consume_with_each_client(standby.grpc, channel, tls=site.client)
 
@@ -180,8 +181,8 @@ def test_sink_when_the_owner_is_killed_forwards_each_event_once_and_in_order(
         for start in range(0, _EVENTS, 100):
             orders.append(_numbers(start, 100))
             if start == _EVENTS // 2:
-                until(lambda: client.admin.get_channel("orders").gauges.queued_events < _EVENTS // 2)
+                wait_until(lambda: client.admin.get_channel("orders").gauges.queued_events < _EVENTS // 2)
                 owner.kill()
                 del servers.running[owner.grpc]
-        until(lambda: not _held_at(edge.grpc, "orders"))
+        wait_until(lambda: not _held_at(edge.grpc, "orders"))
     assert _queued(servers) == _numbers()

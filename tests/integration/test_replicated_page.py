@@ -11,7 +11,7 @@ from tests.conftest import StartMillraced
 from tests.fenced_blocks import blocks_of
 from tests.millrace_program import run_millrace
 from tests.millraced import Millraced, run_millraced
-from tests.replicated_servers import until
+from tests.waiting import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "replicated.md"
 
@@ -53,7 +53,7 @@ class _Site:
 
     def until_opened(self) -> None:
         """Waits until one serves the channel, and the other stands by."""
-        until(lambda: self.states() == {millrace.ChannelState.OPEN, millrace.ChannelState.STANDING_BY})
+        wait_until(lambda: self.states() == {millrace.ChannelState.OPEN, millrace.ChannelState.STANDING_BY})
 
     def queued(self) -> list[bytes]:
         """The events of the channel."""
@@ -116,7 +116,7 @@ async def test_stream_that_is_lost_is_not_created_again_until_an_operator_accept
         jetstream = engine.jetstream()
         await jetstream.delete_stream(f"MILLRACE_{_CHANNEL}")
         site.start()
-        until(lambda: millrace.ChannelState.CORRUPT in site.states())
+        wait_until(lambda: millrace.ChannelState.CORRUPT in site.states())
         faults = [entry["error"] for server in site.servers for entry in server.log if entry["level"] == "error"]
         assert any("is missing, and the channel had one" in fault for fault in faults), faults
         site.stop()
@@ -145,7 +145,7 @@ def test_channel_is_migrated_by_the_command_of_the_page(
     assert out.returncode == 0, out.stderr
     server = start_millraced(files, data_dir=data_dir)
     with millrace.connect(server.grpc) as client:
-        until(lambda: client.admin.get_channel(_CHANNEL).state is millrace.ChannelState.OPEN)
+        wait_until(lambda: client.admin.get_channel(_CHANNEL).state is millrace.ChannelState.OPEN)
         with client.channel(_CHANNEL).transaction() as txn:
             assert [event.body for batch in txn.take(10) for event in batch] == _EVENTS[:10]
     assert server.stop() == 0

@@ -13,7 +13,8 @@ import millrace_client as millrace
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import channel_service_pb2_grpc
 from tests.conftest import StartMillraced
-from tests.replicated_servers import SHORT_LEASE_SECONDS, WAIT_SECONDS, ReplicatedServers, until
+from tests.replicated_servers import SHORT_LEASE_SECONDS, WAIT_SECONDS, ReplicatedServers
+from tests.waiting import wait_until
 
 _LONG_LEASE_SECONDS = 60.0
 """A test that ends before it has not waited for the end of a lease."""
@@ -46,7 +47,7 @@ class _Appender:
     def wait_for(self, more: int) -> None:
         """Waits until so many more were acknowledged."""
         enough = len(self.acknowledged) + more
-        until(lambda: len(self.acknowledged) >= enough or self._error is not None)
+        wait_until(lambda: len(self.acknowledged) >= enough or self._error is not None)
 
     def end(self) -> None:
         """Stops it; no call may have failed."""
@@ -118,7 +119,7 @@ def test_owner_that_stood_still_serves_nothing_afterwards(start_millraced: Start
             taking.result()
         with millrace.connect(owner.grpc, timeout_seconds=WAIT_SECONDS) as former:
             assert former.channel(servers.channel).append([b"2"]).first_sequence == 3
-            until(lambda: former.admin.list_channels()[0].owner == other.grpc)
+            wait_until(lambda: former.admin.list_channels()[0].owner == other.grpc)
 
 
 def test_stop_of_the_owner_hands_over_at_once(start_millraced: StartMillraced, nats_url: str) -> None:

@@ -4,8 +4,7 @@ import asyncio
 import itertools
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +22,7 @@ from millrace_spark.writing.tasks import put_all
 from tests.conftest import StartMillraced
 from tests.cutting_proxy import cutting_proxy
 from tests.millraced import Millraced
+from tests.waiting import wait_until
 
 _WAIT_SECONDS_MAX = 60.0
 _names = (f"spark-puts-{number}" for number in itertools.count(1))
@@ -93,13 +93,6 @@ def numbered(count: int) -> list[bytes]:
 
 def open_count(client: millrace.Client, channel: millrace.Channel) -> int:
     return client.admin.get_channel(channel.name).gauges.open_transactions
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + _WAIT_SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < give_up, "never came"
-        time.sleep(0.02)
 
 
 # Tasks.

@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - how every Spark program n
 import millrace_client as millrace
 from millrace_spark import PrometheusListener
 from tests.conftest import StartMillraced
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -48,13 +49,6 @@ def meet(folder: str, partition: int, sequence: int) -> float:
         while len(os.listdir(folder)) < 2 and time.monotonic() < give_up:  # noqa: PTH208 - likewise
             time.sleep(0.005)
     return came
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + _WAIT_SECONDS_MAX
-    while not is_so():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from pyspark.sql import SparkSession
 
 import millrace_client as millrace
 from tests.conftest import StartMillraced
-from tests.replicated_servers import SHORT_LEASE_SECONDS, ReplicatedServers, until
+from tests.replicated_servers import SHORT_LEASE_SECONDS, ReplicatedServers
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -31,10 +32,10 @@ def test_stream_when_the_owner_is_killed_goes_on_and_lands_each_event_once(
         channel.append(bodies[:_EVENTS])
         query = writer.start()
         try:
-            until(lambda: client.admin.get_channel(servers.channel).gauges.queued_events < _EVENTS)
+            wait_until(lambda: client.admin.get_channel(servers.channel).gauges.queued_events < _EVENTS)
             owner.kill()
             channel.append(bodies[_EVENTS:])
-            until(lambda: client.admin.get_channel(servers.channel).gauges.queued_events == 0)
+            wait_until(lambda: client.admin.get_channel(servers.channel).gauges.queued_events == 0)
         finally:
             query.stop()
         assert query.exception() is None

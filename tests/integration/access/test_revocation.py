@@ -26,8 +26,8 @@ from tests.access_site import (
     start_server,
 )
 from tests.conftest import StartMillraced
-from tests.daemon_queries import wait_until
 from tests.millraced import Millraced
+from tests.waiting import wait_until
 
 WRONG = "no-such-token"
 WAITING = ("Append", "AppendStream", "Commit")

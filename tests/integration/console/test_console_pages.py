@@ -8,8 +8,8 @@ from playwright.sync_api import expect
 import millrace_client
 from millrace_client import Event, Stamp
 from tests.browser import Console
-from tests.daemon_queries import wait_until
 from tests.millraced import Millraced
+from tests.waiting import wait_until
 
 HOSTILE = "<img src=x onerror=document.title='hacked'>"
 HOSTILE_JSON = b'{"id": 12345678901234567890, "name": "<script>document.title=\'hacked\'</script>"}'

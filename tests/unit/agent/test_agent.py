@@ -19,10 +19,10 @@ from tests.agent_components import (
     registry_with,
     sink_of,
     source_of,
-    until,
     until_state,
 )
 from tests.channel_events import append, queued
+from tests.waiting import until
 
 GRACE_SECONDS = 20.0
 

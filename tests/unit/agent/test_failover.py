@@ -4,7 +4,7 @@ import pytest
 
 from millrace_server.agent import failover as failover_module
 from millrace_server.agent.failover import Failover
-from tests.agent_components import until
+from tests.waiting import until
 
 
 class FakeSink:

@@ -14,7 +14,6 @@ from millrace_server.agent.interceptor_run import InterceptorRun, StepError
 from millrace_server.agent.interceptors.interceptor import EventsRefusedError
 from millrace_server.agent.selectors import CustomSelectorConfig, Replicating
 from millrace_server.agent.supervision import ComponentError
-from tests.agent_components import until
 from tests.custom_interceptors import Blocking, FailingOn, Uppercase
 from tests.source_writers import (
     batch_stamp,
@@ -27,6 +26,7 @@ from tests.source_writers import (
     table_of,
     writer_of,
 )
+from tests.waiting import until
 
 
 class NoBackoff:

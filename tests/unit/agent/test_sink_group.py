@@ -16,8 +16,9 @@ from millrace_server.agent.supervision import ComponentError, ComponentFailedErr
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry
-from tests.agent_components import registry_with, until
+from tests.agent_components import registry_with
 from tests.channel_events import append, bodies_of, check_accounts, queued
+from tests.waiting import until
 
 QUICK_SECONDS = 0.03
 

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from millrace_server.agent.components import Component, ComponentKind, Components, ComponentState
 from millrace_server.agent.supervision import Backoff, ComponentError, ComponentFailedError, supervise
 from millrace_server.errors import ChannelFullError, NotOwnerError
-from tests.file_channels import until
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from millrace_server.agent.worker_thread import WorkerThread
-from tests.agent_components import until
+from tests.waiting import until
 
 _EVER_RUNNING = """
 import asyncio, time

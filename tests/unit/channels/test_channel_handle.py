@@ -18,7 +18,7 @@ from millrace_server.wal.format import UnknownVersionError
 from millrace_server.wal.payload_codec import KeyMismatchError, KeyMissingError
 from millrace_server.wal.segments import LogCorruptError
 from tests.channel_events import limits_of, open_channel
-from tests.file_channels import until
+from tests.waiting import until
 
 
 class FakeStore(LogStore):

@@ -16,9 +16,10 @@ from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import Checkpoint
 from millrace_server.wal.records import Location
 from tests.channel_events import append, begin, begin_with_puts, begin_with_takes, numbered, queued, take, window
-from tests.file_channels import DATA, FileChannel, Gate, called, durable_state_on, file_channel, turn, until
+from tests.file_channels import DATA, FileChannel, Gate, called, durable_state_on, file_channel, turn
 from tests.log_histories import make_small
 from tests.simulated_disk import SimulatedDisk
+from tests.waiting import until
 
 HAS_THREADS = True
 

@@ -41,9 +41,9 @@ from tests.file_channels import (
     records_on,
     refusal,
     turn,
-    until,
 )
 from tests.simulated_disk import SimulatedDisk
+from tests.waiting import until
 
 HAS_THREADS = True
 

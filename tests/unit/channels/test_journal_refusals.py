@@ -23,18 +23,9 @@ from tests.channel_events import (
     stored,
     take,
 )
-from tests.file_channels import (
-    Gate,
-    called,
-    durable_state_on,
-    file_channel,
-    file_limits,
-    held_append,
-    refusal,
-    turn,
-    until,
-)
+from tests.file_channels import Gate, called, durable_state_on, file_channel, file_limits, held_append, refusal, turn
 from tests.simulated_disk import SimulatedDisk
+from tests.waiting import until
 
 HAS_THREADS = True
 

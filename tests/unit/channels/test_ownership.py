@@ -21,8 +21,8 @@ from millrace_server.replication.lease_bucket import BUCKET, JetStreamBucket
 from millrace_server.replication.owner_entries import Holder, channel_key
 from millrace_server.replication.stream import Stream, StreamLimits
 from tests.channel_events import append, begin_with_takes, numbered
-from tests.file_channels import until
 from tests.stream_logs import engine_at, new_name, set_back
+from tests.waiting import until
 
 HAS_THREADS = True
 

@@ -21,8 +21,9 @@ from millrace_server.errors import (
     TxnStateError,
 )
 from tests.channel_events import append, begin, begin_with_puts, limits_of, queued
-from tests.file_channels import Gate, file_limits, until
+from tests.file_channels import Gate, file_limits
 from tests.simulated_disk import SimulatedDisk
+from tests.waiting import until
 
 HAS_THREADS = True
 

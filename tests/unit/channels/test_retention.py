@@ -24,9 +24,10 @@ from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.transaction import Transaction
 from millrace_server.errors import DrainingError, SequenceGoneError
 from tests.channel_events import append, begin, begin_with_takes, check_accounts, numbered, open_channel, queued, take
-from tests.file_channels import file_channel, until
+from tests.file_channels import file_channel
 from tests.simulated_disk import SimulatedDisk
 from tests.virtual_clock import VirtualClockLoop, WallClock
+from tests.waiting import until
 
 HAS_THREADS = True
 NOW = 1_790_000_000_000_000

@@ -19,9 +19,9 @@ from millrace_server.replication.engine import Engine
 from millrace_server.replication.stream import StreamLimits
 from millrace_server.wal.segments import LogCorruptError
 from tests.channel_events import ANSWER_BYTES_MAX, append, begin_with_takes, numbered
-from tests.file_channels import until
 from tests.simulated_channels import small_limits
 from tests.stream_logs import engine_at, new_name
+from tests.waiting import until
 
 HAS_THREADS = True
 

@@ -12,7 +12,7 @@ from millrace_client._owners import Owners
 from millrace_client.errors import ChannelNotFoundError, NotOwnerError, UnavailableError
 from tests.client_variants import Connect
 from tests.owned_servers import CHANNEL, OwnedServers, bodies
-from tests.tiers import until
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_consumer_goes_on_at_the_next_owner(servers: OwnedServers) -> None:
             if expected == b"b":
                 break
             # An acknowledgement that is lost would bring the event back.
-            until(lambda: servers.event_count == 1)
+            wait_until(lambda: servers.event_count == 1)
             servers.own(0)
             servers.stop(1)
 
@@ -196,7 +196,7 @@ def test_consumer_asks_often_who_succeeds_an_owner_that_died(servers: OwnedServe
             client.channel(CHANNEL).append([b"a"])
         deliveries = iter(consumer)
         next(deliveries).ack()
-        until(lambda: servers.event_count == 0)
+        wait_until(lambda: servers.event_count == 0)
         servers.stop(1)
         servers.own_after_refusals(0, 10)
         with millrace.connect(home) as client:

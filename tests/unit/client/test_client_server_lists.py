@@ -16,7 +16,7 @@ from millrace_client._owners import Owners
 from tests.certificates import Authority
 from tests.client_variants import Connect
 from tests.owned_servers import CHANNEL, OwnedServers, bodies
-from tests.tiers import until
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -225,6 +225,6 @@ def test_consumer_whose_first_server_is_dead_gets_deliveries_of_each_owner(serve
             if expected == b"b":
                 break
             # An acknowledgement that is lost would bring the event back.
-            until(lambda: servers.event_count == 1)
+            wait_until(lambda: servers.event_count == 1)
             servers.own(0)
             servers.stop(1)

@@ -16,7 +16,7 @@ from millrace_server.errors import ChannelFullError, MillraceError, OverloadedEr
 from millrace_server.grpc_services.messages import Columns
 from millrace_server.grpc_services.rpc import InflightBytes, Rpcs
 from millrace_server.histograms import Histograms
-from tests.file_channels import until
+from tests.waiting import until
 
 
 def test_admit_within_the_limits_admits() -> None:

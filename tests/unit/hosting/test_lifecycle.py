@@ -16,7 +16,6 @@ from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.hosting.lifecycle import stop_flows
 from millrace_server.hosting.signals import StopRequests
 from tests.agent_components import (
-    WAIT_SECONDS_MAX,
     agent_on,
     flows_of,
     made_sinks,
@@ -24,11 +23,11 @@ from tests.agent_components import (
     registry_with,
     sink_of,
     source_of,
-    until,
     until_state,
 )
 from tests.channel_events import append, begin_with_puts, limits_of, queued
 from tests.file_channels import file_limits
+from tests.waiting import WAIT_SECONDS_MAX, until
 
 LONG_SECONDS = 600.0
 """Much longer than any test takes."""

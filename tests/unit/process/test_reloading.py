@@ -21,9 +21,9 @@ from millrace_server.hosting.data_dir import Catalog
 from millrace_server.hosting.lifecycle import flows_of, open_channels
 from millrace_server.hosting.signals import ReloadRequests
 from millrace_server.process.reloading import Reloader
-from tests.agent_components import WAIT_SECONDS_MAX, until
 from tests.channel_events import append, begin, queued
 from tests.stream_logs import new_name
+from tests.waiting import WAIT_SECONDS_MAX, until
 
 CAPACITY = 100
 MEMORY = {"type": "memory", "keep_alive_seconds": 0.01, "capacity": CAPACITY}

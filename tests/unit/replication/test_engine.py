@@ -9,8 +9,8 @@ from nats.errors import NoRespondersError
 
 from millrace_server.replication.connection import Connection
 from millrace_server.replication.engine import Engine
-from tests.file_channels import until
 from tests.stream_logs import engine_at
+from tests.waiting import until
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")

@@ -11,7 +11,7 @@ from nats.js.client import JetStreamContext
 from millrace_server.replication.engine import Engine
 from millrace_server.replication.lease_bucket import BUCKET, JetStreamBucket, JetStreamLeases
 from millrace_server.replication.owner_entries import Entry, EntryConflictError, session_key
-from tests.file_channels import until
+from tests.waiting import until
 
 _LEASE_SECONDS = 5.0
 

@@ -13,8 +13,8 @@ from millrace_server.replication.stream import Stream, StreamLimits
 from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.records import LogFailedError, LogFullError, LogTakenOverError
 from millrace_server.wal.writer_threads import Work, WriterThreads
-from tests.file_channels import until
 from tests.stream_logs import LIMITS, OwnedLog, engine_at, new_name, owned_log
+from tests.waiting import until
 
 _MIB = 1 << 20
 

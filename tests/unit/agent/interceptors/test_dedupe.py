@@ -11,7 +11,6 @@ from millrace_server.agent.interceptors import AnyInterceptorConfig
 from millrace_server.agent.interceptors.interceptor import Interceptor, RememberingInterceptor
 from millrace_server.agent.interceptors.surroundings import Surroundings
 from millrace_server.errors import ChannelFullError, DiskFullError
-from tests.agent_components import until
 from tests.channel_events import append
 from tests.slow_commits import SlowCommits
 from tests.source_writers import (
@@ -24,6 +23,7 @@ from tests.source_writers import (
     table_of,
     writer_of,
 )
+from tests.waiting import until
 
 
 class Clock:

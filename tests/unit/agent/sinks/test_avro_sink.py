@@ -20,11 +20,12 @@ from millrace_server.agent.sinks.avro.sink import AvroSink
 from millrace_server.agent.sinks.sink import SinkContext
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.channels.registry import ChannelRegistry
-from tests.agent_components import registry_with, until
+from tests.agent_components import registry_with
 from tests.certificates import Authority
 from tests.channel_events import stored_rows
 from tests.flume_peer import BOTH, CLIENT, PROTOCOL, Event, FlumeServer, Wire
 from tests.forward_targets import reader_of
+from tests.waiting import until
 
 EVENTS: list[Event] = [({"host": "wéb", "n": str(number)}, b"body-%d" % number) for number in range(250)]
 

@@ -26,11 +26,12 @@ from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.transaction import Transaction
 from millrace_server.errors import DiskFullError
-from tests.agent_components import registry_with, until
+from tests.agent_components import registry_with
 from tests.channel_events import append, queued, stored_rows
 from tests.forward_targets import reader_of
 from tests.http_receiver import CLOSE, OK, HttpReceiver, Received, answer, receiving
 from tests.recorded_spans import recording, traceparent_of
+from tests.waiting import until
 
 TABLE: Mapping[str, Any] = {"type": "http", "channel": "orders"}
 

@@ -5,7 +5,7 @@ import pytest
 
 from millrace_server.agent.sources.line_stream import ReadAhead
 from millrace_server.agent.worker_thread import WorkerThread
-from tests.agent_components import until
+from tests.waiting import until
 
 
 class Chunks:

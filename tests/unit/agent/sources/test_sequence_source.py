@@ -7,9 +7,9 @@ import pytest
 from millrace_server.agent.components import ComponentState
 from millrace_server.agent.sources.sequence import SequenceSource, SequenceSourceConfig
 from millrace_server.channels.stamps import Stamp
-from tests.agent_components import until
 from tests.running_sources import bodies_in, rows_in, running_source, take
 from tests.source_writers import memory, registry_of, table_of, writer_of
+from tests.waiting import until
 
 
 def config_of(**settings: Any) -> SequenceSourceConfig:

@@ -17,8 +17,9 @@ from millrace_server.agent.sources import stdin
 from millrace_server.agent.sources.stdin import StdinSourceConfig, ThreadedReader, stdin_problems
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.configuration.settings import check_settings
-from tests.agent_components import registry_with, until
+from tests.agent_components import registry_with
 from tests.running_sources import bodies_in, running_source, take
+from tests.waiting import until
 
 EVIL_PATTERN = "(a|aa)+$"
 EVIL_LINE = b"a" * 60 + b"b"

@@ -18,10 +18,11 @@ from millrace_server.agent.sinks.sink import SinkContext
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry
-from tests.agent_components import registry_with, until
+from tests.agent_components import registry_with
 from tests.channel_events import Row, append, begin_with_takes, queued, stored_rows
 from tests.forward_targets import reader_of
 from tests.kafka_brokers import Broker, values_of
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")

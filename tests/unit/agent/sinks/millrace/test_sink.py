@@ -20,7 +20,7 @@ from millrace_server.channels.channel import Channel
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import DiskFullError
-from tests.agent_components import registry_with, until
+from tests.agent_components import registry_with
 from tests.channel_events import append, check_accounts, queued
 from tests.forward_targets import (
     STORED,
@@ -35,6 +35,7 @@ from tests.forward_targets import (
     refused,
     served,
 )
+from tests.waiting import until
 
 FULL = refused("CHANNEL_FULL", grpc.StatusCode.RESOURCE_EXHAUSTED, 1.0)
 TOO_MANY = refused("TXN_CAPACITY", grpc.StatusCode.INVALID_ARGUMENT)

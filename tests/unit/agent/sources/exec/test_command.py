@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 
 from millrace_server.agent.sources.exec.command import Job, RunningCommand, StderrLog
 from millrace_server.agent.supervision import ComponentError
-from tests.agent_components import until
 from tests.process_figures import is_running
+from tests.waiting import until
 
 LONG_SECONDS = 60.0
 """Longer than any test takes."""

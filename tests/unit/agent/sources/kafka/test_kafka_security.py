@@ -16,12 +16,13 @@ from millrace_server.agent.sources.kafka.config import KafkaSourceConfig
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.network import Address
-from tests.agent_components import registry_with, until
+from tests.agent_components import registry_with
 from tests.certificates import Authority
 from tests.channel_events import append, queued
 from tests.forward_targets import reader_of
 from tests.kafka_brokers import Broker
 from tests.running_sources import running_source
+from tests.waiting import until
 
 _READ_BYTES = 1 << 16
 _SASL_HANDSHAKE, _API_VERSIONS, _SASL_AUTHENTICATE = 17, 18, 36

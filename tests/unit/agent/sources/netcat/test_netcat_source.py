@@ -17,9 +17,9 @@ from millrace_server.agent.sources.netcat import source as source_module
 from millrace_server.agent.sources.netcat.config import NetcatSourceConfig
 from millrace_server.agent.sources.netcat.source import NetcatSource
 from millrace_server.agent.supervision import ComponentError
-from tests.agent_components import until
 from tests.certificates import Authority
 from tests.unit.agent.sources.recording_writer import WAIT_SECONDS_MAX, RecordingWriter, running
+from tests.waiting import until
 
 TABLE = {"type": "netcat", "channels": ["lines"], "listen": "127.0.0.1:0"}
 

@@ -15,9 +15,10 @@ from millrace_server.agent.sources.spooldir import source as source_module
 from millrace_server.agent.sources.spooldir.scanner import DirectoryScanner
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
-from tests.agent_components import registry_with, until
+from tests.agent_components import registry_with
 from tests.running_sources import bodies_in, rows_in, running_source, take
 from tests.spool import names_in, opened, put, spool_config
+from tests.waiting import until
 
 LINES = [b"%d" % number for number in range(500)]
 TEXT = b"".join(line + b"\n" for line in LINES)

@@ -2,7 +2,7 @@ import asyncio
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from millrace_server.agent.sources.syslog.source import SyslogSource
 from millrace_server.agent.supervision import ComponentError
 from tests.certificates import Authority
 from tests.unit.agent.sources.recording_writer import WAIT_SECONDS_MAX, RecordingWriter, running
+from tests.waiting import until
 
 TCP, UDP = "tcp://127.0.0.1:0", "udp://127.0.0.1:0"
 
@@ -43,13 +44,6 @@ def send_datagrams(address: tuple[str, int], *datagrams: bytes) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sending:
         for datagram in datagrams:
             sending.sendto(datagram, address)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits until a condition holds."""
-    async with asyncio.timeout(WAIT_SECONDS_MAX):
-        while not condition():  # noqa: ASYNC110 - the condition is inside the source, which sends no notification
-            await asyncio.sleep(0.01)
 
 
 async def closed(reader: asyncio.StreamReader) -> None:

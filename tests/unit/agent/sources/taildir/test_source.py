@@ -11,9 +11,10 @@ from millrace_server.agent.settings import AgentConfig
 from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
 from millrace_server.agent.sources.taildir.positions import POSITIONS_FILE
 from millrace_server.channels.registry import ChannelRegistry
-from tests.agent_components import WAIT_SECONDS_MAX, agent_on, registry_with, until, until_state
+from tests.agent_components import agent_on, registry_with, until_state
 from tests.channel_events import numbered as numbered_events
 from tests.unit.agent.sources.taildir.tailing import append, config_of, numbered
+from tests.waiting import WAIT_SECONDS_MAX, until
 
 
 @pytest.fixture
