@@ -39,7 +39,7 @@ run: setup ## sends a log file through two agents into Spark and shows the resul
 	@$(BIN)/python examples/access_log/run.py $(if $(ENGINE),--engine "$(ENGINE)") $(if $(LOG),"$(LOG)")
 
 test: setup ## runs the tests except the long ones: make test [TESTS=path] [WORKERS=4]
-	@$(BIN)/python -m pytest $(TESTS) --workers $(WORKERS)
+	@$(BIN)/python -m pytest $(TESTS) --numprocesses $(WORKERS) --dist loadfile
 
 cover: setup ## runs the tests and reports the lines that they do not cover
 	@$(BIN)/python -m pytest $(TESTS) --cov --cov-report term-missing

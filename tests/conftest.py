@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -16,8 +17,7 @@ from hypothesis import settings
 
 from examples.jetstream_cluster import JetStreamCluster
 from tests.millraced import Millraced
-
-pytest_plugins = ("tests.workers",)
+from tests.scheduling import SparkOnOneWorker, uses_shared_spark
 
 # The duration of one example says nothing on a busy machine; pytest's timeout bounds the test.
 # `make torture` tries many more examples.
@@ -33,6 +33,21 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A shell without job control makes background processes ignore Ctrl-C, and their children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkOnOneWorker | None:
+    """Schedules files in the order of their collection, in which the many small ones come last."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False
+    return SparkOnOneWorker(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several workers, the longest tests come first: those of the shared Spark, then those that start one."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: (not uses_shared_spark(item.nodeid), item.get_closest_marker("spark") is None))
 
 
 def pytest_collection() -> None:
