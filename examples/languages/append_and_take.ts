@@ -1,6 +1,6 @@
 // Appends an event, and takes it in a transaction. Run with the repository's protos:
-//   npm install @grpc/grpc-js @grpc/proto-loader
-//   node append_and_take.ts 127.0.0.1:7070 orders protos third_party/googleapis
+//   npm ci && npx tsc
+//   node append_and_take.js 127.0.0.1:7070 orders protos third_party/googleapis
 import * as grpc from "@grpc/grpc-js";
 import * as loader from "@grpc/proto-loader";
 

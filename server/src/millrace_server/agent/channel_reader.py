@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from millrace.tracing import TRACING
-from millrace_server.agent.components import Component
+from millrace_server.agent.components import Component, ComponentState
 from millrace_server.agent.dead_letters import DeadLetterWriter, as_dead_letters
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.rate_limited_log import RateLimitedLog
@@ -230,6 +230,11 @@ class ChannelReader:
             self._component.record_progress(*delivery.delivered_counts)
             # Deliveries that were cut to find a rejected event grow again.
             self._events_max = min(2 * self._events_max, self._limits.batch_events_max)
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether the sink's last attempt failed, and nothing has been settled since."""
+        return self._component.state is ComponentState.BACKING_OFF
 
     def report_problem(self, reason: str) -> None:
         """Shows in the sink's state why it makes no progress while it goes on trying; its next settle clears that."""

@@ -245,6 +245,20 @@ async def test_run_whose_directory_goes_away_writes_on_when_it_is_back(tmp_path:
     assert sorted(lines_below(out)) == _lines(1, 2)
 
 
+async def test_run_after_a_failure_finishes_its_first_file_at_once(tmp_path: Path, out: Path) -> None:
+    """The state shows that the outage is over, long before a file is due; files after that take their time."""
+    bench = _bench(tmp_path)
+    bench.component.mark_backing_off("the disk is full")
+    await bench.put(rows_of(_lines(1)))
+    async with bench.running():
+        await bench.until_settled()
+        assert bench.component.state.value == "running"
+        await bench.put(rows_of(_lines(2)))
+        await _until(lambda: bool(unfinished_below(out)))
+        assert bench.unsettled == 1
+    assert lines_below(out) == _lines(1)
+
+
 async def test_run_without_permission_reports_it(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the directory that must not be written."""
 

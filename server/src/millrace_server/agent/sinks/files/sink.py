@@ -135,6 +135,9 @@ class _Run:
         number = self._unsettled.add(delivery)
         now = self._clock()
         await self._settle(await self.call(partial(self._files.write, number, channel_id, batches, now)))
+        if self._reader.is_recovering:
+            # Only a finished file shows that the outage is over; the next one may be due in minutes.
+            await self._settle(await self.call(self._files.finish_all))
         while self._unsettled.exceeds(self._reader.unsettled_limits()):
             await self._settle(await self.call(partial(self._files.finish_delivery, self._unsettled.oldest)))
 
