@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent_chain import COLLECTOR, RELAY, agent_chain, random_faults
-from tests.line_account import LineAccount
-from tests.log_writer import line_of
+from tests.crash.agent_chain import COLLECTOR, RELAY, agent_chain, random_faults
+from tests.crash.line_account import LineAccount
+from tests.crash.log_writer import line_of
 
 _TORMENTS_IN_THE_SUITE = 4
 _ROUNDS = 6

@@ -12,7 +12,7 @@ from millrace_server.errors import ChannelCorruptError
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
 from millrace_server.wal.format import UnknownVersionError
 from millrace_server.wal.segments import LogCorruptError
-from tests.channel_histories import Story, new_disk
+from tests.crash.channel_histories import Story, new_disk
 from tests.fuzz import channel_calls as calls
 from tests.segment_versions import LATER_VERSION, of_version
 from tests.simulated_channels import DATA, Held, make_simple, open_simulated_channel, small_limits

@@ -16,7 +16,7 @@ from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transaction import TxnState
 from millrace_server.errors import ChannelCorruptError, ChannelLogFailedError, DiskFullError
 from tests.channel_events import append, begin, begin_with_puts, begin_with_takes, check_accounts, queued, stored, take
-from tests.channel_histories import Allowed, Moment, Steps, Story, check_moment, new_disk, outcome_of
+from tests.crash.channel_histories import Allowed, Moment, Steps, Story, check_moment, new_disk, outcome_of
 from tests.fuzz import channel_calls as calls
 from tests.fuzz.channel_account import ExpectedTxn
 from tests.simulated_channels import TWO_DIRECTORIES, Held, held_on, open_simulated_channel, small_limits

@@ -11,7 +11,7 @@ import pytest
 
 from millrace_server.channels.config import EncryptionConfig, FileChannelConfig
 from millrace_server.channels.stamps import Stamp
-from tests.channel_histories import CLOCK, Moment, Recording, Story, check_moment, new_disk, recorded
+from tests.crash.channel_histories import CLOCK, Moment, Recording, Story, check_moment, new_disk, recorded
 from tests.file_channels import put_version_1
 from tests.fuzz import channel_calls as calls
 from tests.simulated_channels import DATA, TWO_DIRECTORIES, Held, held_on, small_limits

@@ -15,6 +15,7 @@ from examples.jetstream_cluster import JetStreamCluster
 from millrace.v1 import admin_service_pb2 as admin
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
+from tests.crash.replicated_history import Faults
 from tests.crash.shared_servers import (
     CALL_SECONDS,
     CHANNELS,
@@ -25,7 +26,6 @@ from tests.crash.shared_servers import (
     SharedServers,
     endure,
 )
-from tests.replicated_history import Faults
 from tests.rpc import Rpc, columns, rows_of, seconds
 
 _TAKEOVERS = int(os.environ.get("MILLRACE_TAKEOVERS", "300"))

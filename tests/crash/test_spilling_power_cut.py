@@ -6,7 +6,7 @@ import random
 import pytest
 
 from millrace_server.channels import memory_tier
-from tests.spilling_histories import History, check_moment
+from tests.crash.spilling_histories import History, check_moment
 
 pytestmark = pytest.mark.usefixtures("simple_channels")
 

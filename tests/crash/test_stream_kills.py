@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from examples.jetstream_cluster import JetStreamCluster
-from tests.replicated_history import LIMITS, Faults, Owners
+from tests.crash.replicated_history import LIMITS, Faults, Owners
 from tests.stream_logs import engine_at, new_name, owned_log
 from tests.unreliable_network import FaultRates, UnreliableNetwork, unreliable_network
 

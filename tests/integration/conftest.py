@@ -11,9 +11,9 @@ from examples.access_log.local_server import LocalServer
 from examples.jetstream_cluster import JetStreamCluster
 from millrace.v1 import admin_service_pb2 as pb
 from tests.fork_server import ForkedProgram
+from tests.integration.span_collector import Collector, collecting
 from tests.millraced import Millraced
 from tests.rpc import Rpc, connected
-from tests.span_collector import Collector, collecting
 
 _FREE_PORTS = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
 # Tests leave transactions open, and the server must not wait for them when it stops.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartMillraced
-from tests.daemon_queries import component_of, stored_bodies, stored_count
+from tests.integration.daemon_queries import component_of, stored_bodies, stored_count
 from tests.millraced import Millraced
 from tests.process_figures import is_running, resident_bytes
 from tests.waiting import wait_until

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartMillraced
-from tests.daemon_queries import component_of, stored_bodies, stored_count
+from tests.integration.daemon_queries import component_of, stored_bodies, stored_count
 from tests.millraced import run_millraced
 from tests.waiting import wait_until
 

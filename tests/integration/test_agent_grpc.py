@@ -16,7 +16,7 @@ import millrace_client as millrace
 from millrace_client import ComponentState
 from tests.access_site import METHODS, Site, call, request_of
 from tests.conftest import StartMillraced
-from tests.daemon_queries import component_of, stored_bodies, stored_count
+from tests.integration.daemon_queries import component_of, stored_bodies, stored_count
 from tests.millraced import Millraced, MillracedError
 from tests.tiers import CHANNEL_TOML, Load, Tier, sink_toml, tiers
 from tests.tiers import stored_bodies as bodies_at

@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from tests.conftest import StartMillraced
-from tests.daemon_queries import component_of, stored_bodies, stored_count
+from tests.integration.daemon_queries import component_of, stored_bodies, stored_count
 from tests.millraced import Millraced
 from tests.process_figures import cpu_seconds, resident_bytes
 from tests.spool import names_in, put

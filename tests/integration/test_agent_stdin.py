@@ -3,7 +3,7 @@
 import os
 
 from tests.conftest import StartMillraced
-from tests.daemon_queries import component_of, stored_bodies
+from tests.integration.daemon_queries import component_of, stored_bodies
 from tests.waiting import wait_until
 
 CHANNEL_TOML = """

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from tests.conftest import StartMillraced
-from tests.daemon_queries import stored_count
 from tests.fenced_blocks import blocks_of
+from tests.integration.daemon_queries import stored_count
 
 PAGE = Path(__file__).parents[2] / "docs" / "fan_out.md"
 DOCUMENTED_ADDRESS = "127.0.0.1:7070"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartMillraced
-from tests.daemon_queries import stored_bodies, stored_count
 from tests.flume_imports import EXAMPLES, example
 from tests.free_ports import free_port
+from tests.integration.daemon_queries import stored_bodies, stored_count
 from tests.millraced import Millraced, run_millraced
 from tests.waiting import wait_until
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartMillraced
-from tests.daemon_queries import stored_bodies
 from tests.fenced_blocks import blocks_of
 from tests.flume_peer import FlumeClient, flume_server
 from tests.free_ports import free_port
+from tests.integration.daemon_queries import stored_bodies
 from tests.waiting import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "moving_from_flume.md"

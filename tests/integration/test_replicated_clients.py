@@ -14,9 +14,9 @@ from tests.access_site import append_and_consume_with_each_client
 from tests.certificates import CHANNEL, Site
 from tests.conftest import StartMillraced
 from tests.free_ports import free_port
+from tests.integration.replicated_servers import SHORT_LEASE_SECONDS, WAIT_SECONDS, ReplicatedServers, channel_toml
 from tests.millrace_program import run_millrace
 from tests.millraced import Millraced
-from tests.replicated_servers import SHORT_LEASE_SECONDS, WAIT_SECONDS, ReplicatedServers, channel_toml
 from tests.stream_logs import new_name
 from tests.waiting import wait_until
 

@@ -13,7 +13,7 @@ import millrace_client as millrace
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import channel_service_pb2_grpc
 from tests.conftest import StartMillraced
-from tests.replicated_servers import SHORT_LEASE_SECONDS, WAIT_SECONDS, ReplicatedServers
+from tests.integration.replicated_servers import SHORT_LEASE_SECONDS, WAIT_SECONDS, ReplicatedServers
 from tests.waiting import wait_until
 
 _LONG_LEASE_SECONDS = 60.0

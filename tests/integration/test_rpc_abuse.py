@@ -23,9 +23,9 @@ from millrace_server.grpc_services import server as grpc_server
 from millrace_server.grpc_services.server import STREAMS_MAX
 from tests.conftest import StartMillraced
 from tests.forward_targets import served
+from tests.integration.raw_http2 import Frame, FrameKind, call_headers, raw_connection, reset
 from tests.millraced import Millraced
 from tests.process_figures import resident_bytes, thread_count
-from tests.raw_http2 import Frame, FrameKind, call_headers, raw_connection, reset
 from tests.rpc import Rpc, connected, events
 
 LIST_CHANNELS = "/millrace.v1.AdminService/ListChannels"

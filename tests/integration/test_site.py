@@ -14,9 +14,9 @@ from urllib.parse import unquote, urldefrag
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser import running_chromium
 from tests.fenced_blocks import CHECKED, SYNTAX_ONLY, all_blocks
 from tests.guide_reader import GUIDES
+from tests.integration.browser import running_chromium
 from tests.unit.repository.checkout import ROOT
 
 _HTML = re.compile(

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 import millrace_client as millrace
 from tests.conftest import StartMillraced
-from tests.replicated_servers import SHORT_LEASE_SECONDS, ReplicatedServers
+from tests.integration.replicated_servers import SHORT_LEASE_SECONDS, ReplicatedServers
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.spark

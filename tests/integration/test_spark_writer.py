@@ -18,8 +18,8 @@ from pyspark.sql import functions as F  # noqa: N812 - how every Spark program n
 import millrace_client as millrace
 from tests.conftest import StartMillraced
 from tests.fenced_blocks import blocks_of
+from tests.integration.span_collector import Collector
 from tests.millraced import Millraced
-from tests.span_collector import Collector
 
 pytestmark = pytest.mark.spark
 

@@ -13,9 +13,9 @@ import millrace_client as millrace
 from millrace_client import aio
 from tests.conftest import StartMillraced
 from tests.fenced_blocks import blocks_of
+from tests.integration.span_collector import Collector, collecting
 from tests.millraced import Millraced
 from tests.recorded_spans import attributes_of, is_child, linked, recording, span_id_of, traceparent_of
-from tests.span_collector import Collector, collecting
 
 PAGE = Path(__file__).parents[2] / "docs" / "tracing.md"
 

@@ -33,9 +33,9 @@ from tests.access_site import (
 )
 from tests.certificates import Authority
 from tests.conftest import StartMillraced
+from tests.integration.raw_http2 import FrameKind, call_headers, raw_connection
 from tests.millrace_program import run_millrace
 from tests.millraced import Millraced
-from tests.raw_http2 import FrameKind, call_headers, raw_connection
 
 WRONG = "no-such-token"
 _NO = "FORBIDDEN"

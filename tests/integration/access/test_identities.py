@@ -23,9 +23,9 @@ from millrace_client import Tls
 from millrace_server.access.tokens import make_token
 from millrace_server.files import write_atomically
 from tests.access_site import bearer, call, check_that_streams_end, start_server
+from tests.integration.raw_http2 import Frame, FrameKind, call_headers, raw_connection
 from tests.millraced import Millraced
 from tests.odd_certificates import DNS, IP, URI, Names, issued, write_certificate
-from tests.raw_http2 import Frame, FrameKind, call_headers, raw_connection
 from tests.token_issuer import AUDIENCE, ISSUER, Issuer, jwks
 from tests.waiting import wait_until
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser
 
-from tests.browser import Console, running_chromium
+from tests.integration.browser import Console, running_chromium
 from tests.millraced import Millraced
 
 _FREE_PORTS = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")

@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 import millrace_client
 from millrace_client import Client, Event, Stamp
 from millrace_server.access.tokens import hash_of
-from tests.browser import Console
+from tests.integration.browser import Console
 from tests.millraced import Millraced
 
 TOKEN = "the-token-of-the-operator"  # noqa: S105 - of this test only

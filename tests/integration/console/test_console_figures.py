@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import CDPSession, Locator, Page, expect
 
 import millrace_client
-from tests.browser import Console
+from tests.integration.browser import Console
 from tests.millraced import Millraced
 
 CHANNELS = 1_000

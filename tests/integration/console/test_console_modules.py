@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tests.browser import Console
+from tests.integration.browser import Console
 from tests.millraced import Millraced
 
 

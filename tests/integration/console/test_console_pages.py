@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 import millrace_client
 from millrace_client import Event, Stamp
-from tests.browser import Console
+from tests.integration.browser import Console
 from tests.millraced import Millraced
 from tests.waiting import wait_until
 

@@ -26,8 +26,8 @@ from millrace_server.errors import BytesFullError, ChannelFullError, MillraceErr
 from tests.channel_events import bodies_of, queued
 from tests.simulated_channels import DATA, make_simple, open_simulated_channel, small_limits
 from tests.simulated_disk import SimulatedDisk
-from tests.simulated_registry import FakeRegistry
 from tests.source_writers import component_of, routing_of
+from tests.unit.agent.simulated_registry import FakeRegistry
 from tests.virtual_clock import VirtualClockLoop, settle
 
 NAMES = ("a", "b", "c")

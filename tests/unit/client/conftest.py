@@ -8,8 +8,8 @@ import pytest
 
 from millrace_client import _settings
 from tests.client_variants import Connect, client_variant
-from tests.owned_servers import OwnedServers, owned_servers
 from tests.unit.client.fake_server import FakeServer
+from tests.unit.client.owned_servers import OwnedServers, owned_servers
 
 
 @pytest.fixture(autouse=True)

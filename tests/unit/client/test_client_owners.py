@@ -11,7 +11,7 @@ import millrace_client.aio
 from millrace_client._owners import Owners
 from millrace_client.errors import ChannelNotFoundError, NotOwnerError, UnavailableError
 from tests.client_variants import Connect
-from tests.owned_servers import CHANNEL, OwnedServers, bodies
+from tests.unit.client.owned_servers import CHANNEL, OwnedServers, bodies
 from tests.waiting import wait_until
 
 

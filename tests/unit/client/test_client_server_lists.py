@@ -15,7 +15,7 @@ from millrace_client import _settings
 from millrace_client._owners import Owners
 from tests.certificates import Authority
 from tests.client_variants import Connect
-from tests.owned_servers import CHANNEL, OwnedServers, bodies
+from tests.unit.client.owned_servers import CHANNEL, OwnedServers, bodies
 from tests.waiting import wait_until
 
 

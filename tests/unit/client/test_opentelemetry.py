@@ -5,9 +5,9 @@ from millrace.columns import columns_from_events
 from millrace_client.consuming.metrics import METRICS
 from millrace_client.events import Batch
 from millrace_client.opentelemetry import observe_consumer, process_span
-from tests.opentelemetry_figures import observed
 from tests.recorded_spans import attributes_of, linked, recording
 from tests.unit.client.consuming.fakes import EngineHarness, answer_of
+from tests.unit.client.opentelemetry_figures import observed
 
 PRODUCERS = [f"00-{number:032x}-{number:016x}-01" for number in range(1, 101)]
 

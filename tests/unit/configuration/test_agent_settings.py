@@ -5,7 +5,7 @@ import pytest
 from millrace_server.agent.interceptors.headers import StaticConfig
 from millrace_server.agent.selectors import MultiplexingConfig, ReplicatingConfig
 from millrace_server.configuration.settings import Settings
-from tests import settings_file
+from tests.unit.configuration import settings_file
 
 CHANNELS = """
 [channels.orders]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.settings_file import load, problems_of
+from tests.unit.configuration.settings_file import load, problems_of
 
 _ENGINE = 'type = "jetstream", servers = ["nats://n1:4222", "tls://n2:4222"]'
 _CHANNEL = '[channels.orders]\ntype = "replicated"\n'

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.settings_file import load, problems_of
+from tests.unit.configuration.settings_file import load, problems_of
 
 
 @pytest.mark.parametrize(

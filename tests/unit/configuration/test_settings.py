@@ -11,7 +11,7 @@ from millrace_server.configuration.settings import (
     ServerSettings,
     load_settings,
 )
-from tests.settings_file import load, problems_of
+from tests.unit.configuration.settings_file import load, problems_of
 
 DESIGN_EXAMPLE = """
 [server]

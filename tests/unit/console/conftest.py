@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.served_console import ConsoleSite, ServedConsole, served_console
+from tests.unit.console.served_console import ConsoleSite, ServedConsole, served_console
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from millrace_server.channels.channel import Channel
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.errors import ChannelLogFailedError
 from tests.http_answer import Answer
-from tests.served_console import ConsoleSite, ServedConsole, append
+from tests.unit.console.served_console import ConsoleSite, ServedConsole, append
 
 ACTS: dict[str, tuple[dict[str, Any], str]] = {
     "create_channel": ({"channel": "new", "settings": {"type": "memory"}}, "admin on channel 'new'"),

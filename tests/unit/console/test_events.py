@@ -15,7 +15,7 @@ from millrace_client.cli.line_events import event_of_line
 from millrace_server.console import events as events_module
 from millrace_server.console import routes
 from millrace_server.errors import OverloadedError
-from tests.served_console import ServedConsole, append
+from tests.unit.console.served_console import ServedConsole, append
 
 
 def bodies(page: dict[str, Any]) -> list[bytes]:

@@ -9,7 +9,7 @@ import pytest
 from millrace_server.agent.components import ComponentKind
 from millrace_server.configuration.settings import check_settings
 from millrace_server.console import flow
-from tests.served_console import ServedConsole, append, served_console
+from tests.unit.console.served_console import ServedConsole, append, served_console
 
 TABLES: dict[str, Any] = {
     "channels": {"orders": {"type": "memory", "capacity": 5}, "dead": {"type": "memory"}},

@@ -16,7 +16,7 @@ from millrace_server.console.history import (
     rate_of_component,
     sample_of_channel,
 )
-from tests.served_console import append
+from tests.unit.console.served_console import append
 
 ORDERS = channel_key("orders")
 

@@ -4,7 +4,7 @@ import pytest
 
 from millrace_server.agent.components import ComponentKind
 from millrace_server.channels.queue import TakeLimits
-from tests.served_console import ServedConsole, append
+from tests.unit.console.served_console import ServedConsole, append
 
 
 async def names(console: ServedConsole, query: str) -> list[str]:

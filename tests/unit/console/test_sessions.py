@@ -19,8 +19,8 @@ from millrace_server.access.settings import AuthSettings, IdentitySettings, Role
 from millrace_server.console import sessions
 from millrace_server.console.sessions import FAILURE_SECONDS, FAILURES_MAX, LoginLimit, Sessions
 from millrace_server.grpc_services import guard
-from tests.served_console import ConsoleSite, ServedConsole, append, served_console
 from tests.token_issuer import AUDIENCE, ISSUER, Issuer
+from tests.unit.console.served_console import ConsoleSite, ServedConsole, append, served_console
 
 PAGES = (
     "/api/overview",

@@ -10,7 +10,7 @@ from millrace_server.console.static_files import INDEX
 from millrace_server.http_service.service import HttpService
 from millrace_server.network import Address, open_socket
 from millrace_server.network.http_server import SECURITY_HEADERS
-from tests.served_console import ConsoleSite, ServedConsole
+from tests.unit.console.served_console import ConsoleSite, ServedConsole
 
 
 async def test_page_is_served_with_a_policy_that_lets_only_its_own_files_run(console: ServedConsole) -> None:

@@ -13,7 +13,7 @@ from millrace_server.channels.channel_handle import Owner
 from millrace_server.channels.config import FileChannelConfig
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.console import troubles
-from tests.served_console import ServedConsole, append
+from tests.unit.console.served_console import ServedConsole, append
 
 
 async def reasons(console: ServedConsole) -> list[str]:

@@ -18,8 +18,8 @@ from millrace_server.configuration.settings import Settings, load_settings
 from millrace_server.network import Address
 from tests.certificates import Authority
 from tests.dockerfile import DOCKERFILE, instructions
-from tests.nats_config import nats_accepts
 from tests.unit.repository.checkout import ROOT
+from tests.unit.repository.nats_config import nats_accepts
 
 COMPOSE = ROOT / "deploy" / "compose.yaml"
 CLUSTER = ROOT / "deploy" / "compose.cluster.yaml"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.documented_commands import command_lines, problem_of
 from tests.fenced_blocks import all_blocks
 from tests.unit.repository.checkout import project_files
+from tests.unit.repository.documented_commands import command_lines, problem_of
 from tools.site import cli_pages
 
 PAGES = [path for path in project_files() if path.suffix == ".md" and path.name != "CHANGELOG.md"]

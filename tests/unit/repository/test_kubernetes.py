@@ -17,8 +17,8 @@ from tests.certificates import Authority
 from tests.dockerfile import instructions
 from tests.fenced_blocks import blocks_of
 from tests.millraced import run_millraced
-from tests.nats_config import nats_accepts
 from tests.unit.repository.checkout import ROOT
+from tests.unit.repository.nats_config import nats_accepts
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 VERSIONS = ("1.31", "1.37")

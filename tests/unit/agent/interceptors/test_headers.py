@@ -13,8 +13,8 @@ from millrace_server.agent.interceptors import regexes
 from millrace_server.agent.interceptors.headers import Timestamp, TimestampConfig, random_uuids
 from millrace_server.agent.interceptors.interceptor import EventsRefusedError
 from millrace_server.agent.interceptors.surroundings import outbound_address
-from tests.configured_interceptors import intercepted, interceptor, problem_with
 from tests.source_writers import table_of
+from tests.unit.agent.interceptors.configured_interceptors import intercepted, interceptor, problem_with
 
 NOW = 1_769_903_999.1234
 

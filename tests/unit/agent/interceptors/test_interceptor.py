@@ -3,9 +3,9 @@ from typing import Any
 import pytest
 
 from millrace_server.agent.events import EventTable
-from tests.configured_interceptors import intercepted, interceptor, problem_with
 from tests.custom_interceptors import FixedResult
 from tests.source_writers import table_of
+from tests.unit.agent.interceptors.configured_interceptors import intercepted, interceptor, problem_with
 
 
 def test_own_interceptor_gets_its_options_and_a_table_of_its_own() -> None:

@@ -8,8 +8,8 @@ import pytest
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors import regexes
 from millrace_server.agent.interceptors.interceptor import EventsRefusedError
-from tests.configured_interceptors import intercepted, interceptor, problem_with
 from tests.source_writers import table_of
+from tests.unit.agent.interceptors.configured_interceptors import intercepted, interceptor, problem_with
 
 ACCESS_LINE = b'10.1.2.3 - bob [10/Oct/2000:13:55:36 -0700] "GET /a?b=1 HTTP/1.0" 200 2326'
 ACCESS_PATTERN = (

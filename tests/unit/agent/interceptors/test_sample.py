@@ -3,8 +3,8 @@ from collections.abc import Sequence
 import pytest
 
 from millrace_server.agent.events import EventTable
-from tests.configured_interceptors import intercepted, interceptor, problem_with
 from tests.source_writers import table_of
+from tests.unit.agent.interceptors.configured_interceptors import intercepted, interceptor, problem_with
 
 COUNT = 20_000
 

@@ -7,7 +7,6 @@ from pydantic import TypeAdapter
 from millrace_server.agent.interceptors import AnyInterceptorConfig
 from millrace_server.agent.interceptors.interceptor import Interceptor, MustWaitError
 from millrace_server.agent.interceptors.surroundings import Surroundings
-from tests.configured_interceptors import problem_with
 from tests.source_writers import (
     batch_stamp,
     component_of,
@@ -18,6 +17,7 @@ from tests.source_writers import (
     table_of,
     writer_of,
 )
+from tests.unit.agent.interceptors.configured_interceptors import problem_with
 from tests.virtual_clock import now
 
 HAS_VIRTUAL_CLOCK = True

@@ -11,8 +11,8 @@ from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.sources.line_stream import LineStream
 from millrace_server.agent.supervision import ComponentFailedError
 from millrace_server.channels.registry import ChannelRegistry
-from tests.running_sources import take
 from tests.source_writers import held, memory, registry_of, writer_of
+from tests.unit.agent.sources.running_sources import take
 from tests.virtual_clock import now, settle, started
 
 HAS_VIRTUAL_CLOCK = True

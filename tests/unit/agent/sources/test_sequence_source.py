@@ -7,8 +7,8 @@ import pytest
 from millrace_server.agent.components import ComponentState
 from millrace_server.agent.sources.sequence import SequenceSource, SequenceSourceConfig
 from millrace_server.channels.stamps import Stamp
-from tests.running_sources import bodies_in, rows_in, running_source, take
 from tests.source_writers import memory, registry_of, table_of, writer_of
+from tests.unit.agent.sources.running_sources import bodies_in, rows_in, running_source, take
 from tests.waiting import until
 
 

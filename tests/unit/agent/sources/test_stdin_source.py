@@ -18,7 +18,7 @@ from millrace_server.agent.sources.stdin import StdinSourceConfig, ThreadedReade
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.configuration.settings import check_settings
 from tests.agent_components import registry_with
-from tests.running_sources import bodies_in, running_source, take
+from tests.unit.agent.sources.running_sources import bodies_in, running_source, take
 from tests.waiting import until
 
 EVIL_PATTERN = "(a|aa)+$"

@@ -7,7 +7,7 @@ from millrace_client import ProducerMetrics
 from millrace_client.opentelemetry import observe_producer
 from millrace_client.producing.metrics import LATENCY_BOUNDS_SECONDS, METRICS, Latencies, ProducerCounters
 from millrace_client.producing.prometheus import ProducerCollector
-from tests.opentelemetry_figures import observed
+from tests.unit.client.opentelemetry_figures import observed
 from tests.unit.client.producing.conftest import FakeChannels, MakeProducer
 
 

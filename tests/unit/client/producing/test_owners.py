@@ -7,7 +7,7 @@ import pytest
 
 import millrace_client as millrace
 from millrace_client.producing.config import ProducerConfig
-from tests.owned_servers import CHANNEL, OwnedServers, owned_servers
+from tests.unit.client.owned_servers import CHANNEL, OwnedServers, owned_servers
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from millrace_spark.landing.compaction import Compactor, MergeError
 from millrace_spark.landing.config import CompactionConfig
 from millrace_spark.landing.paths import WorkFolder
 from tests.crashing_storage import CrashError, CrashingStorage, lines_below
-from tests.line_merger import merge_lines
+from tests.unit.spark.landing.line_merger import merge_lines
 
 LIMITS = CompactionConfig(files_min=2, quiet_seconds=0)
 

@@ -11,7 +11,7 @@ from millrace_spark.landing.paths import WorkFolder
 from millrace_spark.landing.publication import BatchCounts, BatchRecord, Publisher, finish_all, sync_checkpoint
 from millrace_spark.landing.storage import StorageError
 from tests.crashing_storage import CrashError, CrashingStorage, lines_below
-from tests.line_merger import merge_lines
+from tests.unit.spark.landing.line_merger import merge_lines
 
 QUERY = "3f2a91c0-4b7d-4c11-9a55-0123456789ab"
 ROWS = {"date=1/part-0.zstd.parquet": ["a", "b"], "date=2/part-0.zstd.parquet": ["c"]}

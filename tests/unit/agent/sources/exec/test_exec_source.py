@@ -14,7 +14,7 @@ from millrace_server.agent.sources.exec.source import ExecSourceConfig
 from millrace_server.agent.supervision import Backoff
 from tests.agent_components import registry_with
 from tests.process_figures import is_running
-from tests.running_sources import bodies_in, running_source, take
+from tests.unit.agent.sources.running_sources import bodies_in, running_source, take
 from tests.waiting import until
 
 

@@ -25,7 +25,6 @@ from millrace_server.errors import (
     TxnCapacityError,
 )
 from tests.channel_events import append, begin, begin_with_puts, make_room, stored, stored_rows
-from tests.grpc_sources import BY_KIND, REPEATED, STORED, both, entrance_of, of_kinds, opened_entrance
 from tests.slow_commits import SlowCommits
 from tests.source_writers import (
     component_of,
@@ -36,6 +35,15 @@ from tests.source_writers import (
     registry_of,
     rows_in,
     writer_of,
+)
+from tests.unit.agent.sources.grpc.grpc_sources import (
+    BY_KIND,
+    REPEATED,
+    STORED,
+    both,
+    entrance_of,
+    of_kinds,
+    opened_entrance,
 )
 from tests.virtual_clock import now, settle, started
 

@@ -32,11 +32,11 @@ from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import BadArgumentError, MillraceError
 from tests.channel_events import bodies_of, queued, stored_rows
-from tests.grpc_sources import entrance_of
 from tests.simulated_channels import DATA, make_simple, open_simulated_channel, small_limits
 from tests.simulated_disk import SimulatedDisk
-from tests.simulated_registry import FakeRegistry
 from tests.source_writers import component_of, routing_of
+from tests.unit.agent.simulated_registry import FakeRegistry
+from tests.unit.agent.sources.grpc.grpc_sources import entrance_of
 from tests.virtual_clock import VirtualClockLoop, settle
 
 NAMES = ("a", "b", "c")

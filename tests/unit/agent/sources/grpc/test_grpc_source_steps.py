@@ -12,8 +12,8 @@ from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import BadArgumentError, EventTooLargeError, InternalError
 from tests.channel_events import append
-from tests.grpc_sources import BY_KIND, REPEATED, STORED, both, of_kinds, opened_entrance
 from tests.source_writers import component_of, held, memory, outcomes_of, ranges_of, registry_of, writer_of
+from tests.unit.agent.sources.grpc.grpc_sources import BY_KIND, REPEATED, STORED, both, of_kinds, opened_entrance
 
 DROPPING = RegexFilterConfig(type="regex_filter", pattern="^drop", action="drop")
 

@@ -21,7 +21,7 @@ from tests.certificates import Authority
 from tests.channel_events import append, queued
 from tests.forward_targets import reader_of
 from tests.kafka_brokers import Broker
-from tests.running_sources import running_source
+from tests.unit.agent.sources.running_sources import running_source
 from tests.waiting import until
 
 _READ_BYTES = 1 << 16

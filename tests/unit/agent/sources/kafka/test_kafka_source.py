@@ -14,8 +14,8 @@ from millrace_server.agent.sources.kafka.config import KafkaSourceConfig
 from millrace_server.agent.sources.kafka.consumer import PartitionConsumer
 from millrace_server.channels.registry import ChannelRegistry
 from tests.kafka_brokers import Broker, Cluster, MockCluster, produce_raw
-from tests.running_sources import bodies_in, rows_in, running_source, take
 from tests.source_writers import memory, registry_of
+from tests.unit.agent.sources.running_sources import bodies_in, rows_in, running_source, take
 from tests.waiting import until
 
 

@@ -16,8 +16,8 @@ from millrace_server.agent.sources.spooldir.scanner import DirectoryScanner
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
 from tests.agent_components import registry_with
-from tests.running_sources import bodies_in, rows_in, running_source, take
 from tests.spool import names_in, opened, put, spool_config
+from tests.unit.agent.sources.running_sources import bodies_in, rows_in, running_source, take
 from tests.waiting import until
 
 LINES = [b"%d" % number for number in range(500)]

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import millrace_client as millrace
-from tests.line_account import LineAccount
-from tests.log_writer import LogWriter
+from tests.crash.line_account import LineAccount
+from tests.crash.log_writer import LogWriter
 from tests.tiers import Tier, sink_toml, tiers
 from tests.unreliable_network import FaultRates, UnreliableNetwork, unreliable_network
 from tests.waiting import wait_until

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tests.log_writer import line_of
+from tests.crash.log_writer import line_of
 
 
 @dataclass
