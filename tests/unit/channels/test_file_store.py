@@ -1,6 +1,8 @@
 import asyncio
 import errno
+import gc
 import shutil
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,23 @@ async def test_append_preallocates_nothing_of_what_puts_leave_free(stores: Store
     stores.disk.free += 100_000
     await append(channel, b"c")
     assert store.log_bytes > 1_000_000
+
+
+@pytest.mark.parametrize("removes", [True, False])
+async def test_end_of_a_channel_leaves_nothing_of_it_in_the_shared_cache(stores: Stores, *, removes: bool) -> None:
+    """The cache may keep its last events for long, but not its queue, producers and transactions."""
+    store, channel = await stores.open()
+    await append(channel, b"a")
+    contents = weakref.ref(store.storage.contents)
+    if removes:
+        stores.forget(store)
+        await store.mark_deleted()
+        await store.remove()
+    else:
+        await stores.close(store)
+    del store, channel
+    gc.collect()
+    assert contents() is None
 
 
 async def test_open_after_a_close_reads_almost_nothing(stores: Stores) -> None:

@@ -112,9 +112,13 @@ class LogColumns:
         self._log = log
         self._recent = recent
         self.fault: MillraceError | None = None
+        self.first_segment_id = 0
+        self.leave_channel()
+
+    def leave_channel(self) -> None:
+        """Forgets the channel, once its log is closed: what is cached of it may outlive it for long."""
         self.on_damage: Callable[[str], None] = lambda _: None
         self.refuse_reading: Callable[[], None] = lambda: None
-        self.first_segment_id = 0
 
     def add(self, stored: StoredColumns) -> None:
         self._recent.written.add(stored)

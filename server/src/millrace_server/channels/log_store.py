@@ -55,6 +55,7 @@ class OpenLog:
 
     def close(self) -> None:
         """Closes the log and what stores it; blocks."""
+        self.columns.leave_channel()
         self.log.close()
         self.holder.close()
 
@@ -129,6 +130,7 @@ class LogStore:
 
     def _remove(self) -> None:
         # Also where something is left: creating a channel of this name again finishes the removal.
+        self._opened.columns.leave_channel()
         try:
             self._opened.log.close()
             self._opened.holder.remove()
