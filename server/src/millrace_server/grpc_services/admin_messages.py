@@ -8,7 +8,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from millrace.setting_problems import describe_problems, shown_value
 from millrace.v1 import admin_service_pb2 as pb
-from millrace_server.agent.components import Component, ComponentKind, EventOutcome
+from millrace_server.agent.components import Component, ComponentKind
 from millrace_server.channels.activity import ConsumerInfo, OpenTransaction, ProducerInfo
 from millrace_server.channels.channel_handle import ChannelHandle
 from millrace_server.channels.claims import Claim
@@ -217,11 +217,7 @@ def _component_counters(component: Component) -> pb.ComponentCounters:
         batch_count=component.batch_count,
         body_bytes=component.byte_count,
         failure_count=component.failure_count,
-        filtered_count=component.outcome_counts[EventOutcome.FILTERED],
-        unrouted_count=component.outcome_counts[EventOutcome.UNROUTED],
-        dead_lettered_count=component.outcome_counts[EventOutcome.DEAD_LETTERED],
-        dropped_count=component.outcome_counts[EventOutcome.DROPPED],
-        missed_count=component.outcome_counts[EventOutcome.MISSED],
+        **{f"{outcome.value}_count": count for outcome, count in component.outcome_counts.items()},
     )
 
 
@@ -233,39 +229,18 @@ def _timestamp(seconds: float) -> Timestamp:
 
 def transaction_message(transaction: OpenTransaction) -> pb.OpenTransaction:
     """Returns an open transaction, or a delivery."""
-    lease_seconds = transaction.lease_remaining_seconds
-    return pb.OpenTransaction(
-        txn_id=transaction.txn_id,
-        channel=transaction.channel,
-        put_count=transaction.put_count,
-        take_count=transaction.take_count,
-        body_bytes=transaction.body_bytes,
-        identity=transaction.identity,
-        peer=transaction.peer,
-        is_delivery=transaction.is_delivery,
-        start_time=_timestamp(transaction.start_time),
-        lease_remaining=None if lease_seconds is None else duration_of(lease_seconds),
-    )
+    fields = transaction._asdict()
+    if (seconds := fields.pop("lease_remaining_seconds")) is not None:
+        fields["lease_remaining"] = duration_of(seconds)
+    return pb.OpenTransaction(**fields | {"start_time": _timestamp(transaction.start_time)})
 
 
 def consumer_message(channel: str, consumer: ConsumerInfo) -> pb.Consumer:
     """Returns a consumer of a channel."""
-    return pb.Consumer(
-        channel=channel,
-        peer=consumer.peer,
-        identity=consumer.identity,
-        open_deliveries=consumer.open_deliveries,
-        open_events=consumer.open_events,
-        start_time=_timestamp(consumer.start_time),
-    )
+    fields = consumer._asdict() | {"start_time": _timestamp(consumer.start_time)}
+    return pb.Consumer(channel=channel, **fields)
 
 
 def producer_message(producer: ProducerInfo) -> pb.Producer:
     """Returns a producer of a channel."""
-    return pb.Producer(
-        producer_id=producer.producer_id,
-        last_sequence=producer.last_sequence,
-        gap_count=producer.gap_count,
-        last_seen=timestamp_of(producer.last_seen),
-        identity=producer.identity,
-    )
+    return pb.Producer(**producer._asdict() | {"last_seen": timestamp_of(producer.last_seen)})
