@@ -113,7 +113,7 @@ async def test_producers_are_known_with_their_times_after_a_restart(disk: Simula
         await channel.forget_producer("gone")
     async with file_channel(disk) as opened:
         channel = opened.channel
-        assert list(channel.list_producers()) == [ProducerInfo("old", 1, 0, 1_000), ProducerInfo("new", 7, 0, 2_000)]
+        assert list(channel.ledger.describe()) == [ProducerInfo("old", 1, 0, 1_000), ProducerInfo("new", 7, 0, 2_000)]
         assert not (await append(channel, b"b", stamp=Stamp("gone", 1, 1))).is_deduplicated
 
 
@@ -123,11 +123,11 @@ async def test_forget_without_room_on_the_disk_changes_nothing(disk: SimulatedDi
         channel = opened.channel
         await append(channel, b"a", stamp=Stamp("p", 1, 1))
         await append(channel, b"b", stamp=Stamp("q", 1, 1))
-        before = set(channel.list_producers())
+        before = set(channel.ledger.describe())
         disk.fail("write", 1, errno.ENOSPC)
         (call,) = await called(channel.forget_producer("q"))
         assert await refusal(call) == "DISK_FULL"
-        assert set(channel.list_producers()) == before
+        assert set(channel.ledger.describe()) == before
         assert (await append(channel, b"b", stamp=Stamp("q", 1, 1))).is_deduplicated
         await channel.forget_producer("q")
 
@@ -155,6 +155,6 @@ async def test_gaps_of_a_producer_are_counted_not_its_missing_numbers() -> None:
     channel = open_channel()
     for number in (3, 90, 91, 200):
         await append(channel, b"x", stamp=Stamp("p", number, number))
-    [producer] = channel.list_producers()
+    [producer] = channel.ledger.describe()
     assert producer == ProducerInfo("p", 200, 2, producer.last_seen)
     assert bodies_of((await channel.deliveries.deliver(TakeLimits())).takes) == [b"x"] * 4

@@ -124,7 +124,7 @@ class ChannelWriter:
 
         They are ascending ranges, both ends included. A batch must not partly overlap one: cut it at their ends.
         """
-        return [channel.accepted_ranges(producer_id) for channel in self.router.fan_out.channels()]
+        return [list(channel.ledger.intervals_of(producer_id)) for channel in self.router.fan_out.channels()]
 
     async def deliver(self, table: EventTable, stamp: Stamp) -> None:
         """Stores events in all their channels, however long that takes.

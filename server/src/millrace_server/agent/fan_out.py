@@ -142,7 +142,7 @@ class FanOut:
 
     def has_accepted(self, stamp: Stamp | None) -> bool:
         """Whether all channels have accepted a batch; it may not be on their disks yet."""
-        return stamp is not None and all(channel.has_accepted(stamp) for channel in self.channels())
+        return stamp is not None and all(channel.ledger.has_accepted(stamp) for channel in self.channels())
 
     async def store(self, batches: Mapping[str, ChannelBatch], stamp: Stamp | None, last: str | None = None) -> None:
         """Stores a batch in all channels; those without an entry get no events.
@@ -188,7 +188,7 @@ class FanOut:
         candidates = [
             _Append(channel, batch, stamp, terms)
             for channel in self.channels()
-            if stamp is None or not channel.has_accepted(stamp)
+            if stamp is None or not channel.ledger.has_accepted(stamp)
         ]
         assert candidates, "a batch that all have accepted is not picked for"
         # Prefers channels that take all of its events; if there are none, some events become dead letters.

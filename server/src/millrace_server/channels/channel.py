@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
-from millrace_server.channels.activity import ConsumerInfo, OpenTransaction, ProducerInfo
+from millrace_server.channels.activity import ConsumerInfo, OpenTransaction
 from millrace_server.channels.admission import NAMED_CHANNEL, Capacity, LimitingChannels
 from millrace_server.channels.append_queue import AppendQueue
 from millrace_server.channels.appends import Appends
@@ -24,7 +24,7 @@ from millrace_server.channels.deliveries import Deliveries
 from millrace_server.channels.forecast import Forecast, Forecaster
 from millrace_server.channels.queue import AnswerBudget, TakeLimits
 from millrace_server.channels.queue_times import QueueTimes
-from millrace_server.channels.stamps import Stamp
+from millrace_server.channels.stamps import StampLedger
 from millrace_server.channels.transactions import Transactions, TxnDirectory
 from millrace_server.errors import MillraceError, ProducerNotFoundError
 from millrace_server.histograms import Histograms
@@ -128,6 +128,11 @@ class Channel:
         return self._core.committer.disk_trouble
 
     @property
+    def ledger(self) -> StampLedger:
+        """What producers have stored; their last commits may still be in flight."""
+        return self._contents.ledger
+
+    @property
     def counters(self) -> ChannelCounters:
         return self._contents.counters
 
@@ -209,17 +214,6 @@ class Channel:
 
     def has_room(self, event_count: int, body_bytes: int) -> bool:
         return self._contents.capacity.admits(event_count, body_bytes)
-
-    def has_accepted(self, stamp: Stamp) -> bool:
-        """Whether all numbers of a stamp were accepted; their commit may still be in flight."""
-        return self._contents.ledger.has_accepted(stamp)
-
-    def accepted_run_end(self, stamp: Stamp) -> int:
-        """Returns the last of the stamp's numbers up to which all are accepted, or none is, as the first one."""
-        return self._contents.ledger.run_end(stamp)
-
-    def accepted_ranges(self, producer_id: str) -> list[tuple[int, int]]:
-        return list(self._contents.ledger.intervals_of(producer_id))
 
     def refuse_if_closed(self) -> None:
         self._contents.refuse_if_closed()
@@ -307,10 +301,6 @@ class Channel:
     def list_consumers(self) -> list[ConsumerInfo]:
         """Returns the streams and sinks that get deliveries, the oldest first."""
         return self.deliveries.describe_consumers()
-
-    def list_producers(self) -> Iterator[ProducerInfo]:
-        """Yields the producers whose stamps are remembered now, the least recently active first."""
-        return self._contents.ledger.describe()
 
     async def forget_producer(self, producer_id: str) -> None:
         """Forgets what a producer has stored, durably once this returns; a repeat for the last one changes nothing.

@@ -317,15 +317,17 @@ class ChannelRegistry:
         return True
 
     async def delete(self, name: str) -> None:
-        handle = self.find(name)
         files = self._files_of(name)
-        if self._shared is not None:
-            await self._shared.remove(name)
-        self.forget(name)
-        if (channel := handle.channel_if_open) is not None:
-            channel.delete()
+        await self._end(self.find(name))
         if files is not None:
             await files.remove()
+
+    async def _end(self, handle: ChannelHandle) -> None:
+        if self._shared is not None:
+            await self._shared.remove(handle.name)
+        self.forget(handle.name)
+        if (channel := handle.channel_if_open) is not None:
+            channel.delete()
 
     def has_successor(self, name: str) -> bool:
         """Whether the channel is replicated, and another server would take it over from this one."""
@@ -334,11 +336,7 @@ class ChannelRegistry:
     async def retire(self, name: str) -> None:
         """Closes and forgets an unused channel; its files stay, for a later channel of this name."""
         handle = self.find(name)
-        if self._shared is not None:
-            await self._shared.remove(name)
-        self.forget(name)
-        if (channel := handle.channel_if_open) is not None:
-            channel.delete()
+        await self._end(handle)
         if handle.store is not None:
             closing = asyncio.create_task(handle.store.close())
             self._closings.add(closing)

@@ -64,7 +64,7 @@ def _activity(channel: Channel | None) -> dict[str, Any]:
     """Returns who works with a channel, and what is open in it; nothing of one that is not open."""
     transactions = channel.list_transactions() if channel else []
     consumers = channel.list_consumers() if channel else []
-    producers = list(islice(channel.list_producers(), LISTED_MAX)) if channel else []
+    producers = list(islice(channel.ledger.describe(), LISTED_MAX)) if channel else []
     return {
         "transactions": [one._asdict() for one in transactions[:LISTED_MAX]],
         "transaction_count": len(transactions),

@@ -234,7 +234,7 @@ class AdminService:
         answer = pb.ListProducersResponse()
         slices = TimeSlices()
         async for channel in self._listed(request.channel):
-            for producer in islice(channel.list_producers(), PRODUCERS_LISTED_MAX):
+            for producer in islice(channel.ledger.describe(), PRODUCERS_LISTED_MAX):
                 answer.producers.append(producer_message(producer))
                 await slices.pause_if_over()
         return answer

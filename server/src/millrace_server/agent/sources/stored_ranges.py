@@ -1,7 +1,25 @@
 """How much of its events a source finds stored when it starts."""
 
+import asyncio
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from millrace_server.agent.channel_writer import ChannelWriter
+
+_LOOP_SECONDS_MAX = 60.0
+"""A limit for the event loop's response to its threads, which is never reached while the loop runs."""
+
+Ranges = Sequence[Sequence[tuple[int, int]]]
+"""For each channel the numbers of a producer that it has stored, as ascending ranges with both ends included."""
+
+
+def asked_by_threads(writer: ChannelWriter, loop: asyncio.AbstractEventLoop) -> Callable[[str], Ranges]:
+    """Returns a function by which a source's threads ask the event loop what is stored of a producer."""
+
+    async def ask(producer_id: str) -> Ranges:
+        return writer.stored_ranges(producer_id)
+
+    return lambda producer_id: asyncio.run_coroutine_threadsafe(ask(producer_id), loop).result(_LOOP_SECONDS_MAX)
 
 
 class StoredRanges:

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from millrace_server.agent.sources.kafka.positions import (
     PartitionFacts,
     PieceCutter,
-    Ranges,
     Start,
     producer_id_of,
     start_of,
 )
+from millrace_server.agent.sources.stored_ranges import Ranges
 from millrace_server.agent.supervision import ComponentFailedError
 from millrace_server.channels.config import check_identifier
 from millrace_server.channels.stamps import Stamp, StampLedger

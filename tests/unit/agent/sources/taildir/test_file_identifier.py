@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from millrace_server.agent.sources.taildir.discovery import FileIdentifier, FoundFile, StoredRanges
+from millrace_server.agent.sources.stored_ranges import Ranges
+from millrace_server.agent.sources.taildir.discovery import FileIdentifier, FoundFile
 from millrace_server.agent.sources.taildir.positions import FilePosition
 from tests.unit.agent.sources.taildir.tailing import append, config_of, numbered
 
@@ -18,7 +19,7 @@ class FirstReads:
         self.ledger: dict[str, list[tuple[int, int]]] = {}
         self._identifier = FileIdentifier(config_of(path, **settings), "app", self._stored_ranges)
 
-    def _stored_ranges(self, producer_id: str) -> StoredRanges:
+    def _stored_ranges(self, producer_id: str) -> Ranges:
         return [[], self.ledger.get(producer_id, [])]
 
     def look(self, *known_ids: str, has_no_positions: bool = False) -> FilePosition | None:

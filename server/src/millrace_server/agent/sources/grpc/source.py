@@ -188,7 +188,7 @@ class _Forwarder:
         """
         if stamp is None or stamp.span != table.count:
             return table.count
-        return min(channel.accepted_run_end(stamp) for channel in self._router.fan_out.channels()) - stamp.first + 1
+        return min(channel.ledger.run_end(stamp) for channel in self._router.fan_out.channels()) - stamp.first + 1
 
 
 def _caller_left() -> InternalError:

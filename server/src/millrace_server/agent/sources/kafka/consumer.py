@@ -22,12 +22,12 @@ from millrace_server.agent.sources.kafka.config import KafkaSourceConfig
 from millrace_server.agent.sources.kafka.positions import (
     PartitionFacts,
     PieceCutter,
-    Ranges,
     Start,
     producer_id_of,
     start_of,
 )
 from millrace_server.agent.sources.kafka.records import RecordBatch, RecordReader
+from millrace_server.agent.sources.stored_ranges import Ranges
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.errors import MillraceError
 

@@ -14,10 +14,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from millrace_server.agent.sources.stored_ranges import Ranges
 from millrace_server.agent.supervision import ComponentFailedError
-
-Ranges = Sequence[Sequence[tuple[int, int]]]
-"""The numbers that each required channel has stored, both ends included."""
 
 _ID_NAME_LENGTH_MAX = 60
 

@@ -9,9 +9,9 @@ import structlog
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.sources.kafka.config import KafkaSourceConfig
 from millrace_server.agent.sources.kafka.consumer import Fetched, PartitionConsumer
-from millrace_server.agent.sources.kafka.positions import Ranges
 from millrace_server.agent.sources.kafka.records import SKIPPED
 from millrace_server.agent.sources.source import SourceContext
+from millrace_server.agent.sources.stored_ranges import asked_by_threads
 from millrace_server.agent.worker_thread import WorkerThread
 from millrace_server.channels.stamps import Stamp
 
@@ -20,9 +20,6 @@ STAY_SECONDS = 2.0
 
 CLOSE_SECONDS = 5.0
 """How long the end of a run waits for the brokers to take the last commit; what is stored is known without it."""
-
-_LOOP_SECONDS_MAX = 60.0
-"""A limit for the event loop's response to its threads, which is never reached while the loop runs."""
 
 
 class KafkaSource:
@@ -52,18 +49,12 @@ class KafkaSource:
     def _consumer(self, writer: ChannelWriter, loop: asyncio.AbstractEventLoop) -> PartitionConsumer:
         log = structlog.stdlib.get_logger(__name__).bind(source=self._name)
 
-        async def ask(producer_id: str) -> Ranges:
-            return writer.stored_ranges(producer_id)
-
-        def stored_ranges(producer_id: str) -> Ranges:
-            return asyncio.run_coroutine_threadsafe(ask(producer_id), loop).result(_LOOP_SECONDS_MAX)
-
         def report(incident: str, message: str, **fields: object) -> None:
             level = log.info if incident == "rebalance" else log.warning
             level(message, **fields)
             loop.call_soon_threadsafe(writer.note_incident, incident)
 
-        return PartitionConsumer(self._config, self._name, stored_ranges, report)
+        return PartitionConsumer(self._config, self._name, asked_by_threads(writer, loop), report)
 
 
 class _Pump:

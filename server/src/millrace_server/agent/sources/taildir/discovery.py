@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from millrace_server.agent.lines.charsets import Charset
+from millrace_server.agent.sources.stored_ranges import Ranges
 from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
 from millrace_server.agent.sources.taildir.positions import (
     HEAD_BYTES_MAX,
@@ -138,9 +139,6 @@ def _name_matcher(pattern: str) -> Callable[[str], bool]:
     return lambda name: match(name) is not None and (shows_hidden or not name.startswith("."))
 
 
-StoredRanges = Sequence[Sequence[tuple[int, int]]]
-"""For each channel the ranges that it has stored of a producer, both ends included."""
-
 _HEAD_LENGTHS = (1024, 512, 256, 128, 64, 32, 16)
 """The lengths that the head of a file may have had when it was first found. Shorter ones are not tried, since other
 files may begin with the same bytes."""
@@ -158,9 +156,7 @@ _CHARACTER_BYTES = 4
 class FileIdentifier:
     """Assigns producer ids to files."""
 
-    def __init__(
-        self, config: TaildirSourceConfig, source_name: str, stored_ranges: Callable[[str], StoredRanges]
-    ) -> None:
+    def __init__(self, config: TaildirSourceConfig, source_name: str, stored_ranges: Callable[[str], Ranges]) -> None:
         self._config = config
         self._source_name = source_name
         self._stored_ranges = stored_ranges

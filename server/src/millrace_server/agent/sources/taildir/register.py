@@ -8,6 +8,7 @@ from pathlib import Path
 import structlog
 
 from millrace_server.agent.sources.source import SourceContext
+from millrace_server.agent.sources.stored_ranges import Ranges
 from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
 from millrace_server.agent.sources.taildir.copies import CopyDetector, CopyOrigin, CopyOrigins, find_copy
 from millrace_server.agent.sources.taildir.discovery import (
@@ -15,7 +16,6 @@ from millrace_server.agent.sources.taildir.discovery import (
     FileIdentifier,
     FoundFile,
     PathPatterns,
-    StoredRanges,
 )
 from millrace_server.agent.sources.taildir.positions import FileKey, FilePosition, PositionsFile, opened_file
 from millrace_server.agent.sources.taildir.tailed_file import StartPosition, TailedFile
@@ -34,7 +34,7 @@ class FileRegister:
     """Knows the files that are tailed, discovers new ones, and follows those that were renamed."""
 
     def __init__(
-        self, config: TaildirSourceConfig, context: SourceContext, stored_ranges: Callable[[str], StoredRanges]
+        self, config: TaildirSourceConfig, context: SourceContext, stored_ranges: Callable[[str], Ranges]
     ) -> None:
         self._config = config
         self._stored_ranges = stored_ranges

@@ -5,16 +5,13 @@ import asyncio
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.sources.source import SourceContext
+from millrace_server.agent.sources.stored_ranges import asked_by_threads
 from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
-from millrace_server.agent.sources.taildir.discovery import StoredRanges
 from millrace_server.agent.sources.taildir.file_scheduler import FileChunk, FileScheduler
 from millrace_server.agent.sources.taildir.register import FileRegister, printable_path
 from millrace_server.agent.sources.taildir.tailed_file import TailedFile
 from millrace_server.agent.worker_thread import WorkerThread
 from millrace_server.channels.stamps import Stamp
-
-_LOOP_SECONDS_MAX = 60.0
-"""A limit for the event loop's response to its threads, which is never reached while the loop runs."""
 
 
 class TaildirSource:
@@ -33,14 +30,7 @@ class TaildirSource:
         self._context = context
 
     async def run(self, writer: ChannelWriter) -> None:
-        loop = asyncio.get_running_loop()
-
-        async def ask(producer_id: str) -> StoredRanges:
-            return writer.stored_ranges(producer_id)
-
-        def stored_ranges(producer_id: str) -> StoredRanges:
-            return asyncio.run_coroutine_threadsafe(ask(producer_id), loop).result(_LOOP_SECONDS_MAX)
-
+        stored_ranges = asked_by_threads(writer, asyncio.get_running_loop())
         register = FileRegister(self._config, self._context, stored_ranges)
         scheduler = FileScheduler(self._config, register)
         thread = WorkerThread(f"taildir {self._context.name}")
