@@ -242,7 +242,9 @@ class LogSender:
             "lost_count": new_count,
             "lost_count_in_all": lost_count,
         }
-        self._send(event_of("millrace_client.logging", "WARNING", time.time(), fields), _Outcomes(_ignore, undo, undo))
+        self._send(
+            event_of("millrace_client.logging", "WARNING", time.time(), fields), _Outcomes(lambda: None, undo, undo)
+        )
 
     def flush(self, seconds: float) -> bool:
         """Waits until all records so far are stored or have failed; returns False after the timeout."""
@@ -299,7 +301,7 @@ def event_of(logger: str, level: str, created: float, body: Mapping[str, Any] | 
         # Only ASCII is written, so that no character can fail to encode.
         encoded = json.dumps(fields, default=repr, separators=(",", ":"), skipkeys=True).encode()
     headers = {"logger": logger, "level": level, "time": moment, "host": _host(), "pid": str(os.getpid())}
-    return Event(encoded, {name: _text(value) for name, value in headers.items()})
+    return Event(encoded, {name: value.encode(errors="backslashreplace").decode() for name, value in headers.items()})
 
 
 def _host() -> str:
@@ -309,17 +311,8 @@ def _host() -> str:
     return _host_name
 
 
-def _text(value: str) -> str:
-    """Returns the text with characters that UTF-8 cannot encode escaped."""
-    return value.encode(errors="backslashreplace").decode()
-
-
 def _byte_count(event: Event) -> int:
     return len(event.body) + _HEADER_BYTES * len(event.headers)
-
-
-def _ignore() -> None:
-    """A report is not counted."""
 
 
 def _close_at_exit(reference: "weakref.ref[LogSender]") -> None:

@@ -134,11 +134,7 @@ class FileWatch:
         return list(map(_stamp, self._paths))
 
 
-def _nothing() -> None:
-    """Needs no more than the check itself."""
-
-
-async def follow(check: Callable[[], object], what: str, on_change: Callable[[], None] = _nothing) -> Never:
+async def follow(check: Callable[[], object], what: str, on_change: Callable[[], None] = lambda: None) -> Never:
     """Calls `check` on a thread every second, and `on_change` whenever it returns a true value, until it is cancelled.
 
     An error is logged, with `what` was checked: what is good again later must still be noticed.

@@ -110,7 +110,7 @@ class AsyncProducer(BaseProducer):
             loop = asyncio.get_running_loop()
             self._callbacks.loop = loop
             self._engine = engine = Engine(self._settings, self._accumulator, self._counters, self._callbacks)
-            self._accumulator.wake = partial(_wake, loop, engine)
+            self._accumulator.wake = partial(loop.call_soon, engine.run_once)
             engine.start()
         buffer = self._buffers[channel] = self._accumulator.buffer(name)
         return buffer
@@ -180,10 +180,6 @@ class _LoopCallbacks:
     def _run(self, job: Job, is_counted: bool) -> None:  # noqa: FBT001 - as call_soon passes it
         self._waiting_count -= is_counted
         run_guarded(job, self._counters)
-
-
-def _wake(loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
-    loop.call_soon(engine.run_once)
 
 
 async def _end(engine: Engine) -> None:

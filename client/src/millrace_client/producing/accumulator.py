@@ -63,7 +63,7 @@ class Accumulator(BufferMemory):
         self._places: dict[str, int] = {}
         self._is_woken = False
         self._is_timed = False
-        self.wake: Callable[[], None] = lambda: None
+        self.wake: Callable[[], object] = lambda: None
         """Makes the engine run soon; called with the lock held."""
         self.run_callbacks: Callable[[list[tuple[Callback, int]], Outcome], None] = lambda _callbacks, _outcome: None
         """Runs the callbacks of dropped events; called with the lock held."""

@@ -90,7 +90,7 @@ class ChannelHandle:
         self._channel: Channel | None = None
         self._fault: MillraceError | None = None
         self._owner_of: Callable[[], Owner] | None = None  # Set while this server stands by.
-        self._waits_for: Callable[[], str] = _nothing  # Why it cannot take the channel over, or read it back.
+        self._waits_for: Callable[[], str] = str  # Why it cannot take the channel over, or read it back.
         self.store: LogStore | None = None
         self.configured: ChannelConfig | None = None
         self.progress = ReplayProgress()
@@ -207,7 +207,7 @@ class ChannelHandle:
         """
         self._config = self.config
         self._channel = self.store = None
-        self._owner_of, self._waits_for = owner_of, waits_for or _nothing
+        self._owner_of, self._waits_for = owner_of, waits_for or str
         self.opened.set()
         self._on_change(self.name)
 
@@ -216,7 +216,7 @@ class ChannelHandle:
 
         `waits_for` says, at each look, what prevents that; empty while nothing does.
         """
-        self._owner_of, self._waits_for = None, waits_for or _nothing
+        self._owner_of, self._waits_for = None, waits_for or str
         self.progress = ReplayProgress()
         self.opened.clear()
         self._on_change(self.name)
@@ -262,7 +262,3 @@ class ChannelHandle:
                 replayed_bytes=self.progress.bytes_done,
             )
             self.log_progress_later()
-
-
-def _nothing() -> str:
-    return ""

@@ -196,7 +196,7 @@ class Commit(JournalEntry):
         self.txn_count = 0
         self.on_committed: Callable[[Commit], None] | None = None
         self.on_aborted: Callable[[Commit], None] | None = None
-        self.on_abandoned: Callable[[], None] | None = None
+        self.on_abandoned: Callable[[], object] | None = None
         self.error: MillraceError | None = None
         self.has_puts = bool(puts)
         self.needs_sync = self.needs_record = True

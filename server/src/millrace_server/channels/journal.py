@@ -80,12 +80,12 @@ class Journal:
         disk_space.min_free_bytes = config.reserved_bytes
         self.change_count = 0  # Grows with each change since the last checkpoint.
         self.disk_full_at = -math.inf  # When the disk last had no room, on the event loop's clock.
-        self.before_snapshot: Callable[[], None] = _ignore
-        self.on_new_segment: Callable[[], None] = _ignore
+        self.before_snapshot: Callable[[], None] = lambda: None
+        self.on_new_segment: Callable[[], None] = lambda: None
         self.on_first_change: Callable[[], None] | None = None  # Called once, with the next change.
-        self.on_full_disk: Callable[[], None] = _ignore
+        self.on_full_disk: Callable[[], None] = lambda: None
         # Called with a sentence when the log fails, or the disk stalls, is full, or recovers.
-        self.on_change: Callable[[str], None] = _ignore
+        self.on_change: Callable[[str], None] = lambda _: None
 
     @property
     def fault(self) -> MillraceError | None:
@@ -344,7 +344,7 @@ class Journal:
         """Aborts everything in flight: the log has refused the first entry, on which the others build."""
         self.disk_full_at = self._loop.time()
         aborted = self._abort_all()
-        if refused_bytes := max(_record_bytes(entry) for entry in aborted):
+        if refused_bytes := max(map(_record_bytes, aborted)):
             self.disk_space.refuse_written(refused_bytes)
             self.on_full_disk()
         # Without puts, or without a new segment, there may be room.
@@ -402,7 +402,3 @@ class Journal:
 
 def _record_bytes(entry: JournalEntry) -> int:
     return sum(len(piece) for _, pieces in entry.records for piece in pieces)
-
-
-def _ignore(*_: object) -> None:
-    """No callback is set."""

@@ -57,7 +57,7 @@ class Lease:
         if self._timer is not None:
             self._timer.cancel()
         # What it would call holds the lease, and a good deal more: without the ring it goes at once.
-        self._on_expired = _nothing
+        self._on_expired = lambda: None
 
     def _look(self) -> None:
         if self.waiting_calls:
@@ -66,7 +66,3 @@ class Lease:
             self._timer = self._loop.call_at(self._deadline, self._look)
         else:
             self._on_expired()
-
-
-def _nothing() -> None:
-    """It has been cancelled."""

@@ -52,7 +52,8 @@ class Overview:
         troubles = {one.name: trouble for one in readings if (trouble := trouble_of_channel(one, dead_letter_channels))}
         shown = [one for one in readings if query.search.lower() in one.name]
         _sort(shown, query, troubles)
-        all_troubles = sorted([*self._other_troubles(), *troubles.values()], key=_by_weight)
+        all_troubles = [*self._other_troubles(), *troubles.values()]
+        all_troubles.sort(key=lambda trouble: (-_weight(trouble), trouble.kind, trouble.name))
         return {
             "time": time.time(),
             "poll_seconds": _POLL_SECONDS * max(math.ceil(len(readings) / _CHANNELS_OF_A_POLL), 1),
@@ -135,7 +136,3 @@ def _sort(readings: list[ChannelReading], query: OverviewQuery, troubles: Mappin
 
 def _weight(trouble: Trouble | None) -> int:
     return 0 if trouble is None else _WEIGHTS[trouble.severity]
-
-
-def _by_weight(trouble: Trouble) -> tuple[int, str, str]:
-    return -_weight(trouble), trouble.kind, trouble.name

@@ -3,10 +3,11 @@
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from millrace_server.agent.settings import AnySourceConfig
 from millrace_server.configuration.settings import Settings
-from millrace_server.flow_tests.cases import Case, CaseFile, GivenEvent
+from millrace_server.flow_tests.cases import Case, CaseFile
 from millrace_server.flow_tests.comparison import differences
 from millrace_server.flow_tests.trial import Outcome, Row, StillClock, Trial, TrialError
 
@@ -63,16 +64,12 @@ def _batches(case: Case, events_max: int) -> Iterator[tuple[float, list[Row]]]:
             if rows:
                 yield seconds, rows
             seconds, rows = event.after_seconds, []
-        for row in _rows(event):
+        for row in repeat((event.headers, event.content or b""), event.repeat):
             if len(rows) == events_max:
                 yield seconds, rows
                 seconds, rows = 0.0, []
             rows.append(row)
     yield seconds, rows
-
-
-def _rows(event: GivenEvent) -> list[Row]:
-    return [(event.headers, event.content or b"")] * event.repeat
 
 
 def _event(row: Row) -> dict[str, object]:

@@ -21,7 +21,6 @@ from millrace_server.files import make_directories, sync_directory
 from millrace_server.histograms import Histograms
 from millrace_server.log_tools.backup import os_errors_as_refusals
 from millrace_server.log_tools.layout import (
-    ChannelLayout,
     DamagedError,
     NoRoomError,
     UnavailableError,
@@ -281,7 +280,8 @@ def _write_files(source: StreamPlace, target: FilesPlace, state: StreamState) ->
         ChannelFile(identity, 0, 1).write(unfinished)
         log = WriteAheadLog(SegmentFiles(OsDisk(), [unfinished], log_id), target.codec)
         asyncio.run(write_new_files(log, *copied(recovered)))
-        _check_files(find_layout([unfinished]), target.codec, recovered)
+        with open_view(find_layout([unfinished]), is_live=False) as view:
+            check_same(recovered, recover_without(view, target.codec), str(unfinished))
         now = source.state()
         if now is None or now.last_sequence != fenced.last_sequence:
             # It had opened the stream just before that was marked.
@@ -292,11 +292,6 @@ def _write_files(source: StreamPlace, target: FilesPlace, state: StreamState) ->
             if _was_moved(path, state):
                 _remove_mark(path)
         _rename(unfinished, home)
-
-
-def _check_files(layout: ChannelLayout, codec: PayloadCodec, recovered: Recovered) -> None:
-    with open_view(layout, is_live=False) as view:
-        check_same(recovered, recover_without(view, codec), str(layout.directories[0]))
 
 
 # Owners.

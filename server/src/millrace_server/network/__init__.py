@@ -16,6 +16,16 @@ _HOST_NAME_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _HOST_NAME_LENGTH_MAX = 253
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host name, or an IP address without brackets, is that of this machine for itself only."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """A host and a TCP port; `str` is the inverse of `parse`."""
@@ -50,12 +60,7 @@ class Address:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the address."""
-        if self.host.lower() == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     @property
     def is_unspecified(self) -> bool:

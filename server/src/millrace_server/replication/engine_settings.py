@@ -1,7 +1,6 @@
 """The settings of the engine that replicates channels; they do not import its library, which may not be installed."""
 
-import ipaddress
-from contextlib import suppress
+from functools import partial
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
@@ -11,23 +10,13 @@ from millrace.setting_problems import shown_value
 from millrace.setting_units import ByteSize
 from millrace.units import GIB, MIB
 from millrace_server.extras import check_installed
+from millrace_server.network import is_loopback
 from millrace_server.replication.engine_access import EngineAccess
-
-_SERVER_SCHEMES = ("nats", "tls")
-_MONITORING_SCHEMES = ("http", "https")
 
 _BYTES_MAX = 1 << 50
 
 RENEWALS_PER_LEASE = 5
 """So many renewals fit into a lease: an owner may miss some of them, and the engine may elect a leader meanwhile."""
-
-
-def _check_server(url: str) -> str:
-    return _checked_url(url, _SERVER_SCHEMES, "nats://n1.example:4222")
-
-
-def _check_monitoring(url: str) -> str:
-    return _checked_url(url, _MONITORING_SCHEMES, "http://n1.example:8222")
 
 
 def _checked_url(url: str, schemes: tuple[str, ...], example: str) -> str:
@@ -47,8 +36,12 @@ def _checked_url(url: str, schemes: tuple[str, ...], example: str) -> str:
     return url
 
 
-ServerUrl = Annotated[str, AfterValidator(_check_server)]
-MonitoringUrl = Annotated[str, AfterValidator(_check_monitoring)]
+ServerUrl = Annotated[
+    str, AfterValidator(partial(_checked_url, schemes=("nats", "tls"), example="nats://n1.example:4222"))
+]
+MonitoringUrl = Annotated[
+    str, AfterValidator(partial(_checked_url, schemes=("http", "https"), example="http://n1.example:8222"))
+]
 
 
 class EngineSettings(EngineAccess):
@@ -91,7 +84,7 @@ class EngineSettings(EngineAccess):
             return self
         for url in self.servers:
             host = urlsplit(url).hostname or ""
-            if host != "localhost" and not _is_loopback(host):
+            if not is_loopback(host):
                 raise ValueError(
                     f"sends its secret to {url} in plain text; set tls, or MILLRACE_ALLOW_PLAINTEXT=true in the "
                     "environment where the network is secret"
@@ -110,9 +103,3 @@ class EngineSettings(EngineAccess):
     def renew_seconds(self) -> float:
         """How often a server gives a sign of life."""
         return self.lease_seconds / RENEWALS_PER_LEASE
-
-
-def _is_loopback(host: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False

@@ -41,9 +41,9 @@ class ChannelLease:
         """`is_wanted`: whether this server should own more channels, as others have their share."""
         self.channel = channel
         self.takes_deleted = self.is_new = False
-        self.on_lost: Callable[[], object] = _ignore
-        self.on_deleted: Callable[[], object] = _ignore
-        self.on_surplus: Callable[[str], object] = _ignore
+        self.on_lost: Callable[[], object] = lambda: None
+        self.on_deleted: Callable[[], object] = lambda: None
+        self.on_surplus: Callable[[str], object] = lambda _: None
         self._bucket = bucket
         self._key = channel_key(channel)
         self._members = members
@@ -226,7 +226,3 @@ class ChannelLease:
             return False
         self.observe(entry)
         return entry.value == value
-
-
-def _ignore(*_: object) -> None:
-    """No callback is set."""

@@ -56,8 +56,8 @@ class Membership:
     ) -> None:
         self.address = address
         self.session = ""
-        self.on_lost: Callable[[], None] = _ignore
-        self.on_begun: Callable[[], None] = _ignore
+        self.on_lost: Callable[[], None] = lambda: None
+        self.on_begun: Callable[[], None] = lambda: None
         self.lease_seconds = lease_seconds
         self.renew_seconds = lease_seconds / RENEWALS_PER_LEASE
         self._bucket = bucket
@@ -256,7 +256,3 @@ class Membership:
         self._renewed_at = began_at
         self.observe(session, Entry(value, self._revision))
         return True
-
-
-def _ignore() -> None:
-    """No callback is set."""

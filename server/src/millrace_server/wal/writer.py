@@ -82,7 +82,8 @@ class LogWriter(GroupWriter):
 
     def _write_sync_point(self) -> None:
         # Outside any generation: nothing builds on it, and a refusal of it refuses nothing else.
-        self._try_to_write([Submission([(Kind.SYNC_POINT, [])], True, False, 0, _ignore)])
+        nobody_waits = Submission([(Kind.SYNC_POINT, [])], True, False, 0, lambda _submission, _error: None)
+        self._try_to_write([nobody_waits])
         # Also when there was no room for it. It is optional evidence: the next sync is followed by the next attempt,
         # rather than a full disk by one every 50 ms.
         self._sync_point_position = self._synced_position
@@ -197,7 +198,3 @@ def _refusal(what: str, error: OSError) -> LogFullError | LogFailedError:
 
 def _unbounded() -> int:
     return sys.maxsize
-
-
-def _ignore(_submission: Submission, _error: Exception | None) -> None:
-    """No caller waits for a SYNC_POINT."""

@@ -122,12 +122,11 @@ def _properties(
         **({} if tls is None else tls.properties()),
         **({} if sasl is None else sasl.properties()),
         # As text: true and 1.5 would otherwise be Python's `True`, and an int of C.
-        **{name: _as_text(value) for name, value in revealed(client).items()},
+        **{
+            name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in revealed(client).items()
+        },
     }
-
-
-def _as_text(value: PropertyValue) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def described(error: Any) -> str:

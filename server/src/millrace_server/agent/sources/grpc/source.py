@@ -108,7 +108,7 @@ class _Forwarder:
         storing.add_done_callback(partial(self._end, commit, caller, begun))
         if not commit.txn_ids:
             # What has not begun in the channels by then leaves nothing there.
-            commit.on_abandoned = partial(_cancel, storing)
+            commit.on_abandoned = storing.cancel
 
     def _overlapping(self, stamp: Stamp | None) -> list[asyncio.Task[None]]:
         """Returns what is in flight of the same numbers, such as from a lost connection of the same caller."""
@@ -193,10 +193,6 @@ class _Forwarder:
 
 def _caller_left() -> InternalError:
     return InternalError("the caller has disconnected")
-
-
-def _cancel(storing: "asyncio.Task[None]") -> None:
-    storing.cancel()
 
 
 def _columns_of(window: Window) -> StoredColumns:
