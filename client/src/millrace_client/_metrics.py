@@ -1,6 +1,7 @@
 """Metrics of producers and consumers, as monitoring systems know them."""
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -52,6 +53,11 @@ class LatencySummary:
             if total >= wanted:
                 return min(bound, self.max_seconds)
         return self.max_seconds
+
+
+def cumulative_buckets(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[str, float]]:
+    """Returns the buckets of a histogram, with one more count than bounds, as Prometheus has them."""
+    return list(zip((*map(str, bounds), "+Inf"), map(float, accumulate(counts)), strict=True))
 
 
 class LatencyHistogram:

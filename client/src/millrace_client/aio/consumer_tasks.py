@@ -10,7 +10,6 @@ from typing import Protocol, Self
 
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client._deliveries import Settlement
-from millrace_client._forks import forked_error
 from millrace_client.aio._connection import Connection
 from millrace_client.aio.consume import ConsumeStream
 from millrace_client.consuming.config import ConsumerConfig, checked_delay
@@ -120,7 +119,6 @@ class TaskEngine(ConsumerEngine[ConsumerDelivery]):
         self._held: dict[ConsumerDelivery, asyncio.TimerHandle] = {}
         self._notifier = Notifier()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._process_id = 0
         self._closing: asyncio.Task[None] | None = None
         self._ends_streams = False
 
@@ -211,7 +209,7 @@ class TaskEngine(ConsumerEngine[ConsumerDelivery]):
 
     async def close(self, seconds: float, *, after_error: bool = False) -> ConsumerCloseReport:
         """Closes the engine; see `millrace_client.consuming.threads`."""
-        if self._process_id not in (0, os.getpid()):
+        if self._process_id not in (None, os.getpid()):
             # The parent's event loop does not run here.
             return ConsumerCloseReport(unsettled_deliveries=0, unsettled_events=0, errors=())
         self._core.is_stopping = True
@@ -275,10 +273,6 @@ class TaskEngine(ConsumerEngine[ConsumerDelivery]):
                     self._loop.create_task(self._run_subscription(subscription)) for subscription in self.subscriptions
                 ]
         return self._loop
-
-    def _check_process(self) -> None:
-        if self._process_id not in (0, os.getpid()):
-            raise forked_error(self._process_id)
 
     async def _opened_stream(self, subscription: Subscription[ConsumerDelivery]) -> Stream:
         connection, channel = self._connections[subscription.endpoint], subscription.channel

@@ -1,6 +1,7 @@
 """The part of a consumer that both engines share: broken streams, failed handlers, and closing."""
 
 import logging
+import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from millrace_client._calls import consume_start
-from millrace_client._forks import Unpicklable
+from millrace_client._forks import Unpicklable, forked_error
 from millrace_client._retries import Backoff, passes_with_next_owner
 from millrace_client.consuming.config import ConsumerConfig, subscriptions_of
 from millrace_client.consuming.delivery_buffer import DeliveryBuffer
@@ -214,6 +215,8 @@ class ConsumerEngine(Generic[DeliveryT]):
         self._core = core
         self.config = core.config
         self.subscriptions = core.subscriptions
+        self._process_id: int | None = None
+        """The process whose threads or tasks read; None before the first `take`."""
 
     @property
     def is_stopping(self) -> bool:
@@ -222,6 +225,10 @@ class ConsumerEngine(Generic[DeliveryT]):
 
     def metrics(self) -> ConsumerMetrics:
         return self._core.metrics()
+
+    def _check_process(self) -> None:
+        if self._process_id not in (None, os.getpid()):
+            raise forked_error(self._process_id)
 
 
 EngineT = TypeVar("EngineT", bound=ConsumerEngine[Any])

@@ -7,13 +7,12 @@ REGISTRY.register(ConsumerCollector({"orders": consumer}))
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import accumulate
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from millrace_client._metrics import LATENCY_BOUNDS_SECONDS
+from millrace_client._metrics import LATENCY_BOUNDS_SECONDS, cumulative_buckets
 from millrace_client.consuming.metrics import METRICS, ReportsMetrics
 
 _PREFIX = "millrace_consumer_"
@@ -50,8 +49,7 @@ class ConsumerCollector(Collector):
                 reading.add_metric(
                     [name, subscription.endpoint, subscription.channel], float(subscription.state == "reading")
                 )
-            totals = accumulate(metrics.work.bucket_counts)
-            bounds = [*map(str, LATENCY_BOUNDS_SECONDS), "+Inf"]
-            work.add_metric([name], list(zip(bounds, map(float, totals), strict=True)), metrics.work.sum_seconds)
+            buckets = cumulative_buckets(LATENCY_BOUNDS_SECONDS, metrics.work.bucket_counts)
+            work.add_metric([name], buckets, metrics.work.sum_seconds)
         yield reading
         yield work

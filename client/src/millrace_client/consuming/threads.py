@@ -12,7 +12,6 @@ from typing import Protocol, Self
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client._connection import Connection
 from millrace_client._deliveries import Settlement
-from millrace_client._forks import forked_error
 from millrace_client._watchdog import Watch, Watchdog
 from millrace_client.consume import ConsumeStream
 from millrace_client.consuming.config import ConsumerConfig, checked_delay
@@ -125,7 +124,6 @@ class ThreadedEngine(ConsumerEngine[ConsumerDelivery]):
         self._held: dict[ConsumerDelivery, Watch] = {}
         # Deliveries that loops dropped. A finalizer may add to it, whatever locks are held at that moment.
         self._dropped: queue.SimpleQueue[ConsumerDelivery] = queue.SimpleQueue()
-        self._process_id: int | None = None
         self._is_closing = False
         self._ends_streams = False
         self._closed = threading.Event()
@@ -330,10 +328,6 @@ class ThreadedEngine(ConsumerEngine[ConsumerDelivery]):
             thread = threading.Thread(target=self._run_subscription, args=(subscription,), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
-
-    def _check_process(self) -> None:
-        if self._process_id not in (None, os.getpid()):
-            raise forked_error(self._process_id)
 
     def _opened_stream(self, subscription: Subscription[ConsumerDelivery]) -> Stream:
         connection, channel = self._connections[subscription.endpoint], subscription.channel

@@ -12,13 +12,8 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from millrace_client.producing.metrics import (
-    LATENCY_BOUNDS_SECONDS,
-    METRICS,
-    Latencies,
-    ProducerMetrics,
-    ReportsMetrics,
-)
+from millrace_client._metrics import cumulative_buckets
+from millrace_client.producing.metrics import LATENCY_BOUNDS_SECONDS, METRICS, ProducerMetrics, ReportsMetrics
 
 _PREFIX = "millrace_producer_"
 
@@ -45,19 +40,10 @@ class ProducerCollector(Collector):
             _PREFIX + "latency_seconds", "From send until an event was stored.", labels=["producer"]
         )
         for name, measured in metrics.items():
-            latencies.add_metric([name], _buckets(measured.latencies), measured.latencies.total_seconds)
+            buckets = cumulative_buckets(LATENCY_BOUNDS_SECONDS, measured.latencies.counts)
+            latencies.add_metric([name], buckets, measured.latencies.total_seconds)
         yield latencies
         yield from _server_families(metrics)
-
-
-def _buckets(latencies: Latencies) -> list[tuple[str, float]]:
-    """Returns cumulative buckets."""
-    buckets: list[tuple[str, float]] = []
-    total = 0
-    for bound, count in zip((*map(str, LATENCY_BOUNDS_SECONDS), "+Inf"), latencies.counts, strict=True):
-        total += count
-        buckets.append((bound, total))
-    return buckets
 
 
 def _server_families(metrics: Mapping[str, ProducerMetrics]) -> Iterable[Metric]:

@@ -8,7 +8,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
-from millrace_server.agent.components import Component, ComponentKind, ComponentState, EventOutcome
+from millrace_server.agent.components import Component, ComponentKind, ComponentState
 
 _MILLISECONDS = 1000
 _COMPONENT_PREFIX = "millrace_component_"
@@ -21,14 +21,6 @@ _FLUMES_KEYS = {
     ComponentKind.SINK_GROUP: ("EventDrainSuccessCount", "BatchCompleteCount"),
 }
 """Flume's keys of the events and the batches of each kind."""
-
-_OUTCOME_KEYS = {
-    EventOutcome.FILTERED: "FilteredCount",
-    EventOutcome.UNROUTED: "UnroutedCount",
-    EventOutcome.DEAD_LETTERED: "DeadLetteredCount",
-    EventOutcome.DROPPED: "DroppedCount",
-    EventOutcome.MISSED: "MissedCount",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +68,7 @@ def _describe_component(component: Component) -> dict[str, str | float | None]:
         "BodyBytes": component.byte_count,
         "FailureCount": component.failure_count,
         "SecondsSinceProgress": component.progress_age_seconds,
-        **{key: component.outcome_counts[fate] for fate, key in _OUTCOME_KEYS.items()},
+        **{f"{fate.value.title().replace('_', '')}Count": count for fate, count in component.outcome_counts.items()},
         **{f"Incident.{name}": count for name, count in component.incident_counts.items()},
     }
 

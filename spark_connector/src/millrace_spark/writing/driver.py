@@ -84,10 +84,8 @@ def _channels(admin: millrace.Admin, name: str) -> Sequence[millrace.ChannelInfo
         return []
 
 
-@lru_cache(_KNOWN_MAX)
-def check_targets_once(options: WriteOptions) -> None:
-    """Does the same once per process, so that a stream goes on during an outage of a server."""
-    check_targets(options)
+check_targets_once = lru_cache(_KNOWN_MAX)(check_targets)
+"""Does the same once per process, so that a stream goes on during an outage of a server."""
 
 
 @dataclass(frozen=True)
