@@ -187,7 +187,7 @@ def test_log_export_writes_what_can_be_read(home: Path, tmp_path: Path) -> None:
         EXIT_DAMAGED,
         f"Wrote {len(expected)} events of channel orders to {tmp_path / 'events.avro'}.\n",
     )
-    assert "sequences 1 to 2 cannot be read" in result.stderr
+    assert "missing are sequences 1 to 2, which cannot be read" in result.stderr
     with (tmp_path / "events.avro").open("rb") as file:
         records: Any = fastavro.reader(file)
         assert [(record["sequence"], record["body"]) for record in records] == expected

@@ -1,6 +1,7 @@
 """What a second repair keeps of a log that a repair has written, and what it names."""
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,16 @@ import pytest
 from millrace_server.channels.stamps import Stamp
 from millrace_server.log_tools.read_only_disk import ReadOnlyFile
 from millrace_server.log_tools.repair import Repair, repair
+from millrace_server.log_tools.salvage import Salvage, salvage
+from millrace_server.log_tools.view import open_view
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
-from millrace_server.wal.format import RECORD_HEAD_BYTES, Kind, SegmentHeader
+from millrace_server.wal.format import RECORD_HEAD_BYTES, SEGMENT_HEADER_BYTES, Kind, SegmentHeader
 from millrace_server.wal.reading import SegmentScanner
 from tests.channel_events import append, begin_with_takes
 from tests.unit.log_tools.kept_channels import (
     NAME,
     TOOLS,
+    copied,
     flip,
     layout_of,
     open_channel,
@@ -28,6 +32,8 @@ _SEGMENT_BYTES = 100_000
 
 _MEMORY = {"memory_capacity": 100, "memory_byte_capacity": 1 << 20}
 _KINDS = {Kind.PUT, Kind.COMMIT, Kind.MEMORY_STATE}
+_KEPT_ROUNDS = (1, 3, 4, 6)
+"""Rounds that the first repair of `gappy` keeps: there are gaps before, between and behind them."""
 
 
 async def _put(base: Path, rounds: range, *, taken: int = 0, **limits: Any) -> None:
@@ -94,3 +100,74 @@ def test_repair_without_memory_states_behind_a_repair_names_nothing_from_before_
     assert second is not None
     assert second.lost
     assert all(first > 40 for first, _ in [*second.lost, *second.unstamped])
+
+
+@pytest.fixture(scope="module")
+def gappy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log that a repair has written with gaps in it: 10 events in each of 8 rounds, of which it keeps some."""
+    base = tmp_path_factory.mktemp("gappy")
+    asyncio.run(_put(base, range(8), taken=10))
+    _damage(base / NAME, *[2 * number for number in range(8) if number not in _KEPT_ROUNDS])
+    _repaired(base / NAME, base / "kept")
+    return base / NAME
+
+
+def _salvaged(home: Path) -> Salvage:
+    with open_view(layout_of(home), is_live=False) as view:
+        return salvage(view, TOOLS.codec)
+
+
+def _sequences(*rounds: int) -> list[tuple[int, int]]:
+    return [(10 * number + 1, 10 * number + 10) for number in rounds]
+
+
+def _kept(found: Salvage) -> list[tuple[int, int]]:
+    return [(piece.first_sequence, piece.last_sequence) for piece in found.pieces]
+
+
+def _damages(tmp_path: Path, gappy: Path, *offsets: int) -> Iterator[tuple[int, Salvage]]:
+    """Yields what is found after damage to records of each kept round: 0 is its PUT, 1 its COMMIT."""
+    for index, number in enumerate(_KEPT_ROUNDS):
+        home = copied(gappy, tmp_path / NAME)
+        _damage(home, *[2 * index + offset for offset in offsets])
+        yield number, _salvaged(home)
+
+
+def test_salvage_of_a_repaired_log_without_one_commit_keeps_its_events(tmp_path: Path, gappy: Path) -> None:
+    """The COMMIT records on both sides say where the gaps are, so nothing is given up, and nothing else is named."""
+    for _, found in _damages(tmp_path, gappy, 1):
+        assert _kept(found) == _sequences(*_KEPT_ROUNDS)
+        assert (found.lost, found.redelivered, found.unstamped, found.bound_from) == ([], [], [], 0)
+        assert found.recovered.next_sequence == 81
+
+
+@pytest.mark.parametrize("offsets", [(0,), (0, 1)], ids=["put", "put and commit"])
+def test_salvage_of_a_repaired_log_without_one_put_names_its_events_alone(
+    tmp_path: Path, gappy: Path, offsets: tuple[int, ...]
+) -> None:
+    """The gaps beside it were named by the first repair, or consumed before it."""
+    for number, found in _damages(tmp_path, gappy, *offsets):
+        assert found.lost == _sequences(number)
+        assert _kept(found) == _sequences(*[other for other in _KEPT_ROUNDS if other != number])
+        assert (found.bound_from, found.recovered.next_sequence) == (0, 81)
+        assert (found.redelivered, found.unstamped) == ([], [])
+
+
+def test_salvage_of_a_repaired_log_without_its_state_names_all_stamps(tmp_path: Path, gappy: Path) -> None:
+    """Only the STATE had them; the gaps are known all the same."""
+    home = copied(gappy, tmp_path / NAME)
+    flip(segments(home)[0], SEGMENT_HEADER_BYTES + RECORD_HEAD_BYTES)
+    found = _salvaged(home)
+    assert _kept(found) == _sequences(*_KEPT_ROUNDS)
+    assert (found.lost, found.redelivered, found.unstamped) == ([], [], [(1, 80)])
+    assert found.recovered.next_sequence == 81
+
+
+def test_salvage_of_a_repaired_log_without_two_commits_across_a_gap_places_what_is_certain(
+    tmp_path: Path, gappy: Path
+) -> None:
+    """What lies before the gap follows the COMMIT before, and what lies behind it ends at the one behind."""
+    home = copied(gappy, tmp_path / NAME)
+    _damage(home, 1, 3)
+    found = _salvaged(home)
+    assert _kept(found) == _sequences(*_KEPT_ROUNDS)

@@ -124,6 +124,7 @@ def test_export_of_a_stream_writes_the_events_in_the_channel(stored: _Stored, tm
     assert stored.json("export", "--to", str(file)) == {
         "events": 4,
         "sequences_lost": [],
+        "sequences_bound_from": None,
         "sequences_redelivered": [],
     }
     assert [json.loads(line)["body"] for line in file.read_text().splitlines()] == ["one", "two", "three", "four"]

@@ -65,6 +65,7 @@ class ChannelFile:
     count: int  # Data directories, from index 0 on, that had their file when this one was written.
     is_deleted: bool = False  # The channel is being deleted: nothing in its directories counts any more.
     repaired_from: int = 0  # The first segment of a log that a repair has written; see `finish_repair`. 0: none.
+    has_memory: bool = False  # The log may lack events that were in memory only: a spillable channel wrote it.
     moved_to: str = ""  # Where `millraced migrate` has moved the channel, for the operator; empty: nowhere.
 
     def write(self, directory: Path) -> None:
@@ -80,6 +81,8 @@ class ChannelFile:
         }
         if self.repaired_from:
             described["repaired_from"] = self.repaired_from
+        if self.has_memory:
+            described["has_memory"] = True
         if self.moved_to:
             described["moved_to"] = self.moved_to
         content = {"format": _FORMAT, "version": _VERSION, "crc32": checksum_of(described), "channel": described}
@@ -117,6 +120,7 @@ class _Channel(BaseModel):
     count: Annotated[int, Field(ge=0)]
     is_deleted: bool
     repaired_from: Annotated[int, Field(ge=0)] = 0
+    has_memory: bool = False
     moved_to: str = ""
 
 
@@ -154,7 +158,13 @@ def _decode(content: Any, path: Path) -> ChannelFile:
     ids = (bytes.fromhex(channel.channel_id), bytes.fromhex(channel.log_id))
     identity = ChannelIdentity(channel.name, *ids, channel.made_at_microseconds)
     return ChannelFile(
-        identity, channel.index, channel.count, channel.is_deleted, channel.repaired_from, channel.moved_to
+        identity,
+        channel.index,
+        channel.count,
+        channel.is_deleted,
+        channel.repaired_from,
+        channel.has_memory,
+        channel.moved_to,
     )
 
 

@@ -59,9 +59,16 @@ class ChannelDirectories:
         self.identity = files[data_dirs[0]].identity
         self.data_dirs = tuple(data_dirs)
         self.checkpoint_dir = checkpoint_dir
-        self._files = files
+        self._files = dict(files)
         self._locks = locks
         self._is_marked = False
+
+    def note_memory(self) -> None:
+        """Notes durably that events may be in memory only: a repair then expects gaps between the log's sequences."""
+        for path, file in self._files.items():
+            if not file.has_memory:
+                self._files[path] = replace(file, has_memory=True)
+                _write(path, self._files[path])
 
     def mark_deleted(self) -> None:
         """Marks the channel as deleted, durably.
@@ -259,7 +266,8 @@ def _complete(
         # Of a single directory, nothing can be missing while its file is there: the one below is enough.
         if len(files) > 1 and (not file or file.index != index):
             _write(path, ChannelFile(identity, index, known_count))
-    complete = {path: ChannelFile(identity, index, count) for path, index in indexes.items()}
+    has_memory = any(file.has_memory for file in files.values() if file)
+    complete = {path: ChannelFile(identity, index, count, has_memory=has_memory) for path, index in indexes.items()}
     for path, file in complete.items():
         if file != files[path]:
             _write(path, file)

@@ -141,6 +141,8 @@ class FileStores:
         with ExitStack() as undoing:
             directories = self._open_directories(name, config)
             undoing.callback(directories.close)
+            if config.type == "spillable":
+                directories.note_memory()
             log_id = directories.identity.log_id
             codec = make_codec(config)
             log = WriteAheadLog(SegmentFiles(self._disk, directories.data_dirs, log_id), codec)

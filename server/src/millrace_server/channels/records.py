@@ -253,8 +253,8 @@ def persisted_batches(
 class State:
     """A channel's state at one moment, without its events. Nothing of it changes, so that any thread may encode it.
 
-    Sequences below `reserved_sequence` may be assigned to events in memory, which the log does not mention; or, up to
-    `repaired_sequence`, a repair has left gaps there.
+    Sequences below `reserved_sequence` may be assigned to events in memory, which the log does not mention; or, with a
+    `kept_sequence`, a repair or a migration has left gaps there.
     """
 
     next_sequence: int
@@ -263,7 +263,7 @@ class State:
     claim: ClaimRecord | None = None
     last_commit_time: int = 0
     reserved_sequence: int = 0
-    repaired_sequence: int = 0
+    kept_sequence: int = 0
 
     def encoded(self) -> Iterator[bytes]:
         """Yields the encoded message in pieces, as `slices` does: one behind the other, protobuf joins their lists."""
@@ -272,7 +272,7 @@ class State:
             claim=None if self.claim is None else _claim_message(self.claim),
             reserved_sequence=self.reserved_sequence,
             last_commit_time=self.last_commit_time,
-            repaired_sequence=self.repaired_sequence,
+            kept_sequence=self.kept_sequence,
         ).SerializeToString()
         for producers in slices(self.producers.items()):
             yield pb.State(producers=_producers_message(producers)).SerializeToString()

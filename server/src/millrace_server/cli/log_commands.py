@@ -127,6 +127,7 @@ def repair(
             {
                 "steps": done.steps,
                 "sequences_lost": done.salvage.lost if done.salvage else [],
+                "sequences_bound_from": (done.salvage.bound_from or None) if done.salvage else None,
                 "sequences_redelivered": done.salvage.redelivered if done.salvage else [],
                 "stamps_lost": done.salvage.unstamped if done.salvage else [],
                 "is_renumbered": done.salvage.is_renumbered if done.salvage else False,
@@ -173,13 +174,14 @@ def export(
             {
                 "events": found.event_count,
                 "sequences_lost": found.lost,
+                "sequences_bound_from": found.bound_from or None,
                 "sequences_redelivered": found.redelivered,
             }
         )
     else:
         _print(f"Wrote {found.event_count} events of channel {layout.name} to {to}.")
         if found.lost:
-            complain(f"sequences {shown_ranges(found.lost)} cannot be read")
+            complain(f"missing are {found.lost_sentence}")
         if found.redelivered:
             complain(f"sequences {shown_ranges(found.redelivered)} may have been consumed")
     if found.lost or found.redelivered:

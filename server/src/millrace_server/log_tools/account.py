@@ -66,8 +66,8 @@ class ChannelAccount(StateRecovery):
         doubtful: Sequences that a lost record may have removed from it.
         unstamped: Sequences whose stamps are lost.
         is_doubtful: Whether a record is lost of which nobody knows what it said.
-        repaired_sequence: While the records are those that a repair has written: the sequence behind their last event.
-            Their reserve allows the gaps between them, which belong to no event in memory. 0: they are not.
+        kept_sequence: In a log that a repair or a migration has written, the sequence behind the last event that it
+            kept: from there up to the reserve there is none. 0: another log, or other states followed.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class ChannelAccount(StateRecovery):
         self.doubtful = IntervalSet()
         self.unstamped = IntervalSet()
         self.is_doubtful = False
-        self.repaired_sequence = 0
+        self.kept_sequence = 0
         self._places: dict[int, Piece] = {}
 
     def pieces(self) -> Iterator[Piece]:
@@ -112,16 +112,37 @@ class ChannelAccount(StateRecovery):
         if piece.location != LOST:
             self._places[piece.first_sequence] = piece
 
-    def leave_repaired(self) -> None:
-        """Continues at the reserve behind the last event that a repair has written."""
-        if 0 < self.repaired_sequence <= self.next_sequence:
-            self.next_sequence = max(self.next_sequence, self.reserved_sequence)
-            self.repaired_sequence = 0
+    @property
+    def _gap(self) -> range:
+        """The sequences behind the last event that a repair has kept, which no event has."""
+        return range(self.kept_sequence, self.reserved_sequence if self.kept_sequence else 0)
+
+    def dense(self, sequence: int) -> int:
+        """Returns a sequence less the gap that a repair has left before it."""
+        gap = self._gap
+        return sequence - len(gap) if sequence >= gap.stop else min(sequence, gap.start)
+
+    def sparse(self, dense: int) -> int:
+        """Returns the sequence of which `dense` makes this."""
+        gap = self._gap
+        return dense + len(gap) if dense >= gap.start else dense
+
+    def outside_gap(self, first: int, end: int) -> Iterator[Range]:
+        """Yields the sequences from one up to another that events may have."""
+        gap = self._gap
+        for start, stop in ((first, min(end, gap.start)), (max(first, gap.stop), end)):
+            if start < stop:
+                yield start, stop - 1
 
     def add_lost(self, first: int, end: int) -> None:
         """Adds sequences to the channel whose events have no place."""
-        if first < end:
-            self.present.add(first, end - 1)
+        for part in self.outside_gap(first, end):
+            self.present.add(*part)
+
+    def lose_stamps(self, first: int, end: int) -> None:
+        """Notes that the stamps of some sequences are lost."""
+        for part in self.outside_gap(first, end):
+            self.unstamped.add(*part)
 
     def doubt(self, ranges: Iterable[Range]) -> None:
         """Notes that a lost record may have removed some sequences from the channel."""
@@ -148,7 +169,7 @@ class ChannelAccount(StateRecovery):
 
     def _believe(self, state: pb.State) -> None:
         """Takes over a state, which has all that lost records before it said of stamps, transactions and claims."""
-        self.repaired_sequence = state.repaired_sequence
+        self.kept_sequence = state.kept_sequence
         if self.is_doubtful or not self.has_state:
             self.restore_state(state)
             self.unstamped, self.is_doubtful = IntervalSet(), False

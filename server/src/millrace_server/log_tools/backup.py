@@ -123,7 +123,7 @@ def back_up(layout: ChannelLayout, target: Path, tools: ToolContext) -> Report:
         copies += [Copy(view.disk.open(path), target / NEWEST) for path in view.checkpoint_paths[:1]]
         copy_files(tools.disk, copies, tools.progress)
     with os_errors_as_refusals("write", target / CHANNEL_FILE):
-        ChannelFile(identity, 0, 1).write(target)
+        ChannelFile(identity, 0, 1, has_memory=layout.has_memory).write(target)
     return _verified(find_layout([target]), tools)
 
 
@@ -176,12 +176,12 @@ def restore(source: Path, target: RestoreTarget, tools: ToolContext) -> tuple[Re
             copies = [Copy(segment.file, target.directory_of(segment) / segment.path.name) for segment in view.segments]
             copies += [Copy(view.disk.open(path), target.checkpoint_dir / path.name) for path in view.checkpoint_paths]
             copy_files(tools.disk, copies, tools.progress)
-        _write_identity(layout.identity, target)
+        _write_identity(layout.identity, target, has_memory=layout.has_memory)
         restored = find_layout(target.directories, target.checkpoint_dir)
         return _verified(restored, tools), restored
 
 
-def _write_identity(identity: ChannelIdentity, target: RestoreTarget) -> None:
+def _write_identity(identity: ChannelIdentity, target: RestoreTarget, *, has_memory: bool) -> None:
     made = ChannelIdentity.make(target.name or identity.name)
     restored = replace(made, log_id=identity.log_id)
     indexes = dict.fromkeys(target.directories, CHECKPOINTS_ONLY)
@@ -190,7 +190,7 @@ def _write_identity(identity: ChannelIdentity, target: RestoreTarget) -> None:
     for count in (0, len(target.data_dirs)):
         for path, index in indexes.items():
             with os_errors_as_refusals("write", path / CHANNEL_FILE):
-                ChannelFile(restored, index, count).write(path)
+                ChannelFile(restored, index, count, has_memory=has_memory).write(path)
 
 
 def _verified(layout: ChannelLayout, tools: ToolContext) -> Report:

@@ -62,6 +62,11 @@ class ChannelLayout:
     """Directories without a readable one, and why."""
 
     @property
+    def has_memory(self) -> bool:
+        """Whether events may have been in memory only, which the log lacks."""
+        return any(file.has_memory for file in self.files.values())
+
+    @property
     def name(self) -> str:
         """The channel's name, or else that of its directory."""
         return self.identity.name if self.identity else self.directories[0].resolve().name

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, pairwise
 
 from millrace.columns import HEADER_KEYS_MAX, ColumnsCutter
 from millrace.v1 import event_pb2
@@ -28,7 +29,8 @@ Part = tuple[int, event_pb2.EventColumns, Sequence[int]]
 async def write_log(log: Log, state: State, parts: Iterable[Part]) -> None:
     """Writes a channel to a log that was started and holds nothing.
 
-    What lies between the parts, and behind them, is passed over as the reserve of each STATE allows.
+    What lies between the parts, and behind them, is passed over as the reserve of each STATE allows. Each COMMIT tells
+    the gaps beside it, so that they are known whatever else of the log is lost.
 
     Raises:
         NoRoomError: The log has no room for it.
@@ -36,9 +38,16 @@ async def write_log(log: Log, state: State, parts: Iterable[Part]) -> None:
     """
     records: list[Record] = [state_record(state)]
     begins_segment, size, segment_bytes = True, 0, 0
-    for sequence, columns, times in parts:
+    end_sequence = 1
+    for part, following in pairwise(chain(parts, [None])):
+        assert part is not None, "only the last one has none behind it"
+        sequence, columns, times = part
         payload = columns.SerializeToString()
-        records += [(Kind.PUT, [payload]), (Kind.COMMIT, [_commit(sequence, columns, len(payload), times)])]
+        commit = _commit(sequence, columns, len(payload), times)
+        next_sequence = following[0] if following else state.reserved_sequence
+        commit.empty_from, commit.empty_to = end_sequence, next_sequence
+        end_sequence = sequence + columns.count
+        records += [(Kind.PUT, [payload]), (Kind.COMMIT, [commit.SerializeToString()])]
         size += len(payload)
         if size < _GROUP_BYTES:
             continue
@@ -47,7 +56,7 @@ async def write_log(log: Log, state: State, parts: Iterable[Part]) -> None:
         records, size, begins_segment = [], 0, segment_bytes > _SEGMENT_BYTES
         if begins_segment:
             segment_bytes = 0
-            records = [state_record(replace(state, next_sequence=sequence + columns.count))]
+            records = [state_record(replace(state, next_sequence=next_sequence))]
     if records:
         await _submit(log, records, begins_segment=begins_segment)
 
@@ -66,6 +75,7 @@ async def write_new_files(log: WriteAheadLog, state: State, parts: Iterable[Part
 def copied(recovered: Recovered) -> tuple[State, Iterator[Part]]:
     """Returns a recovered channel as `write_log` takes it: sequences, commit times, stamps and the claim are kept."""
     first_sequence = recovered.queue.first_sequence
+    *_, kept_sequence = [0, *(batch.end_sequence for batch in recovered.queue)]
     state = State(
         recovered.next_sequence if first_sequence is None else first_sequence,
         recovered.ledger.snapshot(),
@@ -73,6 +83,7 @@ def copied(recovered: Recovered) -> tuple[State, Iterator[Part]]:
         recovered.claim,
         recovered.last_commit_time,
         recovered.next_sequence,
+        kept_sequence,
     )
     return state, (part for batch in recovered.queue for part in _parts(batch))
 
@@ -89,7 +100,7 @@ def _parts(batch: StoredBatch) -> Iterator[Part]:
         yield batch.first_sequence + index, cutter.cut(index, index + 1), [time]
 
 
-def _commit(sequence: int, columns: event_pb2.EventColumns, raw_bytes: int, times: Sequence[int]) -> bytes:
+def _commit(sequence: int, columns: event_pb2.EventColumns, raw_bytes: int, times: Sequence[int]) -> pb.Commit:
     return pb.Commit(
         first_sequence=sequence,
         commit_time=times[0],
@@ -97,7 +108,7 @@ def _commit(sequence: int, columns: event_pb2.EventColumns, raw_bytes: int, time
         put_counts=[columns.count],
         put_body_bytes=[len(columns.bodies)],
         put_raw_bytes=[raw_bytes],
-    ).SerializeToString()
+    )
 
 
 async def _submit(log: Log, records: Sequence[Record], *, begins_segment: bool) -> None:

@@ -25,6 +25,10 @@ class Exported(NamedTuple):
     event_count: int
     lost: list[Range]
     """Sequences of events that cannot be read."""
+    lost_sentence: str
+    """The same as text."""
+    bound_from: int
+    """See `Salvage`."""
     redelivered: list[Range]
     """Sequences that may have been consumed."""
 
@@ -79,7 +83,7 @@ class ReadableFiles:
 
     def export(self, path: Path, *, is_avro: bool) -> Exported:
         found = export(self.view, self.codec, path, is_avro=is_avro)
-        return Exported(found.event_count, found.lost, found.redelivered)
+        return Exported(found.event_count, found.lost, found.lost_sentence, found.bound_from, found.redelivered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,4 +116,4 @@ class ReadableStream:
     def export(self, path: Path, *, is_avro: bool) -> Exported:
         from millrace_server.log_tools.stream_verify import export_stream
 
-        return Exported(export_stream(self.view, path, is_avro=is_avro), [], [])
+        return Exported(export_stream(self.view, path, is_avro=is_avro), [], "", 0, [])

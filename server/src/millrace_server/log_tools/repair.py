@@ -85,7 +85,9 @@ def repair(layout: ChannelLayout, tools: ToolContext, *, keep: Path | None = Non
         for path in checkpoints:
             _remove(tools.disk, path)
         first_id = done.salvage.next_segment_id if done.salvage else 0
-        marked = {path: replace(file, repaired_from=first_id) for path, file in files.items()}
+        # A new log lacks no events that were in memory only.
+        has_memory = layout.has_memory and not first_id
+        marked = {path: replace(file, repaired_from=first_id, has_memory=has_memory) for path, file in files.items()}
         for path, file in marked.items():
             if file != layout.files.get(path):
                 with os_errors_as_refusals("write", path / CHANNEL_FILE):
@@ -130,7 +132,7 @@ def _is_unusable(view: LogView, codec: PayloadCodec, checkpoint: Path | None) ->
 def _losses(found: Salvage) -> Iterator[str]:
     yield f"rewrite the log with the {found.event_count} events in the channel that can be read"
     if found.lost:
-        yield f"give up sequences {shown_ranges(found.lost)}, which cannot be read"
+        yield f"give up {found.lost_sentence}"
     if found.redelivered:
         yield f"keep sequences {shown_ranges(found.redelivered)}, although the lost records may have consumed them"
     if found.is_renumbered:

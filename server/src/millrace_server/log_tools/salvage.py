@@ -6,13 +6,13 @@ from millrace.columns import ColumnsCutter
 from millrace.v1 import event_pb2
 from millrace_server.channels.recovery import Recovered
 from millrace_server.channels.stamps import IntervalSet
-from millrace_server.log_tools.account import ChannelAccount, Piece, Range, columns_of, common
+from millrace_server.log_tools.account import ChannelAccount, Piece, Range, columns_of, common, shown_ranges
 from millrace_server.log_tools.mending import LogMender
 from millrace_server.log_tools.scanning import decode_payload, key_id_of
 from millrace_server.log_tools.verify import checkpoint_files
 from millrace_server.log_tools.view import LogView, SegmentView
 from millrace_server.wal.checkpoints import Checkpoint
-from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Flags, FormatError, Kind, SegmentHeader
+from millrace_server.wal.format import RECORD_HEAD_BYTES, SEGMENT_HEADER_BYTES, Flags, FormatError, Kind, SegmentHeader
 from millrace_server.wal.log import LogRecord
 from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.reading import RecordReader, ScannedRecord, SegmentScanner
@@ -30,6 +30,8 @@ class Salvage:
     """The events in the channel that can be read, by their sequences."""
     lost: list[Range] = field(default_factory=list)
     """Sequences of events that cannot be read, and of which nothing says that they were consumed."""
+    bound_from: int = 0
+    """Sequences in `lost` from this one on are an upper bound, as nothing says how many the log's end had. 0: none."""
     redelivered: list[Range] = field(default_factory=list)
     """Sequences of readable events that may have been consumed, since the record that says so may be lost."""
     unstamped: list[Range] = field(default_factory=list)
@@ -49,6 +51,18 @@ class Salvage:
     @property
     def event_count(self) -> int:
         return sum(piece.event_count for piece in self.pieces)
+
+    @property
+    def lost_sentence(self) -> str:
+        """Which sequences are lost; empty: none."""
+        if not self.lost:
+            return ""
+        sentence = f"sequences {shown_ranges(self.lost)}, which cannot be read"
+        if not self.bound_from:
+            return sentence
+        return (
+            f"{sentence}; from {self.bound_from} on, there were as many at most: no record tells how many the end had"
+        )
 
 
 class PieceReader:
@@ -80,8 +94,9 @@ def salvage(view: LogView, codec: PayloadCodec) -> Salvage:
     Raises KeyMissingError if a key was not given, and UnknownVersionError at what another version wrote.
     """
     checkpoint = next(checkpoint_files(view, codec).valid_checkpoints(), None)
-    found, mender = _read_log(view, codec, checkpoint, has_reserves=False)
-    if mender.has_reserves and mender.is_damaged:
+    has_memory = view.layout.has_memory
+    found, mender = _read_log(view, codec, checkpoint, has_reserves=has_memory)
+    if mender.has_reserves and mender.is_damaged and not has_memory:
         # That sequences may have gaps was not known from the beginning.
         found, mender = _read_log(view, codec, checkpoint, has_reserves=True)
     account = mender.account
@@ -91,6 +106,7 @@ def salvage(view: LogView, codec: PayloadCodec) -> Salvage:
         found.next_segment_id = max(found.next_segment_id, checkpoint.position.segment_id + 1)
     found.recovered.next_sequence = max(account.next_sequence, account.reserved_sequence)
     found.unstamped, found.is_doubtful = list(account.unstamped), account.is_doubtful
+    found.bound_from = mender.bound_from
     found.is_renumbered = mender.is_without_sequences
     _sort_out(account, PieceReader(view, codec), found)
     return found
@@ -100,17 +116,10 @@ def _read_log(
     view: LogView, codec: PayloadCodec, checkpoint: Checkpoint | None, *, has_reserves: bool
 ) -> tuple[Salvage, LogMender]:
     account = ChannelAccount()
-    found, mender = Salvage(account.recovered), LogMender(account, checkpoint, has_reserves=has_reserves)
-    last: SegmentView | None = None
-    for segment in view.segments:
-        header = _header(segment)
-        if last is not None:
-            mender.gap_bytes += _missing_bytes(last, segment, header)
-        mender.begin_segment(header.first_lsn if header else 0)
-        _read_segment(view, segment, codec, mender, found)
-        last = segment
-    mender.finish()
-    return found, mender
+    mender = LogMender(account, checkpoint, has_reserves=has_reserves)
+    reader = _LogReader(view, codec, mender, Salvage(account.recovered))
+    reader.read()
+    return reader.found, reader.mender
 
 
 def _sort_out(account: ChannelAccount, reader: PieceReader, found: Salvage) -> None:
@@ -124,29 +133,61 @@ def _sort_out(account: ChannelAccount, reader: PieceReader, found: Salvage) -> N
     found.lost, found.redelivered = list(lost), list(redelivered)
 
 
-def _header(segment: SegmentView) -> SegmentHeader | None:
-    try:
-        return SegmentHeader.decode(segment.file.read(SEGMENT_HEADER_BYTES, 0))
-    except FormatError:
-        return None
+@dataclass(frozen=True, slots=True)
+class _LogReader:
+    """Feeds a mender with all valid records of a log, and with what is known of those between them."""
+
+    view: LogView
+    codec: PayloadCodec
+    mender: LogMender
+    found: Salvage
+
+    def read(self) -> None:
+        segments = self.view.segments
+        headers = [self._header(segment) for segment in segments]
+        for index, (segment, header) in enumerate(zip(segments, headers, strict=True)):
+            if index:
+                self.mender.gap_bytes += _missing_bytes(segments[index - 1], segment, header)
+            self.mender.begin_segment(segment.segment_id, header.first_lsn if header else 0)
+            self._read_segment(segment, self._length(segment, *headers[index + 1 : index + 2]))
+        self.mender.finish(self.view.written_bytes)
+
+    def _length(self, segment: SegmentView, following: SegmentHeader | None = None) -> int:
+        """Returns how much a segment had, as the header of the next one says: its end may be cut off."""
+        if segment is self.view.segments[-1]:
+            length = min(segment.file.size(), self.view.written_bytes)
+            # Cut off before its first record, which it had: then nothing says how much more there was.
+            is_cut_off = length <= SEGMENT_HEADER_BYTES + RECORD_HEAD_BYTES
+            return max(one.file.size() for one in self.view.segments) if is_cut_off else length
+        is_stated = following is not None and following.segment_id == segment.segment_id + 1
+        self.mender.knows_lengths &= is_stated
+        return max(segment.file.size(), following.previous_length if following and is_stated else 0)
+
+    def _header(self, segment: SegmentView) -> SegmentHeader | None:
+        """Returns a segment's header, unless it is damaged or that of another segment."""
+        try:
+            header = SegmentHeader.decode(segment.file.read(SEGMENT_HEADER_BYTES, 0))
+        except FormatError:
+            return None
+        is_own = (header.channel_id, header.segment_id) == (self.view.layout.log_id, segment.segment_id)
+        return header if is_own else None
+
+    def _read_segment(self, segment: SegmentView, length: int) -> None:
+        scanner = self.view.scanner(segment)
+        for item in scanner.records_and_gaps(SEGMENT_HEADER_BYTES, length):
+            if not isinstance(item, ScannedRecord):
+                self.mender.gap_bytes += (item.end or length) - item.position
+                continue
+            self.found.key_id = key_id_of(item) or self.found.key_id
+            if item.head.kind is Kind.PUT:
+                self.found.is_compressed = Flags.COMPRESSED in item.head.flags
+            self.mender.feed(item.head.lsn, _log_record(self.codec, segment, scanner, item))
 
 
 def _missing_bytes(before: SegmentView, segment: SegmentView, header: SegmentHeader | None) -> int:
     """Returns how much the missing segments between two had: each as much as the last of them, as far as is known."""
     missing_count = max(segment.segment_id - before.segment_id - 1, 0)
     return missing_count * (header.previous_length if header else before.file.size())
-
-
-def _read_segment(view: LogView, segment: SegmentView, codec: PayloadCodec, mender: LogMender, found: Salvage) -> None:
-    scanner = view.scanner(segment)
-    for item in scanner.records_and_gaps(SEGMENT_HEADER_BYTES, segment.file.size()):
-        if not isinstance(item, ScannedRecord):
-            mender.gap_bytes += (item.end or segment.file.size()) - item.position
-            continue
-        found.key_id = key_id_of(item) or found.key_id
-        if item.head.kind is Kind.PUT:
-            found.is_compressed = Flags.COMPRESSED in item.head.flags
-        mender.feed(item.head.lsn, _log_record(codec, segment, scanner, item))
 
 
 def _log_record(codec: PayloadCodec, segment: SegmentView, scanner: SegmentScanner, record: ScannedRecord) -> LogRecord:

@@ -16,8 +16,8 @@ from millrace_server.log_tools.layout import (
     segment_paths,
 )
 from millrace_server.log_tools.read_only_disk import ReadOnlyDisk, ReadOnlyFile
-from millrace_server.wal.disk import File, OsDisk
-from millrace_server.wal.format import SEGMENT_HEADER_BYTES, FormatError, Kind, SegmentHeader
+from millrace_server.wal.disk import File, OsDisk, OsFile
+from millrace_server.wal.format import RECORD_HEAD_BYTES, SEGMENT_HEADER_BYTES, FormatError, Kind, SegmentHeader
 from millrace_server.wal.reading import SegmentScanner
 from millrace_server.wal.segments import segment_name
 
@@ -29,7 +29,8 @@ PROOF_SECONDS_MAX = 2.0
 
 _PAUSE_SECONDS = 0.05
 _POLL_SECONDS = 0.02
-_BLOCK_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
+_BLOCK_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,9 @@ class LogView:
     torn_bytes: int
     """Bytes behind the last record: a crash left them, or they were being written."""
     is_damaged: bool
-    """Whether synced bytes of the last segment are damaged. The view then has all of the file."""
+    """Whether synced bytes of the last segment are damaged. The view then has all of the file that was ever written."""
+    written_bytes: int
+    """How much of the last segment was ever written, as far as the file system tells."""
     _opened: ExitStack
 
     @property
@@ -89,7 +92,7 @@ class _OpenFiles:
     """Files that were opened and all existed at one moment."""
 
     checkpoints: dict[Path, ReadOnlyFile]
-    segments: list[tuple[int, Path, File]]
+    segments: list[tuple[int, Path, OsFile]]
 
 
 def open_view(layout: ChannelLayout, *, is_live: bool = True) -> LogView:
@@ -127,7 +130,7 @@ def _open_all(layout: ChannelLayout, opened: ExitStack) -> _OpenFiles | None:
     paths = segment_paths(layout.directories)
     if not before <= {path for _, path in paths}:
         return None
-    segments: list[tuple[int, Path, File]] = []
+    segments: list[tuple[int, Path, OsFile]] = []
     for segment_id, path in paths:
         try:
             segment = OsDisk().open(path)
@@ -157,13 +160,16 @@ def _view(layout: ChannelLayout, files: _OpenFiles, opened: ExitStack, *, is_liv
     segments = [
         SegmentView(segment_id, path, ReadOnlyFile(file.read, file.size())) for segment_id, path, file in files.segments
     ]
-    tail = Tail(0)
+    tail, written_bytes = Tail(0), 0
     if files.segments:
         segment_id, path, file = files.segments[-1]
         tail = find_tail(file, layout, segment_id, is_live=is_live)
-        segments[-1] = SegmentView(segment_id, path, ReadOnlyFile(file.read, tail.end))
+        # A server that is writing has the file in the cache, from which asking removes it.
+        written_bytes = tail.end if is_live and not tail.is_damaged else _written_bytes(file)
+        end = file.written_end() if tail.is_damaged else tail.end
+        segments[-1] = SegmentView(segment_id, path, ReadOnlyFile(file.read, end))
     disk = ReadOnlyDisk(files.checkpoints | {segment.path: segment.file for segment in segments})
-    return LogView(layout, disk, segments, tail.torn_bytes, tail.is_damaged, opened.pop_all())
+    return LogView(layout, disk, segments, tail.torn_bytes, tail.is_damaged, written_bytes, opened.pop_all())
 
 
 # The end of a log to which a server may be writing.
@@ -253,10 +259,22 @@ def _full_length(layout: ChannelLayout, segment_id: int) -> int | None:
     return None
 
 
+def _written_bytes(file: OsFile) -> int:
+    """Returns how much of a segment was ever written.
+
+    A block that the disk has lost may read as zeros. So only zeros behind other bytes of a block were never written,
+    except for those at the end of a record's head.
+    """
+    end = file.written_end()
+    start = max(max(end - 1, 0) // _BLOCK_BYTES * _BLOCK_BYTES, SEGMENT_HEADER_BYTES)
+    content = file.read(max(end - start, 0), start).rstrip(b"\0")
+    return min(start + len(content) + RECORD_HEAD_BYTES, end) if content else end
+
+
 def _torn_bytes(file: File, end: int) -> int:
     size = file.size()
     last = end
-    for start in range(end, size, _BLOCK_BYTES):
-        block = file.read(_BLOCK_BYTES, start).rstrip(b"\0")
+    for start in range(end, size, _READ_BYTES):
+        block = file.read(_READ_BYTES, start).rstrip(b"\0")
         last = start + len(block) if block else last
     return last - end

@@ -7,7 +7,7 @@ directory. Until then a crash may keep any part of it, in any order; see FORMAT.
 import errno
 import os
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -161,6 +161,20 @@ class OsFile:
 
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
+
+    def written_end(self) -> int:
+        """Returns the end of the last block that was ever written, which preallocated space behind it was not.
+
+        Where the system does not tell, the file's length.
+        """
+        end = 0
+        # Preallocated space counts as written while what was read of it is in the cache.
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        # The descriptor's offset, which this moves, is not used.
+        with suppress(OSError):
+            while True:
+                end = os.lseek(self._descriptor, os.lseek(self._descriptor, end, os.SEEK_DATA), os.SEEK_HOLE)
+        return end or self.size()
 
     def close(self) -> None:
         # Reset first, so that a second close cannot close somebody else's reused descriptor.

@@ -29,7 +29,7 @@ class Stamp(_message.Message):
     def __init__(self, producer_id: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("txn_ids", "first_sequence", "put_counts", "put_body_bytes", "put_raw_bytes", "take_records", "stamp", "is_deduplicated", "more_stamps", "commit_time", "commit_offsets", "forgotten_producer_id")
+    __slots__ = ("txn_ids", "first_sequence", "put_counts", "put_body_bytes", "put_raw_bytes", "take_records", "stamp", "is_deduplicated", "more_stamps", "commit_time", "commit_offsets", "forgotten_producer_id", "empty_from", "empty_to")
     TXN_IDS_FIELD_NUMBER: _ClassVar[int]
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PUT_COUNTS_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,8 @@ class Commit(_message.Message):
     COMMIT_TIME_FIELD_NUMBER: _ClassVar[int]
     COMMIT_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     FORGOTTEN_PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    EMPTY_FROM_FIELD_NUMBER: _ClassVar[int]
+    EMPTY_TO_FIELD_NUMBER: _ClassVar[int]
     txn_ids: _containers.RepeatedScalarFieldContainer[str]
     first_sequence: int
     put_counts: _containers.RepeatedScalarFieldContainer[int]
@@ -54,7 +56,9 @@ class Commit(_message.Message):
     commit_time: int
     commit_offsets: _containers.RepeatedScalarFieldContainer[int]
     forgotten_producer_id: str
-    def __init__(self, txn_ids: _Optional[_Iterable[str]] = ..., first_sequence: _Optional[int] = ..., put_counts: _Optional[_Iterable[int]] = ..., put_body_bytes: _Optional[_Iterable[int]] = ..., put_raw_bytes: _Optional[_Iterable[int]] = ..., take_records: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., is_deduplicated: bool = ..., more_stamps: _Optional[_Iterable[_Union[Stamp, _Mapping]]] = ..., commit_time: _Optional[int] = ..., commit_offsets: _Optional[_Iterable[int]] = ..., forgotten_producer_id: _Optional[str] = ...) -> None: ...
+    empty_from: int
+    empty_to: int
+    def __init__(self, txn_ids: _Optional[_Iterable[str]] = ..., first_sequence: _Optional[int] = ..., put_counts: _Optional[_Iterable[int]] = ..., put_body_bytes: _Optional[_Iterable[int]] = ..., put_raw_bytes: _Optional[_Iterable[int]] = ..., take_records: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., is_deduplicated: bool = ..., more_stamps: _Optional[_Iterable[_Union[Stamp, _Mapping]]] = ..., commit_time: _Optional[int] = ..., commit_offsets: _Optional[_Iterable[int]] = ..., forgotten_producer_id: _Optional[str] = ..., empty_from: _Optional[int] = ..., empty_to: _Optional[int] = ...) -> None: ...
 
 class JoinedCommits(_message.Message):
     __slots__ = ("txn_ids", "first_sequences", "put_counts", "put_body_bytes", "put_raw_bytes", "take_records", "stamps", "more_stamps", "commit_times", "commit_offsets", "forgotten_producer_id")
@@ -137,22 +141,22 @@ class EndedTxns(_message.Message):
     def __init__(self, txn_ids: _Optional[_Iterable[str]] = ..., outcomes: _Optional[_Iterable[int]] = ..., first_sequences: _Optional[_Iterable[int]] = ..., last_sequences: _Optional[_Iterable[int]] = ..., are_deduplicated: _Optional[_Iterable[bool]] = ..., commit_time_steps: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class State(_message.Message):
-    __slots__ = ("next_sequence", "producers", "ended_txns", "claim", "reserved_sequence", "last_commit_time", "repaired_sequence")
+    __slots__ = ("next_sequence", "producers", "ended_txns", "claim", "reserved_sequence", "last_commit_time", "kept_sequence")
     NEXT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
     ENDED_TXNS_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     RESERVED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMIT_TIME_FIELD_NUMBER: _ClassVar[int]
-    REPAIRED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    KEPT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     next_sequence: int
     producers: Producers
     ended_txns: EndedTxns
     claim: Claim
     reserved_sequence: int
     last_commit_time: int
-    repaired_sequence: int
-    def __init__(self, next_sequence: _Optional[int] = ..., producers: _Optional[_Union[Producers, _Mapping]] = ..., ended_txns: _Optional[_Union[EndedTxns, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., reserved_sequence: _Optional[int] = ..., last_commit_time: _Optional[int] = ..., repaired_sequence: _Optional[int] = ...) -> None: ...
+    kept_sequence: int
+    def __init__(self, next_sequence: _Optional[int] = ..., producers: _Optional[_Union[Producers, _Mapping]] = ..., ended_txns: _Optional[_Union[EndedTxns, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., reserved_sequence: _Optional[int] = ..., last_commit_time: _Optional[int] = ..., kept_sequence: _Optional[int] = ...) -> None: ...
 
 class MemoryState(_message.Message):
     __slots__ = ("state", "put_counts", "put_body_bytes", "put_raw_bytes", "first_sequences", "put_indexes", "starts", "stops", "body_bytes", "commit_time_steps")
