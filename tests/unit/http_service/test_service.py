@@ -1,4 +1,5 @@
 import asyncio
+import gzip
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -270,6 +271,24 @@ async def test_metrics_speaks_the_format_that_is_asked_for(served: Served, accep
     assert answer.status == 200
     assert answer.headers["content-type"].startswith(content_type)
     assert answer.body.endswith(b"# EOF\n") is ("openmetrics" in content_type)
+
+
+async def test_metrics_of_many_channels_are_compressed_for_who_accepts_gzip(served: Served) -> None:
+    """Those of few channels are not worth it, and a client without gzip, or with a weight of it, gets plain text."""
+    accepting = {"Accept-Encoding": "deflate, gzip"}
+    await use(served.registry)
+    assert "content-encoding" not in (await served.get("/metrics", **accepting)).headers
+    for number in range(400):
+        served.registry.create(f"channel-{number}", MemoryChannelConfig(type="memory"))
+    compressed = await served.get("/metrics", **accepting)
+    assert compressed.headers["content-encoding"] == "gzip"
+    text = gzip.decompress(compressed.body)
+    assert text.count(b"millrace_channel_info{") == 401
+    assert len(text) > 10 * len(compressed.body)
+    for others in ({}, {"Accept-Encoding": "gzip;q=0"}):
+        plain = await served.get("/metrics", **others)
+        assert "content-encoding" not in plain.headers
+        assert plain.body.count(b"millrace_channel_info{") == 401
 
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("POST", 405), ("DELETE", 405), ("TRACE", 405)])

@@ -29,6 +29,7 @@ from millrace_server.errors import ForbiddenError, UnauthenticatedError
 from millrace_server.grpc_services.guard import Authorizations
 from millrace_server.http_service.channel_metrics import ChannelSamples, describe_channel
 from millrace_server.http_service.component_metrics import ComponentCollector, describe_components
+from millrace_server.http_service.gzip_stream import accepts_gzip, gzipped
 from millrace_server.http_service.loop_lag import LoopLag
 from millrace_server.http_service.server_metrics import HistogramCollector, ServerCollector
 from millrace_server.network.accepting import ConnectionLimits
@@ -37,6 +38,9 @@ from millrace_server.network.http_server import EmbeddedHttp, HttpLimits, certif
 from millrace_server.network.tls import TlsFiles
 
 _EOF = b"# EOF\n"  # The end of all metrics in the format of OpenMetrics.
+
+_GZIP_CHANNELS_MIN = 40
+"""Metrics of fewer channels have less than 64 KiB, which is not worth compressing."""
 
 _HEALTHZ = "/healthz"
 _METHODS = {"GET", "HEAD"}
@@ -142,7 +146,9 @@ class HttpService:
                     await slices.pause_if_over()
             yield encode(_Collected(others))
 
-        return _PlainStream(parts(), media_type=content_type)
+        if len(self._registry) < _GZIP_CHANNELS_MIN or not accepts_gzip(request):
+            return _PlainStream(parts(), media_type=content_type)
+        return _PlainStream(gzipped(parts()), headers={"Content-Encoding": "gzip"}, media_type=content_type)
 
     async def _channels(self, _request: Request) -> Response:
         described = [json.dumps(describe_channel(handle))[1:-1] async for handle in self._registry.visit()]
