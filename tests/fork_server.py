@@ -6,6 +6,7 @@ program is a process of its own: it has arguments, streams, an exit code, and ma
 is installed run the programs themselves.
 """
 
+import argparse
 import atexit
 import gc
 import json
@@ -17,18 +18,22 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from tempfile import mkdtemp
+from types import ModuleType
 from typing import IO, Any, Self
 
 _REQUEST_BYTES_MAX = 128 * 1024
 _REQUEST_SECONDS_MAX = 10.0
 """The longest wait for the request of a new connection, during which the server serves no other."""
+_CODE_SECONDS_MAX = 60.0
 _STREAM_COUNT = 3
 _IMPORTED_LATE = (
     "millrace_client.cli.admin_commands",
@@ -174,6 +179,18 @@ def run_program(
     with ForkedProgram(program, arguments, stdout=pipe, stderr=pipe, cwd=cwd) as running:
         output, errors = running.communicate(timeout=timeout)
     return subprocess.CompletedProcess([program, *arguments], running.wait(), output.decode(), errors.decode())
+
+
+def run_code(code: str, *arguments: str, warning_filters: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Runs `python -c` to its end, from a Python that has imported the project's packages; it ends as Python does.
+
+    Args:
+        code: The code, which may be indented.
+        arguments: Its arguments.
+        warning_filters: The values of Python's option `-W`.
+    """
+    filters = (word for value in warning_filters for word in ("-W", value))
+    return run_program("python", (*filters, "-c", textwrap.dedent(code), *arguments), timeout=_CODE_SECONDS_MAX)
 
 
 def _feed(stream: IO[bytes], typed: bytes) -> None:
@@ -402,6 +419,22 @@ def _end_at_once(exit_codes: list[int]) -> None:
             os._exit(exit_code)
 
 
+def _interpret() -> None:
+    """Is `python -W FILTER... -c CODE ARGUMENT...`."""
+    # What a program leaves behind must not keep Python from taking it apart.
+    atexit.unregister(_end_at_once)
+    options = argparse.ArgumentParser()
+    options.add_argument("-W", action="append", default=[])
+    options.add_argument("-c")
+    options.add_argument("arguments", nargs=argparse.REMAINDER)
+    given = options.parse_args()
+    for value in given.W:
+        warnings._setoption(value)  # type: ignore[attr-defined]
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    sys.argv = ["-c", *given.arguments]
+    exec(compile(given.c, "<string>", "exec"), vars(main))  # noqa: S102 - a program of the tests
+
+
 def _main() -> None:
     """Serves the project's programs."""
     import millrace_client.cli.program
@@ -412,7 +445,7 @@ def _main() -> None:
         import_module(module)
     # Built at its first use, which takes most of a program's start.
     Settings.model_rebuild()
-    serve({"millraced": millrace_server.cli.main, "millrace": millrace_client.cli.main})
+    serve({"millraced": millrace_server.cli.main, "millrace": millrace_client.cli.main, "python": _interpret})
 
 
 if __name__ == "__main__":

@@ -1,26 +1,14 @@
 """Whole programs that use the client: forks and exits."""
 
-import subprocess
-import sys
-import textwrap
+from functools import partial
 
 import pytest
 
 import millrace_client as millrace
+from tests.fork_server import run_code
 from tests.millraced import Millraced
 
-SECONDS_MAX = 60.0
-
-
-def run(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Runs a program to its end."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *arguments],
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=SECONDS_MAX,
-    )
+run = partial(run_code, warning_filters=("error",))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ import millrace_client as millrace
 from millrace_client import ChannelConfig, ConsumerConfig, aio
 from tests.conftest import StartMillraced
 from tests.cutting_proxy import cutting_proxy
+from tests.fork_server import run_code
 from tests.free_ports import free_port
 from tests.millraced import Millraced
 
@@ -275,15 +277,7 @@ def test_server_that_drains_takes_the_last_acks(start_millraced: StartMillraced)
         wait_for_gauges(again, "orders", queued_events=0, taken_events=0)
 
 
-def run(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Runs a program to its end."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code), *arguments],
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=60,
-    )
+run = partial(run_code, warning_filters=("error", "ignore::DeprecationWarning"))
 
 
 @pytest.mark.parametrize("ending", ["break", "raise SystemExit", "consumer.stop()"])
