@@ -66,14 +66,14 @@ class FakeServer:
         deadlines: The seconds that were left to each call when it arrived, by method.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.requests: dict[str, list[Any]] = defaultdict(list)
         self.deadlines: dict[str, list[float]] = defaultdict(list)
         self._scripts: dict[str, deque[Step]] = {}
         self._pool = ThreadPoolExecutor(_THREADS)
         self._server = grpc.server(self._pool, options=[("grpc.max_receive_message_length", -1)])
         self._server.add_generic_rpc_handlers(tuple(map(self._handler, _SERVICES)))
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
         self._server.start()
         self.closing = threading.Event()
 

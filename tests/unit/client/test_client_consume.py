@@ -1,9 +1,11 @@
 """Deliveries against a scripted server, in both variants."""
 
+import asyncio
 import gc
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,7 +15,9 @@ import pytest
 import millrace_client as millrace
 from millrace.columns import columns_from_events
 from millrace.v1 import channel_service_pb2 as pb
+from millrace_client import aio
 from tests.client_variants import Connect
+from tests.free_ports import free_port
 from tests.unit.client.fake_server import FakeServer, RefusalError, unavailable
 
 WAIT_SECONDS = 60.0
@@ -338,3 +342,21 @@ def test_many_acks_go_together(client: Any, server: FakeServer) -> None:
         for one in kept:
             one.ack()
     assert deliverer.acked == list(range(1, 501))
+
+
+async def test_first_delivery_whose_wait_is_cancelled_arrives_at_the_next_one() -> None:
+    """The wait may time out before the server is there, so before the stream's first message can be sent."""
+    port = free_port()
+    with ExitStack() as servers:
+        async with (
+            aio.connect(f"127.0.0.1:{port}", wait_for_ready=True) as client,
+            client.channel("orders").consume() as deliveries,
+        ):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await anext(deliveries)
+            server = servers.enter_context(closing(FakeServer(port)))
+            server.script("Consume", Deliverer(b"one"))
+            arrived = await asyncio.wait_for(anext(deliveries), WAIT_SECONDS)
+            await arrived.ack()
+    assert arrived.bodies() == [b"one"]

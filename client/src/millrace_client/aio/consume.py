@@ -41,6 +41,7 @@ class Deliveries:
         self._channel = channel
         self._limits = limits
         self._stream: ConsumeStream | None = None
+        self._has_answer = False
         self._is_closed = False
         # Validates the limits at once.
         self._start = _calls.consume_start(channel, limits)
@@ -57,27 +58,34 @@ class Deliveries:
     async def __anext__(self) -> Delivery:
         if self._is_closed:
             raise StopAsyncIteration
-        if self._stream is None:
-            stream, answer = await self._first_answer()
+        if self._stream is None or not self._has_answer:
+            self._stream, answer = await self._first_answer()
+            self._has_answer = True
         else:
-            stream, answer = self._stream, await self._stream.next_answer()
+            answer = await self._stream.next_answer()
         if answer is None:
             raise StopAsyncIteration
-        return Delivery(stream, answer)
+        return Delivery(self._stream, answer)
 
     async def _first_answer(self) -> "tuple[ConsumeStream, pb.ConsumeResponse | None]":
-        """Starts the stream at the server that owns the channel, and returns it with its first answer."""
+        """Starts the stream at the server that owns the channel, and returns it with its first answer.
+
+        If the call before was cancelled, it continues with the same stream.
+        """
         connection = self._connection
         search = connection.owners.search(self._channel, connection.settings.timeout_seconds)
+        stream = self._stream
         while True:
-            at_owner = connection.at(search.endpoint)
-            stream = self._stream = ConsumeStream(at_owner, self._channel, self._limits.idle_seconds)
-            await stream.start(self._start)
+            if stream is None:
+                at_owner = connection.at(search.endpoint)
+                stream = self._stream = ConsumeStream(at_owner, self._channel, self._limits.idle_seconds)
+                await stream.start(self._start)
             try:
                 return stream, await stream.next_answer()
             except MillraceError as error:
                 if (pause_seconds := search.pause_seconds(error)) is None:
                     raise
+                stream = None
             await asyncio.sleep(pause_seconds)
 
     async def __aenter__(self) -> Self:
@@ -119,15 +127,20 @@ class ConsumeStream:
         connection.streams.add(self)
 
     async def start(self, start: pb.ConsumeRequest) -> None:
-        # If it cannot be sent, reading raises the reason.
-        with suppress(grpc.RpcError, asyncio.InvalidStateError):
-            await self._call.write(start)
+        # Cancelling a write makes gRPC cancel the stream, and the caller may be cancelled.
+        await asyncio.shield(self._loop.create_task(self._send_start(start)))
+
+    async def _send_start(self, start: pb.ConsumeRequest) -> None:
+        async with self._sending:
+            # If it cannot be sent, reading raises the reason.
+            with suppress(grpc.RpcError, asyncio.InvalidStateError):
+                await self._call.write(start)
 
     async def settle(self, settlement: Settlement) -> None:
         if self._is_ending or self._has_ended:
             raise StreamEndedError("the stream is closed; events that were not acknowledged are back in the channel")
         self._settlements.append(settlement)
-        # Cancelling a write makes gRPC cancel the stream, and the caller may be cancelled.
+        # As with the start.
         await asyncio.shield(self._loop.create_task(self._send_settlements()))
 
     async def _send_settlements(self) -> None:
