@@ -1,5 +1,6 @@
 """Claims and administration against a scripted server, in both variants."""
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +12,7 @@ import millrace_client as millrace
 from millrace.columns import columns_from_events
 from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace.v1 import channel_service_pb2 as pb
+from millrace_client import aio
 from tests.unit.client.fake_server import FakeServer, RefusalError
 
 GRANT = pb.ClaimResponse(lease={"seconds": 30}, first_sequence=4, next_sequence=9, epoch=3, channel_id="c-1")
@@ -374,3 +376,26 @@ def test_operations_name_what_they_end(client: Any, server: FakeServer) -> None:
         (True, 0),
     ]
     assert [request.kind for request in server.requests["RetryComponent"]] == [0, admin_pb.COMPONENT_KIND_SINK]
+
+
+async def test_claim_whose_task_is_cancelled_as_its_block_ends_is_released(server: FakeServer) -> None:
+    """Otherwise no other reader could claim the channel until the lease ends."""
+    released = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def release(_request: Any, _context: Any) -> pb.ReleaseResponse:
+        loop.call_soon_threadsafe(released.set)
+        return pb.ReleaseResponse()
+
+    server.script("Claim", GRANT)
+    server.script("Release", release)
+
+    async def read() -> None:
+        async with await client.channel("orders").claim("reader-1"):
+            reading.cancel()
+
+    async with aio.connect(server.address) as client:
+        reading = loop.create_task(read())
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        await asyncio.wait_for(released.wait(), 60)

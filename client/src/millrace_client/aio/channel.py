@@ -95,7 +95,8 @@ class Claim(GrantedClaim):
         return self
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        await self._connection.drive(self._sequences.leave(error))
+        # As with a transaction: until the lease ends, no other reader could claim the channel.
+        await asyncio.shield(self._connection.run_in_background(self._connection.drive(self._sequences.leave(error))))
 
 
 class Channel:
