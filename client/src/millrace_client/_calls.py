@@ -438,5 +438,8 @@ def _timestamp(field: str, time: datetime) -> Timestamp:
     if time.utcoffset() is None:
         raise BadArgumentError(f"{field}: is {time}, without a time zone; give one with it, such as datetime.now(UTC)")
     timestamp = Timestamp()
-    timestamp.FromDatetime(time)
+    try:
+        timestamp.FromDatetime(time)
+    except OverflowError:
+        raise BadArgumentError(f"{field}: is {time}; it must be within the years 1 to 9999 in UTC") from None
     return timestamp

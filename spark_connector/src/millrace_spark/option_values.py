@@ -183,11 +183,13 @@ def parse_timestamp(text: str) -> datetime:
     try:
         is_number = text.isascii() and text.isdigit()
         time = _EPOCH + timedelta(milliseconds=int(text)) if is_number else datetime.fromisoformat(text)
+        # In other zones, the first and the last day of the calendar have times outside of it.
+        in_utc = None if time.utcoffset() is None else time.astimezone(UTC)
     except (ValueError, OverflowError):
-        time = None
-    if time is None or time.utcoffset() is None:
+        in_utc = None
+    if in_utc is None:
         raise ValueError("a time in ISO 8601 with a zone, such as 2026-01-31T08:00:00Z, or milliseconds since 1970")
-    return time
+    return in_utc
 
 
 def parse_flag(text: str) -> bool:

@@ -20,6 +20,7 @@ from tests.unit.client.fake_server import FakeServer, RefusalError, unavailable
 STORED = pb.AppendResponse(first_sequence=7, last_sequence=8)
 WAIT_SECONDS = 60.0
 PURGED = admin_pb.PurgeChannelResponse(purged_count=3)
+WEST = timezone(timedelta(hours=-1))
 
 
 def test_append_sends_columns_and_stamp(client: Any, server: FakeServer) -> None:
@@ -390,6 +391,7 @@ def test_connect_with_an_impossible_timeout_is_refused(connect: Connect) -> None
         (lambda channel: channel.transaction(lease_seconds=1e300).begin(), "lease_seconds"),
         (lambda channel: channel.append([b"a"], stamp=millrace.Stamp("p", -1, 0)), "first_sequence"),
         (lambda channel: channel.find_sequence(datetime(2026, 5, 4)), "time: .*without a time zone"),  # noqa: DTZ001 - a user's
+        (lambda channel: channel.find_sequence(datetime.max.replace(tzinfo=WEST)), "time: .*years 1 to 9999 in UTC"),
         (lambda channel: channel.peek(since=datetime(2026, 5, 4)), "since"),  # noqa: DTZ001 - so does a user
     ],
 )

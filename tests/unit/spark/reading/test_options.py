@@ -192,6 +192,10 @@ def test_parse_batch_options_with_ranges_takes_what_was_claimed() -> None:
             "is 'yesterday'; it must be a time in ISO 8601 with a zone, such",
         ),
         (LEAST | {"startingTimestamp": "2026-05-04T03:02:01"}, "it must be a time in ISO 8601 with a zone, such as"),
+        (
+            LEAST | {"startingTimestamp": "0001-01-01T00:00:00+01:00"},
+            "it must be a time in ISO 8601 with a zone, such as",
+        ),
         (LEAST | {"startingTimestamp": "9" * 30}, "it must be a time in ISO 8601 with a zone, such as"),
         (
             LEAST | {"startingTimestamp": "0", "startingSequences": "latest"},
