@@ -5,58 +5,51 @@ import pytest
 from millrace_server.access.permissions import Grant, Policy
 from millrace_server.access.quotas import UNBOUNDED, Bucket, Quota
 from millrace_server.errors import QuotaExceededError
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.seconds = 1_000.0
-
-    def __call__(self) -> float:
-        return self.seconds
+from tests.fake_clock import FakeClock
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.fixture
-def bucket(clock: Clock) -> Bucket:
+def bucket(clock: FakeClock) -> Bucket:
     return Bucket("bytes_per_second", 100, clock)
 
 
-def test_admit_within_a_second_s_worth_passes(bucket: Bucket, clock: Clock) -> None:
+def test_admit_within_a_second_s_worth_passes(bucket: Bucket, clock: FakeClock) -> None:
     """A full bucket holds one second; it fills evenly, and never above that."""
     bucket.admit(60)
     bucket.admit(40)
-    clock.seconds += 0.25
+    clock.now += 0.25
     bucket.admit(25)
     with pytest.raises(QuotaExceededError, match="the quota of 100 bytes_per_second is used up") as refused:
         bucket.admit(50)
     assert refused.value.retry_delay_seconds == pytest.approx(0.5, abs=0.01)
-    clock.seconds += 60
+    clock.now += 60
     bucket.admit(100)
     with pytest.raises(QuotaExceededError):
         bucket.admit(1)
 
 
-def test_admit_what_is_larger_than_the_bucket_passes_when_it_is_full(bucket: Bucket, clock: Clock) -> None:
+def test_admit_what_is_larger_than_the_bucket_passes_when_it_is_full(bucket: Bucket, clock: FakeClock) -> None:
     """It is paid afterwards, so that large messages get no more than small ones."""
     bucket.admit(350)
     with pytest.raises(QuotaExceededError) as refused:
         bucket.admit(350)
     assert refused.value.retry_delay_seconds == pytest.approx(3.5, abs=0.01)
-    clock.seconds += 3.5
+    clock.now += 3.5
     bucket.admit(350)
 
 
-def test_admit_after_the_told_delay_passes(bucket: Bucket, clock: Clock) -> None:
+def test_admit_after_the_told_delay_passes(bucket: Bucket, clock: FakeClock) -> None:
     """Whoever waits as long as the error says is not refused again."""
     bucket.admit(100)
     for byte_count in range(1, 150):
         with pytest.raises(QuotaExceededError) as refused:
             bucket.admit(byte_count)
-        clock.seconds += refused.value.retry_delay_seconds or 0.0
+        clock.now += refused.value.retry_delay_seconds or 0.0
         bucket.admit(byte_count)
 
 

@@ -10,6 +10,7 @@ from millrace_server.agent.rate_limited_log import (
     FailureLog,
     RateLimitedLog,
 )
+from tests.fake_clock import FakeClock
 
 
 def test_log_of_the_same_kind_again_is_limited_and_counted() -> None:
@@ -49,17 +50,9 @@ def test_log_of_very_many_kinds_remembers_a_bounded_number() -> None:
     assert len(limited._suppressed_counts) <= 100
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_admits_of_one_reason_for_long_is_true_once() -> None:
     """An unreachable target is logged once, however long the outage lasts."""
-    clock = Clock()
+    clock = FakeClock()
     failures = FailureLog(clock)
     reported = []
     for _ in range(1_000):
@@ -71,20 +64,20 @@ def test_admits_of_one_reason_for_long_is_true_once() -> None:
 
 def test_admits_of_reasons_that_alternate_is_true_once_for_each() -> None:
     """Two alternating reasons are logged once each."""
-    failures = FailureLog(Clock())
+    failures = FailureLog(FakeClock())
     reported = [failures.admits(reason) for _ in range(100) for reason in ("timed out", "refused")]
     assert reported == [True, True] + [False] * 198
 
 
 def test_admits_of_reasons_that_differ_in_numbers_takes_them_for_one() -> None:
     """Reasons that differ only in counts or ports count as one."""
-    failures = FailureLog(Clock())
+    failures = FailureLog(FakeClock())
     assert [failures.admits(f"holds {count} of 100 events") for count in range(50)] == [True] + [False] * 49
 
 
 def test_admits_of_ever_new_reasons_is_limited_in_time() -> None:
     """New reasons are limited to a few lines, then one per minute."""
-    clock = Clock()
+    clock = FakeClock()
     failures = FailureLog(clock)
     words = ["".join(chr(ord("a") + int(digit)) for digit in f"{number:04}") for number in range(1_200)]
     told_at = []
@@ -98,7 +91,7 @@ def test_admits_of_ever_new_reasons_is_limited_in_time() -> None:
 
 def test_admits_of_flapping_is_limited_but_never_silent() -> None:
     """A component that fails and recovers in turns is logged at a low rate, and a lasting failure is logged."""
-    clock = Clock()
+    clock = FakeClock()
     failures = FailureLog(clock)
     admitted = []
     for _ in range(600):
@@ -116,12 +109,12 @@ def test_admits_of_flapping_is_limited_but_never_silent() -> None:
 
 def test_end_outage_of_which_nothing_was_logged_is_false() -> None:
     """A recovery is not logged without its failure."""
-    assert not FailureLog(Clock()).end_outage()
+    assert not FailureLog(FakeClock()).end_outage()
 
 
 def test_end_outage_lets_the_same_reason_be_logged_again() -> None:
     """A failure that returns is logged."""
-    failures = FailureLog(Clock())
+    failures = FailureLog(FakeClock())
     assert failures.admits("timed out")
     assert failures.end_outage()
     assert failures.admits("timed out")
@@ -129,7 +122,7 @@ def test_end_outage_lets_the_same_reason_be_logged_again() -> None:
 
 def test_admits_of_many_reasons_remembers_a_bounded_number() -> None:
     """Memory does not grow with the number of reasons."""
-    clock = Clock()
+    clock = FakeClock()
     failures = FailureLog(clock)
     for number in range(200):
         clock.now += FAILURE_SECONDS

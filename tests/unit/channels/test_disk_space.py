@@ -6,6 +6,7 @@ import pytest
 from millrace_server.channels.admission import FREE_BYTES_SECONDS, REFUSAL_SECONDS, DiskSpace
 from millrace_server.errors import DiskFullError
 from millrace_server.wal.disk import OsDisk
+from tests.fake_clock import FakeClock
 
 LEFT, RIGHT, CHECKPOINTS = Path("left"), Path("right"), Path("checkpoints")
 
@@ -24,19 +25,9 @@ class SmallDisks(OsDisk):
         return self.free[directory]
 
 
-class Clock:
-    """A clock that stands still unless it is moved."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
 def small_room(disk: SmallDisks, min_free_bytes: int, *data_dirs: Path) -> DiskSpace:
     """The space of a channel that leaves this much free."""
-    room = DiskSpace(disk, data_dirs or [LEFT], Clock())
+    room = DiskSpace(disk, data_dirs or [LEFT], FakeClock())
     room.min_free_bytes = min_free_bytes
     return room
 
@@ -86,7 +77,7 @@ def test_reserve_below_the_minimum_is_refused() -> None:
 def test_reserve_on_several_disks_goes_by_the_fullest() -> None:
     """Segments use the disks in turn; the disk of the checkpoints, which are small, does not count."""
     disk = SmallDisks(left=1000, right=500, checkpoints=1)
-    room = DiskSpace(disk, [LEFT, RIGHT], Clock(), CHECKPOINTS)
+    room = DiskSpace(disk, [LEFT, RIGHT], FakeClock(), CHECKPOINTS)
     with pytest.raises(DiskFullError):
         room.reserve(501)
     disk.free[RIGHT] = 2000
@@ -97,10 +88,10 @@ def test_reserve_on_several_disks_goes_by_the_fullest() -> None:
 
 def test_measurement_counts_for_a_while() -> None:
     """A busy channel measures a few times in a second."""
-    clock = Clock()
+    clock = FakeClock()
     room = DiskSpace(SmallDisks(left=1000), [LEFT], clock)
     assert not room.is_outdated
-    clock.seconds += FREE_BYTES_SECONDS
+    clock.now += FREE_BYTES_SECONDS
     assert room.is_outdated
     room.measure()
     assert not room.is_outdated
@@ -123,12 +114,12 @@ def test_shortage_lasts_until_the_largest_put_would_pass() -> None:
 
 def test_shortage_ends_with_a_put_once_none_was_refused_for_a_minute() -> None:
     """A put that is larger than the disk is never stored; a channel that stores all others is not full for ever."""
-    disk, clock = SmallDisks(left=500), Clock()
+    disk, clock = SmallDisks(left=500), FakeClock()
     room = DiskSpace(disk, [LEFT], clock)
     with pytest.raises(DiskFullError):
         room.reserve(501)
     for seconds, lacks_room in ((REFUSAL_SECONDS - 1, True), (1, False)):
-        clock.seconds += seconds
+        clock.now += seconds
         assert room.lacks_room
         room.reserve(1)
         room.note_stored(1)

@@ -19,6 +19,7 @@ from millrace_server.access.settings import AuthSettings, IdentitySettings, Role
 from millrace_server.console import sessions
 from millrace_server.console.sessions import FAILURE_SECONDS, FAILURES_MAX, LoginLimit, Sessions
 from millrace_server.grpc_services import guard
+from tests.fake_clock import FakeClock
 from tests.token_issuer import AUDIENCE, ISSUER, Issuer
 from tests.unit.console.served_console import ConsoleSite, ServedConsole, append, served_console
 
@@ -205,26 +206,17 @@ async def test_login_without_auth_has_nothing_to_do(console: ServedConsole) -> N
     assert (answer.status, answer.reason) == (409, "NO_LOGIN")
 
 
-class Clock:
-    """A clock that tests set."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def opened(tmp_path: Path) -> tuple[Clock, Sessions, Callable[[], str]]:
+def opened(tmp_path: Path) -> tuple[FakeClock, Sessions, Callable[[], str]]:
     """A clock, sessions by it, and what opens another one."""
-    site, clock = ConsoleSite(tmp_path), Clock()
+    site, clock = ConsoleSite(tmp_path), FakeClock(0.0)
     open_sessions = Sessions(site.access, clock)
     credentials = credentials_of([f"Bearer {site.tokens['viewer']}"], None)
     identity = site.access.identify(credentials)
     return clock, open_sessions, lambda: open_sessions.open(credentials, identity)
 
 
-def test_session_that_is_not_used_ends(opened: tuple[Clock, Sessions, Callable[[], str]]) -> None:
+def test_session_that_is_not_used_ends(opened: tuple[FakeClock, Sessions, Callable[[], str]]) -> None:
     """One that is used goes on, but not for ever."""
     clock, open_sessions, open_one = opened
     used, unused = open_one(), open_one()
@@ -240,7 +232,7 @@ def test_session_that_is_not_used_ends(opened: tuple[Clock, Sessions, Callable[[
 
 
 def test_open_above_the_limit_ends_the_session_that_is_idle_longest(
-    opened: tuple[Clock, Sessions, Callable[[], str]], monkeypatch: pytest.MonkeyPatch
+    opened: tuple[FakeClock, Sessions, Callable[[], str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logins cannot fill the memory; ids are never held as they are."""
     monkeypatch.setattr(sessions, "SESSIONS_MAX", 2)
@@ -255,7 +247,7 @@ def test_open_above_the_limit_ends_the_session_that_is_idle_longest(
 
 def test_delay_of_logins_ends_with_time_and_is_that_of_one_address() -> None:
     """One failure is forgiven after the other."""
-    clock = Clock()
+    clock = FakeClock()
     limit = LoginLimit(clock)
     for _ in range(FAILURES_MAX):
         assert limit.delay_seconds("one") == 0

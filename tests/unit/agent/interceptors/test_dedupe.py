@@ -12,6 +12,7 @@ from millrace_server.agent.interceptors.interceptor import Interceptor, Remember
 from millrace_server.agent.interceptors.surroundings import Surroundings
 from millrace_server.errors import ChannelFullError, DiskFullError
 from tests.channel_events import append
+from tests.fake_clock import FakeClock
 from tests.slow_commits import SlowCommits
 from tests.source_writers import (
     batch_stamp,
@@ -26,17 +27,7 @@ from tests.source_writers import (
 from tests.waiting import until
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.seconds = 1_000.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-def dedupe(clock: Clock, **settings: object) -> RememberingInterceptor:
+def dedupe(clock: FakeClock, **settings: object) -> RememberingInterceptor:
     config: Any = TypeAdapter(AnyInterceptorConfig).validate_python({"type": "dedupe", **settings})
     made: Interceptor = config.make(Surroundings(monotonic=clock))
     assert isinstance(made, RememberingInterceptor)
@@ -44,8 +35,8 @@ def dedupe(clock: Clock, **settings: object) -> RememberingInterceptor:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 def stored(interceptor: RememberingInterceptor, table: EventTable) -> list[bytes]:
@@ -55,7 +46,7 @@ def stored(interceptor: RememberingInterceptor, table: EventTable) -> list[bytes
     return list(screened.table.bodies)
 
 
-def test_dedupe_drops_what_is_stored_already(clock: Clock) -> None:
+def test_dedupe_drops_what_is_stored_already(clock: FakeClock) -> None:
     """Within a batch, too, the first event of a key passes."""
     made = dedupe(clock)
     assert stored(made, table_of(b"a", b"b", b"a")) == [b"a", b"b"]
@@ -63,7 +54,7 @@ def test_dedupe_drops_what_is_stored_already(clock: Clock) -> None:
     assert stored(made, table_of(b"", b"c")) == []
 
 
-def test_dedupe_by_header_compares_nothing_else(clock: Clock) -> None:
+def test_dedupe_by_header_compares_nothing_else(clock: FakeClock) -> None:
     """An event without the header has no key and always passes."""
     made = dedupe(clock, header="id")
     assert stored(made, table_of(b"1", b"2", b"3", b"4", id=["x", "x", None, None])) == [b"1", b"3", b"4"]
@@ -71,7 +62,7 @@ def test_dedupe_by_header_compares_nothing_else(clock: Clock) -> None:
     assert stored(made, table_of(b"7")) == [b"7"]
 
 
-def test_dedupe_remembers_nothing_that_was_not_stored(clock: Clock) -> None:
+def test_dedupe_remembers_nothing_that_was_not_stored(clock: FakeClock) -> None:
     """A batch that failed passes again, as often as it comes."""
     made = dedupe(clock)
     for _ in range(3):
@@ -80,17 +71,17 @@ def test_dedupe_remembers_nothing_that_was_not_stored(clock: Clock) -> None:
     assert stored(made, table_of(b"a", b"b")) == [b"b"]
 
 
-def test_dedupe_forgets_after_the_window(clock: Clock) -> None:
+def test_dedupe_forgets_after_the_window(clock: FakeClock) -> None:
     """A duplicate does not make the window longer."""
     made = dedupe(clock, window_seconds=10)
     assert stored(made, table_of(b"a")) == [b"a"]
-    clock.seconds += 9
+    clock.now += 9
     assert stored(made, table_of(b"a", b"b")) == [b"b"]
-    clock.seconds += 1
+    clock.now += 1
     assert stored(made, table_of(b"a", b"b")) == [b"a"]
 
 
-def test_dedupe_remembers_a_bounded_number_of_keys(clock: Clock) -> None:
+def test_dedupe_remembers_a_bounded_number_of_keys(clock: FakeClock) -> None:
     """The oldest keys are forgotten first."""
     made = dedupe(clock, window_events=3)
     assert stored(made, table_of(b"a", b"b", b"c", b"d", b"e")) == [b"a", b"b", b"c", b"d", b"e"]
@@ -99,15 +90,15 @@ def test_dedupe_remembers_a_bounded_number_of_keys(clock: Clock) -> None:
     assert stored(made, table_of(b"d", b"e", b"b", b"c")) == [b"c"]
 
 
-def test_dedupe_of_batches_at_the_same_time_lets_both_pass(clock: Clock) -> None:
+def test_dedupe_of_batches_at_the_same_time_lets_both_pass(clock: FakeClock) -> None:
     """Of two that are being stored either may fail, so neither is dropped; the later one counts for the window."""
     made = dedupe(clock, window_seconds=10)
     first, second = made.screen(table_of(b"a")), made.screen(table_of(b"a"))
     assert first.table.bodies == second.table.bodies == [b"a"]
     first.note_stored()
-    clock.seconds += 6
+    clock.now += 6
     second.note_stored()
-    clock.seconds += 6
+    clock.now += 6
     assert stored(made, table_of(b"a")) == []
 
 
@@ -118,7 +109,7 @@ async def delivered(writer: ChannelWriter, *batches: EventTable) -> None:
         number += batch.count
 
 
-async def test_deliver_through_dedupe_stores_each_event_once(clock: Clock) -> None:
+async def test_deliver_through_dedupe_stores_each_event_once(clock: FakeClock) -> None:
     """What is dropped is counted, and the source goes on."""
     registry, component = registry_of(a=memory(), b=memory()), component_of()
     writer = writer_of(registry, ["a", "b"], dedupe(clock), component=component)
@@ -127,7 +118,7 @@ async def test_deliver_through_dedupe_stores_each_event_once(clock: Clock) -> No
     assert outcomes_of(component) == {"filtered": 2}
 
 
-async def test_deliver_through_dedupe_after_a_failed_commit_stores_the_batch(clock: Clock) -> None:
+async def test_deliver_through_dedupe_after_a_failed_commit_stores_the_batch(clock: FakeClock) -> None:
     """The source's own retry is no duplicate of itself, in any channel."""
     registry, component = registry_of(a=memory(), b=memory()), component_of()
     slow = SlowCommits(registry.get("b"))
@@ -144,7 +135,7 @@ async def test_deliver_through_dedupe_after_a_failed_commit_stores_the_batch(clo
     assert outcomes_of(component) == {}
 
 
-async def test_repeat_of_a_refused_batch_through_dedupe_is_stored(clock: Clock) -> None:
+async def test_repeat_of_a_refused_batch_through_dedupe_is_stored(clock: FakeClock) -> None:
     """A caller who was told that the channel is full sends the same events again, with another stamp."""
     registry = registry_of(a=memory(capacity=2, transaction_capacity=2, keep_alive_seconds=0))
     await append(registry.get("a"), b"x")
@@ -156,7 +147,7 @@ async def test_repeat_of_a_refused_batch_through_dedupe_is_stored(clock: Clock) 
     assert held(registry, "a")["a"] == [b"1", b"2"]
 
 
-async def test_repeat_of_a_batch_whose_commit_was_cancelled_and_failed_is_stored(clock: Clock) -> None:
+async def test_repeat_of_a_batch_whose_commit_was_cancelled_and_failed_is_stored(clock: FakeClock) -> None:
     """A commit that goes on without its caller may fail yet, so its events are not remembered."""
     registry = registry_of(a=memory())
     slow = SlowCommits(registry.get("a"))

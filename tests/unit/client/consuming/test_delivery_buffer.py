@@ -14,24 +14,17 @@ from millrace_client.consuming.subscription import (
     SubscriptionState,
     TrackedDelivery,
 )
+from tests.fake_clock import FakeClock
 from tests.unit.client.consuming.fakes import RecordingHooks, answer_of, ids
 
 STREAM = object()
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class BufferHarness:
     """A buffer of some subscriptions, with a clock that the test moves."""
 
     def __init__(self, lane_count: int = 1, bytes_max: int = 1000) -> None:
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.hooks = RecordingHooks()
         self.lanes: Sequence[Subscription[TrackedDelivery]] = [
             Subscription("server", f"channel-{number}", Backoff(1.0, 1.0)) for number in range(lane_count)

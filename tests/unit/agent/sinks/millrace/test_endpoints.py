@@ -6,29 +6,22 @@ from structlog.testing import capture_logs
 from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
 from millrace_server.agent.sinks.millrace.target import FILE_NAME, Endpoints, connected
 from millrace_server.agent.supervision import ComponentError
+from tests.fake_clock import FakeClock
 
 NAMES = ["a:1", "b:1", "c:1"]
 FAILOVER_SECONDS = 30.0
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
-def opened(directory: Path, clock: Clock, names: list[str] = NAMES) -> Endpoints:
+def opened(directory: Path, clock: FakeClock, names: list[str] = NAMES) -> Endpoints:
     return Endpoints(names, FAILOVER_SECONDS, directory, clock)
 
 
-async def test_current_of_a_new_sink_is_the_first(tmp_path: Path, clock: Clock) -> None:
+async def test_current_of_a_new_sink_is_the_first(tmp_path: Path, clock: FakeClock) -> None:
     """The first server stays current while it works, and no file is written."""
     endpoints = opened(tmp_path, clock)
     assert await endpoints.current() == "a:1"
@@ -38,7 +31,7 @@ async def test_current_of_a_new_sink_is_the_first(tmp_path: Path, clock: Clock) 
     assert not (tmp_path / FILE_NAME).exists()
 
 
-async def test_current_after_failures_is_the_same_until_the_time_has_passed(tmp_path: Path, clock: Clock) -> None:
+async def test_current_after_failures_is_the_same_until_the_time_has_passed(tmp_path: Path, clock: FakeClock) -> None:
     """Only that server recognizes events that it has stored without an answer."""
     endpoints = opened(tmp_path, clock)
     for _ in range(3):
@@ -54,7 +47,7 @@ async def test_current_after_failures_is_the_same_until_the_time_has_passed(tmp_
     assert await endpoints.current() == "b:1"
 
 
-async def test_current_after_a_success_between_failures_has_all_its_time_again(tmp_path: Path, clock: Clock) -> None:
+async def test_current_after_a_success_between_failures_has_all_its_time(tmp_path: Path, clock: FakeClock) -> None:
     """The sink leaves a server only after failures without any success."""
     endpoints = opened(tmp_path, clock)
     await endpoints.current()
@@ -66,7 +59,7 @@ async def test_current_after_a_success_between_failures_has_all_its_time_again(t
     assert await endpoints.current() == "a:1"
 
 
-async def test_current_behind_the_last_is_the_first_again(tmp_path: Path, clock: Clock) -> None:
+async def test_current_behind_the_last_is_the_first_again(tmp_path: Path, clock: FakeClock) -> None:
     """Each server gets the same time."""
     endpoints = opened(tmp_path, clock)
     seen = []
@@ -77,7 +70,7 @@ async def test_current_behind_the_last_is_the_first_again(tmp_path: Path, clock:
     assert seen == ["a:1", "b:1", "c:1", "a:1"]
 
 
-async def test_current_after_a_restart_is_the_one_before_it(tmp_path: Path, clock: Clock) -> None:
+async def test_current_after_a_restart_is_the_one_before_it(tmp_path: Path, clock: FakeClock) -> None:
     """A crash between an event's storing and its settling must not send it to another server."""
     directory = tmp_path / "sinks" / "collector"
     endpoints = opened(directory, clock)
@@ -90,13 +83,13 @@ async def test_current_after_a_restart_is_the_one_before_it(tmp_path: Path, cloc
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"elsewhere:1\n", b"b:1\n" * 1_000])
-async def test_current_of_a_file_that_says_nothing_is_the_first(tmp_path: Path, clock: Clock, content: bytes) -> None:
+async def test_current_of_a_meaningless_file_is_the_first(tmp_path: Path, clock: FakeClock, content: bytes) -> None:
     """The content of the file makes no difference."""
     (tmp_path / FILE_NAME).write_bytes(content)
     assert await opened(tmp_path, clock).current() == "a:1"
 
 
-async def test_current_of_a_single_server_is_that_one(tmp_path: Path, clock: Clock) -> None:
+async def test_current_of_a_single_server_is_that_one(tmp_path: Path, clock: FakeClock) -> None:
     """There is no other server, so nothing is written."""
     endpoints = opened(tmp_path / "none", clock, ["a:1"])
     await endpoints.current()

@@ -9,17 +9,10 @@ from structlog.testing import capture_logs
 from millrace_server.agent.sources.spooldir import scanner as looking
 from millrace_server.agent.sources.spooldir.scanner import DirectoryScanner
 from millrace_server.agent.supervision import ComponentError
+from tests.fake_clock import FakeClock
 from tests.spool import put, spool_config
 
 LONG_AGO = 1_000_000_000.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Counter:
@@ -35,8 +28,8 @@ class Counter:
         return self._scandir(path)
 
 
-def lookout_on(directory: Path, clock: Clock | None = None, **settings: Any) -> DirectoryScanner:
-    return DirectoryScanner(spool_config(directory, **settings), clock or Clock())
+def lookout_on(directory: Path, clock: FakeClock | None = None, **settings: Any) -> DirectoryScanner:
+    return DirectoryScanner(spool_config(directory, **settings), clock or FakeClock())
 
 
 def names(scanner: DirectoryScanner) -> list[str]:
@@ -97,7 +90,7 @@ def test_scan_at_other_things_than_files_leaves_them_out(tmp_path: Path) -> None
 
 def test_scan_at_a_file_that_grows_waits_until_it_has_settled(tmp_path: Path) -> None:
     """Only a file that was unchanged for the whole time is read, whatever its modification time is."""
-    clock = Clock()
+    clock = FakeClock()
     scanner = lookout_on(tmp_path, clock, settle_seconds=2.0)
     path = put(tmp_path, "a", b"1\n", modified_seconds=LONG_AGO)
     assert names(scanner) == []
@@ -115,7 +108,7 @@ def test_scan_at_a_file_that_grows_waits_until_it_has_settled(tmp_path: Path) ->
 
 def test_scan_of_a_file_that_another_replaces_waits_again(tmp_path: Path) -> None:
     """A new file under the name, even with the same size and time, must settle again."""
-    clock = Clock()
+    clock = FakeClock()
     scanner = lookout_on(tmp_path, clock, settle_seconds=2.0)
     put(tmp_path, "a", b"1\n", modified_seconds=LONG_AGO)
     assert names(scanner) == []
@@ -132,7 +125,7 @@ def test_scan_while_nothing_happens_lists_nothing(tmp_path: Path, monkeypatch: p
     for directory in (tmp_path / "sub", tmp_path):
         age(directory)
     lists = Counter(monkeypatch)
-    clock = Clock()
+    clock = FakeClock()
     scanner = lookout_on(tmp_path, clock, recursive=True)
     for _ in range(50):
         assert names(scanner) == []
@@ -167,7 +160,7 @@ def test_scan_soon_after_a_change_lists_once_more(tmp_path: Path, monkeypatch: p
 def test_scan_at_a_directory_whose_time_never_changes_lists_it_now_and_then(tmp_path: Path) -> None:
     """Some network filesystems update directory times late, or never."""
     age(tmp_path)
-    clock = Clock()
+    clock = FakeClock()
     scanner = lookout_on(tmp_path, clock)
     assert names(scanner) == []
     put(tmp_path, "a")
@@ -223,7 +216,7 @@ def test_scan_into_a_directory_that_is_not_there_raises(tmp_path: Path) -> None:
 
 def test_pause_after_a_look_that_took_long_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scans take at most a tenth of the time, however large the directory is."""
-    clock = Clock()
+    clock = FakeClock()
     scanner = lookout_on(tmp_path, clock)
     scandir = os.scandir
 
