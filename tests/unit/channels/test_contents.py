@@ -12,8 +12,6 @@ from millrace_server.channels.contents import Contents
 from millrace_server.channels.queue import AnswerLimits, EventQueue
 from millrace_server.channels.stamps import Stamp, StampLedger
 from millrace_server.errors import (
-    BadArgumentError,
-    BytesFullError,
     ChannelFullError,
     ChannelNotFoundError,
     SequenceGoneError,
@@ -74,22 +72,6 @@ async def test_make_of_puts_assigns_sequences_from_one_on(contents: Contents) ->
     assert (contents.first_sequence, contents.next_sequence) == (1, 4)
 
 
-async def test_make_of_nothing_changes_nothing(contents: Contents) -> None:
-    """An empty commit has no sequences."""
-    assert make(contents, contents.plan([], [], None)) == Receipt(0, 0)
-    assert contents.next_sequence == 1
-
-
-async def test_make_of_takes_frees_their_room(contents: Contents) -> None:
-    """Taken events keep their room until then; sequences are never reused."""
-    filled(contents)
-    taken = take(contents, 3)
-    assert (contents.capacity.event_count, contents.taken_count, contents.first_sequence) == (4, 3, 4)
-    make(contents, contents.plan([], taken, None))
-    assert (contents.capacity.event_count, contents.capacity.body_bytes, contents.taken_count) == (1, 1, 0)
-    assert put(contents, b"e") == Receipt(5, 5)
-
-
 async def test_make_of_a_swap_charges_the_difference(contents: Contents) -> None:
     """Repeated swaps do not change the accounts."""
     put(contents, b"12345", b"1")
@@ -137,14 +119,6 @@ async def test_plan_with_a_stamp_full_of_holes_keeps_each_new_event(contents: Co
     assert [body for one in change.puts for _, body in one.rows()] == [b"0", b"2", b"3", b"6"]
 
 
-async def test_plan_with_an_impossible_stamp_changes_nothing(contents: Contents) -> None:
-    """A partial overlap of a whole is refused before anything has happened."""
-    put(contents, b"a", stamp=Stamp("p", 1, 4))
-    with pytest.raises(BadArgumentError, match="overlaps in part"):
-        _ = contents.plan([window(b"b")], [], Stamp("p", 4, 5))
-    assert numbered(contents.queue) == [(1, b"a")]
-
-
 @pytest.mark.parametrize("bodies", [[b""] * 5, [b"12345", b"123456"]])
 async def test_plan_of_more_than_the_channel_could_hold_is_refused(contents: Contents, bodies: list[bytes]) -> None:
     """Waiting could not help."""
@@ -182,23 +156,6 @@ async def test_goes_at_once_while_another_waits_only_without_need_of_room(conten
     assert contents.admits(contents.plan([], [], None))
     assert await waiting.answer() == Receipt(5, 6)
     assert contents.admits(contents.plan([window(b"g")], [], None))
-
-
-@pytest.mark.parametrize("body", [b"", b"1234567"])
-async def test_wait_for_room_in_vain_is_refused_in_time(contents: Contents, body: bytes) -> None:
-    """The refusal comes exactly after the keep-alive, and changes nothing; events are checked before bytes."""
-    filled(contents)
-    with pytest.raises(ChannelFullError, match="in 3 s"):
-        await put_when_room(contents, body)
-    assert now() == KEEP_ALIVE
-    assert (contents.capacity.event_count, contents.next_sequence, len(contents.capacity.waiters)) == (4, 5, 0)
-
-
-async def test_wait_for_bytes_in_vain_is_refused_as_such(contents: Contents) -> None:
-    """With room for events but none for their bytes, the bytes are named."""
-    put(contents, b"12345678")
-    with pytest.raises(BytesFullError, match="no room for 1 more with 3"):
-        await put_when_room(contents, b"123")
 
 
 async def test_wait_for_room_of_many_serves_them_in_order(contents: Contents) -> None:
@@ -329,31 +286,6 @@ async def test_wait_for_room_that_became_impossible_fails_at_once(contents: Cont
     assert await small.answer() == Receipt(5, 5)
 
 
-async def test_resize_to_more_is_at_once_and_wakes_who_waits(contents: Contents) -> None:
-    """Growing takes no time."""
-    filled(contents)
-    calls = [await started(put_when_room(contents, b"e")) for _ in range(2)]
-    assert await contents.resize(6, 10, KEEP_ALIVE)
-    await settle()
-    assert all(call.is_done for call in calls)
-    assert now() == 0
-
-
-@pytest.mark.parametrize(("events_max", "body_bytes_max"), [(3, 10), (4, 3), (3, 3)])
-async def test_resize_to_less_without_room_keeps_the_old_size(
-    contents: Contents, events_max: int, body_bytes_max: int
-) -> None:
-    """After the keep-alive everything is unchanged."""
-    filled(contents)
-    assert not await contents.resize(events_max, body_bytes_max, KEEP_ALIVE)
-    assert now() == KEEP_ALIVE
-    assert (contents.capacity.events_max, contents.capacity.body_bytes_max, len(contents.capacity.waiters)) == (
-        4,
-        10,
-        0,
-    )
-
-
 async def test_resize_to_less_waits_for_room_before_all_others(contents: Contents) -> None:
     """A waiting commit does not take the room that the resize waits for, and then gets the rest."""
     filled(contents)
@@ -368,13 +300,6 @@ async def test_resize_to_less_waits_for_room_before_all_others(contents: Content
     assert contents.capacity.events_max == 3
 
 
-async def test_resize_to_less_may_leave_one_limit_above_the_room(contents: Contents) -> None:
-    """The held events may be exactly at the new limits."""
-    filled(contents)
-    assert await contents.resize(4, 4, 0)
-    assert not await contents.resize(4, 3, 0)
-
-
 async def test_resize_that_is_cancelled_lets_others_have_the_room(contents: Contents) -> None:
     """Commits behind it do not wait for it any more."""
     put(contents, b"a", b"b", b"c")
@@ -385,34 +310,6 @@ async def test_resize_that_is_cancelled_lets_others_have_the_room(contents: Cont
     assert await commit.answer() == Receipt(4, 4)
     assert now() == 0
     assert contents.capacity.events_max == 4
-
-
-async def test_put_back_of_taken_events_returns_them_to_their_places(contents: Contents) -> None:
-    """The order of the calls and takes of others in between make no difference; a waiting caller wakes up."""
-    filled(contents)
-    first, second, third = take(contents, 1), take(contents, 1), take(contents, 2)
-    woken = list[bool]()
-
-    async def wait() -> None:
-        with contents.takers.join() as place:
-            woken.append(await place.wait(9))
-
-    await started(wait())
-    contents.put_back(third)
-    await settle()
-    assert woken == [True]
-    make(contents, contents.plan([], second, None))
-    contents.put_back(first)
-    assert numbered(contents.queue) == [(1, b"a"), (3, b"c"), (4, b"d")]
-    assert (contents.capacity.event_count, contents.capacity.body_bytes) == (3, 3)
-
-
-async def test_remove_through_a_sequence_counts_as_taken(contents: Contents) -> None:
-    """Acknowledged events free their room."""
-    filled(contents)
-    await remove(contents, MemoryCommitter(contents), contents.take_through(3))
-    assert (bodies_of(contents.queue), contents.capacity.event_count) == ([b"d"], 1)
-    assert contents.counters.take_successes == 3
 
 
 async def purge(contents: Contents) -> int:

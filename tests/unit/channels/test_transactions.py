@@ -3,9 +3,9 @@ import itertools
 
 import pytest
 
-from millrace_server.channels.commit import Commit, Receipt
-from millrace_server.channels.transaction import EndedTxns, Outcome, Transaction, TxnLimit, TxnState
-from millrace_server.errors import LeaseExpiredError, MillraceError, OffsetGapError, TooManyTxnsError, TxnStateError
+from millrace_server.channels.commit import Commit
+from millrace_server.channels.transaction import Outcome, Transaction, TxnLimit, TxnState
+from millrace_server.errors import LeaseExpiredError, MillraceError, TooManyTxnsError, TxnStateError
 from tests.channel_events import batch, numbered, window
 
 
@@ -53,41 +53,6 @@ async def test_end_of_a_transaction_drops_what_it_held() -> None:
     assert expiries.txns == []
 
 
-async def test_lease_of_a_transaction_that_runs_out_names_it() -> None:
-    """The owner learns once which transaction has expired."""
-    expiries = Expiries()
-    txn = Transaction("t", 30, expiries)
-    await asyncio.sleep(1000)
-    assert expiries.txns == [txn]
-
-
-async def test_add_puts_and_takes_count_apart() -> None:
-    """Events and bytes of puts are counted, and events of takes."""
-    txn = open_txn()
-    txn.add_puts([window(b"aa", b"b"), window(b"")])
-    txn.add_takes([batch(1, b"ccc")])
-    txn.add_puts([])
-    assert (txn.put_count, txn.put_body_bytes, txn.take_count) == (3, 3, 1)
-
-
-@pytest.mark.parametrize(("offset", "count"), [(None, 0), (3, 0), (2, 1), (0, 3)])
-async def test_count_from_an_offset_is_what_lies_behind_it(offset: int | None, count: int) -> None:
-    """The repeated part is known already."""
-    txn = open_txn()
-    txn.add_puts([window(b"a", b"b"), window(b"c")])
-    txn.add_takes([batch(1, b"a", b"b", b"c")])
-    assert txn.put_count_from(offset) == txn.take_count_from(offset) == count
-
-
-async def test_count_from_an_offset_beyond_the_end_is_a_gap() -> None:
-    """The events between were never received; the error names the field."""
-    txn = open_txn()
-    with pytest.raises(OffsetGapError, match="put_offset: is 1; the transaction has 0"):
-        txn.put_count_from(1)
-    with pytest.raises(OffsetGapError, match="take_offset: is 18446744073709551615; the transaction has 0"):
-        txn.take_count_from((1 << 64) - 1)
-
-
 @pytest.mark.parametrize("count", range(6))
 async def test_last_taken_of_several_batches_are_the_newest(count: int) -> None:
     """Whole batches are skipped, and one may be cut."""
@@ -130,20 +95,6 @@ async def test_begin_commit_until_it_is_reopened_refuses_others_and_stops_the_le
     assert expiries.txns == []
     await asyncio.sleep(1)
     assert expiries.txns == [txn]
-
-
-def test_ended_txns_beyond_the_limit_forget_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each forgotten id is reported once, so that it can be removed elsewhere."""
-    monkeypatch.setattr("millrace_server.channels.transaction.ENDED_MAX", 2)
-    ended = EndedTxns()
-    receipt = Receipt(1, 2)
-    assert ended.add("a", Outcome(TxnState.ROLLED_BACK)) is None
-    assert ended.add("b", Outcome(TxnState.COMMITTED, receipt)) is None
-    assert ended.add("c", Outcome(TxnState.EXPIRED)) == "a"
-    assert list(ended) == ["b", "c"]
-    assert ended.get("a") is None
-    assert ended.get("b") == Outcome(TxnState.COMMITTED, receipt)
-    assert list(ended.items()) == [("b", Outcome(TxnState.COMMITTED, receipt)), ("c", Outcome(TxnState.EXPIRED))]
 
 
 async def test_limit_when_reached_refuses_until_one_ends() -> None:

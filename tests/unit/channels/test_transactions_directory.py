@@ -5,33 +5,6 @@ from millrace_server.errors import TxnNotFoundError, TxnStateError
 from tests.channel_events import open_channel
 
 
-async def test_channel_of_a_transaction_is_where_it_was_begun() -> None:
-    """Each transaction is found by its id alone."""
-    directory = TxnDirectory(10)
-    orders, bills = (
-        open_channel("orders", directory=directory).transactions,
-        open_channel("bills", directory=directory).transactions,
-    )
-    directory.add("a", orders)
-    directory.add("b", bills)
-    directory.add("a", orders)
-    assert directory.find("a") is orders
-    assert directory.find("b") is bills
-
-
-async def test_add_of_another_channels_id_is_refused() -> None:
-    """Ids are one namespace for the server; the refusal leaves the id where it was."""
-    directory = TxnDirectory(10)
-    orders, bills = (
-        open_channel("orders", directory=directory).transactions,
-        open_channel("bills", directory=directory).transactions,
-    )
-    directory.add("a", orders)
-    with pytest.raises(TxnStateError, match="belongs to a transaction of another channel than 'bills'"):
-        directory.add("a", bills)
-    assert directory.find("a") is orders
-
-
 async def test_channel_of_an_unknown_transaction_is_not_found() -> None:
     """It was never begun, or is forgotten."""
     directory = TxnDirectory(10)
