@@ -9,8 +9,7 @@ from structlog.testing import capture_logs
 from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace_server.agent.agent import Agent
 from millrace_server.agent.components import Component, ComponentKind
-from millrace_server.channels.channel import Channel
-from millrace_server.channels.channel_handle import ChannelState
+from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.configuration.settings import Settings, check_settings
@@ -354,12 +353,12 @@ async def test_reload_of_which_one_part_fails_ends_when_the_others_have(
     """Parts still running could revert what the next reload has done."""
     ended: list[str] = []
 
-    async def update(channel: Channel, _config: object) -> str:
-        if failing == "channel" and channel.name == "orders":
+    async def update(handle: ChannelHandle, *_arguments: object) -> str:
+        if failing == "channel" and handle.name == "orders":
             raise RuntimeError("a bug")
         for _ in range(5):
             await asyncio.sleep(0)
-        ended.append(channel.name)
+        ended.append(handle.name)
         return ""
 
     async def change(*_arguments: object) -> None:

@@ -9,11 +9,11 @@ import typer
 
 from millrace.command_line.notes import printable
 from millrace.command_line.tables import PlainTable, plain_table, show
+from millrace.json_bodies import body_document
 from millrace.units import counted, format_byte_size
 from millrace_client import Client
 from millrace_client.cli.exit_status import CommandError, ExitCode
 from millrace_client.cli.formatting import beginning, beginning_of_bytes
-from millrace_client.cli.line_events import body_document
 from millrace_client.cli.progress import shown_progress
 from millrace_client.cli.put_command import PATIENCE_SECONDS, PatienceOption
 from millrace_client.cli.session import (

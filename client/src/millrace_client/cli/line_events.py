@@ -54,14 +54,6 @@ def event_of_line(line: bytes) -> Event:
     return Event(_body(document), _headers(document.get("headers", {})))
 
 
-def body_document(body: bytes) -> dict[str, str]:
-    """Returns a body as a JSON field: `body`, or `body_base64` if it is not UTF-8."""
-    try:
-        return {"body": body.decode()}
-    except UnicodeDecodeError:
-        return {"body_base64": base64.b64encode(body).decode("ascii")}
-
-
 def _body(document: dict[str, object]) -> bytes:
     match document:
         case {"body": _, "body_base64": _}:

@@ -12,11 +12,11 @@ from typing import Annotated, Any, BinaryIO
 import typer
 
 from millrace.command_line.notes import printable
+from millrace.json_bodies import body_document
 from millrace.units import counted
 from millrace_client import Batch, Channel, Client, Event
 from millrace_client.cli.exit_status import CommandError, ExitCode, unwrapped_interrupts
 from millrace_client.cli.formatting import printable_bytes
-from millrace_client.cli.line_events import body_document
 from millrace_client.cli.session import ChannelArgument, JsonOption, seconds_option, since_option, with_client
 from millrace_client.cli.terminal import note, note_to_terminal
 

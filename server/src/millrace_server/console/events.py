@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
+from millrace.json_bodies import body_document
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import TimeSlices
@@ -93,10 +94,7 @@ class ShownEvent(NamedTuple):
         time = datetime.fromtimestamp(self.commit_time / _MICROS, UTC).isoformat(timespec="microseconds")
         commit_time = time if self.commit_time else None
         shown = {"sequence": self.sequence, "commit_time": commit_time, "headers": dict(self.headers)}
-        try:
-            return shown | {"body": self.body.decode()}
-        except UnicodeDecodeError:
-            return shown | {"body_base64": base64.b64encode(self.body).decode()}
+        return shown | body_document(self.body)
 
 
 Describe = Callable[[ShownEvent], dict[str, Any] | None]

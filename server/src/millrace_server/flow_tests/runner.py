@@ -1,10 +1,10 @@
 """Runs cases and gathers their results."""
 
-from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
+from millrace.json_bodies import body_document
 from millrace_server.agent.settings import AnySourceConfig
 from millrace_server.configuration.settings import Settings
 from millrace_server.flow_tests.cases import Case, CaseFile
@@ -31,7 +31,10 @@ class CaseResult:
             "source": self.source,
             "is_passed": self.is_passed,
             "differences": list(self.differences),
-            "channels": {name: list(map(_event, rows)) for name, rows in self.outcome.channels.items()},
+            "channels": {
+                name: [{"headers": headers, **body_document(body)} for headers, body in rows]
+                for name, rows in self.outcome.channels.items()
+            },
             "dropped": self.outcome.dropped_count,
         }
 
@@ -70,11 +73,3 @@ def _batches(case: Case, events_max: int) -> Iterator[tuple[float, list[Row]]]:
                 seconds, rows = 0.0, []
             rows.append(row)
     yield seconds, rows
-
-
-def _event(row: Row) -> dict[str, object]:
-    headers, body = row
-    try:
-        return {"headers": headers, "body": body.decode()}
-    except UnicodeDecodeError:
-        return {"headers": headers, "body_base64": b64encode(body).decode()}

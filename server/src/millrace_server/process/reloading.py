@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,40 +159,23 @@ class Reloader:
     async def _update_channel(self, name: str, config: AnyChannelConfig, report: _Report) -> None:
         handle = self._registry.find(name)
         channel = handle.channel_if_open
-        if handle.state is ChannelState.STANDING_BY:
-            self._reconfigure(handle, config, report)
-            return
-        if channel is None:
+        if channel is None and handle.state is not ChannelState.STANDING_BY:
             report.pending[f"channels.{name}"] = "is not open yet; reload again when it is"
             return
-        async with channel.updating:
-            former = channel.config
+        async with channel.updating if channel else nullcontext():
+            former = channel.config if channel else handle.config
             if config.type != former.type:
                 report.pending[f"channels.{name}.type"] = _NEEDS_RESTART
                 return
             wanted = self._without_fixed(name, former, config, report)
             if wanted != former:
-                if why := await _update(channel, wanted):
+                if why := await _update(handle, channel, wanted):
                     report.pending[f"channels.{name}"] = f"{why}; take some out, then reload again"
                     return
                 report.updated.append(name)
             handle.configured = wanted
             if wanted == config:
                 self._channels[name] = config
-
-    def _reconfigure(self, handle: ChannelHandle, config: AnyChannelConfig, report: _Report) -> None:
-        """Sets the limits with which this server will serve a channel that another server owns."""
-        former = handle.config
-        if config.type != former.type:
-            report.pending[f"channels.{handle.name}.type"] = _NEEDS_RESTART
-            return
-        wanted = self._without_fixed(handle.name, former, config, report)
-        if wanted != former:
-            handle.reconfigure(wanted)
-            report.updated.append(handle.name)
-        handle.configured = wanted
-        if wanted == config:
-            self._channels[handle.name] = config
 
     @staticmethod
     def _without_fixed(name: str, former: ChannelConfig, config: AnyChannelConfig, report: _Report) -> AnyChannelConfig:
@@ -242,8 +226,12 @@ async def _wait_for_all(*works: "asyncio.Future[Any]") -> None:
         work.result()
 
 
-async def _update(channel: Channel, config: AnyChannelConfig) -> str:
+async def _update(handle: ChannelHandle, channel: Channel | None, config: AnyChannelConfig) -> str:
     """Updates a channel; returns why nothing was changed, or an empty string."""
+    if channel is None:
+        # The limits with which this server will serve a channel that another server owns.
+        handle.reconfigure(config)
+        return ""
     try:
         return await channel.update(config)
     except MillraceError as error:

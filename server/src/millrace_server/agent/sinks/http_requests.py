@@ -2,10 +2,10 @@
 
 import gzip
 import json
-from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
+from millrace.json_bodies import body_document
 from millrace_server.agent.sinks.http_config import Format
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.stamps import IntervalSet
@@ -52,11 +52,7 @@ def _rows(batches: Sequence[StoredBatch]) -> Iterator[tuple[dict[str, str], byte
 
 
 def _json(headers: dict[str, str], body: bytes) -> bytes:
-    try:
-        event = {"headers": headers, "body": body.decode()}
-    except UnicodeDecodeError:
-        event = {"headers": headers, "body_base64": b64encode(body).decode()}
-    return _ENCODER.encode(event).encode()
+    return _ENCODER.encode({"headers": headers, **body_document(body)}).encode()
 
 
 class RequestPlanner:
