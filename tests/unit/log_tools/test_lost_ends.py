@@ -156,6 +156,29 @@ def test_salvage_of_a_zeroed_log_counts_all_that_was_written(tmp_path: Path) -> 
     assert set(range(1, last + 1)) <= members(found.lost, last)
 
 
+async def _killed_behind_a_checkpoint(base: Path, target: Path) -> None:
+    async with open_hosted(base, segment_bytes_max=400) as hosted:
+        assert isinstance(hosted.store, LogStore)
+        await append(hosted.channel, b"before")
+        await hosted.store._checkpointing.make()
+        await append(hosted.channel, b"x" * 500)
+        await append(hosted.channel, b"behind the checkpoint", b"and its segment")
+        await hosted.store._checkpointing.stop()
+        _kill(base / NAME, target)
+
+
+def test_salvage_of_a_killed_channel_names_what_a_segment_behind_its_checkpoint_had(tmp_path: Path) -> None:
+    """That records before the checkpoint are lost as well does not hide it."""
+    home = tmp_path / "killed" / NAME
+    asyncio.run(_killed_behind_a_checkpoint(tmp_path, home))
+    former, last = segments(home)
+    _destroy(former, SEGMENT_HEADER_BYTES)
+    _destroy(last, 0)
+    found, _ = salvaged(home, Known(tmp_path / NAME).codec)
+    assert {1, 2, 3, 4} <= members(found.lost, 4)
+    assert found.recovered.next_sequence > 4
+
+
 @pytest.mark.parametrize("content", [b"", b"short"])
 def test_salvage_of_a_last_segment_that_is_cut_off_names_as_many_as_another_has(tmp_path: Path, content: bytes) -> None:
     """It had a record at least, and nothing says how long it was."""

@@ -123,26 +123,28 @@ class LogMender:
     def finish(self, written_bytes: int) -> None:
         """Ends the log, whose last segment was written up to this position."""
         lost_bytes = self.gap_bytes if self._is_segment_lost else 0
+        record_count = _RECORDS_MIN
         if self._checkpoint is not None:
             position = self._checkpoint.position
-            if position.lsn > self.lsn:
+            if position.lsn > self.lsn and position.segment_id >= self._segment_id:
                 # It says what there was before its position.
                 lost_bytes = written_bytes - position.position if position.segment_id == self._segment_id else 0
+                record_count = _PAIR
             self._miss_before(max(self.lsn, position.lsn))
             self._pass_checkpoint(self._checkpoint)
         if lost_bytes > RECORD_HEAD_BYTES:
-            self._miss_end(lost_bytes)
+            self._miss_end(lost_bytes, record_count)
         self._settle(self.lsn, None)
         account = self.account
         if self.has_reserves and self._lacks_reserve:
             # Readers may have seen events that were in memory, with sequences below the reserve that is lost.
             account.reserved_sequence = max(account.reserved_sequence, account.next_sequence) + RESERVED_AHEAD
 
-    def _miss_end(self, byte_count: int) -> None:
-        """Notes that the records at the log's end are missing, as many as these bytes may have had."""
+    def _miss_end(self, byte_count: int, record_count: int) -> None:
+        """Notes that records at the log's end are missing: so many at least, and as many as the bytes may have had."""
         # No torn tail, since a segment has its name only after its first record was synced, and a checkpoint is written
         # after all before it.
-        end = self.lsn + _RECORDS_MIN
+        end = self.lsn + record_count
         self.is_damaged = True
         self._missing.append(range(self.lsn, end))
         self._missing_bytes += byte_count

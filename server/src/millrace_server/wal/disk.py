@@ -168,10 +168,11 @@ class OsFile:
         Where the system does not tell, the file's length.
         """
         end = 0
-        # Preallocated space counts as written while what was read of it is in the cache.
-        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         # The descriptor's offset, which this moves, is not used.
         with suppress(OSError):
+            # Preallocated space counts as written while what was read of it is in the cache.
+            os.fdatasync(self._descriptor)
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             while True:
                 end = os.lseek(self._descriptor, os.lseek(self._descriptor, end, os.SEEK_DATA), os.SEEK_HOLE)
         return end or self.size()
