@@ -180,7 +180,9 @@ def _describe_untyped(details: ErrorDetails, model: object) -> Iterator[Problem]
     field, choices = choices_of(place.declared)
     table: dict[str, object] = details["input"]
     was = f"is {shown_value(table[field])}" if field in table else "is missing"
-    yield Problem((*place.path, field), f"{was}; it must be {' or '.join(map(shown_value, choices))}")
+    close = difflib.get_close_matches(str(table.get(field, "")), choices, n=1)
+    hint = f"; did you mean {shown_value(close[0])}?" if close else ""
+    yield Problem((*place.path, field), f"{was}; it must be {' or '.join(map(shown_value, choices))}{hint}")
     found = [_errors_in({**table, field: tag}, choice) for tag, choice in choices.items()]
     for location, error in found[-1].items():
         if all(location in errors for errors in found):

@@ -156,7 +156,7 @@ def test_command_with_a_bad_file_shows_all_problems_on_standard_error(file: Path
         f"millraced: {file}:3: server.reflection: is 1; it must be true or false",
         (
             f'millraced: {file}:5: channels.a.type: is "fiel"; it must be "memory" or "file" or "spillable" '
-            'or "replicated"'
+            'or "replicated"; did you mean "file"?'
         ),
     ]
 

@@ -159,7 +159,7 @@ def test_load_of_many_channels_names_some_of_them(tmp_path: Path) -> None:
         ('channels = ["orders"]\ninterceptors = ["timestamp"]', 'interceptors[0]: is "timestamp"; it must be a table'),
         (
             'channels = ["orders"]\ninterceptors = [{ type = "host" }, { type = "timestmp" }]',
-            f'interceptors[1].type: is "timestmp"; it must be {INTERCEPTOR_TYPES}',
+            f'interceptors[1].type: is "timestmp"; it must be {INTERCEPTOR_TYPES}; did you mean "timestamp"?',
         ),
         (
             'channels = ["orders"]\ninterceptors = [{ header = "h" }]',

@@ -25,7 +25,6 @@ def test_load_of_a_replicated_channel_has_the_engine_and_its_defaults(tmp_path: 
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ("", "engine: is missing; it must be a table"),
         (
             f'engine = {{ {_ENGINE} }}\ndata_dirs = ["here"]',
             'data_dirs: is only for type "file" or "spillable"',
@@ -83,6 +82,14 @@ def test_load_with_an_engine_of_the_server_gives_it_to_channels_without_one(tmp_
     channels = load(tmp_path, f"[server]\nengine = {{ {_ENGINE} }}\n{_CHANNEL}{own}").channels
     servers = {name: channel.replicated.engine.servers for name, channel in channels.items() if channel.replicated}
     assert servers == {"orders": ["nats://n1:4222", "tls://n2:4222"], "own": ["nats://other"]}
+
+
+def test_load_without_any_engine_says_where_it_belongs(tmp_path: Path) -> None:
+    """Each replicated channel is named, together with the table that all of them share."""
+    assert problems_of(tmp_path, f'{_CHANNEL}capacity = "x"\n') == [
+        "channels.orders: is replicated, but has no engine; add a table server.engine",
+        'channels.orders.capacity: is "x"; it must be a whole number from 1 to 1_000_000_000, or text such as "1M"',
+    ]
 
 
 def test_load_with_a_wrong_engine_of_the_server_reports_it_once(tmp_path: Path) -> None:

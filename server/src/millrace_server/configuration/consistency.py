@@ -212,16 +212,27 @@ def unreachable_owner(tables: Mapping[str, Any], default_listen: str) -> list[Pr
 
 
 def with_engine(tables: Mapping[str, Any]) -> tuple[Mapping[str, Any], set[SettingPath]]:
-    """Gives the server's `engine` to replicated channels without one; returns both the tables and the paths given.
+    """Gives the server's `engine`, if there is one, to replicated channels without one.
 
-    What is wrong with it is told of the server's table alone.
+    Returns both the tables and the paths of the lacking engines: what is wrong with an engine is told of the server's
+    table alone.
     """
-    server, channels = tables.get("server"), tables.get("channels")
-    if not isinstance(server, dict) or "engine" not in server or not isinstance(channels, dict):
-        return tables, set()
-    lacking = {
-        name: {**table, "engine": server["engine"]}
-        for name, table in channels.items()
-        if isinstance(table, dict) and table.get("type") == "replicated" and "engine" not in table
-    }
-    return {**tables, "channels": {**channels, **lacking}}, {("channels", name, "engine") for name in lacking}
+    server, lacking = tables.get("server"), _channels_without_engine(tables)
+    if lacking and isinstance(server, dict) and "engine" in server:
+        completed = {name: {**tables["channels"][name], "engine": server["engine"]} for name in lacking}
+        tables = {**tables, "channels": {**tables["channels"], **completed}}
+    return tables, {("channels", name, "engine") for name in lacking}
+
+
+def missing_engines(tables: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yields the replicated channels to which `with_engine` could not give an engine."""
+    for name in _channels_without_engine(tables):
+        yield Problem(("channels", name), "is replicated, but has no engine; add a table server.engine")
+
+
+def _channels_without_engine(tables: Mapping[str, Any]) -> list[str]:
+    channels = tables.get("channels")
+    if not isinstance(channels, dict):
+        return []
+    tables_of_channels = ((name, table) for name, table in channels.items() if isinstance(table, dict))
+    return [name for name, table in tables_of_channels if table.get("type") == "replicated" and "engine" not in table]

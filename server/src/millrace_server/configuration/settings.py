@@ -28,6 +28,7 @@ from millrace_server.configuration.audit_conflicts import audit_conflicts
 from millrace_server.configuration.consistency import (
     address_conflicts,
     anonymous_addresses,
+    missing_engines,
     unknown_channels,
     unreachable_owner,
     with_engine,
@@ -263,6 +264,7 @@ def check_settings(
         *access_problems(tables),
         *anonymous_addresses(tables),
         *unreachable_owner(tables, listening["listen"]),
+        *missing_engines(tables),
         *audit_conflicts(tables, Settings, ServerSettings.model_fields["data_dir"].default, file),
     ]
     try:
