@@ -81,17 +81,6 @@ def test_append_above_the_message_limit_is_one_transaction(monkeypatch: pytest.M
     assert (commit.stamp.first_sequence, commit.stamp.last_sequence) == (5, 7)
 
 
-def test_append_in_parts_that_fails_rolls_back() -> None:
-    """The error of the part is the one that is raised."""
-    events = [millrace.Event(b"", {f"{event}-{key}": "" for key in range(200)}) for event in range(2)]
-    batches = columns_from_events((event.headers, event.body) for event in events)
-    sequence = _call_sequences.append("orders", batches, None, Numbering(), "t1")
-    refusal = millrace.TxnCapacityError("too many")
-    with pytest.raises(millrace.TxnCapacityError) as caught:
-        drive(sequence, 30.0, refusal, None)
-    assert caught.value is refusal
-
-
 def test_append_of_a_cancelled_caller_rolls_back() -> None:
     """Cancellation of an asyncio task is treated as an error, and propagates."""
     batches = [columns(b"a"), columns(b"b")]

@@ -227,15 +227,6 @@ def test_refusal_for_a_reason_from_the_future_keeps_it(client: Any, server: Fake
     assert caught.value.reason == "MOON_FULL"
 
 
-def test_refusal_in_another_domain_is_not_taken_for_ours(client: Any, server: FakeServer) -> None:
-    """A proxy's ErrorInfo with a known reason but another domain is ignored."""
-    server.script("PurgeChannel", RefusalError(grpc.StatusCode.ABORTED, "CHANNEL_FULL", domain="example.com"))
-    with pytest.raises(millrace.MillraceError) as caught:
-        client.admin.purge_channel("orders")
-    assert not isinstance(caught.value, millrace.ChannelFullError)
-    assert caught.value.reason == "ABORTED"
-
-
 def test_call_that_something_else_answers_says_so(client: Any, server: FakeServer) -> None:
     """A server that does not know the call is probably not Millrace."""
     server.script("PurgeChannel", RefusalError(grpc.StatusCode.UNIMPLEMENTED, message="unknown"))

@@ -155,21 +155,6 @@ async def test_ack_and_nack_once_done_stay_so() -> None:
     await harness.engine.close(1.0)
 
 
-async def test_nack_with_a_delay_is_held_back() -> None:
-    """The protocol knows no delay, so the nack is sent when the delay is over."""
-    harness = EngineHarness()
-    await begin(harness)
-    harness.streams[0].deliver(answer_of(1))
-    delivery = await harness.take()
-    assert await delivery.nack(delay_seconds=5.0)
-    assert not await delivery.ack()
-    await asyncio.sleep(4.9)
-    assert harness.streams[0].settled == []
-    await asyncio.sleep(0.2)
-    assert harness.streams[0].settled == [(1, False)]
-    await harness.engine.close(1.0)
-
-
 async def test_nack_that_is_held_back_ends_with_its_stream() -> None:
     """When the stream breaks or the consumer closes, its events return at once; nothing is sent later."""
     harness = EngineHarness("one two", reconnect_seconds=1.0)
@@ -218,16 +203,6 @@ async def test_refusal_that_lasts_is_raised_once() -> None:
     assert (await harness.take()).endpoint == "two"
     assert [call[:2] for call in harness.hooks.of("failed")] == [("one", "orders")]
     await harness.engine.close(0.0)
-
-
-async def test_refusal_of_the_last_lane_is_raised_again() -> None:
-    """When no stream is left, every caller gets the error instead of waiting without end."""
-    harness = EngineHarness()
-    harness.refusals = [CorruptError("damaged")]
-    for _ in range(3):
-        with pytest.raises(CorruptError):
-            await harness.engine.take()
-    await harness.engine.close(1.0)
 
 
 async def test_missing_channel_is_waited_for_by_choice() -> None:
@@ -381,26 +356,6 @@ async def test_handler_that_raises_holds_its_delivery_back() -> None:
     assert stream.settled[-1] == (4, True)
     assert harness.hooks.of("handler_failed") == [(1, "not yet", 1.0), (3, "not yet", 2.0)]
     assert harness.engine.metrics().handler_failures == 2
-    harness.engine.stop()
-    await running.answer()
-    await harness.engine.close(1.0)
-
-
-async def test_handler_in_order_is_called_again_before_anything_later() -> None:
-    """The delivery stays leased during the pauses, so that the order is kept."""
-    harness = EngineHarness(retry_seconds=1.0)
-    seen: list[tuple[float, int, int]] = []
-
-    async def handle(delivery: ConsumerDelivery) -> None:
-        seen.append((now(), delivery.delivery_id, delivery.attempt))
-        if delivery.delivery_id == 1 and delivery.attempt < 3:
-            raise ValueError("not yet")
-
-    running = await started(HandlerTasks(harness.engine, handle, ordered=True).run(1))
-    harness.streams[0].deliver(answer_of(1), answer_of(2))
-    await asyncio.sleep(10)
-    assert seen == [(0, 1, 1), (1, 1, 2), (3, 1, 3), (3, 2, 1)]
-    assert harness.streams[0].settled == [(1, True), (2, True)]
     harness.engine.stop()
     await running.answer()
     await harness.engine.close(1.0)
