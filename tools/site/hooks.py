@@ -19,6 +19,8 @@ from tools.site import cli_pages, flume_pages, proto_pages  # noqa: E402 - found
 BROUGHT = {
     "index.md": "README.md",
     "spark.md": "spark_connector/README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "reporting.md": "SECURITY.md",
     "reference/changelog.md": "CHANGELOG.md",
     "reference/format.md": "server/src/millrace_server/wal/FORMAT.md",
 }
