@@ -1,9 +1,9 @@
 """Channels, their transactions and claims, for asyncio."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Iterable, Sequence
 from datetime import datetime
-from typing import Self
+from typing import Any, Self
 
 from millrace.v1 import event_pb2
 from millrace_client import _call_sequences, _calls
@@ -12,10 +12,34 @@ from millrace_client._calls import ConsumeLimits, TakeLimits
 from millrace_client._settings import new_txn_id
 from millrace_client.aio._connection import Connection
 from millrace_client.aio.consume import Deliveries
-from millrace_client.aio.taking import Taking
 from millrace_client.claim import GrantedClaim
 from millrace_client.events import Batch, Event, FoundSequence, Receipt, Stamp, columns_of
 from millrace_client.transaction import TransactionState
+
+
+class Taking(Coroutine[Any, Any, list[Batch]]):
+    """A take in progress: `await` returns its batches, and `async for` iterates over them."""
+
+    def __init__(self, take: Coroutine[Any, Any, list[Batch]]) -> None:
+        self._take = take
+
+    async def __aiter__(self) -> AsyncIterator[Batch]:
+        for batch in await self._take:
+            yield batch
+
+    def __await__(self) -> Generator[Any, Any, list[Batch]]:
+        return self._take.__await__()
+
+    # A whole coroutine, so that `asyncio.create_task` takes it.
+
+    def send(self, value: Any) -> Any:
+        return self._take.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._take.throw(*error)
+
+    def close(self) -> None:
+        self._take.close()
 
 
 class Transaction(TransactionState):

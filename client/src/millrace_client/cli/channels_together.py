@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 
 import typer
 from rich.text import Text
@@ -16,9 +15,7 @@ from millrace_client.cli.exit_status import CommandError, ExitCode, sentence_of
 from millrace_client.cli.session import Session
 from millrace_client.cli.several_servers import SERVERS_AT_ONCE, sessions_of
 from millrace_client.cli.terminal import note
-from millrace_client.cli.views import CHANNEL_CELLS, document_of
-
-_HEADINGS = "QUEUED> FILL> AGE> BYTES> TYPE CAPACITY> TAKEN> TXNS> NEXT> CLAIM"
+from millrace_client.cli.views import cells_of_info, document_of
 
 
 @dataclass(slots=True)
@@ -61,8 +58,7 @@ def joined(listings: Iterable[tuple[str, Sequence[ChannelInfo]]]) -> list[Shared
     found: dict[tuple[str, str], SharedChannel] = {}
     for server, listed in listings:
         for info in listed:
-            is_shared = info.config.type is ChannelType.REPLICATED
-            key = info.name, "" if is_shared else server
+            key = info.name, "" if _is_shared(info) else server
             channel = found.setdefault(key, SharedChannel(server, info))
             if info.state is ChannelState.STANDING_BY:
                 channel.standbys.append(server)
@@ -72,19 +68,16 @@ def joined(listings: Iterable[tuple[str, Sequence[ChannelInfo]]]) -> list[Shared
 
 
 def _cells() -> dict[str, Callable[[SharedChannel], str | Text]]:
-    def cell(heading: str, channel: SharedChannel) -> str | Text:
-        return CHANNEL_CELLS[heading](channel.info)
-
     return {
-        **{heading: partial(cell, heading) for heading in ("CHANNEL", "STATE")},
+        **cells_of_info("CHANNEL STATE"),
         "SERVER": lambda channel: Text(_owner(channel)),
-        "STANDBY>": lambda channel: str(len(channel.standbys)) if _is_shared(channel) else "-",
-        **{heading: partial(cell, heading) for heading in _HEADINGS.split()},
+        "STANDBY>": lambda channel: str(len(channel.standbys)) if _is_shared(channel.info) else "-",
+        **cells_of_info("QUEUED> FILL> AGE> BYTES> TYPE CAPACITY> TAKEN> TXNS> NEXT> CLAIM"),
     }
 
 
-def _is_shared(channel: SharedChannel) -> bool:
-    return channel.info.config.type is ChannelType.REPLICATED
+def _is_shared(info: ChannelInfo) -> bool:
+    return info.config.type is ChannelType.REPLICATED
 
 
 def _owner(channel: SharedChannel) -> str:

@@ -21,12 +21,7 @@ from millrace_client.cli.session import JsonOption, Session, seconds_option, wit
 from millrace_client.cli.several_servers import SERVERS_AT_ONCE, servers_argument, sessions_of
 from millrace_client.cli.terminal import note
 from millrace_client.cli.top_command import ChannelWatch
-from millrace_client.cli.views import (
-    CHANNEL_CELLS,
-    component_path,
-    document_of,
-    rate_text,
-)
+from millrace_client.cli.views import cells_of_info, component_path, document_of, rate_text
 
 _CHANNELS_SHOWN = 50
 
@@ -154,19 +149,16 @@ def _rate(direction: int, row: ChannelRow) -> float:
 
 
 def _channel_table(rows: Sequence[ChannelRow]) -> RenderableType:
-    def cell(heading: str, row: ChannelRow) -> str | Text:
-        return CHANNEL_CELLS[heading](row.info)
-
     def rate(direction: int, row: ChannelRow) -> str:
         return rate_text(row.rates[direction] if row.rates else None)
 
     columns: dict[str, Callable[[ChannelRow], str | Text]] = {
-        **{heading: partial(cell, heading) for heading in ("CHANNEL", "STATE")},
+        **cells_of_info("CHANNEL STATE"),
         "SERVER": lambda row: Text(row.server),
-        **{heading: partial(cell, heading) for heading in ("DEPTH>", "FILL>")},
+        **cells_of_info("DEPTH> FILL>"),
         "IN/S>": partial(rate, 0),
         "OUT/S>": partial(rate, 1),
-        **{heading: partial(cell, heading) for heading in ("AGE>", "BYTES>", "TXNS>", "CLAIM")},
+        **cells_of_info("AGE> BYTES> TXNS> CLAIM"),
     }
     return plain_table(rows, columns, {"PROBLEM": lambda row: row.problem})
 

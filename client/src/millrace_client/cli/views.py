@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import typer
@@ -92,6 +93,16 @@ CHANNEL_CELLS: Mapping[str, Callable[[ChannelInfo], str | Text]] = {
     "CLAIM": lambda channel: Text(channel.claim.reader_id if channel.claim else "-"),
 }
 """The cells of channels by their headings."""
+
+
+def cells_of_info(headings: str) -> dict[str, Callable[[Any], str | Text]]:
+    """Returns the cells of rows that have a channel as their `info`, by their headings."""
+
+    def cell(heading: str, row: Any) -> str | Text:
+        return CHANNEL_CELLS[heading](row.info)
+
+    return {heading: partial(cell, heading) for heading in headings.split()}
+
 
 _FAULT: Mapping[str, Callable[[ChannelInfo], str]] = {"FAULT": lambda channel: channel.fault}
 _OVERRIDDEN: Mapping[str, Callable[[ChannelInfo], str]] = {
