@@ -120,7 +120,11 @@ def put_many(accumulator: Accumulator, buffer: ChannelBuffer, key: Key, events: 
     remaining = iter(events)
     may_wait = True
     run_events = _RUN_EVENTS_MIN
-    while some := list(islice(remaining, run_events)):
+    failure: BaseException | None = None
+    while failure is None:
+        some, failure = _next_events(remaining, run_events)
+        if not some:
+            break
         bulk = bulk_of(some)
         if bulk is not None and (spans := TRACING.spans) is not None:
             bulk.add_headers(spans.event_headers({}))
@@ -138,7 +142,19 @@ def put_many(accumulator: Accumulator, buffer: ChannelBuffer, key: Key, events: 
             except MillraceError as error:
                 may_wait = may_wait and not isinstance(error, BufferFullError)
                 runs.append(_refused(accumulator, buffer.channel, error))
+    if failure is not None:
+        raise failure
     return SendFutures(runs)
+
+
+def _next_events(events: Iterator[object], count: int) -> tuple[list[object], BaseException | None]:
+    """Returns the next events, and what their iterator raised behind them, since it may not yield them again."""
+    some: list[object] = []
+    try:
+        some.extend(islice(events, count))
+    except BaseException as failure:  # noqa: BLE001 - raised again once the events are added
+        return some, failure
+    return some, None
 
 
 def _refused(accumulator: Accumulator, channel: str, error: MillraceError) -> _Run:

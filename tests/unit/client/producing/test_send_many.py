@@ -1,5 +1,5 @@
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -212,6 +212,19 @@ def test_put_many_with_long_names_of_headers_leaves_less_room_to_single_puts() -
     for event in events[200:]:
         bench.put(event)
     assert max(map(wire_bytes, bench.take())) <= 100_000
+
+
+def test_put_many_of_an_iterator_that_raises_adds_what_it_has_yielded() -> None:
+    """The iterator may read what cannot be read again, such as a socket."""
+    bench = Bench(linger_seconds=0)
+
+    def events() -> Iterator[bytes]:
+        yield from [b"a"] * 200
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        put_many(bench.accumulator, bench.buffer, None, events())
+    assert [len(page.bodies) for page in bench.take()] == [200]
 
 
 def test_put_many_wakes_the_engine() -> None:
