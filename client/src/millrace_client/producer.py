@@ -25,7 +25,7 @@ from millrace_client.producing.metrics import (
 from millrace_client.producing.pages import SendFuture
 from millrace_client.producing.results import Callback
 from millrace_client.producing.send_many import SendFutures, SendSummary, put_many
-from millrace_client.producing.sending import NO_HEADERS, check_body, check_key, parts_of
+from millrace_client.producing.sending import NO_HEADERS, check_body, check_channel, check_key, parts_of
 from millrace_client.producing.targets import ConnectionOptions
 from millrace_client.producing.threaded import ProducerCloseReport, ThreadedEngine
 from millrace_client.security import File, Tls, Token, check_encryption
@@ -86,9 +86,12 @@ class BaseProducer(Unpicklable):
         return self._config
 
     def _channel_name(self, channel: str) -> str:
-        if name := channel or self._channel:
-            return name
-        raise BadArgumentError("channel: is empty; name one here, or when making the producer")
+        name = channel or self._channel
+        if not name:
+            raise BadArgumentError("channel: is empty; name one here, or when making the producer")
+        # The server judges the rest. A name that cannot be sent would fail what is buffered for other channels.
+        check_channel(name)
+        return name
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {', '.join(self._settings.endpoints)}>"
@@ -101,7 +104,8 @@ class Producer(BaseProducer):
             future = producer.send(b"one", key="customer-1")
             print(future.result().sequence)
 
-    All methods may be called from any thread, and from callbacks.
+    All methods may be called from any thread, and from callbacks, but not from signal handlers: the thread that a
+    handler interrupts may hold a lock. Let the handler raise SystemExit, for example, and close the producer there.
 
     **Exactly once.** A batch is numbered and encoded once, and every further attempt sends the same bytes. So whatever
     fails (a reply, a connection, a server that restarts), the channel of one server holds one copy of an event whose
@@ -210,8 +214,9 @@ class Producer(BaseProducer):
             channel: The channel. Empty: the producer's default channel.
 
         Raises:
-            BadArgumentError, TypeError: There is no channel, or the key or an event is malformed; the events before
-                it are accepted.
+            BadArgumentError: There is no channel.
+            TypeError: The key or an event is of another type. As with whatever `events` itself raises, the events
+                before are accepted.
             ProducerClosedError: The producer is closed.
             ClientForkedError: The producer belongs to another process.
         """

@@ -457,4 +457,5 @@ class Accumulator(BufferMemory):
 
 
 def _stable_hash(key: str | bytes) -> int:
-    return crc32(key.encode() if isinstance(key, str) else key)
+    # Keys are not sent, so any text is one.
+    return crc32(key.encode(errors="surrogatepass") if isinstance(key, str) else key)

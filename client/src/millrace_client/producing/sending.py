@@ -38,6 +38,16 @@ def check_key(key: object) -> None:
         raise TypeError(f"key: is a {type(key).__name__}; give str or bytes")
 
 
+def check_channel(name: object) -> None:
+    """Raises TypeError or BadArgumentError if a channel's name cannot be encoded."""
+    if not isinstance(name, str):
+        raise TypeError(f"channel: is a {type(name).__name__}; give str")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise BadArgumentError(f"channel: is {name!r}; it must be UTF-8") from None
+
+
 def header_value_bytes(name: object, value: object) -> int:
     """Returns the encoded bytes of a header's value; raises BadArgumentError or TypeError if it is malformed."""
     if not (isinstance(name, str) and isinstance(value, str)):

@@ -475,3 +475,10 @@ def test_take_older_takes_all_of_a_time() -> None:
     taken = bench.accumulator.take_expired(100.0)
     assert [page.bodies for _, page in taken] == [[b"b"]]
     assert isinstance(bench.buffer, ChannelBuffer)
+
+
+def test_put_with_a_key_that_is_not_utf_8_is_accepted() -> None:
+    """Keys are not sent, only hashed."""
+    bench = Bench(routing=Routing.BY_KEY, linger_seconds=0)
+    bench.put(b"a", "\ud800")
+    assert bench.take() == [[b"a"]]

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import weakref
+from typing import Any
 
 import grpc
 import pytest
@@ -245,3 +246,16 @@ def test_producer_without_a_place_to_go_is_refused(channels: FakeChannels, produ
         producer_of(channels).send(1)  # type: ignore[arg-type] # what this is about
     with pytest.raises(TypeError, match="key: is a int"):
         producer_of(channels).send(b"a", key=1)  # type: ignore[arg-type] # likewise
+
+
+@pytest.mark.parametrize(("channel", "error"), [("\ud800", BadArgumentError), (5, TypeError)])
+def test_send_to_a_channel_whose_name_cannot_be_sent_fails_no_other_event(
+    channel: Any, error: type[Exception], channels: FakeChannels, producer_of: MakeProducer
+) -> None:
+    """The name may come from the program's input, and events of other channels are buffered at the same time."""
+    producer = producer_of(channels, linger_seconds=60.0)
+    future = producer.send(b"a")
+    with pytest.raises(error, match="channel: is "):
+        producer.send(b"b", channel=channel)
+    assert producer.flush(20) == 0
+    assert future.result(0).sequence == 1
