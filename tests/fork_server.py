@@ -429,7 +429,7 @@ def _interpret() -> None:
     options.add_argument("arguments", nargs=argparse.REMAINDER)
     given = options.parse_args()
     for value in given.W:
-        warnings._setoption(value)  # type: ignore[attr-defined]
+        warnings._setoption(value)  # type: ignore[attr-defined] # the stubs have public names only
     main = sys.modules["__main__"] = ModuleType("__main__")
     sys.argv = ["-c", *given.arguments]
     exec(compile(given.c, "<string>", "exec"), vars(main))  # noqa: S102 - a program of the tests
