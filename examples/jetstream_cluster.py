@@ -121,10 +121,10 @@ class Node:
         self._process.send_signal(signal.SIGCONT)
 
     def told(self, path: str) -> dict[str, Any] | None:
-        """Returns what it tells over HTTP at a path; None if it does not answer, or is not ready."""
+        """Returns what it tells over HTTP at a path; None if it does not respond, or is not ready."""
         try:
-            with urllib.request.urlopen(f"{self.monitoring_url}/{path}", timeout=_HTTP_SECONDS) as answer:  # noqa: S310 - loopback
-                document: dict[str, Any] = json.load(answer)
+            with urllib.request.urlopen(f"{self.monitoring_url}/{path}", timeout=_HTTP_SECONDS) as response:  # noqa: S310 - loopback
+                document: dict[str, Any] = json.load(response)
         except (OSError, ValueError):
             return None
         return document

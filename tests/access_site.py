@@ -97,27 +97,27 @@ def request_of(method: str, channel: str, txn_id: str) -> Message:
 
 
 def call(address: str, method: str, request: Message, metadata: Any) -> tuple[str, str, Any]:
-    """Makes one call; returns the code, the reason, and the first answer."""
+    """Makes one call; returns the code, the reason, and the first response."""
     descriptor = METHODS[method]
     path = f"/{descriptor.containing_service.full_name}/{method}"
     codec = (type(request).SerializeToString, GetMessageClass(descriptor.output_type).FromString)
     with grpc.insecure_channel(address) as connection:
         try:
             if descriptor.client_streaming:
-                answers = connection.stream_stream(path, *codec)(iter([request]), WAIT_SECONDS_MAX, metadata)
-                answer: Any = next(answers, None)
+                responses = connection.stream_stream(path, *codec)(iter([request]), WAIT_SECONDS_MAX, metadata)
+                response: Any = next(responses, None)
             elif descriptor.server_streaming:
-                answers = connection.unary_stream(path, *codec)(request, WAIT_SECONDS_MAX, metadata)
-                answer = next(answers, None)
+                responses = connection.unary_stream(path, *codec)(request, WAIT_SECONDS_MAX, metadata)
+                response = next(responses, None)
             else:
-                answer = connection.unary_unary(path, *codec)(request, WAIT_SECONDS_MAX, metadata)
+                response = connection.unary_unary(path, *codec)(request, WAIT_SECONDS_MAX, metadata)
         except grpc.RpcError as failure:
             trailing: Any = failure.trailing_metadata()
             details = dict(trailing).get("grpc-status-details-bin", b"")
             return failure.code().name, reason_of(status_pb2.Status.FromString(details)), None
-    if method == "AppendStream" and answer is not None and answer.HasField("error"):
-        return "", reason_of(answer.error), answer
-    return "OK", "", answer
+    if method == "AppendStream" and response is not None and response.HasField("error"):
+        return "", reason_of(response.error), response
+    return "OK", "", response
 
 
 def reason_of(status: status_pb2.Status) -> str:

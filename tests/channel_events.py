@@ -14,7 +14,7 @@ from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transactions import TxnDirectory
 
-ANSWER_BYTES_MAX = 1 << 20
+RESPONSE_BYTES_MAX = 1 << 20
 
 SEQUENCE_MAX = (1 << 64) - 1
 """The largest number that a stamp can contain."""
@@ -26,14 +26,14 @@ def open_channel(
     name: str = "orders",
     *,
     directory: TxnDirectory | None = None,
-    answer_bytes_max: int = ANSWER_BYTES_MAX,
+    response_bytes_max: int = RESPONSE_BYTES_MAX,
     epochs_from: int = 0,
     **limits: Any,
 ) -> Channel:
     """A channel with these limits; see `limits_of`."""
     config = limits_of(**limits)
     basis = replace(memory_storage(name, config), epochs_from=epochs_from)
-    return Channel(name, config, basis, directory or TxnDirectory(10_000), answer_bytes_max)
+    return Channel(name, config, basis, directory or TxnDirectory(10_000), response_bytes_max)
 
 
 async def nearly_full_channel() -> Channel:
@@ -43,7 +43,7 @@ async def nearly_full_channel() -> Channel:
     return channel
 
 
-async def make_room(channel: Channel, event_count: int = 1) -> None:
+async def make_space(channel: Channel, event_count: int = 1) -> None:
     """Takes and commits events."""
     await channel.transactions.commit([await begin_with_takes(channel, event_count)], None)
 

@@ -86,11 +86,11 @@ class FirstLetter:
 class FixedSelection:
     """A selector that returns a fixed value."""
 
-    def __init__(self, channels: Sequence[str], answer: object = None) -> None:
-        self._answer = answer
+    def __init__(self, channels: Sequence[str], response: object = None) -> None:
+        self._response = response
 
     def select(self, _table: EventTable) -> object:
-        return self._answer
+        return self._response
 
 
 NOT_CALLABLE = 3

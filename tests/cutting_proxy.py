@@ -12,7 +12,7 @@ _RESPONSE_FRAMES = {0, 1}
 class CuttingProxy:
     """Forwards bytes until it must lose a response.
 
-    A server begins its answer when the call has taken effect. A client whose connection is cut just then cannot know
+    A server begins its response when the call has taken effect. A client whose connection is cut just then cannot know
     that the call was done.
 
     Attributes:
@@ -27,7 +27,7 @@ class CuttingProxy:
         self.address = ""
         self.cut_count = 0
 
-    def lose_next_answer(self) -> None:
+    def lose_next_response(self) -> None:
         """Cuts the connection on which the next response arrives, and loses the response."""
         self._is_armed = True
 
@@ -67,7 +67,7 @@ class CuttingProxy:
 
 
 class CuttingAppends(CuttingProxy):
-    """The same before a nats-server, whose answers to appends are lost."""
+    """The same before a nats-server, whose responses to appends are lost."""
 
     async def _pass_frames(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         while piece := await source.read(1 << 16):

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-Answer = tuple[int, bytes, dict[str, str]]
+Response = tuple[int, bytes, dict[str, str]]
 """A response's status, body and headers."""
 
 
@@ -32,7 +32,7 @@ class FakeS3:
         self.refuses = False
         self._numbers = count(1)
 
-    def answer(self, method: str, target: str, body: bytes) -> Answer:
+    def respond(self, method: str, target: str, body: bytes) -> Response:
         """The status, body and headers that a request gets."""
         parts = urlsplit(target)
         key = unquote(parts.path).lstrip("/")
@@ -53,14 +53,14 @@ class FakeS3:
             case _:
                 return self._list(key, query.get("prefix", [""])[0])
 
-    def _put(self, key: str, query: dict[str, list[str]], body: bytes) -> Answer:
+    def _put(self, key: str, query: dict[str, list[str]], body: bytes) -> Response:
         if "uploadId" in query:
             self.uploads[query["uploadId"][0]][int(query["partNumber"][0])] = body
         else:
             self.objects[key] = body
         return 200, b"", {"ETag": '"some"'}
 
-    def _post(self, key: str, query: dict[str, list[str]]) -> Answer:
+    def _post(self, key: str, query: dict[str, list[str]]) -> Response:
         if "uploads" in query:
             upload = f"upload-{next(self._numbers)}"
             self.uploads[upload] = {}
@@ -70,14 +70,14 @@ class FakeS3:
         self.objects[key] = b"".join(parts[number] for number in sorted(parts))
         return 200, b"<CompleteMultipartUploadResult><ETag>some</ETag></CompleteMultipartUploadResult>", {}
 
-    def _head(self, key: str) -> Answer:
+    def _head(self, key: str) -> Response:
         if "/" not in key:
             return 200, b"", {}
         if (content := self.objects.get(key)) is None:
             return 404, b"", {}
         return 200, b"", {"Content-Length": str(len(content)), "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
 
-    def _list(self, bucket: str, prefix: str) -> Answer:
+    def _list(self, bucket: str, prefix: str) -> Response:
         start = f"{bucket.rstrip('/')}/"
         found = [key.removeprefix(start) for key in sorted(self.objects) if key.startswith(start + prefix)]
         contents = "".join(
@@ -107,16 +107,16 @@ def fake_s3() -> Iterator[FakeS3]:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def _answer(self) -> None:
+    def _respond(self) -> None:
         s3: FakeS3 = self.server.s3  # type: ignore[attr-defined] # set where the server is made
-        status, body, headers = s3.answer(self.command, self.path, self._body())
+        status, body, headers = s3.respond(self.command, self.path, self._body())
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), "Content-Type": "application/xml", **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815 - the names that http.server looks for
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _respond  # noqa: N815 - the names that http.server looks for
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") == "chunked":

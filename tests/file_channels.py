@@ -36,7 +36,7 @@ from millrace_server.wal.disk import Disk
 from millrace_server.wal.format import Kind
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.segments import SegmentFiles
-from tests.channel_events import ANSWER_BYTES_MAX, append, numbered
+from tests.channel_events import RESPONSE_BYTES_MAX, append, numbered
 from tests.simulated_disk import SimulatedDisk
 
 DATA = Path("data")
@@ -126,7 +126,7 @@ class FileChannel:
             claim=recovered.claim,
         )
         await journal.snapshot()
-        channel = Channel("orders", config, storage, directory or TxnDirectory(10_000), ANSWER_BYTES_MAX)
+        channel = Channel("orders", config, storage, directory or TxnDirectory(10_000), RESPONSE_BYTES_MAX)
         checkpointing = Checkpointing("orders", journal, checkpoints, log, recovered)
         opened = cls(disk, config, log, checkpoints, columns, recovered, journal, channel, checkpointing)
         journal.on_change = columns.on_damage = opened.faults.append

@@ -122,7 +122,7 @@ class Cursor:
 
 
 class RpcError(Exception):
-    """An error that the server answered with."""
+    """An error that the server responded with."""
 
 
 class Wire:
@@ -169,7 +169,7 @@ class FlumeClient:
     """Sends as Flume's client does: its protocol's text only if the server asks for it.
 
     Attributes:
-        handshakes: The matches that the server has answered.
+        handshakes: The matches that the server has responded.
     """
 
     def __init__(
@@ -202,24 +202,24 @@ class FlumeClient:
         call = write_map({}) + write_string(message) + parameters
         if self._is_greeted:
             return self._status(Cursor(self.exchange(call)))
-        answer = Cursor(self.exchange(self.handshake(None) + call))
-        if not self._welcome(answer):
-            answer = Cursor(self.exchange(self.handshake(self.protocol) + call))
-            assert self._welcome(answer), "the server does not accept the protocol"
-        return self._status(answer)
+        response = Cursor(self.exchange(self.handshake(None) + call))
+        if not self._welcome(response):
+            response = Cursor(self.exchange(self.handshake(self.protocol) + call))
+            assert self._welcome(response), "the server does not accept the protocol"
+        return self._status(response)
 
     def handshake(self, text: str | None) -> bytes:
         """A HandshakeRequest: clientHash, clientProtocol, serverHash, meta."""
         protocol = write_long(0) if text is None else write_long(1) + write_string(text)
         return md5(self.protocol) + protocol + self._server_hash + write_long(0)
 
-    def _welcome(self, answer: Cursor) -> bool:
+    def _welcome(self, response: Cursor) -> bool:
         """Reads a HandshakeResponse: match, serverProtocol, serverHash, meta."""
-        match = answer.read_long()
+        match = response.read_long()
         self.handshakes.append(match)
-        protocol = answer.optional(answer.read_string)
-        server_hash = answer.optional(lambda: answer.take(16))
-        answer.optional(answer.read_map)
+        protocol = response.optional(response.read_string)
+        server_hash = response.optional(lambda: response.take(16))
+        response.optional(response.read_map)
         assert (protocol is None) == (server_hash is None) == (match == BOTH)
         if isinstance(server_hash, bytes):
             assert server_hash == md5(str(protocol))
@@ -227,21 +227,21 @@ class FlumeClient:
         self._is_greeted = match != NONE
         return self._is_greeted
 
-    def _status(self, answer: Cursor) -> str:
-        answer.read_map()
-        if answer.take(1) == b"\x01":
-            assert answer.read_long() == 0, "the union of errors is [string]"
-            raise RpcError(answer.read_string())
-        status = STATUSES[answer.read_long()]
-        assert answer.at == len(answer.data)
+    def _status(self, response: Cursor) -> str:
+        response.read_map()
+        if response.take(1) == b"\x01":
+            assert response.read_long() == 0, "the union of errors is [string]"
+            raise RpcError(response.read_string())
+        status = STATUSES[response.read_long()]
+        assert response.at == len(response.data)
         return status
 
     def exchange(self, payload: bytes) -> bytes:
         self._serial += 1
         self.wire.send(self._serial, payload)
-        serial, answer = self.wire.receive()
+        serial, response = self.wire.receive()
         assert serial == self._serial
-        return answer
+        return response
 
     def close(self) -> None:
         self.wire.connection.close()
@@ -251,14 +251,14 @@ class FlumeClient:
 class FlumeServer:
     """Receives as Flume's source does.
 
-    `answers` are those of the next calls: a status; "error", "silence", or "close" before the call's events are kept;
-    "lost" after that. Then each call is answered OK.
+    `responses` are those of the next calls: a status; "error", "silence", or "close" before the call's events are kept;
+    "lost" after that. Then each call gets OK.
     """
 
     deflate_level: int | None = None
     tls: ssl.SSLContext | None = None
     protocol: str = PROTOCOL
-    answers: list[str] = field(default_factory=list)
+    responses: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     batch_sizes: list[int] = field(default_factory=list)
     handshakes: list[int] = field(default_factory=list)
@@ -308,25 +308,25 @@ class FlumeServer:
                 self.connection_count += 1
                 self.changed.notify_all()
             with connection:
-                self._answer_calls(Wire(connection, self.deflate_level))
+                self._respond_to_calls(Wire(connection, self.deflate_level))
 
-    def _answer_calls(self, wire: Wire) -> None:
+    def _respond_to_calls(self, wire: Wire) -> None:
         is_greeted = False
         while True:
             serial, payload = wire.receive()
             call = Cursor(payload)
-            answer = b""
+            response = b""
             if not is_greeted:
-                is_greeted, answer = self._greet(call)
+                is_greeted, response = self._greet(call)
                 if not is_greeted:
-                    wire.send(serial, answer)
+                    wire.send(serial, response)
                     continue
             call.read_map()
             assert call.read_string() == "appendBatch"
             events = [call.read_event() for _ in call.blocks()]
             assert call.at == len(payload)
             with self.changed:
-                word = self.answers.pop(0) if self.answers else "OK"
+                word = self.responses.pop(0) if self.responses else "OK"
                 if word in {"OK", "lost"}:
                     self.events += events
                     self.batch_sizes.append(len(events))
@@ -334,9 +334,9 @@ class FlumeServer:
             if word in {"close", "lost"}:
                 return
             if word == "error":
-                wire.send(serial, answer + write_map({}) + b"\x01" + write_long(0) + write_string("java.lang.Oops"))
+                wire.send(serial, response + write_map({}) + b"\x01" + write_long(0) + write_string("java.lang.Oops"))
             elif word != "silence":
-                wire.send(serial, answer + write_map({}) + b"\x00" + write_long(STATUSES.index(word)))
+                wire.send(serial, response + write_map({}) + b"\x00" + write_long(STATUSES.index(word)))
 
     def _greet(self, call: Cursor) -> tuple[bool, bytes]:
         client_hash = call.take(16)

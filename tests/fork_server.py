@@ -95,8 +95,8 @@ class ForkedProgram:
             given.callback(its_status.close)
             handed_over = [its_status.fileno(), read_from, written_to, told_to]
             socket.send_fds(requests or fork_server().requests, [json.dumps(request).encode()], handed_over)
-        self._answers = self._status.makefile("r", encoding="ascii")
-        self.pid = int(self._answers.readline())
+        self._responses = self._status.makefile("r", encoding="ascii")
+        self.pid = int(self._responses.readline())
 
     def __enter__(self) -> Self:
         return self
@@ -124,8 +124,8 @@ class ForkedProgram:
                 selector.register(self._status, selectors.EVENT_READ)
                 if not selector.select(timeout):
                     raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
-            self.returncode = int(self._answers.readline() or _LOST_EXIT_CODE)
-            self._answers.close()
+            self.returncode = int(self._responses.readline() or _LOST_EXIT_CODE)
+            self._responses.close()
             self._status.close()
         return self.returncode
 

@@ -26,10 +26,10 @@ from millrace_server.hosting.channel_changes import ChannelChanges
 from millrace_server.hosting.data_dir import Catalog
 
 Request = pb.AppendStreamRequest
-Answer = pb.AppendStreamResponse
-Answering = Callable[[Request], Awaitable[Answer]]
+Response = pb.AppendStreamResponse
+Respond = Callable[[Request], Awaitable[Response]]
 
-STORED = Answer(first_sequence=1, last_sequence=1)
+STORED = Response(first_sequence=1, last_sequence=1)
 
 
 class EndOfStreamError(Exception):
@@ -40,7 +40,7 @@ class EndOfStreamError(Exception):
         self.code = code
 
 
-def refused(reason: str, code: grpc.StatusCode, retry_delay_seconds: float | None = None) -> Answer:
+def refused(reason: str, code: grpc.StatusCode, retry_delay_seconds: float | None = None) -> Response:
     """A response that refuses an append."""
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=reason, domain="millrace")]
     if retry_delay_seconds is not None:
@@ -48,7 +48,7 @@ def refused(reason: str, code: grpc.StatusCode, retry_delay_seconds: float | Non
         delay.FromNanoseconds(round(retry_delay_seconds * 1e9))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
     status = status_pb2.Status(code=code.value[0], message=f"the test says {reason}", details=map(_packed, details))
-    return Answer(error=status)
+    return Response(error=status)
 
 
 def _packed(detail: Message) -> any_pb2.Any:
@@ -62,10 +62,10 @@ class FakeTarget:
 
     Attributes:
         address: The address at which it listens.
-        found: The channel in its answers to GetChannel; None if it has none.
-        answer: Returns the answer to each append; by default all are stored.
+        found: The channel in its responses to GetChannel; None if it has none.
+        respond: Returns the response to each append; by default all are stored.
         streams: The requests of each stream so far.
-        answers_each: The number of answers to each append.
+        responses_each: The number of responses to each append.
         ends_streams: Whether each stream ends in order at once.
     """
 
@@ -77,10 +77,10 @@ class FakeTarget:
             config=admin_pb.ChannelConfig(transaction_capacity=10_000),
             state=admin_pb.CHANNEL_STATE_OPEN,
         )
-        self.answer: Answering = _store
+        self.respond: Respond = _store
         self.streams: list[list[Request]] = []
         self.ends_streams = False
-        self.answers_each = 1
+        self.responses_each = 1
 
     @property
     def requests(self) -> list[Request]:
@@ -100,9 +100,9 @@ class FakeTarget:
         self.streams.append(stream)
         if self.ends_streams:
             return
-        answers: asyncio.Queue[asyncio.Task[Answer] | None] = asyncio.Queue()
-        writing = asyncio.create_task(self._write(answers, context))
-        reading = asyncio.create_task(self._read(stream, answers, context))
+        responses: asyncio.Queue[asyncio.Task[Response] | None] = asyncio.Queue()
+        writing = asyncio.create_task(self._write(responses, context))
+        reading = asyncio.create_task(self._read(stream, responses, context))
         try:
             await asyncio.gather(reading, writing)
         except EndOfStreamError as end:
@@ -112,20 +112,20 @@ class FakeTarget:
             reading.cancel()
             writing.cancel()
 
-    async def _read(self, stream: list[Request], answers: "asyncio.Queue[Any]", context: Any) -> None:
+    async def _read(self, stream: list[Request], responses: "asyncio.Queue[Any]", context: Any) -> None:
         while isinstance(raw := await context.read(), bytes):
             stream.append(Request.FromString(raw))
-            answers.put_nowait(asyncio.ensure_future(self.answer(stream[-1])))
-        answers.put_nowait(None)
+            responses.put_nowait(asyncio.ensure_future(self.respond(stream[-1])))
+        responses.put_nowait(None)
 
-    async def _write(self, answers: "asyncio.Queue[Any]", context: Any) -> None:
-        while (answer := await answers.get()) is not None:
-            encoded = (await answer).SerializeToString()
-            for _ in range(self.answers_each):
+    async def _write(self, responses: "asyncio.Queue[Any]", context: Any) -> None:
+        while (response := await responses.get()) is not None:
+            encoded = (await response).SerializeToString()
+            for _ in range(self.responses_each):
                 await context.write(encoded)
 
 
-async def _store(_request: Request) -> Answer:
+async def _store(_request: Request) -> Response:
     return STORED
 
 

@@ -15,7 +15,7 @@ CLOSE = b""
 _RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
 
-def answer(status: int, *headers: str, body: bytes = b"") -> bytes:
+def response(status: int, *headers: str, body: bytes = b"") -> bytes:
     """A response in bytes."""
     lines = [f"HTTP/1.1 {status} Said", f"Content-Length: {len(body)}", *headers, "", ""]
     return "\r\n".join(lines).encode() + body
@@ -33,24 +33,24 @@ class Received:
 
 
 class HttpReceiver:
-    """Records requests and answers them.
+    """Records requests and responds to them.
 
     Attributes:
         url: The URL to send to.
         requests: All requests received as a whole.
-        answers: The answers of the next requests; afterwards all get `OK`.
-        hold: While it is true, no request is answered.
+        responses: The responses of the next requests; afterwards all get `OK`.
+        hold: While it is true, no request gets a response.
         connection_count: The number of connections so far.
-        before_answer: Called with each request before it is answered.
+        before_response: Called with each request before it gets a response.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.requests: list[Received] = []
-        self.answers: list[bytes] = []
+        self.responses: list[bytes] = []
         self.hold = False
         self.connection_count = 0
-        self.before_answer: Callable[[Received], None] = lambda _request: None
+        self.before_response: Callable[[Received], None] = lambda _request: None
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -72,10 +72,10 @@ class HttpReceiver:
             headers = BytesHeaderParser().parsebytes(rest)
             body = await reader.readexactly(int(headers["content-length"]))
             self.requests.append(Received(line.decode(), headers, body, connection))
-            self.before_answer(self.requests[-1])
+            self.before_response(self.requests[-1])
             if self.hold:
                 await asyncio.Event().wait()
-            said = self.answers.pop(0) if self.answers else OK
+            said = self.responses.pop(0) if self.responses else OK
             if said == CLOSE:
                 return
             writer.write(said)

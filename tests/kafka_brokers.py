@@ -140,12 +140,12 @@ class Broker(Cluster):
             [program, "broker", *arguments, "--silent"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         give_up_at = time.monotonic() + WAIT_SECONDS_MAX
-        while not self._answers():
+        while not self._responses():
             assert time.monotonic() < give_up_at
             time.sleep(_READY_SECONDS)
         return self
 
-    def _answers(self) -> bool:
+    def _responses(self) -> bool:
         host, _, port = self.address.partition(":")
         with contextlib.suppress(OSError), socket.create_connection((host, int(port)), WAIT_SECONDS_MAX):
             return True
@@ -200,14 +200,14 @@ def _fetch(connection: socket.socket, topic: str, partition: int, offset: int) -
     body += struct.pack(">ih", 1, len(name)) + name + struct.pack(">iiqi", 1, partition, offset, _FETCH_BYTES_MAX)
     header = struct.pack(">hhih", _FETCH_API, _FETCH_VERSION, 1, 4) + b"test"
     connection.sendall(struct.pack(">i", len(header + body)) + header + body)
-    answer = _exactly(connection, struct.unpack(">i", _exactly(connection, 4))[0])
+    response = _exactly(connection, struct.unpack(">i", _exactly(connection, 4))[0])
     # The correlation id, the throttle time, one topic with its name, and one partition.
     at = 4 + 4 + 4 + 2 + len(name) + 4
-    _, error, _, _, aborted_count = struct.unpack_from(">ihqqi", answer, at)
+    _, error, _, _, aborted_count = struct.unpack_from(">ihqqi", response, at)
     assert error == 0, error
     at += 26 + 16 * max(aborted_count, 0)
-    (size,) = struct.unpack_from(">i", answer, at)
-    return answer[at + 4 : at + 4 + max(size, 0)]
+    (size,) = struct.unpack_from(">i", response, at)
+    return response[at + 4 : at + 4 + max(size, 0)]
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
@@ -282,8 +282,8 @@ def produce_raw(
     host, _, port = cluster.server.partition(":")
     with socket.create_connection((host, int(port)), WAIT_SECONDS_MAX) as connection:
         connection.sendall(struct.pack(">i", len(header + body)) + header + body)
-        answer = _exactly(connection, struct.unpack(">i", _exactly(connection, 4))[0])
-    (error,) = struct.unpack_from(">h", answer, 4 + 4 + 2 + len(name) + 4 + 4)
+        response = _exactly(connection, struct.unpack(">i", _exactly(connection, 4))[0])
+    (error,) = struct.unpack_from(">h", response, 4 + 4 + 2 + len(name) + 4 + 4)
     assert error == 0, error
 
 

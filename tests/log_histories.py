@@ -39,7 +39,7 @@ CODECS = [
 """All codecs; each decodes what the others encoded."""
 
 _CHANGING_CALLS = {"create", "rename", "unlink", "write", "reserve", "truncate", "sync", "sync_directory"}
-_ANSWER_SECONDS_MAX = 60
+_RESPONSE_SECONDS_MAX = 60
 _GOES_ON_PROBABILITY = 0.3
 
 Found = tuple[Kind, bytes]
@@ -161,7 +161,7 @@ class RunningLog:
         entry = _Entry(list(zip(kinds, payloads, strict=True)), begins_segment, self.log._generation)
         # Cut in two, since payloads come in pieces.
         records: list[Record] = [(kind, [load[:3], load[3:]]) for kind, load in entry.records]
-        answer: Future[Submission] = Future()
+        response: Future[Submission] = Future()
 
         def done(submission: Submission, error: Exception | None) -> None:
             with self._lock:
@@ -169,21 +169,21 @@ class RunningLog:
                 entry.is_durable = error is None and needs_sync
                 self._is_refused |= entry.is_refused
             if error is None:
-                answer.set_result(submission)
+                response.set_result(submission)
             else:
-                answer.set_exception(error)
+                response.set_exception(error)
 
         with self._lock:
             self.account.entries.append(entry)
         self.log.submit(records, needs_sync=needs_sync, begins_segment=begins_segment, done=done)
-        return answer
+        return response
 
     def append(
         self, *payloads: bytes, needs_sync: bool = True, begins_segment: bool = False, resumes: bool = True
     ) -> Submission:
         """Submits an entry, and waits for the result."""
-        answer = self.submit(*payloads, needs_sync=needs_sync, begins_segment=begins_segment, resumes=resumes)
-        return answer.result(_ANSWER_SECONDS_MAX)
+        response = self.submit(*payloads, needs_sync=needs_sync, begins_segment=begins_segment, resumes=resumes)
+        return response.result(_RESPONSE_SECONDS_MAX)
 
     @contextmanager
     def together(self) -> Iterator[None]:

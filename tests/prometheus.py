@@ -32,7 +32,7 @@ def installed(name: str) -> str:
 
 
 class Sample(NamedTuple):
-    """One value of the answer to a query."""
+    """One value of the response to a query."""
 
     labels: Mapping[str, str]
     value: float
@@ -93,8 +93,8 @@ class Prometheus:
 
     def query(self, expression: str) -> list[Sample]:
         """The present values of an expression of PromQL; an error fails the test."""
-        answer = self._get("query", query=expression)
-        return [Sample(one["metric"], float(one["value"][1])) for one in answer["result"]]
+        response = self._get("query", query=expression)
+        return [Sample(one["metric"], float(one["value"][1])) for one in response["result"]]
 
     def wait_for_values(self, expression: str) -> list[Sample]:
         """Queries until there is a value."""
@@ -121,8 +121,8 @@ class Prometheus:
         return next((alert for alert in firing if wanted <= alert.labels.items()), None)
 
     def _get(self, path: str, **parameters: str) -> Any:
-        with urlopen(f"http://{self._address}/api/v1/{path}?{urlencode(parameters)}", timeout=20.0) as answer:
-            return json.load(answer)["data"]
+        with urlopen(f"http://{self._address}/api/v1/{path}?{urlencode(parameters)}", timeout=20.0) as response:
+            return json.load(response)["data"]
 
     def _write_targets(self) -> None:
         # Renamed, since Prometheus reads the file as soon as it changes.

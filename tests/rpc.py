@@ -58,10 +58,10 @@ class Rpc:
 
     async def look(self, name: str) -> admin_service_pb2.Channel:
         """The description of the channel."""
-        answer: admin_service_pb2.GetChannelResponse = await self.admin.GetChannel(
+        response: admin_service_pb2.GetChannelResponse = await self.admin.GetChannel(
             admin_service_pb2.GetChannelRequest(name=name), timeout=TIMEOUT_SECONDS
         )
-        return answer.channel
+        return response.channel
 
     async def until(self, name: str, **gauges: int) -> None:
         """Waits until the channel's gauges have these values."""
@@ -77,31 +77,31 @@ class Rpc:
 
     async def begin(self, channel: str, **fields: Any) -> str:
         """Opens a transaction; returns its id."""
-        answer: channel_service_pb2.BeginTxnResponse = await self.channels.BeginTxn(
+        response: channel_service_pb2.BeginTxnResponse = await self.channels.BeginTxn(
             channel_service_pb2.BeginTxnRequest(channel=channel, **fields), timeout=TIMEOUT_SECONDS
         )
-        return answer.txn_id
+        return response.txn_id
 
     async def put(self, txn_id: str, *bodies: bytes, **fields: Any) -> int:
         """Puts events without headers; returns how many the transaction has."""
-        answer: channel_service_pb2.PutResponse = await self.channels.Put(
+        response: channel_service_pb2.PutResponse = await self.channels.Put(
             channel_service_pb2.PutRequest(txn_id=txn_id, events=events(*bodies), **fields), timeout=TIMEOUT_SECONDS
         )
-        return answer.put_count
+        return response.put_count
 
     async def take(self, txn_id: str, **fields: Any) -> channel_service_pb2.TakeResponse:
         """Takes events; does not wait by default."""
         fields.setdefault("wait", NO_WAIT)
         request = channel_service_pb2.TakeRequest(txn_id=txn_id, **fields)
-        answer: channel_service_pb2.TakeResponse = await self.channels.Take(request, timeout=TIMEOUT_SECONDS)
-        return answer
+        response: channel_service_pb2.TakeResponse = await self.channels.Take(request, timeout=TIMEOUT_SECONDS)
+        return response
 
     async def commit(self, *txn_ids: str, **fields: Any) -> channel_service_pb2.CommitResponse:
         """Commits transactions."""
-        answer: channel_service_pb2.CommitResponse = await self.channels.Commit(
+        response: channel_service_pb2.CommitResponse = await self.channels.Commit(
             channel_service_pb2.CommitRequest(txn_ids=txn_ids, **fields), timeout=TIMEOUT_SECONDS
         )
-        return answer
+        return response
 
     async def rollback(self, txn_id: str) -> None:
         """Rolls a transaction back."""
@@ -109,23 +109,23 @@ class Rpc:
 
     async def append(self, channel: str, *bodies: bytes, **fields: Any) -> channel_service_pb2.AppendResponse:
         """Appends events without headers."""
-        answer: channel_service_pb2.AppendResponse = await self.channels.Append(
+        response: channel_service_pb2.AppendResponse = await self.channels.Append(
             channel_service_pb2.AppendRequest(channel=channel, events=events(*bodies), **fields),
             timeout=TIMEOUT_SECONDS,
         )
-        return answer
+        return response
 
     async def claim(self, channel: str, reader_id: str, **fields: Any) -> channel_service_pb2.ClaimResponse:
         """Claims a channel."""
-        answer: channel_service_pb2.ClaimResponse = await self.channels.Claim(
+        response: channel_service_pb2.ClaimResponse = await self.channels.Claim(
             channel_service_pb2.ClaimRequest(channel=channel, reader_id=reader_id, **fields), timeout=TIMEOUT_SECONDS
         )
-        return answer
+        return response
 
     async def read(self, channel: str, reader_id: str, **fields: Any) -> list[event_pb2.EventBatch]:
         """Reads a range to its end."""
         request = channel_service_pb2.ReadRequest(channel=channel, reader_id=reader_id, **fields)
-        return [answer.batch async for answer in self.channels.Read(request, timeout=TIMEOUT_SECONDS)]
+        return [response.batch async for response in self.channels.Read(request, timeout=TIMEOUT_SECONDS)]
 
     async def delete(self, name: str, *, force: bool = False) -> None:
         """Deletes a channel."""
@@ -135,16 +135,16 @@ class Rpc:
 
     async def purge(self, name: str) -> int:
         """Empties a channel; returns the number of events removed."""
-        answer: admin_service_pb2.PurgeChannelResponse = await self.admin.PurgeChannel(
+        response: admin_service_pb2.PurgeChannelResponse = await self.admin.PurgeChannel(
             admin_service_pb2.PurgeChannelRequest(name=name), timeout=TIMEOUT_SECONDS
         )
-        return answer.purged_count
+        return response.purged_count
 
     async def peek(self, channel: str) -> list[bytes]:
         """The bodies of all queued events."""
         request = admin_service_pb2.PeekEventsRequest(channel=channel, max_events=1_000_000)
-        answers = [answer.batch async for answer in self.admin.PeekEvents(request, timeout=TIMEOUT_SECONDS)]
-        return bodies_of(answers)
+        responses = [response.batch async for response in self.admin.PeekEvents(request, timeout=TIMEOUT_SECONDS)]
+        return bodies_of(responses)
 
     @asynccontextmanager
     async def unchanged(self, *names: str) -> AsyncGenerator[None]:
@@ -175,8 +175,8 @@ class Rpc:
         return stable.SerializeToString(deterministic=True), await self.peek(name)
 
     async def _names(self) -> list[str]:
-        answer = await self.admin.ListChannels(admin_service_pb2.ListChannelsRequest(), timeout=TIMEOUT_SECONDS)
-        return [channel.name for channel in answer.channels]
+        response = await self.admin.ListChannels(admin_service_pb2.ListChannelsRequest(), timeout=TIMEOUT_SECONDS)
+        return [channel.name for channel in response.channels]
 
 
 @asynccontextmanager
@@ -217,8 +217,8 @@ class Stream:
         self._call.cancel()
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        answers: AsyncIterator[Any] = aiter(self._call)
-        return answers
+        responses: AsyncIterator[Any] = aiter(self._call)
+        return responses
 
 
 @dataclass(frozen=True)

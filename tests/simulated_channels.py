@@ -30,7 +30,7 @@ from millrace_server.wal.records import Submission
 from millrace_server.wal.versions import FileVersions
 from millrace_server.wal.writer import LogWriter
 from millrace_server.wal.writer_threads import WriterThreads
-from tests.channel_events import ANSWER_BYTES_MAX, numbered, times_of
+from tests.channel_events import RESPONSE_BYTES_MAX, numbered, times_of
 from tests.log_histories import make_small
 from tests.simulated_disk import SimulatedDisk
 
@@ -56,7 +56,7 @@ def small_limits(*, body_bytes_max: int = 1 << 30, **limits: Any) -> FileChannel
 
 
 def small_spillable_limits(*, body_bytes_max: int = 1 << 30, **limits: Any) -> SpillableChannelConfig:
-    """The same for a spillable channel with room for few events in memory."""
+    """The same for a spillable channel with space for few events in memory."""
     chosen = {"memory_capacity": 3, "memory_byte_capacity": 1 << 30, **limits}
     return _small(SpillableChannelConfig, type="spillable", byte_capacity=body_bytes_max, **chosen)
 
@@ -97,7 +97,7 @@ class InTurns(GroupWriter):
         if self._pending:
             group = self._next_group()
             assert group
-            self._answer(group, self._write_or_refuse(group))
+            self._on_done(group, self._write_or_refuse(group))
             self._schedule()
 
     def close(self) -> None:
@@ -272,7 +272,7 @@ async def open_simulated_channel(
     directory = directory or TxnDirectory(10_000)
     changes: list[str] = []
     store = await _SimulatedStores(disk).open("orders", config, ReplayProgress(), changes.append)
-    channel = Channel("orders", config, store.storage, directory, ANSWER_BYTES_MAX)
+    channel = Channel("orders", config, store.storage, directory, RESPONSE_BYTES_MAX)
     return SimulatedChannel(disk, config, store, channel, directory, changes)
 
 

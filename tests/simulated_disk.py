@@ -175,9 +175,9 @@ class SimulatedFile:
                 # A failing write may have written a part.
                 self._change(_Write(offset, written[: self._disk.chance.randint(0, len(written))]))
                 raise refusal
-            room = self._end_of_room() - offset
-            self._change(_Write(offset, written[: max(0, room)]))
-            if room < len(written):
+            space = self._end_of_space() - offset
+            self._change(_Write(offset, written[: max(0, space)]))
+            if space < len(written):
                 raise _os_error(errno.ENOSPC)
 
     def read(self, length: int, offset: int) -> bytes:
@@ -190,7 +190,7 @@ class SimulatedFile:
 
     def reserve(self, offset: int, length: int) -> None:
         with self._call("reserve", changes=True) as refusal:
-            _raise(_os_error(errno.ENOSPC) if offset + length > self._end_of_room() else refusal)
+            _raise(_os_error(errno.ENOSPC) if offset + length > self._end_of_space() else refusal)
             self._content.change(_Grow(offset + length))
 
     def truncate(self, length: int) -> None:
@@ -225,7 +225,7 @@ class SimulatedFile:
         if write.written:
             self._content.change(write)
 
-    def _end_of_room(self) -> int:
+    def _end_of_space(self) -> int:
         return len(self._content.shown) + self._disk.free_bytes(Path())
 
 

@@ -87,18 +87,18 @@ class OwnedLog:
 
     def submit(self, *bodies: Payload, **options: Any) -> "asyncio.Future[Submission]":
         """Submits records; the future has the submission, or the error."""
-        answered: asyncio.Future[Submission] = asyncio.get_running_loop().create_future()
+        responded: asyncio.Future[Submission] = asyncio.get_running_loop().create_future()
 
         def done(submission: Submission, error: Exception | None) -> None:
             if error is None:
-                answered.set_result(submission)
+                responded.set_result(submission)
             else:
-                answered.set_exception(error)
+                responded.set_exception(error)
 
         begins_segment = not self.log.newest_segment_id and self.chain.last_sequence == self.chain.epoch
         options.setdefault("begins_segment", begins_segment)
         self.log.submit([(Kind.PUT, [body]) for body in bodies], needs_sync=True, done=done, **options)
-        return answered
+        return responded
 
     @contextmanager
     def together(self) -> Iterator[None]:

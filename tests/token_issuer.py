@@ -72,7 +72,7 @@ def jwks(*issuers: Issuer) -> bytes:
 
 
 class KeyServer:
-    """Answers each request with `status` and `content`; None for no answer."""
+    """Responds to each request with `status` and `content`; None for no response."""
 
     def __init__(self, port: int = 0, tls: tuple[Path, Path] | None = None) -> None:
         self.content, self.status = b"", 200
@@ -97,7 +97,7 @@ class KeyServer:
             self._scheme = "https"
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*tls)
-            # The handshakes are those of the threads that answer.
+            # The handshakes are those of the threads that response.
             self.http.socket = context.wrap_socket(self.http.socket, server_side=True, do_handshake_on_connect=False)
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from selectors import SelectorKey
 from typing import Any, Generic, TypeVar
 
-AnswerT = TypeVar("AnswerT")
+ResponseT = TypeVar("ResponseT")
 
 # A loop that runs more callbacks without a pause counts as broken.
 _TURNS_MAX = 100_000
@@ -77,15 +77,15 @@ async def settle() -> None:
     await _loop().settle()
 
 
-class Call(Generic[AnswerT]):
+class Call(Generic[ResponseT]):
     """A call that runs concurrently with the test."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, AnswerT]) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, ResponseT]) -> None:
         self._task = asyncio.get_running_loop().create_task(coroutine)
 
     @property
     def is_done(self) -> bool:
-        """Whether it has answered, failed, or was cancelled."""
+        """Whether it has responded, failed, or was cancelled."""
         return self._task.done()
 
     @property
@@ -97,12 +97,12 @@ class Call(Generic[AnswerT]):
         """Cancels the call in the loop's next turn."""
         self._task.cancel()
 
-    async def answer(self) -> AnswerT:
+    async def result(self) -> ResponseT:
         """Waits for its result, and returns it; raises its error."""
         return await self._task
 
 
-async def started(coroutine: Coroutine[Any, Any, AnswerT]) -> Call[AnswerT]:
+async def started(coroutine: Coroutine[Any, Any, ResponseT]) -> Call[ResponseT]:
     """Starts a call and runs it up to its first wait."""
     call = Call(coroutine)
     await settle()

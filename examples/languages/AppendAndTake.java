@@ -14,7 +14,7 @@ import millrace.v1.EventOuterClass.*;
 public class AppendAndTake {
     public static void main(String[] arguments) throws InterruptedException {
         String address = arguments[0], name = arguments[1];
-        // Every call is safe to retry: gRPC repeats what the server could not answer.
+        // Every call is safe to retry: gRPC repeats calls that failed with UNAVAILABLE.
         ManagedChannel connection = ManagedChannelBuilder.forTarget(address).usePlaintext().enableRetry().build();
         var service = ChannelServiceGrpc.newBlockingStub(connection)
             .withWaitForReady().withDeadlineAfter(20, TimeUnit.SECONDS);

@@ -19,7 +19,7 @@ import (
 	pb "millrace/v1"
 )
 
-// Every call is safe to retry: gRPC repeats what the server could not answer.
+// Every call is safe to retry: gRPC repeats calls that failed with UNAVAILABLE.
 const retries = `{"methodConfig": [{"name": [{"service": "millrace.v1.ChannelService"}], "waitForReady": true,
 	"retryPolicy": {"maxAttempts": 5, "initialBackoff": "0.1s", "maxBackoff": "2s", "backoffMultiplier": 2,
 	"retryableStatusCodes": ["UNAVAILABLE"]}}]}`

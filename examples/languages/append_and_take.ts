@@ -9,7 +9,7 @@ const definition = loader.loadSync("millrace/v1/channel_service.proto", { includ
 const { ChannelService } = (grpc.loadPackageDefinition(definition) as any).millrace.v1;
 const service = new ChannelService(address, grpc.credentials.createInsecure());
 
-// Every call is safe to retry: wait for the server, and repeat what it could not answer.
+// Every call is safe to retry: wait for the server, and repeat calls that failed with UNAVAILABLE.
 function call(method: string, request: object): Promise<any> {
   return new Promise((resolve, reject) => {
     const deadline = Date.now() + 20_000;

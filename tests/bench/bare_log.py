@@ -1,6 +1,6 @@
-"""A bare log: answers once the bytes are on the disk, with one sync for all waiting calls, and does nothing else.
+"""A bare log: responses once the bytes are on the disk, with one sync for all waiting calls, and does nothing else.
 
-This is the best that a server in Python can reach with durable answers: there is no channel, no check of the request,
+This is the best that a server in Python can reach with durable responses: there is no channel, no check of the request,
 and no handling of a failing disk.
 """
 
@@ -45,7 +45,7 @@ class BareLog:
             group = [self._waiting.popleft() for _ in range(len(self._waiting))]
             if group:
                 self._write([batch for batch, _ in group])
-                self._loop.call_soon_threadsafe(_answer, group)
+                self._loop.call_soon_threadsafe(_respond, group)
 
     def _write(self, batches: Sequence[bytes]) -> None:
         for batch in batches:
@@ -56,7 +56,7 @@ class BareLog:
         os.fdatasync(self._descriptor)
 
 
-def _answer(group: Sequence[_Waiting]) -> None:
+def _respond(group: Sequence[_Waiting]) -> None:
     for _, future in group:
         if not future.done():
             future.set_result(None)

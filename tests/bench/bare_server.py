@@ -1,9 +1,9 @@
 """A bare grpc.aio server: measures gRPC itself on this machine; the server does not look at the bytes.
 
-`echo` answers with the bytes received. `sink` answers with a few, and `source` with as many as the request asks for:
+`echo` responds with the bytes received. `sink` responds with a few, and `source` with as many as the request asks for:
 these two carry bytes one way only, as an append or a take does, and so are the more demanding references. Each exists
-as a unary call and as a stream with one answer per message; `source_many` repeats an answer, as Read does. `log`, of a
-server of its own and in both forms, is `sink` with a bare log; `parsing_log`, a stream, also does what no server of
+as a unary call and as a stream with one response per message; `source_many` repeats a response, as Read does. `log`, of
+a server of its own and in both forms, is `sink` with a bare log; `parsing_log`, a stream, also does what no server of
 messages can leave out; `log_alone`, a unary call, is `sink` with a log of Millrace's.
 """
 
@@ -26,7 +26,7 @@ from tests.bench.bare_log import BareLog
 from tests.bench.log_alone import LogAlone
 
 METHOD = "/bare.Bare/{}"
-SMALL_ANSWER = b"\x08\x01\x10\xe8\x07"
+SMALL_RESPONSE = b"\x08\x01\x10\xe8\x07"
 
 _MESSAGE_BYTES_MAX = 64 << 20
 _SIZE_BYTES = 4
@@ -34,7 +34,7 @@ _SEQUENCE = 1_000_000
 _SECONDS = 1_700_000_000
 
 Context = aio.ServicerContext[bytes, bytes]
-Answering = Callable[[bytes], bytes]
+Respond = Callable[[bytes], bytes]
 Handlers: TypeAlias = "dict[str, grpc.RpcMethodHandler[bytes, bytes]]"
 
 
@@ -44,8 +44,8 @@ def echo(request: bytes) -> bytes:
 
 
 def sink(request: bytes) -> bytes:
-    """Returns a few bytes, as an append's answer has."""
-    return SMALL_ANSWER
+    """Returns a few bytes, as an append's response has."""
+    return SMALL_RESPONSE
 
 
 def source(request: bytes) -> bytes:
@@ -54,21 +54,21 @@ def source(request: bytes) -> bytes:
 
 
 def parse(request: bytes) -> bytes:
-    """Parses an append, and returns the message that answers it."""
+    """Parses an append, and returns the message that responds to it."""
     last_sequence = _SEQUENCE + pb.AppendStreamRequest.FromString(request).columns.count
-    answer = pb.AppendStreamResponse(first_sequence=_SEQUENCE + 1, last_sequence=last_sequence)
-    answer.commit_time.seconds = _SECONDS
-    return answer.SerializeToString()
+    response = pb.AppendStreamResponse(first_sequence=_SEQUENCE + 1, last_sequence=last_sequence)
+    response.commit_time.seconds = _SECONDS
+    return response.SerializeToString()
 
 
-def source_request(answer_bytes: int, request_bytes: int) -> bytes:
-    """A request that `source` answers with this many bytes."""
-    return answer_bytes.to_bytes(_SIZE_BYTES, "big").ljust(request_bytes, b"\0")
+def source_request(response_bytes: int, request_bytes: int) -> bytes:
+    """A request that `source` responds with this many bytes."""
+    return response_bytes.to_bytes(_SIZE_BYTES, "big").ljust(request_bytes, b"\0")
 
 
-def many_request(answer_bytes: int, answer_count: int) -> bytes:
-    """A request that `source_many` answers with so many answers of so many bytes."""
-    return answer_bytes.to_bytes(_SIZE_BYTES, "big") + answer_count.to_bytes(_SIZE_BYTES, "big")
+def many_request(response_bytes: int, response_count: int) -> bytes:
+    """A request that `source_many` responds with so many responses of so many bytes."""
+    return response_bytes.to_bytes(_SIZE_BYTES, "big") + response_count.to_bytes(_SIZE_BYTES, "big")
 
 
 @cache
@@ -120,9 +120,9 @@ def _running(main: Callable[..., None], *arguments: object) -> Iterator[BareServ
 
 def _serve_bare(parent: Connection, certificate: bytes, private_key: bytes) -> None:
     handlers: Handlers = {}
-    for answering in (echo, sink, source):
-        handlers[answering.__name__] = grpc.unary_unary_rpc_method_handler(_unary(answering))
-        handlers[f"{answering.__name__}_stream"] = grpc.stream_stream_rpc_method_handler(_stream(answering))
+    for responding in (echo, sink, source):
+        handlers[responding.__name__] = grpc.unary_unary_rpc_method_handler(_unary(responding))
+        handlers[f"{responding.__name__}_stream"] = grpc.stream_stream_rpc_method_handler(_stream(responding))
     handlers["source_many"] = grpc.unary_stream_rpc_method_handler(_source_many)
     credentials = grpc.ssl_server_credentials([(private_key, certificate)]) if certificate else None
     asyncio.run(_serve(parent, handlers, credentials))
@@ -134,7 +134,7 @@ def _serve_logs(parent: Connection, directory: Path) -> None:
 
         async def log(request: bytes, _context: Context) -> bytes:
             await bare.append(request)
-            return SMALL_ANSWER
+            return SMALL_RESPONSE
 
         async def log_alone(request: bytes, _context: Context) -> bytes:
             return await alone.append(request)
@@ -166,9 +166,9 @@ async def _serve(parent: Connection, handlers: Handlers, credentials: grpc.Serve
     await server.wait_for_termination()
 
 
-def _unary(answering: Answering) -> Callable[[bytes, Context], Awaitable[bytes]]:
+def _unary(responding: Respond) -> Callable[[bytes, Context], Awaitable[bytes]]:
     async def handle(request: bytes, _context: Context) -> bytes:
-        return answering(request)
+        return responding(request)
 
     return handle
 
@@ -178,28 +178,28 @@ async def _source_many(request: bytes, context: Context) -> None:
         await context.write(source(request))
 
 
-def _stream(answering: Answering) -> Callable[[object, Context], Awaitable[None]]:
+def _stream(responding: Respond) -> Callable[[object, Context], Awaitable[None]]:
     async def handle(_requests: object, context: Context) -> None:
         while isinstance(request := await context.read(), bytes):
-            await context.write(answering(request))
+            await context.write(responding(request))
 
     return handle
 
 
-def _log_stream(log: BareLog, answering: Answering) -> Callable[[object, Context], Awaitable[None]]:
+def _log_stream(log: BareLog, responding: Respond) -> Callable[[object, Context], Awaitable[None]]:
     async def handle(_requests: object, context: Context) -> None:
         waiting: asyncio.Queue[tuple[asyncio.Future[None], bytes] | None] = asyncio.Queue()
 
         async def read() -> None:
             while isinstance(request := await context.read(), bytes):
-                waiting.put_nowait((log.append(request), answering(request)))
+                waiting.put_nowait((log.append(request), responding(request)))
             waiting.put_nowait(None)
 
         reading = asyncio.create_task(read())
         while (appended := await waiting.get()) is not None:
-            synced, answer = appended
+            synced, response = appended
             await synced
-            await context.write(answer)
+            await context.write(response)
         await reading
 
     return handle

@@ -32,7 +32,7 @@ class LogAlone:
         self._segment_bytes = _SEGMENT_BYTES_MAX
 
     async def append(self, raw: bytes) -> bytes:
-        """Returns an answer once the request's events are on the disk."""
+        """Returns a response once the request's events are on the disk."""
         request, columns = parse_apart(pb.AppendRequest, raw)
         stamp_of(request, "")
         records: list[Record] = [(Kind.PUT, [stored.raw]) for stored in nonempty_events_of(request, columns)]

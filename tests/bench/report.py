@@ -22,13 +22,13 @@ from tests.bench.scenarios.memory import SHARE_MAX, MemoryFigures
 EXPLANATION = """\
 Batches have 1,000 events unless it says otherwise, each with a body of 512 bytes and two headers. Server and client
 are two processes on loopback. Rates are medians. A share is the median of each round's share: in a round all have their
-turn. File channels sync each commit before they answer it.
+turn. File channels sync each commit before they respond to it.
 [b]bare echo[/b] is a grpc.aio server that sends back the very bytes that came. [b]bare sink[/b] and [b]bare source[/b]
 carry them only the way that Millrace does, and swallow or invent them: a harder yardstick, since they store nothing.
 [b]bare loop[/b] has no RPC: it takes the checksum of the same bytes, writes them and syncs them, one batch after the
 other, into space that it sets aside ahead of the writing as the log does, or into a file that grows. [b]bare log[/b] is
-both, a grpc.aio server that answers what is on the disk, with one sync for all calls that wait, and does nothing else.
-[b]bare parsing log[/b] also parses each request with protobuf and answers it with a message.
+both, a grpc.aio server that responds to what is on the disk, with one sync for all calls that wait, and does nothing
+else. [b]bare parsing log[/b] also parses each request with protobuf and responds to it with a message.
 [b]log alone[/b] is Millrace's own log behind grpc.aio: requests are parsed, checked and written as they are with a
 channel, and there is none. These are what could be reached.
 [b]CPU us[/b] is the server's processor time for one batch, or call.

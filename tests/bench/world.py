@@ -127,9 +127,9 @@ class World:
         call: Any = self.millrace.unary_unary(method)
         return call  # type: ignore[no-any-return] # grpc.aio types it so
 
-    async def ask(self, method: str, request: Message, answer_type: Any) -> Any:
+    async def ask(self, method: str, request: Message, response_type: Any) -> Any:
         """One call of Millrace, outside of the measurement."""
-        call: Any = self.millrace.unary_unary(method, response_deserializer=answer_type.FromString)
+        call: Any = self.millrace.unary_unary(method, response_deserializer=response_type.FromString)
         return await call(request.SerializeToString())
 
     async def fill(self, batches: int, batch_events: int) -> None:
@@ -140,14 +140,14 @@ class World:
     async def queued_events(self) -> int:
         """The number of events in the channel, including taken ones."""
         request = admin_service_pb2.GetChannelRequest(name=self.channel)
-        answer = await self.ask(ADMIN.format("GetChannel"), request, admin_service_pb2.GetChannelResponse)
-        return int(answer.channel.gauges.queued_events + answer.channel.gauges.taken_events)
+        response = await self.ask(ADMIN.format("GetChannel"), request, admin_service_pb2.GetChannelResponse)
+        return int(response.channel.gauges.queued_events + response.channel.gauges.taken_events)
 
     async def empty(self, event_count: int) -> None:
         """Removes what is in the channel, which must be so many events."""
         request = admin_service_pb2.PurgeChannelRequest(name=self.channel)
-        answer = await self.ask(ADMIN.format("PurgeChannel"), request, admin_service_pb2.PurgeChannelResponse)
-        assert answer.purged_count == event_count, f"{answer.purged_count} events instead of {event_count}"
+        response = await self.ask(ADMIN.format("PurgeChannel"), request, admin_service_pb2.PurgeChannelResponse)
+        assert response.purged_count == event_count, f"{response.purged_count} events instead of {event_count}"
 
 
 @asynccontextmanager

@@ -1,6 +1,6 @@
 """Histories of a file channel on a simulated disk, with all states in which a crash may leave it.
 
-A `Story` makes calls on a channel, compares their answers with an account, and records the channel's state after each
+A `Story` makes calls on a channel, compares their responses with an account, and records the channel's state after each
 change. After a crash the channel is in one of these states, no earlier than the last one acknowledged as durable: so
 nothing acknowledged is lost, each change happens as a whole, and the order is kept.
 """
@@ -116,8 +116,8 @@ class Story:
         self.config = config or small_limits()
         self.account = account_of(held, self.config)
         self.states = [held]
-        self.answered = 0
-        """Index of the last state that was answered."""
+        self.responded = 0
+        """Index of the last state that got a response."""
         self.synced = 0
         """Index of the last state that must be on the disk."""
         self.deliveries: calls.Loans = []
@@ -132,11 +132,11 @@ class Story:
         assert held == self.states[-1], f"found {held}, and it must be {self.states[-1]}"
         check_accounts(self.opened.channel)
         # The opening has synced the recovered state.
-        self.answered = self.synced = len(self.states) - 1
+        self.responded = self.synced = len(self.states) - 1
 
     def allowed(self) -> Allowed:
         """The states in which the channel may be found after a crash now."""
-        return Allowed(self.states[self.synced :], self.states[self.answered :])
+        return Allowed(self.states[self.synced :], self.states[self.responded :])
 
     def moment(self, change: str, disk: SimulatedDisk) -> Moment:
         """This moment, on a copy of the disk."""
@@ -151,7 +151,7 @@ class Story:
         tasks = [asyncio.ensure_future(call.make(self.opened.channel)) for call in together]
         await asyncio.wait(tasks)
         outcomes = [outcome_of(task) for task in tasks]
-        assert outcomes == expected, f"{together} answered {outcomes}, and should have answered {expected}"
+        assert outcomes == expected, f"{together} responded {outcomes}, and should have responded {expected}"
         self.have_lasted(lasting)
         return outcomes
 
@@ -159,7 +159,7 @@ class Story:
         """Makes calls on the expected account.
 
         Returns:
-            Their answers; and the index of the last state that must be durable by then, 0 if there is none.
+            Their responses; and the index of the last state that must be durable by then, 0 if there is none.
         """
         expected, lasting = [], 0
         for call in together:
@@ -191,9 +191,9 @@ class Story:
 
     def have_lasted(self, index: int) -> None:
         """Records that all calls up to a state have returned."""
-        self.answered = max(self.answered, index)
+        self.responded = max(self.responded, index)
         if self.config.fsync == "commit":
-            self.synced = self.answered
+            self.synced = self.responded
 
     async def deliver(self, events_max: int) -> None:
         """A delivery."""
@@ -225,7 +225,7 @@ class Story:
         count = len(self.opened.disk.calls)
         await self.opened.checkpoint()
         if len(self.opened.disk.calls) > count:
-            self.answered = self.synced = len(self.states) - 1
+            self.responded = self.synced = len(self.states) - 1
 
     def mark(self) -> None:
         """Makes the log mark its end."""
@@ -234,7 +234,7 @@ class Story:
     async def stop(self) -> None:
         """Closes the channel as a server that stops does."""
         await self.opened.close()
-        self.answered = self.synced = len(self.states) - 1
+        self.responded = self.synced = len(self.states) - 1
         self._forget_what_was_open()
 
     def kill(self) -> None:
@@ -293,7 +293,7 @@ class Steps:
 
     def stamp(self, count: int) -> Stamp | None:
         """A stamp for each event, or for all of them, perhaps one that repeats another; or none."""
-        # If calls may be refused, the answer to one with a repeated stamp depends on which of the others were.
+        # If calls may be refused, the response to one with a repeated stamp depends on which of the others were.
         if self.is_plain or self.chance.random() < 0.5:
             return None
         span = self.chance.choice([max(count, 1), max(count, 1), self.chance.randint(1, 4)])

@@ -1,7 +1,7 @@
 """What must hold for a channel whose server is killed repeatedly.
 
-Every event has a body of its own. The account records the fate of each event as far as answers tell: an unanswered
-call is doubtful until the channel itself, or the answer to the call's repeat, settles it.
+Every event has a body of its own. The account records the fate of each event as far as responses show it: a pending
+call is doubtful until the channel itself, or the response to the call's repeat, settles it.
 """
 
 import time
@@ -19,13 +19,13 @@ class KillAccount:
         self.sent: dict[bytes, float] = {}
         """All events that may ever be found, and when they were sent, by the clock that tells the server their age."""
         self.stored: set[bytes] = set()
-        """Committed, according to an answer or to the channel."""
+        """Committed, according to a response or to the channel."""
         self.refused: set[bytes] = set()
         """Events of transactions that were not committed and never will be."""
         self.removed: set[bytes] = set()
-        """Taken or acknowledged, with an answer."""
+        """Taken or acknowledged, with a response."""
         self.doubtful: Counter[bytes] = Counter()
-        """Taken or acknowledged without an answer; how often, since events returned after a kill may be taken again."""
+        """Taken or acknowledged without a response; a count, since events may be taken again after a kill."""
         self.found: dict[bytes, int] = {}
         """The events queued after the server's start, with their sequences."""
         self._sequences: dict[int, bytes] = {}
@@ -97,7 +97,7 @@ class KillAccount:
     # Reports of the channel.
 
     def reconcile(self, queued: Sequence[Event], next_sequence: int) -> None:
-        """Compares the queued events, while nothing is taken, with the answers."""
+        """Compares the queued events, while nothing is taken, with the responses."""
         sequences = [sequence for sequence, _ in queued]
         assert sequences == sorted(set(sequences)), "the queue is not in order"
         self.sees(queued)

@@ -1,4 +1,4 @@
-"""A server that is killed and restarted, and calls that are repeated until they are answered."""
+"""A server that is killed and restarted, and calls that are repeated until they get responses."""
 
 import asyncio
 import random
@@ -76,8 +76,8 @@ class KilledServer:
         self._server: Millraced | None = None
         self._rpc: Rpc
         self._is_up = asyncio.Event()
-        self._has_answered = asyncio.Event()
-        self._answers_left = 0
+        self._has_responded = asyncio.Event()
+        self._responses_left = 0
         self.accounts = {name: KillAccount() for name in CHANNELS} | {AGING: KillAccount(_RETENTION_SECONDS)}
         self.ending = asyncio.Event()
         self.starts = 0
@@ -96,18 +96,18 @@ class KilledServer:
 
     async def _peek(self, name: str) -> list[tuple[int, bytes]]:
         request = admin_service_pb2.PeekEventsRequest(channel=name, max_events=1_000_000)
-        batches = [answer.batch async for answer in self._rpc.admin.PeekEvents(request, timeout=TIMEOUT_SECONDS)]
+        batches = [response.batch async for response in self._rpc.admin.PeekEvents(request, timeout=TIMEOUT_SECONDS)]
         return [(sequence, body) for sequence, _, body in rows_of(batches)]
 
     async def next_sequence(self, name: str) -> int:
         """The next sequence of a channel."""
         return (await self._rpc.look(name)).gauges.next_sequence
 
-    async def answer(self, count: int) -> None:
-        """Waits until this many calls were answered."""
-        self._answers_left = count
-        self._has_answered.clear()
-        await self._has_answered.wait()
+    async def respond(self, count: int) -> None:
+        """Waits until this many calls got responses."""
+        self._responses_left = count
+        self._has_responded.clear()
+        await self._has_responded.wait()
 
     async def kill(self) -> None:
         """Kills the server at any point."""
@@ -142,7 +142,7 @@ class KilledServer:
         return self._rpc
 
     async def call(self, method: str, request: Any) -> Any:
-        """Makes a call until it is answered.
+        """Makes a call until it gets a response.
 
         Raises:
             CallRefusedError: It was refused.
@@ -150,12 +150,12 @@ class KilledServer:
         while True:
             rpc = await self.rpc()
             try:
-                answer = await getattr(rpc.channels, method)(request, timeout=TIMEOUT_SECONDS)
+                response = await getattr(rpc.channels, method)(request, timeout=TIMEOUT_SECONDS)
             except aio.AioRpcError as error:
                 await self.endure(error)
             else:
-                self.count_answer()
-                return answer
+                self.count_response()
+                return response
 
     async def endure(self, error: aio.AioRpcError) -> None:
         """Waits for the next server if the last one was killed.
@@ -181,8 +181,8 @@ class KilledServer:
         elif not isinstance(error, asyncio.InvalidStateError) and type(error).__name__ != "ExecuteBatchError":
             raise error
 
-    def count_answer(self) -> None:
-        """Counts an answered call."""
-        self._answers_left -= 1
-        if self._answers_left <= 0:
-            self._has_answered.set()
+    def count_response(self) -> None:
+        """Counts a call that got its response."""
+        self._responses_left -= 1
+        if self._responses_left <= 0:
+            self._has_responded.set()

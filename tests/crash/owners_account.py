@@ -9,8 +9,8 @@ class OwnersAccount(KillAccount):
     """The account of all events of a channel.
 
     Attributes:
-        newest: The last event whose commit was answered with its sequence.
-        served: The answers with events.
+        newest: The last event whose commit got its sequence.
+        served: The responses with events.
         view_count: How often the whole channel was compared.
     """
 

@@ -1,4 +1,4 @@
-"""Owners of one log in a cluster that is attacked, and the account of what they were answered."""
+"""Owners of one log in a cluster that is attacked, and the account of what they got responses."""
 
 import asyncio
 import random
@@ -22,10 +22,10 @@ _HALT_SECONDS = 12.0
 
 @dataclass
 class LogAccount:
-    """What owners were answered, and what each of them found when it took the log over."""
+    """What owners got responses, and what each of them found when it took the log over."""
 
     acknowledged: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    """The segment id and position of each record whose commit was answered, in the order of the answers."""
+    """The segment id and position of each record whose commit was acknowledged, in the order of the responses."""
     refused: set[bytes] = field(default_factory=set)
     """Records in whose place another owner's are; what becomes of others that fail is unknown."""
     found: list[bytes] = field(default_factory=list)
@@ -33,12 +33,12 @@ class LogAccount:
     takeovers: int = 0
 
     def acknowledge(self, record: bytes, place: tuple[int, int]) -> None:
-        """Notes an answer."""
+        """Notes a response."""
         assert place not in self.acknowledged.values(), f"{record!r} was given a place that another record has"
         self.acknowledged[record] = place
 
     def take_over(self, view: list[bytes], promised: Sequence[bytes]) -> None:
-        """Checks the log as a new owner has it, against what was answered before it began to take over."""
+        """Checks the log as a new owner has it, against what was acknowledged before it began to take over."""
         self.takeovers += 1
         assert len(view) == len(set(view)), "a record is in the log twice"
         assert view[: len(self.found)] == self.found, "the log that an earlier owner had has changed"
@@ -87,7 +87,7 @@ class Owners:
             await asyncio.sleep(0.1)
 
     async def _append_all(self, log: OwnedLog, view: list[bytes]) -> None:
-        """Appends as some callers do, each behind its answer, until the owner is overtaken."""
+        """Appends as some callers do, each behind its response, until the owner is overtaken."""
         records = list(view)
         await asyncio.gather(*[self._append(log, records) for _ in range(_CALLERS)])
 
@@ -104,10 +104,10 @@ class Owners:
                 return
             location = stored.locations[0]
             self.account.acknowledge(record, (location.segment_id, location.position))
-            # Answers come in the order of the log, so all before this one are in the list.
+            # Responses come in the order of the log, so all before this one are in the list.
             records.append(record)
             if self._rng.random() < _CHECKPOINT_SHARE:
-                # One that was overtaken writes none, and the engine may not answer.
+                # One that was overtaken writes none, and the engine may not respond.
                 with suppress(OSError):
                     await log.write_checkpoint(stored.end, b" ".join(records))
                     await asyncio.to_thread(log.log.remove_before, checkpointed)

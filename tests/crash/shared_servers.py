@@ -24,7 +24,7 @@ QUEUE = "queue"
 CHANNELS = (LOG, QUEUE)
 LEASE_SECONDS = 2.0
 CALL_SECONDS = 3.0
-"""How long a call may take before its caller asks another server; one that stands still does not answer."""
+"""How long a call may take before its caller asks another server; one that stands still does not respond."""
 
 _VIEW_SECONDS = 20.0
 _GIVE_UP_SECONDS = 120.0
@@ -148,7 +148,7 @@ class SharedServers:
     # Calls.
 
     async def call(self, call: Callable[[Rpc], Awaitable[Any]]) -> Any:
-        """Makes a call at one server after the other, until one of them, the owner, answers it.
+        """Makes a call at one server after the other, until one of them, the owner, serves it.
 
         Raises the refusal where a server that owns the channel refuses it.
         """
@@ -219,7 +219,7 @@ class SharedServers:
 
 
 ELSEWHERE = frozenset({"", "NOT_OWNER", "REPLAYING", "DRAINING"})
-"""Reasons after which another server, or the same one later, answers; without a reason a connection broke."""
+"""Reasons after which another server, or the same one later, responses; without a reason a connection broke."""
 
 
 def endure(error: aio.AioRpcError, reasons: Collection[str] = ELSEWHERE) -> None:
@@ -237,16 +237,16 @@ def _reason_of(error: aio.AioRpcError) -> str:
 async def _owns(server: SharedServer, channel: str) -> bool:
     request = admin.GetChannelRequest(name=channel)
     try:
-        answer = await server.rpc.admin.GetChannel(request, timeout=CALL_SECONDS)
+        response = await server.rpc.admin.GetChannel(request, timeout=CALL_SECONDS)
     except aio.AioRpcError:
         return False
-    return bool(answer.channel.state == admin.CHANNEL_STATE_OPEN)
+    return bool(response.channel.state == admin.CHANNEL_STATE_OPEN)
 
 
 async def _peek(rpc: Rpc) -> list[tuple[int, bytes]]:
     request = admin.PeekEventsRequest(channel=LOG, max_events=1_000_000)
-    answers = rpc.admin.PeekEvents(request, timeout=_VIEW_SECONDS)
-    return [(sequence, body) for sequence, _, body in rows_of([answer.batch async for answer in answers])]
+    responses = rpc.admin.PeekEvents(request, timeout=_VIEW_SECONDS)
+    return [(sequence, body) for sequence, _, body in rows_of([response.batch async for response in responses])]
 
 
 def _config(urls: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """Random histories of a spillable channel on a simulated disk, and the states that a crash at any moment may leave.
 
 Events in memory are lost without a trace. For events in the log the rules of a file channel hold:
-what was answered is durable, what was removed stays away, and an unfinished call takes effect as a whole or not at all.
+what was acknowledged is durable, what was removed stays away, and an unfinished call takes effect as a whole or not at
+all.
 """
 
 import random

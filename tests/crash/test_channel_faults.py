@@ -106,7 +106,7 @@ async def _check_fault(kind: str, nth: int, error_number: int, chance: random.Ra
     # A full disk is not a failure of the log, except in a sync.
     assert not story.has_failed or error_number == errno.EIO or kind in _SYNC_KINDS
     if not story.has_failed:
-        assert story.answered == len(story.states) - 1
+        assert story.responded == len(story.states) - 1
         await story.stop()
         assert await held_on(disk, _CONFIG) == story.states[-1]
 
@@ -194,17 +194,17 @@ async def test_repeat_of_what_the_full_disk_refused_is_refused_too(chance: rando
     opened = await open_simulated_channel(new_disk(chance))
     channel, stamp = opened.channel, Stamp("p", 0, 1)
     opened.disk.fail("write", 1, errno.ENOSPC)
-    answers = await asyncio.gather(
+    responses = await asyncio.gather(
         *(append(channel, b"one", b"two", stamp=stamp) for _ in range(2)), return_exceptions=True
     )
-    assert [type(answer) for answer in answers] == [DiskFullError, DiskFullError]
+    assert [type(response) for response in responses] == [DiskFullError, DiskFullError]
     assert not len(channel._contents.ledger)
     assert (await append(channel, b"one", b"two", stamp=stamp)).last_sequence == 2
     assert queued(channel) == [b"one", b"two"]
 
 
 async def test_takes_on_a_full_disk_are_committed_while_puts_are_refused(chance: random.Random) -> None:
-    """Takes that wait together with refused puts succeed, and finally there is room again."""
+    """Takes that wait together with refused puts succeed, and finally there is space again."""
     opened = await open_simulated_channel(new_disk(chance))
     channel, disk = opened.channel, opened.disk
     await append(channel, *(b"%d" % number for number in range(20)))
@@ -212,13 +212,13 @@ async def test_takes_on_a_full_disk_are_committed_while_puts_are_refused(chance:
     for _round in range(4):
         takes = [await begin_with_takes(channel, 1) for _ in range(2)]
         put = begin_with_puts(channel, bytes(2000))
-        answers = await asyncio.gather(
+        responses = await asyncio.gather(
             channel.appends.append([stored(bytes(2000))], None),
             channel.transactions.commit(takes, None),
             channel.transactions.commit([put], None),
             return_exceptions=True,
         )
-        assert [type(answer).__name__ for answer in answers] == ["DiskFullError", "Receipt", "DiskFullError"]
+        assert [type(response).__name__ for response in responses] == ["DiskFullError", "Receipt", "DiskFullError"]
         # The transaction stays open, and may be committed again.
         with pytest.raises(DiskFullError):
             await channel.transactions.commit([put], None)

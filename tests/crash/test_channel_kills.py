@@ -18,7 +18,7 @@ from tests.rpc import NO_WAIT, Stream, columns, events, rows_of, seconds
 _KILLS_IN_THE_SUITE = 4
 _KILLS_IN_A_ROUND = 50
 _ROUNDS = 20
-_ANSWERS_MAX = 150
+_RESPONSES_MAX = 150
 _IN_VAIN_PROBABILITY = 0.3
 _ACK_PROBABILITY = 0.8
 _GONE = {"TXN_NOT_FOUND", "LEASE_EXPIRED"}
@@ -75,8 +75,8 @@ class Producer(Worker):
         first, bodies = self.number, self.bodies()
         stamp = event_pb2.ProducerStamp(producer_id=self.name, first_sequence=first, last_sequence=self.number - 1)
         request = pb.AppendRequest(channel=self.channel, stamp=stamp, **self.payload(bodies))
-        answer = await self._append(request)
-        self.account.stores(bodies, answer.first_sequence)
+        response = await self._append(request)
+        self.account.stores(bodies, response.first_sequence)
         if self.chance.random() < 0.2:
             repeat = await self._append(request)
             assert (repeat.first_sequence, repeat.deduplicated) == (0, True)
@@ -84,11 +84,11 @@ class Producer(Worker):
     async def _append(self, request: pb.AppendRequest) -> pb.AppendResponse:
         while True:
             try:
-                answer: pb.AppendResponse = await self.server.call("Append", request)
+                response: pb.AppendResponse = await self.server.call("Append", request)
             except CallRefusedError as refused:
                 refused.must_be(_FULL)
             else:
-                return answer
+                return response
 
 
 class StreamProducer(Producer):
@@ -107,13 +107,13 @@ class StreamProducer(Producer):
                 for _, request in requests:
                     await stream.send(request)
                 await stream.half_close()
-                while requests and (answer := await stream.receive()) is not None:
-                    if answer.HasField("error"):
+                while requests and (response := await stream.receive()) is not None:
+                    if response.HasField("error"):
                         # Later requests must not overtake it when it is sent again.
                         break
                     bodies, _ = requests.pop(0)
-                    self.account.stores(bodies, answer.first_sequence)
-                    self.server.count_answer()
+                    self.account.stores(bodies, response.first_sequence)
+                    self.server.count_response()
                 stream.cancel()
             except Exception as error:  # noqa: BLE001 - gRPC's own, or ours, which are raised again
                 await self.server.endure_broken(error)
@@ -131,16 +131,16 @@ class Txn:
 class Transactor(Worker):
     """Puts and takes in transactions, and commits some of them, rolls back, or abandons."""
 
-    answers: list[tuple[list[str], tuple[int, int, bool]]]
+    responses: list[tuple[list[str], tuple[int, int, bool]]]
 
     def __init__(self, server: KilledServer, channel: str, name: str, chance: random.Random) -> None:
         super().__init__(server, channel, name, chance)
-        self.answers = []
+        self.responses = []
         self.starts_seen = 0
         self.txn_count = 0
 
     async def step(self) -> None:
-        if self.answers and self.server.starts != self.starts_seen:
+        if self.responses and self.server.starts != self.starts_seen:
             self.starts_seen = self.server.starts
             await self._ask_again()
         txns = []
@@ -162,10 +162,10 @@ class Transactor(Worker):
             self._were_not_committed(txns)
 
     async def _ask_again(self) -> None:
-        """A commit that was answered gets the same answer to a repeat, whatever happened to the server."""
-        txn_ids, expected = self.chance.choice(self.answers[-20:])
-        answer = await self.server.call("Commit", pb.CommitRequest(txn_ids=txn_ids))
-        assert (answer.first_sequence, answer.last_sequence, answer.deduplicated) == expected
+        """A repeat of an acknowledged commit gets the same response, whatever happened to the server."""
+        txn_ids, expected = self.chance.choice(self.responses[-20:])
+        response = await self.server.call("Commit", pb.CommitRequest(txn_ids=txn_ids))
+        assert (response.first_sequence, response.last_sequence, response.deduplicated) == expected
 
     async def _begin(self) -> Txn:
         self.txn_count += 1
@@ -186,8 +186,8 @@ class Transactor(Worker):
                 wait=NO_WAIT,
                 columns=self.chance.random() < 0.7,
             )
-            answer = await self.server.call("Take", request)
-            txn.takes += self.account.delivers((sequence, body) for sequence, _, body in rows_of(answer.batches))
+            response = await self.server.call("Take", request)
+            txn.takes += self.account.delivers((sequence, body) for sequence, _, body in rows_of(response.batches))
 
     async def _commit(self, txns: Sequence[Txn]) -> None:
         puts = [body for txn in txns for body in txn.puts]
@@ -196,7 +196,7 @@ class Transactor(Worker):
         self.account.doubts(takes)
         starts = self.server.starts
         try:
-            answer = await self.server.call("Commit", request)
+            response = await self.server.call("Commit", request)
         except CallRefusedError as refused:
             self.account.keeps(takes)
             if refused.reason in _FULL:
@@ -208,10 +208,12 @@ class Transactor(Worker):
             self._were_not_committed(txns)
             return
         assert starts == self.server.starts or not self.account.found.keys() & takes, "committed, and still there"
-        self.account.stores(puts, answer.first_sequence)
+        self.account.stores(puts, response.first_sequence)
         self.account.removes(takes)
-        assert answer.last_sequence - answer.first_sequence + 1 == len(puts) or not puts
-        self.answers.append((list(request.txn_ids), (answer.first_sequence, answer.last_sequence, answer.deduplicated)))
+        assert response.last_sequence - response.first_sequence + 1 == len(puts) or not puts
+        self.responses.append(
+            (list(request.txn_ids), (response.first_sequence, response.last_sequence, response.deduplicated))
+        )
 
     async def _roll_back(self, txns: Sequence[Txn]) -> None:
         for txn in txns:
@@ -239,11 +241,11 @@ class StampedCommitter(Worker):
             try:
                 await self.server.call("BeginTxn", pb.BeginTxnRequest(channel=self.channel, txn_id=txn_id))
                 await self.server.call("Put", pb.PutRequest(txn_id=txn_id, put_offset=0, **self.payload(bodies)))
-                answer = await self.server.call("Commit", pb.CommitRequest(txn_ids=[txn_id], stamp=stamp))
+                response = await self.server.call("Commit", pb.CommitRequest(txn_ids=[txn_id], stamp=stamp))
             except CallRefusedError as refused:
                 refused.must_be(_GONE | _FULL)
             else:
-                self.account.stores(bodies, answer.first_sequence)
+                self.account.stores(bodies, response.first_sequence)
                 return
 
 
@@ -262,7 +264,7 @@ class Consumer(Worker):
             receiving = asyncio.ensure_future(stream.receive())
             while left and await self._is_in_time(receiving):
                 await self._settle(stream, receiving.result(), acked)
-                self.server.count_answer()
+                self.server.count_response()
                 left -= 1
                 receiving = asyncio.ensure_future(stream.receive())
             await stream.half_close()
@@ -273,7 +275,7 @@ class Consumer(Worker):
             await self.server.rpc()
             if self.server.starts == starts:
                 raise
-            # Acks are not answered; the channel shows which of them arrived.
+            # Acks get no response; the channel shows which of them arrived.
             self.account.settle_by_channel(acked)
         else:
             self.account.removes(acked)
@@ -320,8 +322,8 @@ class Reader(Worker):
         request = pb.AcknowledgeRequest(
             channel=self.channel, reader_id=self.name, through_sequence=through, epoch=self.epoch
         )
-        answer = await self.server.call("Acknowledge", request)
-        assert answer.first_sequence == through + 1
+        response = await self.server.call("Acknowledge", request)
+        assert response.first_sequence == through + 1
         self.account.removes(bodies[:count])
 
     async def _read(self, first: int, end: int) -> list[tuple[int, bytes]]:
@@ -336,7 +338,7 @@ class Reader(Worker):
         while True:
             rpc = await self.server.rpc()
             try:
-                batches = [answer.batch async for answer in rpc.channels.Read(request, timeout=30.0)]
+                batches = [response.batch async for response in rpc.channels.Read(request, timeout=30.0)]
             except aio.AioRpcError as error:
                 await self.server.endure(error)
             else:
@@ -373,8 +375,8 @@ async def _drain(server: KilledServer, chance: random.Random) -> None:
     account = server.accounts["work"]
     while account.stored != account.removed:
         begun = await server.call("BeginTxn", pb.BeginTxnRequest(channel="work"))
-        answer = await server.call("Take", pb.TakeRequest(txn_id=begun.txn_id, wait=seconds(25.0), columns=True))
-        bodies = account.delivers((sequence, body) for sequence, _, body in rows_of(answer.batches))
+        response = await server.call("Take", pb.TakeRequest(txn_id=begun.txn_id, wait=seconds(25.0), columns=True))
+        bodies = account.delivers((sequence, body) for sequence, _, body in rows_of(response.batches))
         assert bodies, f"lost: {account.stored - account.removed}"
         await server.call("Commit", pb.CommitRequest(txn_ids=[begun.txn_id]))
         account.removes(bodies)
@@ -393,7 +395,7 @@ async def _kill_often(scratch: Path, chance: random.Random, kill_count: int) -> 
                     await server.start_in_vain()
                 else:
                     await server.start()
-                    await server.answer(chance.randint(1, _ANSWERS_MAX))
+                    await server.respond(chance.randint(1, _RESPONSES_MAX))
                     await server.kill()
             server.ending.set()
             await server.start()
@@ -404,7 +406,7 @@ async def _kill_often(scratch: Path, chance: random.Random, kill_count: int) -> 
 
 
 async def test_kills_under_load_lose_nothing_and_double_nothing(tmp_path: Path, chance: random.Random) -> None:
-    """Every acknowledged event is there once, in order, and all other answers hold."""
+    """Every acknowledged event is there once, in order, and all other responses hold."""
     await _kill_often(tmp_path, chance, _KILLS_IN_THE_SUITE)
 
 

@@ -1,4 +1,4 @@
-"""Flume's Avro RPC under kills: each event that was answered OK arrives, at least once."""
+"""Flume's Avro RPC under kills: each event that got OK arrives, at least once."""
 
 import random
 import threading
@@ -54,10 +54,10 @@ timeout_seconds = 2.0
 
 
 class FlumeAgent:
-    """Sends numbered events, and repeats each batch until it is answered OK, as Flume's sink does.
+    """Sends numbered events, and repeats each batch until it gets OK, as Flume's sink does.
 
     Attributes:
-        acknowledged: The bodies that were answered OK.
+        acknowledged: The bodies that got OK.
         repeat_count: The calls that were not, and were repeated.
     """
 
@@ -151,8 +151,8 @@ def _run_into_flume(folder: Path, chance: random.Random, kill_count: int) -> Non
     def trouble(collector: FlumeServer) -> None:
         with collector.changed:
             # One at a time: the sink waits longer after each failure in a row.
-            if not collector.answers:
-                collector.answers.append(chance.choice(["FAILED", "error", "close", "lost"]))
+            if not collector.responses:
+                collector.responses.append(chance.choice(["FAILED", "error", "close", "lost"]))
 
     with tiers(folder, "edge") as [edge], flume_server() as collector:
         address = source_address(edge)
@@ -168,12 +168,12 @@ def _run_into_flume(folder: Path, chance: random.Random, kill_count: int) -> Non
 
 
 def test_chain_from_flume_into_parquet_under_kills_loses_nothing(tmp_path: Path, chance: random.Random) -> None:
-    """Flume's client, two servers and Parquet: what was answered OK is in the files, whichever server is killed."""
+    """Flume's client, two servers and Parquet: what got OK is in the files, whichever server is killed."""
     _run_into_parquet(tmp_path, chance, _KILLS_IN_THE_SUITE)
 
 
 def test_chain_from_millrace_into_flume_under_kills_loses_nothing(tmp_path: Path, chance: random.Random) -> None:
-    """What the server answered OK reaches Flume's source, which refuses, breaks off and loses answers meanwhile."""
+    """What the server responded OK reaches Flume's source, which refuses, breaks off and loses responses meanwhile."""
     _run_into_flume(tmp_path, chance, _KILLS_IN_THE_SUITE)
 
 

@@ -61,7 +61,7 @@ class _Callers:
                 task.result()
 
     async def end(self) -> None:
-        """Ends all of them, each after its last answer."""
+        """Ends all of them, each after its last response."""
         self._is_ending = True
         await asyncio.gather(*self._tasks)
 
@@ -73,8 +73,8 @@ class _Callers:
             account.sends(bodies)
             stamp = event_pb2.ProducerStamp(producer_id=name, first_sequence=first, last_sequence=number - 1)
             request = pb.AppendRequest(channel=channel, stamp=stamp, columns=columns(*bodies))
-            answer = await self._servers.call(_append(request))
-            account.stores(bodies, answer.first_sequence)
+            response = await self._servers.call(_append(request))
+            account.stores(bodies, response.first_sequence)
             await asyncio.sleep(self._chance.random() * _APPEND_PAUSE_SECONDS)
 
     async def _view_all(self) -> None:
@@ -130,8 +130,8 @@ async def _take_some(
 async def _taken(server: SharedServer, channel: str, txn_id: str) -> list[tuple[int, bytes]]:
     wait = seconds(_TAKE_WAIT_SECONDS)
     request = pb.TakeRequest(txn_id=txn_id, channel=channel, max_events=_TAKE_EVENTS_MAX, wait=wait)
-    answer = await server.rpc.channels.Take(request, timeout=CALL_SECONDS * 3)
-    return [(sequence, body) for sequence, _, body in rows_of(answer.batches)]
+    response = await server.rpc.channels.Take(request, timeout=CALL_SECONDS * 3)
+    return [(sequence, body) for sequence, _, body in rows_of(response.batches)]
 
 
 async def _has_committed(servers: SharedServers, request: pb.CommitRequest) -> bool:
@@ -146,8 +146,8 @@ async def _has_committed(servers: SharedServers, request: pb.CommitRequest) -> b
 
 async def _shown(server: SharedServer, from_sequence: int) -> list[tuple[int, bytes]]:
     request = admin.PeekEventsRequest(channel=LOG, from_sequence=from_sequence, max_events=_SHOWN_EVENTS_MAX)
-    answers = server.rpc.admin.PeekEvents(request, timeout=CALL_SECONDS * 3)
-    return [(sequence, body) for sequence, _, body in rows_of([answer.batch async for answer in answers])]
+    responses = server.rpc.admin.PeekEvents(request, timeout=CALL_SECONDS * 3)
+    return [(sequence, body) for sequence, _, body in rows_of([response.batch async for response in responses])]
 
 
 def _append(request: pb.AppendRequest) -> Callable[[Rpc], Awaitable[pb.AppendResponse]]:
@@ -162,7 +162,7 @@ class _Scene:
         self.callers = _Callers(servers, chance)
         self.chance = chance
         self._nodes = {channel: Faults(cluster, f"MILLRACE_{channel}", chance) for channel in CHANNELS}
-        self._late_answers = self._late_refusals = 0
+        self._late_responses = self._late_refusals = 0
         self._counts = dict.fromkeys(_FAULTS, 0)
 
     @property
@@ -212,7 +212,7 @@ class _Scene:
             endure(error, ELSEWHERE | _TXN_ENDED)
             self._late_refusals += 1
             return
-        self._late_answers += 1
+        self._late_responses += 1
         if channel == QUEUE:
             account.serves(events, removed_count)
         else:
@@ -224,8 +224,8 @@ class _Scene:
         return (
             f"{self.servers.takeovers} takeovers, {self.kills} kills, {self._counts}; {len(log.stored)} and "
             f"{len(queue.stored)} events acknowledged, {queue.removed_count} removed; {log.view_count} views of the "
-            f"whole log, {log.served + queue.served} answers to readers and takers; calls at owners that stood still: "
-            f"{self._late_refusals} refused, {self._late_answers} answered by an owner"
+            f"whole log, {log.served + queue.served} responds to readers and takers; calls at owners that stood still: "
+            f"{self._late_refusals} refused, {self._late_responses} responded by an owner"
         )
 
 

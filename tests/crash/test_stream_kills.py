@@ -20,7 +20,7 @@ _RATES = FaultRates(cut_upwards=0.0005, cut_downwards=0.001, delay=0.02, delay_s
 
 @asynccontextmanager
 async def _owners(cluster: JetStreamCluster, chance: random.Random) -> AsyncIterator[tuple[Owners, Faults]]:
-    """Owners whose connections are unreliable; at the end the last of them has all that was answered."""
+    """Owners whose connections are unreliable; at the end the last of them has everything that was acknowledged."""
     name = new_name()
     async with AsyncExitStack() as stack:
         engines = []

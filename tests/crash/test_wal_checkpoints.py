@@ -90,7 +90,7 @@ def test_write_on_a_full_disk_leaves_no_part_of_it() -> None:
     assert _numbers(disk) == [1]
 
 
-def test_write_on_a_full_disk_takes_the_room_of_the_one_before() -> None:
+def test_write_on_a_full_disk_takes_the_space_of_the_one_before() -> None:
     """The space of the previous checkpoint may be all that there is. The newest stays until the new one is complete."""
     disk = _with_checkpoints(2)
     disk.capacity_bytes = sum(len(disk.content(path)) for path in disk.paths())

@@ -26,9 +26,9 @@ def _work(log: RunningLog) -> None:
         log.submit(b"alone in segment %d" % segment).exception()
         log.submit(b"unsynced" * 100, needs_sync=False).exception()
         with log.together():
-            answers = [log.submit(b"%d in segment %d" % (number, segment) * 50) for number in range(4)]
-        for answer in answers:
-            answer.exception()
+            responses = [log.submit(b"%d in segment %d" % (number, segment) * 50) for number in range(4)]
+        for response in responses:
+            response.exception()
     if log.log._segments:
         for _attempt in range(2):
             with suppress(OSError):
@@ -78,8 +78,8 @@ def test_submit_with_any_call_failing_acknowledges_nothing_falsely(
 
 @pytest.mark.parametrize("error_number", _PASSING_ERRORS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("kind", _CHANGING_KINDS)
-def test_submit_once_there_is_room_again_goes_on(kind: str, error_number: int) -> None:
-    """A call without room refuses some records at most; the log continues with the next ones."""
+def test_submit_once_there_is_space_again_goes_on(kind: str, error_number: int) -> None:
+    """A call without space refuses some records at most; the log continues with the next ones."""
     for nth in range(1, _count_of(kind)):
         disk = SimulatedDisk(TWO_DIRECTORIES)
         _moments, log = _work_with_fault(disk, kind, nth, error_number)
@@ -120,8 +120,8 @@ def test_replay_with_any_call_failing_changes_nothing_for_the_next(
         check_recovery(disk.crashed(chance.randrange(1 << 32)), moment.account, TWO_DIRECTORIES, chance)
 
 
-def test_submit_on_a_full_disk_refuses_until_there_is_room() -> None:
-    """Records without room are refused and never found; small ones are accepted; once there is room, all are."""
+def test_submit_on_a_full_disk_refuses_until_there_is_space() -> None:
+    """Records without space are refused and never found; small ones are accepted; once there is space, all are."""
     disk = SimulatedDisk([DATA])
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)

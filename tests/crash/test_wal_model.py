@@ -1,4 +1,4 @@
-"""Random histories of a log with errors, kills and power cuts, compared with an account of its answers."""
+"""Random histories of a log with errors, kills and power cuts, compared with an account of its responses."""
 
 import errno
 from contextlib import suppress
@@ -28,7 +28,7 @@ KINDS = st.sampled_from(
 
 
 class LogMachine(RuleBasedStateMachine):
-    """A log whose answers are recorded and compared with each replay."""
+    """A log whose responses are recorded and compared with each replay."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,12 +52,12 @@ class LogMachine(RuleBasedStateMachine):
     def append_together(self, group: list[tuple[list[bytes], bool, int]]) -> None:
         """Appends several submissions that wait at the same time, sometimes with one that begins a segment."""
         with self.log.together():
-            answers = [
+            responses = [
                 self.log.submit(*payloads, needs_sync=needs_sync, begins_segment=not number)
                 for payloads, needs_sync, number in group
             ]
-        for answer in answers:
-            answer.exception()
+        for response in responses:
+            response.exception()
 
     @rule(payloads=PAYLOADS)
     def begin_segment(self, payloads: list[bytes]) -> None:
@@ -77,14 +77,14 @@ class LogMachine(RuleBasedStateMachine):
         """Makes one of the next calls fail."""
         self.disk.fail(kind, nth, error)
 
-    @rule(room_bytes=st.integers(0, 6000))
-    def fill_disk(self, room_bytes: int) -> None:
-        """Leaves only this much room."""
-        self.disk.capacity_bytes += room_bytes - self.disk.free_bytes(TWO_DIRECTORIES[0])
+    @rule(space_bytes=st.integers(0, 6000))
+    def fill_disk(self, space_bytes: int) -> None:
+        """Leaves only this much space."""
+        self.disk.capacity_bytes += space_bytes - self.disk.free_bytes(TWO_DIRECTORIES[0])
 
     @rule()
-    def make_room(self) -> None:
-        """Restores the room and ends the errors."""
+    def make_space(self) -> None:
+        """Restores the space and ends the errors."""
         self.disk.capacity_bytes = 1 << 40
         self.disk.heal()
 

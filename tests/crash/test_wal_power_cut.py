@@ -45,9 +45,9 @@ def _groups(log: RunningLog) -> None:
     log.append(b"state", begins_segment=True)
     for group in range(3):
         with log.together():
-            answers = [log.submit(b"%d of group %d" % (number, group) * 20, b"more") for number in range(5)]
-        for answer in answers:
-            answer.result()
+            responses = [log.submit(b"%d of group %d" % (number, group) * 20, b"more") for number in range(5)]
+        for response in responses:
+            response.result()
 
 
 def _unsynced_appends(log: RunningLog) -> None:
@@ -91,7 +91,7 @@ def _full_disk(log: RunningLog) -> None:
         log.submit(b"%d" % number * 1000).exception()
     log.submit(b"state" * 300, begins_segment=True).exception()
     disk.capacity_bytes = 1 << 40
-    log.append(b"again room")
+    log.append(b"again space")
     log.append(b"next state", begins_segment=True)
 
 

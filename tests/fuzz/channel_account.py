@@ -1,6 +1,6 @@
 """The expected behaviour of a channel, in plain lists and dicts.
 
-An account answers each call according to the contract, one call after the other, and keeps whole events where the
+An account responses each call according to the contract, one call after the other, and keeps whole events where the
 channel keeps windows on columns. Calls that may wait are first examined without effect, any number of times.
 """
 
@@ -76,9 +76,9 @@ class Look:
     """The effect that a call that may wait would have now.
 
     Attributes:
-        outcome: Its answer: a value, or the type of an error.
+        outcome: Its response: a value, or the type of an error.
         effect: The change that it makes.
-        is_wait: It would continue to wait; `outcome` is its answer at the timeout.
+        is_wait: It would continue to wait; `outcome` is its response at the timeout.
         in_turn: It may proceed only in its turn, since it takes what others wait for.
     """
 
@@ -114,7 +114,7 @@ class Account:
 
     @property
     def held(self) -> list[Event]:
-        """The events that occupy room: queued, or taken by open transactions."""
+        """The events that occupy space: queued, or taken by open transactions."""
         return self.queue + self.taken
 
     @property

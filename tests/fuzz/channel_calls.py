@@ -1,4 +1,4 @@
-"""Calls on a channel, each with the answer that the account expects."""
+"""Calls on a channel, each with the response that the account expects."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -18,10 +18,10 @@ Loans = list[tuple[Transaction, ExpectedTxn]]
 
 
 class Call(ABC):
-    """A call that is made on the channel, and whose answer the account predicts."""
+    """A call that is made on the channel, and whose response the account predicts."""
 
     line: ClassVar[str] = ""
-    """The queue in which it may wait: `takers`, `room`, or none."""
+    """The queue in which it may wait: `takers`, `space`, or none."""
 
     is_first: ClassVar[bool] = False
     """Whether it waits before all others."""
@@ -38,7 +38,7 @@ class Call(ABC):
 
     @abstractmethod
     def look(self, account: Account) -> Look:
-        """The expected answer. Calls that never wait take effect at once."""
+        """The expected response. Calls that never wait take effect at once."""
 
     def wait_seconds(self, account: Account) -> float:
         """The time for which it may wait."""
@@ -104,7 +104,7 @@ class Take(Call):
 
 @dataclass(eq=False)
 class Commit(Call):
-    line = "room"
+    line = "space"
     ids: Sequence[str]
     stamp: Stamp | None
 
@@ -120,7 +120,7 @@ class Commit(Call):
 
 @dataclass(eq=False)
 class Append(Call):
-    line = "room"
+    line = "space"
     bodies: Sequence[bytes]
     stamp: Stamp | None
     refused: RefusedError | None = field(default=None, init=False)
@@ -221,7 +221,7 @@ class EndLoan(Call):
 
 @dataclass(eq=False)
 class Update(Call):
-    line = "room"
+    line = "space"
     is_first = True
     limits: ChannelConfig
 

@@ -25,7 +25,7 @@ class Running:
     paused: list[ExpectedTxn] = field(default_factory=list)
     held_at_start: list[tuple[int, int]] = field(default_factory=list)
     end: "Entry | None" = None
-    """Its end, if it took effect before its answer."""
+    """Its end, if it took effect before its response."""
 
     def held_now(self) -> list[tuple[int, int]]:
         return [(len(txn.puts), len(txn.takes)) for txn in self.paused]
@@ -53,7 +53,7 @@ class History:
     def __init__(self, channel: Channel, directory: TxnDirectory, foreign_open: int, account: Account) -> None:
         self.channel = channel
         self.account = account
-        self.lines: dict[str, list[Running]] = {"takers": [], "room": [], "": []}
+        self.lines: dict[str, list[Running]] = {"takers": [], "space": [], "": []}
         self.is_at_odds = False
         self._directory = directory
         self._foreign_open = foreign_open
@@ -69,7 +69,7 @@ class History:
     @property
     def waiting(self) -> list[Running]:
         """The calls that had not ended at the last check."""
-        return self.lines["takers"] + self.lines["room"]
+        return self.lines["takers"] + self.lines["space"]
 
     def make(self, call: Call) -> None:
         """Makes a call in the loop's next turn, after those made before."""
@@ -93,7 +93,7 @@ class History:
             running.end.outcome = outcome
 
     def has_effect(self, task: "asyncio.Task[Any] | None") -> None:
-        """Records that a task's call takes effect now; it is answered later in this turn of the clock."""
+        """Records that a task's call takes effect now; it gets a response later in this turn of the clock."""
         for running in self._made:
             if running.task is task:
                 running.end = Entry(asyncio.get_running_loop().time(), running, is_start=False)
@@ -151,13 +151,13 @@ class History:
             if not isinstance(outcome, MillraceError):
                 raise outcome
             outcome = type(outcome)
-        assert outcome == look.outcome, f"{call} answered {outcome}, and should have answered {look.outcome}"
+        assert outcome == look.outcome, f"{call} responded {outcome}, and should have responded {look.outcome}"
         self._count_take(call, outcome)
         if look.is_wait:
             return
         look.effect()
-        # Newcomers may take events at once, but never room. A call that waits before all others takes none of theirs.
-        if look.in_turn and not call.is_first and (has_waited or call.line == "room"):
+        # Newcomers may take events at once, but never space. A call that waits before all others takes none of theirs.
+        if look.in_turn and not call.is_first and (has_waited or call.line == "space"):
             assert is_turn or account.now == running.give_up, f"{call} came before others"
 
     def _is_stamp_on_its_way(self, running: Running) -> bool:
@@ -224,18 +224,18 @@ class History:
         contents = self.channel._contents
         assert not self.lines[""]
         assert len(contents.takers) == len(self.lines["takers"])
-        assert len(contents.capacity.waiters) == len(self.lines["room"])
+        assert len(contents.capacity.waiters) == len(self.lines["space"])
         for running in self.lines["takers"]:
             look = self._look(running.call)
             # Limits that were lowered meanwhile are reported only when there is something to take.
             is_refused = look.outcome is TxnCapacityError or look.outcome is TooManyTxnsError
             assert look.is_wait or is_refused, running
-        for running in self.lines["room"]:
+        for running in self.lines["space"]:
             look = self._look(running.call)
-            # A call that would need less room because of what others did to its transaction or stored with its stamp
+            # A call that would need less space because of what others did to its transaction or stored with its stamp
             # is not woken for that.
             is_changed = getattr(running.call, "stamp", None) or running.held_now() != running.held_at_start
-            waits_its_turn = look.in_turn and running is not self.lines["room"][0]
+            waits_its_turn = look.in_turn and running is not self.lines["space"][0]
             assert look.is_wait or waits_its_turn or is_changed or look.outcome is TxnCapacityError, running
 
     def cancel(self, running: Running) -> None:

@@ -177,7 +177,7 @@ class ChannelModel(RuleBasedStateMachine):
 
     @rule(choice=CHOICES, limits=TAKE_LIMITS, back=st.integers(1, 5), hasty=HASTY)
     def take_again(self, choice: int, limits: tuple[int, int], back: int, *, hasty: bool) -> None:
-        """Repeats takes whose answers were lost."""
+        """Repeats takes whose responses were lost."""
         txn_id = self._open_id(choice)
         self._make(calls.Take(txn_id, *limits, 0.0, self._offset(txn_id, "takes", -back)), hasty=hasty)
 

@@ -52,7 +52,7 @@ def log_limits(limits: ChannelConfig) -> dict[str, Any]:
 
 
 class _Witness:
-    """Informs the history when calls take effect, which is before they are answered.
+    """Informs the history when calls take effect, which is before they get responses.
 
     Args:
         commits: The committer that is observed.
@@ -111,7 +111,7 @@ class RememberingAccount(Account):
         super().__init__(limits, ["foreign"], ENDED_MAX, EPOCHS_FROM)
         self.all_ended: list[tuple[str, ExpectedTxn]] = []
         self.synced_count = 0
-        """How many of them are sure to be remembered after a power cut, as far as there is room."""
+        """How many of them are sure to be remembered after a power cut, as far as there is space."""
 
     def _end(self, txn_id: str, txn: ExpectedTxn, state: str, receipt: Receipt | None) -> None:
         super()._end(txn_id, txn, state, receipt)
@@ -188,8 +188,8 @@ class FileChannelModel(ChannelModel):
     def _make(self, call: calls.Call, *, hasty: bool) -> None:
         if isinstance(call, calls.Update) and not isinstance(call.limits, LogChannelConfig):
             call.limits = self._limits(call.limits)
-        # A commit needs its room before it frees any, and the account knows only one moment: no two calls may reach the
-        # end of their waits in the same one.
+        # A commit needs its space before it frees any, and the account knows only one moment: no two calls may reach
+        # the end of their waits in the same one.
         self._run(asyncio.sleep(_APART_SECONDS))
         super()._make(call, hasty=False)
 
@@ -223,7 +223,7 @@ class FileChannelModel(ChannelModel):
     @precondition(lambda self: self.history.account.ended)
     @rule(choice=st.integers(0, ENDED_MAX - 1), is_killed=st.booleans())
     def commit_again_after_restart(self, choice: int, *, is_killed: bool) -> None:
-        """Repeats a commit whose answer was lost together with the server."""
+        """Repeats a commit whose response was lost together with the server."""
         if is_killed:
             self.kill()
         else:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace_server.agent.avro_rpc.calls import BadCallError, RemoteError, read_answer, read_call
+from millrace_server.agent.avro_rpc.calls import BadCallError, RemoteError, read_call, read_response
 from millrace_server.agent.avro_rpc.compression import CompressionError, Inflater
 from millrace_server.agent.avro_rpc.event_reader import EventReader
 from millrace_server.agent.avro_rpc.framing import FrameReader, FramingError
@@ -50,7 +50,7 @@ def payloads(draw: st.DrawFn) -> bytes:
     return bytes(payload[: draw(st.integers(0, len(payload)))])
 
 
-def _answer(payload: bytes) -> None:
+def _respond(payload: bytes) -> None:
     try:
         greeting = ServerHandshakes().greet(payload)
         for position in (0, greeting.end):
@@ -66,15 +66,15 @@ def _answer(payload: bytes) -> None:
 @given(payloads())
 def test_calls_of_whatever_bytes_are_refused_or_read(payload: bytes) -> None:
     """A client's bytes are a call, or are refused as none."""
-    _answer(payload)
+    _respond(payload)
 
 
 @given(payloads())
-def test_answers_of_whatever_bytes_are_refused_or_read(payload: bytes) -> None:
-    """A server's bytes are an answer, or are refused as none."""
+def test_responses_of_whatever_bytes_are_refused_or_read(payload: bytes) -> None:
+    """A server's bytes are a response, or are refused as none."""
     for start in (0, 3):
         try:
-            read_answer(payload, read_welcome(payload[start:], "appendBatch").end)
+            read_response(payload, read_welcome(payload[start:], "appendBatch").end)
         except (BadCallError, ForeignProtocolError, RemoteError):
             continue
 
@@ -89,7 +89,7 @@ def test_frames_of_whatever_bytes_are_refused_or_found(pieces: Sequence[bytes], 
             for data in inflater.feed(piece) if is_compressed else (piece,):
                 fed += len(data)
                 for frame in reader.feed(data):
-                    _answer(frame.payload)
+                    _respond(frame.payload)
                 assert reader.held_bytes <= min(fed, LIMIT)
     except (CompressionError, FramingError):
         return
@@ -123,6 +123,6 @@ def test_calls_of_random_bytes_for_long_are_refused_or_read() -> None:
         payload = bytearray(head + write_events(events))
         for _ in range(chance.randrange(4)):
             payload[chance.randrange(len(payload))] = chance.randrange(256)
-        _answer(bytes(payload[: chance.randrange(len(payload) + 1)] if chance.random() < 0.3 else payload))
+        _respond(bytes(payload[: chance.randrange(len(payload) + 1)] if chance.random() < 0.3 else payload))
         count += 1
     print(f"{count} payloads")  # noqa: T201 - how much that was

@@ -17,7 +17,7 @@ from millrace_server.replication import stream_log
 from millrace_server.replication.engine import Engine
 from millrace_server.replication.stream import StreamLimits
 from millrace_server.replication.stream_log import StreamWriter
-from tests.channel_events import ANSWER_BYTES_MAX, begin, open_channel
+from tests.channel_events import RESPONSE_BYTES_MAX, begin, open_channel
 from tests.fuzz.test_channel_model import SETTINGS
 from tests.fuzz.test_file_channel_model import FileChannelModel
 from tests.simulated_channels import EPOCHS_FROM, Here, InTurns, SimulatedChannel
@@ -63,7 +63,7 @@ def _model(engine: Engine) -> type[FileChannelModel]:
             stores = _Stores(engine)
             store, chain = await stores.open(self._name, limits, attempt, ReplayProgress(), changes.append)
             self._channel_epoch = chain.epoch
-            self.channel = Channel("orders", limits, store.storage, self._directory, ANSWER_BYTES_MAX)
+            self.channel = Channel("orders", limits, store.storage, self._directory, RESPONSE_BYTES_MAX)
             self.opened = SimulatedChannel(SimulatedDisk([]), limits, store, self.channel, self._directory, changes)
             self._set_clock()
 

@@ -179,7 +179,7 @@ class SpillableChannelModel(FileChannelModel):
     @precondition(lambda self: self.history.account.ended)
     @rule(choice=st.integers(0, ENDED_MAX - 1), is_killed=st.booleans())
     def commit_again_after_restart(self, choice: int, *, is_killed: bool) -> None:
-        """Repeats a commit whose answer, and perhaps effect, was lost together with the server."""
+        """Repeats a commit whose response, and perhaps effect, was lost together with the server."""
         if is_killed:
             self.kill()
         else:

@@ -38,7 +38,7 @@ def _shared_server(scratch: Path, more_toml: str) -> Iterator[Millraced]:
         yield server
         assert server.stop() == 0
         assert server.other_output == []
-        # On a busy machine the disk or the engine may not answer for some seconds; that is no fault of the server.
+        # On a busy machine the disk or the engine may not respond for some seconds; that is no fault of the server.
         assert [entry for entry in server.log if entry["level"] == "error" and entry.get("state") != "stalled"] == []
     finally:
         server.kill()

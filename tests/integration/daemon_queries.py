@@ -23,7 +23,7 @@ def stored_count(server: Millraced, channel: str = "lines") -> int:
 
 
 def component_of(server: Millraced, name: str) -> dict[str, Any]:
-    """The state of a source in the HTTP service's answer."""
-    with urllib.request.urlopen(f"http://{server.http}/components", timeout=20.0) as answer:
-        components: dict[str, dict[str, Any]] = json.load(answer)
+    """The state of a source in the HTTP service's response."""
+    with urllib.request.urlopen(f"http://{server.http}/components", timeout=20.0) as response:
+        components: dict[str, dict[str, Any]] = json.load(response)
     return components[f"SOURCE.{name}"]

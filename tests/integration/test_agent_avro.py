@@ -83,7 +83,7 @@ def test_failover_group_uses_the_next_collector_while_the_first_fails(tmp_path: 
         best.wait_for(lambda: len(best.events) == 200)
         assert spare.events == []
         with best.changed:
-            best.answers += ["FAILED"] * 3
+            best.responses += ["FAILED"] * 3
         sent_to(edge, EVENTS[200:300])
         spare.wait_for(lambda: len(spare.events) == 100)
         wait_until(lambda: edge.component(SINK, "spare").state is ComponentState.RUNNING)
@@ -91,7 +91,7 @@ def test_failover_group_uses_the_next_collector_while_the_first_fails(tmp_path: 
         def has_returned() -> bool:
             # Each attempt of the first collector takes one of its refusals.
             sent_to(edge, EVENTS[300:301])
-            return not best.answers and edge.component(SINK, "best").state is ComponentState.RUNNING
+            return not best.responses and edge.component(SINK, "best").state is ComponentState.RUNNING
 
         wait_until(has_returned)
         sent_to(edge, EVENTS[300:])

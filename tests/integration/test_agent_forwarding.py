@@ -102,17 +102,17 @@ def test_forwarding_between_servers_that_are_killed_often_brings_each_event_once
 
 
 @pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.torture)])
-async def test_forwarding_whose_answers_are_lost_brings_each_event_once_in_order(
+async def test_forwarding_whose_responses_are_lost_brings_each_event_once_in_order(
     tmp_path: Path, shared_server: Millraced, times: int
 ) -> None:
-    """The collector recognizes repeats of events that it stored without an answer."""
+    """The collector recognizes repeats of events that it stored without a response."""
     bodies, target = numbered(400 * times), make_target(shared_server)
     with tiers(tmp_path, "edge") as [edge]:
         async with cutting_proxy(shared_server.grpc) as proxy:
             sink = sink_toml("forward", proxy.address, batch_events_max=20, target_channel=target)
             await asyncio.to_thread(edge.start, CHANNEL_TOML + sink)
             for cut_count in range(times):
-                proxy.lose_next_answer()
+                proxy.lose_next_response()
                 await asyncio.to_thread(append, edge, *bodies[cut_count * 400 : (cut_count + 1) * 400])
                 await asyncio.to_thread(wait_until, partial(has_cut, proxy, cut_count + 1))
             await asyncio.to_thread(wait_until, lambda: not edge.event_count())
@@ -157,13 +157,13 @@ def test_forwarding_to_a_server_that_stands_still_goes_on_when_it_does(tmp_path:
         collector.server.send(signal.SIGSTOP)
         append(edge, *bodies[1_000:])
         wait_until(lambda: edge.component(SINK, "forward").state is ComponentState.BACKING_OFF)
-        assert edge.component(SINK, "forward").reason == f"{collector.address} does not answer"
+        assert edge.component(SINK, "forward").reason == f"{collector.address} does not respond"
         wait_until(lambda: edge.component(SINK, "forward").counters.failure_count > 1)
         collector.server.send(signal.SIGCONT)
         wait_until(lambda: not edge.event_count())
         assert collector.bodies() == bodies
         reported = [entry["reason"] for entry in edge.server.log if entry["event"] == "backs off"]
-        assert reported == [f"{collector.address} does not answer"]
+        assert reported == [f"{collector.address} does not respond"]
 
 
 def test_forwarding_to_a_channel_that_is_not_there_waits_until_it_is_made(

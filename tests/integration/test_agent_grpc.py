@@ -44,7 +44,7 @@ OF_CHANNELS = {
     *("DeleteChannel", "GetChannel", "PurgeChannel", "UpdateChannel"),
     *("ForgetProducer", "ListConsumers", "ListProducers", "ReleaseClaim"),
 }
-"""The calls that only channels answer, besides CreateChannel."""
+"""The calls that only channels support, besides CreateChannel."""
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def in_both(server: Millraced) -> list[bytes]:
     return left
 
 
-def test_calls_that_only_channels_answer_are_refused(server: Millraced, client: millrace.Client) -> None:
+def test_calls_that_only_channels_response_are_refused(server: Millraced, client: millrace.Client) -> None:
     """NOT_A_CHANNEL, also where the name is to become a channel."""
     ends = {method: call(server.grpc, method, request_of(method, "orders", ""), ())[:2] for method in OF_CHANNELS}
     assert ends == dict.fromkeys(OF_CHANNELS, ("FAILED_PRECONDITION", "NOT_A_CHANNEL"))
@@ -116,7 +116,7 @@ def test_producer_learns_that_all_is_stored_and_in_which_order(server: Millraced
     assert in_both(server) == sent
 
 
-def test_append_that_waits_for_room_is_not_stored_after_its_deadline(start_millraced: StartMillraced) -> None:
+def test_append_that_waits_for_space_is_not_stored_after_its_deadline(start_millraced: StartMillraced) -> None:
     """A full channel refuses with its name, and leaves nothing in the others."""
     server = start_millraced(SMALL_TOML.replace("0.3", "5", 1))
     request = request_of("Append", "orders", "")
@@ -139,7 +139,7 @@ def test_append_that_waits_for_room_is_not_stored_after_its_deadline(start_millr
 
 
 def test_append_to_a_full_channel_is_refused_with_its_name(start_millraced: StartMillraced) -> None:
-    """Nothing is left in the channel that has room; the source backs off, and runs again once there is room."""
+    """Nothing is left in the channel that has space; the source backs off, and runs again once there is space."""
     server = start_millraced(SMALL_TOML)
     with millrace.connect(server.grpc) as client:
         client.channel("orders").append([b"%d" % number for number in range(40)])
@@ -272,7 +272,7 @@ def test_sink_of_another_server_forwards_to_a_source(tmp_path: Path) -> None:
 
 
 def run_kills(server: Tier, toml: str, count_max: int, kill_count: int) -> None:
-    """Kills a server while a producer sends and a consumer makes room; then both channels have had everything once."""
+    """Kills a server while a producer sends and a consumer makes space; then both channels have had everything once."""
     chance = random.Random(kill_count)
     server.start(toml)
     load = Load(server.address, count_max=count_max)

@@ -54,8 +54,8 @@ def _post(port: int, body: bytes, headers: Mapping[str, str] | None = None) -> t
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_SECONDS_MAX)
     try:
         connection.request("POST", "/", body, dict(headers or {}))
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read()), answer.getheader("Retry-After")
+        response = connection.getresponse()
+        return response.status, json.loads(response.read()), response.getheader("Retry-After")
     finally:
         connection.close()
 
@@ -74,15 +74,15 @@ def _numbered(count: int) -> bytes:
     return b"".join(b'{"headers":{"n":"%d"},"body":"%d"}\n' % (number, number) for number in range(count))
 
 
-def test_post_answered_before_a_kill_is_stored_and_its_repeat_is_not(
+def test_post_acknowledged_before_a_kill_is_stored_and_its_repeat_is_not(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """Acknowledged events survive SIGKILL; a request without an answer is sent again and stores nothing twice."""
+    """Acknowledged events survive SIGKILL; a request without a response is sent again and stores nothing twice."""
     config, data_dir = _channel() + _source(port=_free_port()), tmp_path / "data"
     server = start_millraced(config, data_dir)
     headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": "order 17"}
-    status, answer, _ = _post(_port_of(server), _numbered(25), headers)
-    assert (status, answer) == (200, {"events": 25})
+    status, response, _ = _post(_port_of(server), _numbered(25), headers)
+    assert (status, response) == (200, {"events": 25})
     server.kill()
     server = start_millraced(config, data_dir)
     assert _post(_port_of(server), _numbered(25), headers)[0] == 200
@@ -93,14 +93,14 @@ def test_post_answered_before_a_kill_is_stored_and_its_repeat_is_not(
 def test_post_while_a_channel_is_full_is_refused_with_a_retry_and_then_stored_once(
     start_millraced: StartMillraced,
 ) -> None:
-    """The channel with room already has the events, so the repeat stores them only in the other one."""
+    """The channel with space already has the events, so the repeat stores them only in the other one."""
     server = start_millraced(
         _channel("wide") + _channel("narrow", kind="memory", capacity=10) + _source("wide", "narrow")
     )
     port = _port_of(server)
     headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": "all 15"}
-    status, answer, retry_after = _post(port, _numbered(15), headers)
-    assert (status, answer["reason"], retry_after) == (503, "CHANNEL_FULL", "1")
+    status, response, retry_after = _post(port, _numbered(15), headers)
+    assert (status, response["reason"], retry_after) == (503, "CHANNEL_FULL", "1")
     with connect(server.grpc) as client:
         with client.channel("narrow").transaction() as txn:
             assert sum(batch.count for batch in txn.take(max_events=10)) == 10
@@ -110,17 +110,17 @@ def test_post_while_a_channel_is_full_is_refused_with_a_retry_and_then_stored_on
     assert _bodies(server, "narrow") == [b"%d" % number for number in range(10, 15)]
 
 
-def test_stop_with_requests_in_work_answers_them(start_millraced: StartMillraced) -> None:
-    """Each request answered with 200 has its events after the next start; no request is left without an answer."""
+def test_stop_with_requests_in_work_responses_them(start_millraced: StartMillraced) -> None:
+    """Each request responded with 200 has its events after the next start; no request is left without a response."""
     server = start_millraced(_channel() + _source())
     port = _port_of(server)
-    answers: list[int] = []
+    responses: list[int] = []
     broken = threading.Event()
 
     def send(thread: int) -> None:
         for number in range(1_000):
             try:
-                answers.append(_post(port, b"%d-%d" % (thread, number))[0])
+                responses.append(_post(port, b"%d-%d" % (thread, number))[0])
             except ConnectionError:
                 # The server does not listen any more, or the connection was not accepted.
                 broken.set()
@@ -129,21 +129,21 @@ def test_stop_with_requests_in_work_answers_them(start_millraced: StartMillraced
     threads = [threading.Thread(target=send, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
-    while len(answers) < 20:
+    while len(responses) < 20:
         time.sleep(0.001)
     server.send(signal.SIGTERM)
     for thread in threads:
         thread.join(WAIT_SECONDS_MAX)
     assert server.wait() == 0
     assert broken.is_set()
-    assert set(answers) <= {200, 503}
+    assert set(responses) <= {200, 503}
     assert [entry for entry in server.log if entry["level"] == "error"] == []
     assert server.other_output == []
     again = start_millraced(_channel(), server.data_dir)
-    assert len(_bodies(again)) >= answers.count(200)
+    assert len(_bodies(again)) >= responses.count(200)
 
 
-def test_hostile_senders_beside_good_ones_cost_neither_memory_nor_answers(start_millraced: StartMillraced) -> None:
+def test_hostile_senders_beside_good_ones_cost_neither_memory_nor_responses(start_millraced: StartMillraced) -> None:
     """Huge and unfinished bodies, broken headers and many connections do not affect well-behaved clients."""
     server = start_millraced(_channel() + _source(settings="body_bytes_max = 1048576\nconnections_max = 300\n"))
     port = _port_of(server)

@@ -43,8 +43,8 @@ def components_of(server: Millraced) -> dict[str, ComponentInfo]:
 
 
 def page_of(server: Millraced, path: str) -> str:
-    with urllib.request.urlopen(f"http://{server.http}{path}", timeout=20.0) as answer:
-        return str(answer.read().decode())
+    with urllib.request.urlopen(f"http://{server.http}{path}", timeout=20.0) as response:
+        return str(response.read().decode())
 
 
 def health_of(server: Millraced, service: str) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from millrace_client import Client, ComponentState, Event, connect
 from tests.conftest import StartMillraced
-from tests.http_receiver import answer, receiving
+from tests.http_receiver import receiving, response
 from tests.millraced import Millraced
 from tests.waiting import wait_until
 
@@ -71,9 +71,9 @@ async def test_http_sink_of_a_daemon_goes_through_refusals_and_sets_aside_what_i
 ) -> None:
     """The sink obeys Retry-After, sends nothing twice without need, and its state says why it waits."""
     async with receiving() as receiver:
-        receiver.answers = [answer(503, "Retry-After: 1", body=b"later")]
-        receiver.before_answer = lambda request: (
-            receiver.answers.append(answer(422, body=b"no 3"))
+        receiver.responses = [response(503, "Retry-After: 1", body=b"later")]
+        receiver.before_response = lambda request: (
+            receiver.responses.append(response(422, body=b"no 3"))
             if receiver.requests[1:] and "3" in [event["body"] for event in json.loads(request.body)]
             else None
         )
@@ -94,7 +94,7 @@ async def test_http_sink_of_a_daemon_goes_through_refusals_and_sets_aside_what_i
             def is_backing_off() -> bool:
                 [sink] = client.admin.list_components()
                 return sink.state is ComponentState.BACKING_OFF and sink.reason.endswith(
-                    "/in answered 503 Service Unavailable: later"
+                    "/in returned 503 Service Unavailable: later"
                 )
 
             await asyncio.to_thread(wait_until, is_backing_off)
@@ -103,7 +103,7 @@ async def test_http_sink_of_a_daemon_goes_through_refusals_and_sets_aside_what_i
         assert len({request.headers["idempotency-key"] for request in receiver.requests[:2]}) == 1
         [rejected] = await asyncio.to_thread(_events, server, "rejected")
         assert rejected.body == b"3"
-        assert rejected.headers["millrace.dead_letter.reason"].endswith("/in answered 422 Unprocessable Entity: no 3")
+        assert rejected.headers["millrace.dead_letter.reason"].endswith("/in returned 422 Unprocessable Entity: no 3")
         assert "secret" not in str(rejected.headers) + str(server.log)
         assert await asyncio.to_thread(server.stop) == 0
 
@@ -111,7 +111,7 @@ async def test_http_sink_of_a_daemon_goes_through_refusals_and_sets_aside_what_i
 def test_http_sink_to_a_source_that_is_killed_again_and_again_brings_each_event_once(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """Answers are lost, the sink repeats its requests, and the source recognizes them by their keys."""
+    """Responses are lost, the sink repeats its requests, and the source recognizes them by their keys."""
     chance = random.Random(SEED)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -105,7 +105,7 @@ def test_messages_sent_before_a_stop_are_there_after_the_next_start(start_millra
 
 
 def test_senders_over_tcp_while_the_channel_is_full_wait_and_lose_nothing(start_millraced: StartMillraced) -> None:
-    """The daemon buffers little; the senders wait until there is room."""
+    """The daemon buffers little; the senders wait until there is space."""
     server = start_millraced(CONFIG.format(type="memory", capacity=100))
     line = b"<13>1 2026-10-11T22:14:15Z h a - - - %06d " + b"x" * 1_000 + b"\n"
     count = 60_000

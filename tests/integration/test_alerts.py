@@ -208,7 +208,7 @@ def test_server_that_is_down_is_missed(scene: Scene) -> None:
     """The alert names the server."""
     scene.certified.kill()
     alert = scene.prometheus.wait_for_alert("MillraceServerDown", instance="mill-2")
-    assert alert.annotations["summary"] == "mill-2 does not answer"
+    assert alert.annotations["summary"] == "mill-2 does not respond"
 
 
 def test_damaged_segment_is_repaired_while_the_server_is_stopped(scene: Scene) -> None:

@@ -34,7 +34,7 @@ def documents(server: str, *arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
-def test_channel_from_creation_to_deletion_answers_each_command(millraced: Millraced) -> None:
+def test_channel_from_creation_to_deletion_responds_to_each_command(millraced: Millraced) -> None:
     """The commands for the whole life of a channel, as in a script."""
     server = millraced.grpc
     assert documents(server, "channels") == []
@@ -84,7 +84,7 @@ def test_channel_retention_is_set_and_lifted(server: str) -> None:
     assert json.loads(lifted.stdout)["config"]["retention_seconds"] is None
 
 
-def test_channel_update_without_room_to_shrink_changes_nothing(server: str) -> None:
+def test_channel_update_without_space_to_shrink_changes_nothing(server: str) -> None:
     """The exit code says that a retry may succeed."""
     run_millrace(server, "channel", "create", "wide", "--type=memory", "--transaction-capacity=2", "--keep-alive=0.1")
     run_millrace(server, "put", "wide", typed=b"a\nb\nc\n")
@@ -139,7 +139,7 @@ def test_commands_without_a_server_end_with_3() -> None:
     for result in results:
         assert (result.returncode, result.stdout) == (3, b"")
         assert result.stderr.decode() == (
-            f"millrace: no server answers at {UNUSED_ADDRESS}; start one with `millraced serve`,"
+            f"millrace: no server responds at {UNUSED_ADDRESS}; start one with `millraced serve`,"
             " or name another with --server or MILLRACE_SERVER\n"
         )
 

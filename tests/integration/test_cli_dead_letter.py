@@ -123,11 +123,11 @@ def test_append_pipelined_stops_at_the_first_refusal(shared_server: Millraced) -
         StampedEvents([Event(b"x" * (2000 if number == 5 else 10))], Stamp("p", 2 * number, 2 * number))
         for number in range(9)
     ]
-    answers = []
+    responses = []
     with connect(shared_server.grpc) as client:
         client.admin.create_channel("pipelined", ChannelConfig(byte_capacity=1_000))
         channel = client.channel("pipelined")
-        assert append_pipelined(channel, appends, lambda: answers.append(1)) == len(answers) == 5
+        assert append_pipelined(channel, appends, lambda: responses.append(1)) == len(responses) == 5
         assert _held(client, "pipelined") == 5
         assert append_pipelined(channel, appends[6:], lambda: None) == 3
         assert append_pipelined(channel, appends[:5], lambda: None) == 5

@@ -163,7 +163,7 @@ def test_put_a_line_larger_than_the_channel_says_so(server: str, client: Client)
 
 
 def test_put_when_the_server_is_killed_tells_what_was_committed(tmp_path: Path) -> None:
-    """The report counts what the server acknowledged, and the exit code says that no server answers."""
+    """The report counts what the server acknowledged, and the exit code says that no server responds."""
     free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
     doomed = Millraced(("--data-dir", str(tmp_path / "data"), *free_ports), tmp_path / "data")
     with millrace_client.connect(doomed.grpc) as client:
@@ -173,7 +173,7 @@ def test_put_when_the_server_is_killed_tells_what_was_committed(tmp_path: Path) 
             stdin.write(b"one\ntwo\n")
             stdin.flush()
             wait_for(client, "orders", lambda info: info.gauges.queued_events == 2)
-            # The server answers the append before a call that comes after its commit.
+            # The server responds to the append before a call that comes after its commit.
             client.admin.get_channel("orders")
             doomed.kill()
             stdin.write(b"three\n")

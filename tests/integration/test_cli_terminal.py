@@ -77,12 +77,12 @@ def test_top_on_a_terminal_ends_well_by_interrupt(server: str, orders: str) -> N
 
 
 def test_top_on_a_terminal_outlives_its_server(tmp_path: Path) -> None:
-    """The display says that no server answers, and continues to try."""
+    """The display says that no server responds, and continues to try."""
     doomed = _started(tmp_path)
     with millrace_on_terminal(doomed.grpc, "top", "--interval", "0.1") as terminal:
         terminal.wait_for("CHANNEL")
         doomed.kill()
-        terminal.wait_for("trying again: no server answers")
+        terminal.wait_for("trying again: no server responds")
         terminal.type("q")
         exit_code, _ = terminal.wait()
     assert exit_code == 0
@@ -127,13 +127,13 @@ def test_bodies_on_a_terminal_cannot_drive_it(server: str, client: Client, order
     assert "\x1b[2J" not in written
 
 
-@pytest.mark.parametrize(("answer", "left"), [("n", 1), ("", 1), ("y", 0)])
-def test_purge_on_a_terminal_asks_before(server: str, client: Client, orders: str, answer: str, left: int) -> None:
+@pytest.mark.parametrize(("response", "left"), [("n", 1), ("", 1), ("y", 0)])
+def test_purge_on_a_terminal_asks_before(server: str, client: Client, orders: str, response: str, left: int) -> None:
     """Events are removed only after a yes."""
     client.channel(orders).append([b"one"])
     with millrace_on_terminal(server, "channel", "purge", orders) as terminal:
         terminal.wait_for(f"Remove 1 event from {orders} permanently? [y/N]")
-        terminal.type(f"{answer}\n")
+        terminal.type(f"{response}\n")
         exit_code, _ = terminal.wait()
     assert exit_code == (2 if left else 0)
     assert client.admin.get_channel(orders).gauges.queued_events == left

@@ -108,7 +108,7 @@ def test_transaction_moves_events_or_leaves_all_as_it_was(channel: Any) -> None:
     assert bodies_in(channel) == [b"two", b"three"]
 
 
-def test_commit_without_room_can_be_tried_again(open_channel: Callable[..., Any]) -> None:
+def test_commit_without_space_can_be_tried_again(open_channel: Callable[..., Any]) -> None:
     """A full channel refuses the commit after its keep-alive; the transaction stays open."""
     channel = open_channel(capacity=1, keep_alive_seconds=0.05)
     channel.append([b"one"])
@@ -328,12 +328,12 @@ def test_consume_when_its_server_dies_says_so(start_millraced: StartMillraced, n
 
 @pytest.mark.parametrize("name", ["sync", "aio"])
 def test_call_on_a_frozen_server_ends_at_its_deadline(start_millraced: StartMillraced, name: str) -> None:
-    """Calls to a server that answers none end at their deadline; afterwards the same client works again."""
+    """Calls to a server that does not respond end at their deadline; afterwards the same client works again."""
     server = start_millraced()
     with connect(server.grpc) as other, client_variant(name) as connecting:
         other.admin.create_channel("orders")
         client = connecting(server.grpc, timeout_seconds=0.25)
-        wait_until(lambda: _is_answered(client))
+        wait_until(lambda: _is_responded(client))
         server.send(signal.SIGSTOP)
         try:
             begun = time.monotonic()
@@ -344,10 +344,10 @@ def test_call_on_a_frozen_server_ends_at_its_deadline(start_millraced: StartMill
             assert time.monotonic() - begun < 10.0
         finally:
             server.send(signal.SIGCONT)
-        wait_until(lambda: _is_answered(client))
+        wait_until(lambda: _is_responded(client))
 
 
-def _is_answered(client: Any) -> bool:
+def _is_responded(client: Any) -> bool:
     try:
         client.admin.list_channels()
     except MillraceError:

@@ -33,7 +33,7 @@ async def test_append_when_its_reply_is_lost_stores_once(
     channel: aio.Channel, proxy: CuttingProxy, body_bytes: int
 ) -> None:
     """The client's stamp identifies the repeat; requests of any size are repeated."""
-    proxy.lose_next_answer()
+    proxy.lose_next_response()
     receipt = await channel.append([bytes(body_bytes), b"two"])
     assert proxy.cut_count == 1
     assert (receipt.first_sequence, receipt.last_sequence, receipt.deduplicated) == (0, 0, True)
@@ -55,15 +55,15 @@ async def test_transaction_when_every_reply_is_lost_has_the_effect_of_one(
     """Begin, put, take, renewal and commit each take effect once, though each of them is sent twice."""
     await channel.append([b"old"])
     txn = channel.transaction()
-    proxy.lose_next_answer()
+    proxy.lose_next_response()
     await txn.begin()
-    proxy.lose_next_answer()
+    proxy.lose_next_response()
     assert await txn.put([b"new", b"newer"]) == 2
-    proxy.lose_next_answer()
+    proxy.lose_next_response()
     taken = await txn.take(wait_seconds=0)
-    proxy.lose_next_answer()
+    proxy.lose_next_response()
     await txn.renew()
-    proxy.lose_next_answer()
+    proxy.lose_next_response()
     receipt = await txn.commit()
     assert proxy.cut_count == 5
     assert [batch.bodies() for batch in taken] == [[b"old"]]
@@ -78,7 +78,7 @@ async def test_rollback_when_its_reply_is_lost_returns_the_events(channel: aio.C
     async def fail_half_way() -> None:
         async with channel.transaction() as txn:
             await txn.take(wait_seconds=0)
-            proxy.lose_next_answer()
+            proxy.lose_next_response()
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine") as caught:
@@ -93,12 +93,12 @@ async def test_claim_when_replies_are_lost_keeps_its_epoch(channel: aio.Channel,
     await channel.append([b"one", b"two", b"three"])
     async with await channel.claim("reader") as before:
         pass
-    proxy.lose_next_answer()
+    proxy.lose_next_response()
     claim = await channel.claim("reader")
     assert claim.epoch == before.epoch + 1
-    proxy.lose_next_answer()
+    proxy.lose_next_response()
     assert await claim.acknowledge(2) == 3
-    proxy.lose_next_answer()
+    proxy.lose_next_response()
     await claim.renew()
     assert [batch.bodies() async for batch in claim.read()] == [[b"three"]]
     assert proxy.cut_count == 3

@@ -27,8 +27,8 @@ capacity = 7
 
 
 def get_json(server: Millraced, path: str) -> Any:
-    with urllib.request.urlopen(f"http://{server.http}{path}", timeout=20.0) as answer:
-        return json.load(answer)
+    with urllib.request.urlopen(f"http://{server.http}{path}", timeout=20.0) as response:
+        return json.load(response)
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def capacities(server: Millraced) -> dict[str, int]:
     return {channel.name: channel.config.capacity for channel in listed.channels}
 
 
-def test_health_while_many_requests_are_half_open_is_answered(millraced: Millraced) -> None:
+def test_health_while_many_requests_are_half_open_is_served(millraced: Millraced) -> None:
     """512 connections with half a request do not make a health probe fail."""
     host, _, port = millraced.http.rpartition(":")
     with ExitStack() as opened:
@@ -74,12 +74,12 @@ def test_health_while_many_requests_are_half_open_is_answered(millraced: Millrac
         assert get_json(millraced, "/healthz") == {"status": "serving"}
 
 
-def test_serve_answers_on_both_ports(millraced: Millraced) -> None:
-    """Once `serving` is logged, gRPC and HTTP answer at the addresses in the entry."""
+def test_serve_responses_on_both_ports(millraced: Millraced) -> None:
+    """Once `serving` is logged, gRPC and HTTP response at the addresses in the entry."""
     with grpc.insecure_channel(millraced.grpc) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
-        answer = health.Check(health_pb2.HealthCheckRequest(), timeout=20.0)
-    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        response = health.Check(health_pb2.HealthCheckRequest(), timeout=20.0)
+    assert response.status == health_pb2.HealthCheckResponse.SERVING
     assert get_json(millraced, "/healthz") == {"status": "serving"}
     assert get_json(millraced, "/channels") == {}
 
@@ -98,7 +98,7 @@ def test_serve_opens_the_configured_channels(start_millraced: StartMillraced) ->
     assert get_json(server, "/channels")["CHANNEL.orders"]["ChannelCapacity"] == 7
 
 
-def test_serve_on_ipv6_answers_there(start_millraced: StartMillraced) -> None:
+def test_serve_on_ipv6_responses_there(start_millraced: StartMillraced) -> None:
     """Addresses in brackets work for both protocols, and are reported in brackets."""
     try:
         with socket.socket(socket.AF_INET6) as probe:

@@ -45,8 +45,8 @@ def _health(rpc: Rpc) -> Any:
 
 
 async def _status(rpc: Rpc, service: str) -> int:
-    answer: health_pb2.HealthCheckResponse = await _health(rpc).Check(health_pb2.HealthCheckRequest(service=service))
-    return int(answer.status)
+    response: health_pb2.HealthCheckResponse = await _health(rpc).Check(health_pb2.HealthCheckRequest(service=service))
+    return int(response.status)
 
 
 async def _state(rpc: Rpc, name: str = "orders") -> int:
@@ -57,8 +57,8 @@ async def _state(rpc: Rpc, name: str = "orders") -> int:
 
 
 def _page(server: Millraced, path: str) -> Any:
-    with urlopen(f"http://{server.http}{path}", timeout=10) as answer:
-        return json.load(answer)
+    with urlopen(f"http://{server.http}{path}", timeout=10) as response:
+        return json.load(response)
 
 
 def _data(server: Millraced, name: str = "orders") -> Path:
@@ -211,10 +211,10 @@ async def test_start_on_the_directories_of_another_server_is_refused(
         assert await _take_all(rpc, "others") == [b"goes on"]
 
 
-async def test_puts_on_a_disk_with_too_little_room_are_refused_while_takes_go_on(
+async def test_puts_on_a_disk_with_too_little_space_are_refused_while_takes_go_on(
     start_millraced: StartMillraced,
 ) -> None:
-    """min_free_bytes reserves room for calls that free some; it can be changed while the channel is open."""
+    """min_free_bytes reserves space for calls that free some; it can be changed while the channel is open."""
     server = start_millraced(TOML)
     async with connected(server.grpc) as rpc:
         assert await _state(rpc) == OPEN
@@ -284,7 +284,7 @@ async def _look_until(rpc: Rpc, state: int) -> admin_service_pb2.Channel:
 async def test_disk_that_was_full_once_takes_puts_again_when_the_channel_is_empty(
     start_millraced: StartMillraced, small_disk: Path, channel_type: str
 ) -> None:
-    """The put that finds no room waits while the emptied log is given back, each time, also after SIGKILL."""
+    """The put that finds no space waits while the emptied log is given back, each time, also after SIGKILL."""
     toml = f"""
     [channels.orders]
     type = "{channel_type}"
@@ -308,7 +308,7 @@ async def _empty_after_filling(rpc: Rpc) -> None:
     """Appends until the disk is full, takes everything, and does so again without a restart."""
     for _ in range(2):
         stored: list[bytes] = []
-        # On a busy machine room may be found after a put has waited for it as long as it may.
+        # On a busy machine space may be found after a put has waited for it as long as it may.
         while len(stored) <= 5 or (await rpc.look("orders")).state != DISK_FULL:
             async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL"):
                 while True:
@@ -333,7 +333,7 @@ async def test_disk_that_is_full_refuses_puts_and_goes_on_when_it_is_not(
         for body in stored:
             await rpc.append("orders", body)
         with _filled(small_disk, 30_000):
-            # The state also says so for a moment where room is found after all; the log tells it once there is none.
+            # The state also says so for a moment where space is found after all; the log tells it once there is none.
             while not any(entry["event"] == "channel changed its state" for entry in list(server.log)):
                 async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL"):
                     # Space reserved by a segment can still be used.
@@ -343,7 +343,7 @@ async def test_disk_that_is_full_refuses_puts_and_goes_on_when_it_is_not(
                         stored.append(body)
             channel = await rpc.look("orders")
             assert channel.state == DISK_FULL
-            assert channel.fault.startswith("the disk has no room for puts: ")
+            assert channel.fault.startswith("the disk has no space for puts: ")
             assert 0 < channel.gauges.disk_free_bytes < 100_000
             assert await _status(rpc, "channels/orders") == SERVING
             assert await asyncio.to_thread(_page, server, "/healthz") == {
@@ -354,13 +354,13 @@ async def test_disk_that_is_full_refuses_puts_and_goes_on_when_it_is_not(
             assert bodies_of((await rpc.take(txn_id, max_events=2)).batches) == stored[:2]
             await rpc.commit(txn_id)
         await _look_until(rpc, OPEN)
-        await rpc.append("orders", b"room again")
+        await rpc.append("orders", b"space again")
         told = [entry["state"] for entry in server.log if entry["event"] == "channel changed its state"]
         assert told == ["disk full", "open"]
     server.kill()
     again = start_millraced(toml, server.data_dir)
     async with connected(again.grpc) as rpc:
         assert await _state(rpc) == OPEN
-        assert await _take_all(rpc) == [*stored[2:], b"room again"]
+        assert await _take_all(rpc) == [*stored[2:], b"space again"]
     # The disk must not be in use when the fixture unmounts it.
     again.kill()

@@ -108,26 +108,26 @@ async def test_restart_keeps_the_order_of_commits(start_millraced: StartMillrace
 async def test_restart_remembers_how_transactions_ended(
     *, is_killed: bool, start_millraced: StartMillraced, small_toml: str
 ) -> None:
-    """Repeats of ended transactions get the same answers; those that were open are unknown."""
+    """Repeats of ended transactions get the same responses; those that were open are unknown."""
     # The server must not wait for the transaction that is left open.
     server = start_millraced("server.shutdown_grace_seconds = 0.0\n" + small_toml)
     async with open_on(server) as rpc:
         together = [await rpc.begin("orders") for _ in range(2)]
         for txn_id in together:
             await rpc.put(txn_id, b"put")
-        answer = await rpc.commit(*together)
+        response = await rpc.commit(*together)
         rolled_back, left = await rpc.begin("orders"), await rpc.begin("orders")
         await rpc.rollback(rolled_back)
         await rpc.put(left, b"never")
-        # The answered append is written after the rollback, and syncs it.
+        # The responded append is written after the rollback, and syncs it.
         await rpc.append("orders", b"last")
     if is_killed:
         server.kill()
     else:
         server.stop()
     async with open_on(start_millraced(small_toml, server.data_dir)) as rpc:
-        assert await rpc.commit(*together) == answer
-        assert await rpc.commit(together[1]) == answer
+        assert await rpc.commit(*together) == response
+        assert await rpc.commit(together[1]) == response
         await rpc.rollback(rolled_back)
         async with refused(grpc.StatusCode.FAILED_PRECONDITION, "TXN_STATE"):
             await rpc.commit(rolled_back)
@@ -245,7 +245,7 @@ async def test_start_with_another_key_under_the_id_tells_of_the_key(
     wrong = start_millraced(_sealed_toml({"k": other}, "k", "none"), server.data_dir)
     async with connected(wrong.grpc) as rpc:
         assert await state_of(rpc) == LOG_FAILED
-        assert "an encryption key is missing, or another was given for it" in (await rpc.look("orders")).fault
+        assert "an encryption key is missing, or a different key was given for it" in (await rpc.look("orders")).fault
     assert "the one given is most likely another" in wrong.wait_for("a channel cannot be opened")["error"]
     wrong.kill()
     async with open_on(start_millraced(_sealed_toml({"k": key}, "k", "none"), server.data_dir)) as rpc:
@@ -295,10 +295,10 @@ async def test_restart_with_several_directories_finds_all_in_any_order(
         assert await take_all(rpc) == bodies
 
 
-async def test_kill_behind_an_answered_release_brings_no_claim_back(
+async def test_kill_behind_an_acknowledged_release_brings_no_claim_back(
     start_millraced: StartMillraced, small_toml: str
 ) -> None:
-    """A SIGKILL directly after the answer does not restore the claim."""
+    """A SIGKILL directly after the response does not restore the claim."""
     server = start_millraced(small_toml)
     epochs = []
     for reader_id in ("first", "second", "third"):

@@ -36,8 +36,8 @@ def test_import_flume_reports_each_fate_with_its_line_and_a_summary(tmp_path: Pa
     assert ran.returncode == 0
     assert ran.stderr.splitlines() == [
         "millraced: f.conf:13: a1.channels.c1.odd: left out: is not a property of memory in Flume's user guide",
-        "millraced: 1 property of agent b: not looked at",
-        "millraced: 1 property of no agent: not looked at",
+        "millraced: 1 property of agent b: ignored",
+        "millraced: 1 property of no agent: ignored",
         "millraced: agent a1, 13 properties: 12 converted, 0 not needed, 0 changed in meaning, 1 left out",
     ]
     assert "# Converted from Flume's agent a1." in ran.stdout
@@ -71,7 +71,7 @@ def test_import_flume_of_what_has_to_be_filled_in_names_the_line(tmp_path: Path)
     (tmp_path / "f.conf").write_text(example("hdfs"))
     ran = run_millraced("import-flume", "f.conf", "--output", "out.toml", cwd=tmp_path)
     assert ran.returncode == 2
-    assert re.search(r"to be fixed by hand: out.toml:\d+: sinks.k1.path", ran.stderr)
+    assert re.search(r"to be fixed manually: out.toml:\d+: sinks.k1.path", ran.stderr)
     assert 'path = { fill_in = "hdfs://NAMENODE:8020/flume/events/' in (tmp_path / "out.toml").read_text()
 
 
@@ -103,7 +103,7 @@ def test_import_flume_with_a_bad_option_or_file_says_so(tmp_path: Path) -> None:
 
 
 def test_first_example_of_the_guide_runs(start_millraced: StartMillraced, tmp_path: Path) -> None:
-    """As in the guide: a line sent with telnet is answered OK, and the logger logs it."""
+    """As in the guide: a line sent with telnet gets OK, and the logger logs it."""
     port = free_port()
     server = start_millraced(imported_toml(tmp_path, example("simple_netcat").replace("44444", str(port))))
     server.wait_for("listening")

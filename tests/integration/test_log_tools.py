@@ -32,7 +32,7 @@ checkpoint_interval_seconds = 0.1
 
 @dataclass
 class Load:
-    """What clients were answered so far."""
+    """What clients got responses so far."""
 
     acknowledged_through: int = 0
     """The last sequence that the server has acknowledged."""
@@ -84,7 +84,7 @@ def under_load(server: Millraced) -> Iterator[Load]:
     assert load.failures == []
 
 
-def answered(*arguments: str | Path) -> Any:
+def result_of(*arguments: str | Path) -> Any:
     """The JSON output of a command, which must succeed."""
     result = run_millraced(*arguments, "--json")
     assert (result.returncode, result.stderr) == (0, ""), result.stdout
@@ -118,13 +118,13 @@ def test_backup_and_verify_under_load_find_no_damage_and_all_that_was_acknowledg
             time.sleep(0.01)
         for number in range(rounds):
             before.append((load.taken_through, load.acknowledged_through))
-            answered("backup", home, tmp_path / f"backup-{number}")
-            assert answered("log", "verify", home)["is_good"]
+            result_of("backup", home, tmp_path / f"backup-{number}")
+            assert result_of("log", "verify", home)["is_good"]
     assert server.stop() == 0
-    assert answered("log", "verify", home)["is_good"]
+    assert result_of("log", "verify", home)["is_good"]
     for number, (taken_through, acknowledged_through) in enumerate(before):
         data_dir = tmp_path / f"restored-{number}"
-        restored = answered("restore", tmp_path / f"backup-{number}", data_dir / "channels" / "orders")
+        restored = result_of("restore", tmp_path / f"backup-{number}", data_dir / "channels" / "orders")
         assert restored["channel_id"] != restored["log_id"]
         again = start_millraced(CONFIG, data_dir)
         found = held(again)
@@ -156,7 +156,7 @@ def test_tools_after_a_kill_find_a_good_channel(start_millraced: StartMillraced)
         channel = client.channel("orders")
         receipts = [channel.append([b"x" * 1000] * 10) for _ in range(20)]
         server.kill()
-    report = answered("log", "verify", home)
+    report = result_of("log", "verify", home)
     assert report["state"]["next_sequence"] == receipts[-1].last_sequence + 1
     assert run_millraced("log", "repair", home).returncode == 0
 
@@ -183,7 +183,7 @@ def test_repair_of_a_damaged_channel_has_the_server_open_it(start_millraced: Sta
     damaged = run_millraced("log", "verify", home)
     assert damaged.returncode == 1
     assert "is damaged at byte" in damaged.stderr
-    repaired = answered("log", "repair", home, "--yes")
+    repaired = result_of("log", "repair", home, "--yes")
     assert repaired["report"]["is_good"]
     again = start_millraced(CONFIG, server.data_dir)
     kept = held(again)

@@ -25,9 +25,9 @@ THREADS_MAX = 64
 async def _opened(rpc: Rpc) -> dict[str, admin_service_pb2.Channel]:
     """All channels by name, once all are open."""
     request = admin_service_pb2.WatchChannelsRequest(interval=seconds(0.1))
-    async for answer in rpc.admin.WatchChannels(request):
-        if all(channel.state == OPEN for channel in answer.channels):
-            return {channel.name: channel for channel in answer.channels}
+    async for response in rpc.admin.WatchChannels(request):
+        if all(channel.state == OPEN for channel in response.channels):
+            return {channel.name: channel for channel in response.channels}
     raise AssertionError("the stream has ended")
 
 

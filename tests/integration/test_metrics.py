@@ -55,8 +55,8 @@ class Watched:
         context = ssl.create_default_context(cafile=str(self.tls.ca))
         with urllib.request.urlopen(  # noqa: S310 - our own server
             asked, timeout=WAIT_SECONDS_MAX, context=context
-        ) as answer:
-            return str(answer.read().decode())
+        ) as response:
+            return str(response.read().decode())
 
     def families(self) -> list[Metric]:
         return list(text_string_to_metric_families(self.text()))

@@ -32,8 +32,8 @@ class _Site:
     async def create(self, name: str) -> pb.Channel:
         """Creates a replicated channel."""
         request = pb.CreateChannelRequest(name=name, config=_REPLICATED)
-        answer: pb.CreateChannelResponse = await self.rpc.admin.CreateChannel(request)
-        return answer.channel
+        response: pb.CreateChannelResponse = await self.rpc.admin.CreateChannel(request)
+        return response.channel
 
     async def join(self, name: str, owner: "_Site") -> pb.Channel:
         """Shares a channel; the owner knows of it then."""

@@ -78,7 +78,7 @@ def _check(appender: _Appender, found: list[int]) -> None:
     """All that was acknowledged is there, once and in order."""
     assert found == sorted(appender.acknowledged)
     assert found == list(range(len(found)))
-    # One whose answer was lost is a repeat for the next owner, which has no sequence.
+    # One whose response was lost is a repeat for the next owner, which has no sequence.
     assert all(sequence in {number + 1, 0} for number, sequence in appender.acknowledged.items())
 
 

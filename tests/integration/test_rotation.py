@@ -47,7 +47,7 @@ def read_again(server: Millraced, *events: str) -> Iterator[None]:
 
 
 class Load(NamedTuple):
-    """Calls at a steady rate, whatever the answers do, through rotations that are spread evenly over them."""
+    """Calls at a steady rate, whatever the responses do, through rotations that are spread evenly over them."""
 
     rate: int
     calls: int
@@ -109,7 +109,7 @@ async def test_rotation_of_everything_fails_no_call(
             await caller.run(load, site, server)
         peek = client.channel("orders").peek(max_events=len(caller.stored) + len(caller.sent) + 1)
         events = {event.sequence or 0: event.body async for batch in peek for event in batch}
-    # The producer repeats what it had no answer to; then the server says only that the event is there.
+    # The producer repeats what it had no response to; then the server says only that the event is there.
     sent = [sequence for sequence, body in events.items() if caller.stored.get(sequence) != body]
     assert sorted(events[sequence] for sequence in sent) == sorted(caller.sent)
     assert len(events) == len(caller.stored) + len(sent)

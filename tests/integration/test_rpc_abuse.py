@@ -83,10 +83,10 @@ async def test_ping_flood_is_ended(shared_server: Millraced, rpc: Rpc) -> None:
         goaway = None
         while goaway is None:
             await abuser.send(Frame(PING, 0, 0, bytes(8)))
-            while (answer := await abuser.receive()) is not None and answer.kind not in {PING, GOAWAY}:
+            while (response := await abuser.receive()) is not None and response.kind not in {PING, GOAWAY}:
                 pass
-            assert answer is not None
-            goaway = answer if answer.kind == GOAWAY else None
+            assert response is not None
+            goaway = response if response.kind == GOAWAY else None
         assert int.from_bytes(goaway.payload[4:8], "big") == ENHANCE_YOUR_CALM
         assert b"too_many_pings" in goaway.payload
         assert await abuser.receive_kind(GOAWAY) is None
@@ -107,7 +107,7 @@ _FLOODS = {
 
 @pytest.mark.parametrize("flood", _FLOODS.values(), ids=_FLOODS)
 async def test_flood_of_frames_costs_no_memory(shared_server: Millraced, rpc: Rpc, flood: list[Frame]) -> None:
-    """100,000 frames that oblige the server to something are answered, ignored or end the connection."""
+    """100,000 frames that require the server to act get responses, are ignored or end the connection."""
     pid = shared_server.process.pid
     name = await rpc.make_channel()
     before = resident_bytes(pid)
@@ -118,7 +118,7 @@ async def test_flood_of_frames_costs_no_memory(shared_server: Millraced, rpc: Rp
                 for _ in range(100):
                     await abuser.send(*flood[-1:] * 1_000)
         except (ConnectionError, TimeoutError):
-            # The server has ended the connection, or reads no more until its answers are read.
+            # The server has ended the connection, or reads no more until its responses are read.
             pass
         assert (await rpc.append(name, b"a")).first_sequence == 1
     assert resident_bytes(pid) - before < 64 * MIB
@@ -160,11 +160,11 @@ async def test_unauthenticated_requests_are_refused_before_they_come(closed_serv
         for number in range(1, 101, 2):
             head = call_headers(number, f"/millrace.v1.{service}")
             await abuser.send(head, Frame(FrameKind.DATA, 0, number, b"\0" + MIB.to_bytes(4, "big") + bytes(1_000)))
-            answer = await abuser.receive_kind(FrameKind.HEADERS)
-            while answer is not None and b"grpc-status" not in answer.payload:
-                answer = await abuser.receive_kind(FrameKind.HEADERS)
-            assert answer is not None
-            assert answer.stream == number
+            response = await abuser.receive_kind(FrameKind.HEADERS)
+            while response is not None and b"grpc-status" not in response.payload:
+                response = await abuser.receive_kind(FrameKind.HEADERS)
+            assert response is not None
+            assert response.stream == number
 
 
 async def test_unauthenticated_health_probes_have_requests_that_come_at_once(
@@ -176,9 +176,9 @@ async def test_unauthenticated_health_probes_have_requests_that_come_at_once(
     async with raw_connection(closed_server) as abuser, aio.insecure_channel(closed_server) as channel:
         half = Frame(FrameKind.DATA, 0, 1, b"\0" + MIB.to_bytes(4, "big"))
         await abuser.send(call_headers(1, "/grpc.health.v1.Health/Check"), half)
-        answer = await abuser.receive_kind(FrameKind.HEADERS)
-        assert answer is not None
-        assert b"grpc-status\x014" in answer.payload
+        response = await abuser.receive_kind(FrameKind.HEADERS)
+        assert response is not None
+        assert b"grpc-status\x014" in response.payload
         health: Any = health_pb2_grpc.HealthStub(channel)
         asked = health_pb2.HealthCheckRequest()
         for _ in range(3):
@@ -194,9 +194,9 @@ async def test_message_declared_huge_is_refused_at_once(shared_server: Millraced
     """The server neither waits for four gigabytes nor reserves memory for them."""
     async with raw_connection(shared_server.grpc) as abuser:
         await abuser.send(call_headers(1, LIST_CHANNELS), Frame(FrameKind.DATA, 0, 1, b"\0\xff\xff\xff\xff"))
-        answer = await abuser.receive_kind(FrameKind.HEADERS)
-        assert answer is not None
-        assert b"grpc-status\x018" in answer.payload
+        response = await abuser.receive_kind(FrameKind.HEADERS)
+        assert response is not None
+        assert b"grpc-status\x018" in response.payload
 
 
 async def test_connections_that_do_not_begin_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ async def test_connections_that_begin_with_nonsense_are_closed_at_once(
 
 
 async def test_streams_cancelled_while_they_are_written_are_no_faults(shared_server: Millraced, rpc: Rpc) -> None:
-    """Readers that leave in the middle of large answers cause no log entry and leave no transaction open."""
+    """Readers that leave in the middle of large responses cause no log entry and leave no transaction open."""
     name = await rpc.make_channel(capacity=10_000, byte_capacity=1 << 30)
     for _ in range(20):
         await rpc.append(name, bytes(MIB))

@@ -25,18 +25,18 @@ LOG_LIMITS: dict[str, Any] = {
 
 async def create(rpc: Rpc, name: str, **limits: Any) -> pb.Channel:
     request = pb.CreateChannelRequest(name=name, config=pb.ChannelConfig(**{"type": MEMORY} | limits))
-    answer: pb.CreateChannelResponse = await rpc.admin.CreateChannel(request)
-    return answer.channel
+    response: pb.CreateChannelResponse = await rpc.admin.CreateChannel(request)
+    return response.channel
 
 
 async def update(rpc: Rpc, name: str, **limits: Any) -> pb.UpdateChannelResponse:
     request = pb.UpdateChannelRequest(name=name, config=pb.ChannelConfig(**limits))
-    answer: pb.UpdateChannelResponse = await rpc.admin.UpdateChannel(request)
-    return answer
+    response: pb.UpdateChannelResponse = await rpc.admin.UpdateChannel(request)
+    return response
 
 
 async def test_create_with_nothing_but_a_type_has_the_defaults(rpc: Rpc) -> None:
-    """The answer contains every limit in force."""
+    """The response contains every limit in force."""
     channel = await create(rpc, "defaults")
     config = channel.config
     assert (config.type, config.capacity, config.transaction_capacity) == (MEMORY, 100, 100)
@@ -65,8 +65,8 @@ async def test_create_with_limits_has_them(rpc: Rpc) -> None:
         lease=seconds(0.5),
         open_transactions_max=1,
     )
-    answer = await rpc.admin.CreateChannel(pb.CreateChannelRequest(name="limits", config=limits))
-    assert answer.channel.config == limits
+    response = await rpc.admin.CreateChannel(pb.CreateChannelRequest(name="limits", config=limits))
+    assert response.channel.config == limits
 
 
 async def test_create_of_a_file_channel_with_nothing_but_a_type_has_the_defaults(rpc: Rpc) -> None:
@@ -112,9 +112,9 @@ async def test_create_of_a_name_that_exists_is_refused(rpc: Rpc) -> None:
 
 async def test_create_of_one_name_many_times_at_once_makes_one(rpc: Rpc) -> None:
     """Of concurrent creations of one name, one succeeds."""
-    answers = await asyncio.gather(*(create(rpc, "contended") for _ in range(20)), return_exceptions=True)
-    assert sum(isinstance(answer, pb.Channel) for answer in answers) == 1
-    codes = [answer.code() for answer in answers if isinstance(answer, aio.AioRpcError)]
+    responses = await asyncio.gather(*(create(rpc, "contended") for _ in range(20)), return_exceptions=True)
+    assert sum(isinstance(response, pb.Channel) for response in responses) == 1
+    codes = [response.code() for response in responses if isinstance(response, aio.AioRpcError)]
     assert codes == [grpc.StatusCode.ALREADY_EXISTS] * 19
 
 
@@ -175,17 +175,17 @@ async def test_create_with_a_bad_limit_is_refused(rpc: Rpc, limits: dict[str, An
 
 
 async def test_create_with_several_bad_limits_lists_all(rpc: Rpc) -> None:
-    """One answer lists all problems."""
+    """One response lists all problems."""
     async with rpc.unchanged(), refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "capacity: .*lease: "):
         await create(rpc, "refused", capacity=0, lease=seconds(0))
 
 
 async def test_update_changes_what_is_given_and_nothing_else(rpc: Rpc) -> None:
-    """Absent fields stay; the answer and the next look show what is in force."""
+    """Absent fields stay; the response and the next look show what is in force."""
     name = await rpc.make_channel(capacity=10, keep_alive=seconds(1))
-    answer = await update(rpc, name, capacity=20, byte_capacity_buffer_percentage=0, keep_alive=seconds(0))
-    assert (answer.applied, answer.message) == (True, "")
-    config = answer.channel.config
+    response = await update(rpc, name, capacity=20, byte_capacity_buffer_percentage=0, keep_alive=seconds(0))
+    assert (response.applied, response.message) == (True, "")
+    config = response.channel.config
     assert (config.capacity, config.byte_capacity_buffer_percentage, config.keep_alive) == (20, 0, seconds(0))
     assert (config.transaction_capacity, config.lease) == (10, seconds(30))
     assert (await rpc.look(name)).config == config
@@ -195,9 +195,9 @@ async def test_update_of_a_file_channel_changes_how_it_is_written(rpc: Rpc) -> N
     """Everything can be changed except what is fixed at creation, which may be repeated."""
     await create(rpc, "rewritten", type=FILE, capacity=10)
     limits = {**LOG_LIMITS, "backup_checkpoint": True}
-    answer = await update(rpc, "rewritten", **limits)
-    assert (answer.applied, answer.message) == (True, "")
-    config = answer.channel.config
+    response = await update(rpc, "rewritten", **limits)
+    assert (response.applied, response.message) == (True, "")
+    config = response.channel.config
     assert {field: getattr(config, field) for field in limits} == limits
     assert (config.capacity, config.keep_alive) == (10, seconds(3))
     assert (await rpc.look("rewritten")).config == config
@@ -225,10 +225,10 @@ async def test_update_below_what_the_channel_holds_changes_nothing_and_says_so(r
     name = await rpc.make_channel(keep_alive=seconds(0.05))
     await rpc.append(name, b"a", b"b")
     async with rpc.unchanged(name):
-        answer = await update(rpc, name, capacity=1, transaction_capacity=1, lease=seconds(5))
-    assert not answer.applied
-    assert "holds 2 events" in answer.message
-    assert answer.channel.config.lease == seconds(30)
+        response = await update(rpc, name, capacity=1, transaction_capacity=1, lease=seconds(5))
+    assert not response.applied
+    assert "holds 2 events" in response.message
+    assert response.channel.config.lease == seconds(30)
 
 
 @pytest.mark.parametrize(
@@ -300,8 +300,8 @@ async def test_list_is_sorted_by_name(rpc: Rpc) -> None:
     assert {"sorted-10", "sorted-a", "sorted-b"} <= set(names)
 
 
-async def test_watch_answers_at_once_and_periodically(rpc: Rpc) -> None:
-    """The first answer comes at once, the next at the interval; unknown names are omitted."""
+async def test_watch_responds_at_once_and_periodically(rpc: Rpc) -> None:
+    """The first response comes at once, the next at the interval; unknown names are omitted."""
     name = await rpc.make_channel()
     request = pb.WatchChannelsRequest(names=[name, "not-there", "../x"], interval=seconds(0.1))
     watched = rpc.admin.WatchChannels(request, timeout=20.0)
@@ -349,7 +349,7 @@ async def test_peek_shows_without_taking(rpc: Rpc, *, in_columns: bool) -> None:
             request = pb.PeekEventsRequest(
                 channel=name, from_sequence=from_sequence, max_events=max_events, columns=in_columns
             )
-            batches = [answer.batch async for answer in rpc.admin.PeekEvents(request, timeout=20.0)]
+            batches = [response.batch async for response in rpc.admin.PeekEvents(request, timeout=20.0)]
             assert rows_of(batches) == [(number, {}, b"%d" % (number - 1)) for number in sequences]
             assert {batch.HasField("columns") for batch in batches} <= {in_columns}
 
@@ -370,8 +370,8 @@ async def test_peek_that_follows_shows_each_event_as_it_is_committed(rpc: Rpc) -
     await rpc.append(name, b"d", b"e")
     assert [(await from_two.read()).batch.first_sequence for _ in range(2)] == [3, 4]
     assert await from_two.read() is aio.EOF
-    answers = [await from_now.read() for _ in range(2)]
-    assert [(bodies_of([answer.batch]), answer.skipped_events) for answer in answers] == [
+    responses = [await from_now.read() for _ in range(2)]
+    assert [(bodies_of([response.batch]), response.skipped_events) for response in responses] == [
         ([b"c"], 0),
         ([b"d", b"e"], 0),
     ]
@@ -389,10 +389,10 @@ async def test_peek_that_follows_too_slowly_learns_how_many_it_missed(rpc: Rpc) 
         await rpc.purge(name)
     next_sequence, skipped = 2, 0
     while next_sequence < 4002:
-        answer = await follower.read()
-        skipped += answer.skipped_events
-        [first, *_] = sequences = sequences_of([answer.batch])
-        assert first == next_sequence + answer.skipped_events
+        response = await follower.read()
+        skipped += response.skipped_events
+        [first, *_] = sequences = sequences_of([response.batch])
+        assert first == next_sequence + response.skipped_events
         next_sequence = sequences[-1] + 1
     assert skipped > 0
     follower.cancel()

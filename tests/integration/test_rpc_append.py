@@ -23,25 +23,25 @@ def stamp(first: int, last: int) -> event_pb2.ProducerStamp:
     return event_pb2.ProducerStamp(producer_id="p", first_sequence=first, last_sequence=last)
 
 
-def refusal_in(answer: pb.AppendStreamResponse) -> Refusal:
-    assert answer.HasField("error")
-    assert (answer.first_sequence, answer.last_sequence, answer.deduplicated) == (0, 0, False)
-    status: status_pb2.Status = answer.error
+def refusal_in(response: pb.AppendStreamResponse) -> Refusal:
+    assert response.HasField("error")
+    assert (response.first_sequence, response.last_sequence, response.deduplicated) == (0, 0, False)
+    status: status_pb2.Status = response.error
     return Refusal.of_status(status)
 
 
 @pytest.mark.parametrize("in_columns", [False, True])
 async def test_append_stores_and_commits_at_once(rpc: Rpc, *, in_columns: bool) -> None:
-    """Once the answer comes, the events are stored under the sequences in it."""
+    """Once the response comes, the events are stored under the sequences in it."""
     name = await rpc.make_channel()
     contents = {"columns": columns(b"a", b"b")} if in_columns else {"events": events(b"a", b"b")}
-    answers = [await rpc.channels.Append(pb.AppendRequest(channel=name, **contents)) for _ in range(2)]
-    assert [(answer.first_sequence, answer.last_sequence) for answer in answers] == [(1, 2), (3, 4)]
+    responses = [await rpc.channels.Append(pb.AppendRequest(channel=name, **contents)) for _ in range(2)]
+    assert [(response.first_sequence, response.last_sequence) for response in responses] == [(1, 2), (3, 4)]
     assert await rpc.peek(name) == [b"a", b"b", b"a", b"b"]
 
 
 async def test_append_with_a_stamp_repeated_stores_nothing_twice(rpc: Rpc) -> None:
-    """The answer to a repeat says so, without sequences; an overlap stores the new events."""
+    """The response to a repeat says so, without sequences; an overlap stores the new events."""
     name = await rpc.make_channel()
     first = await rpc.append(name, b"a", b"b", stamp=stamp(10, 11))
     again = await rpc.append(name, b"a", b"b", stamp=stamp(10, 11))
@@ -54,8 +54,8 @@ async def test_append_with_a_stamp_repeated_stores_nothing_twice(rpc: Rpc) -> No
     assert (await rpc.look(name)).counters.deduplicated_count == 3
 
 
-async def test_append_stream_answers_each_request_in_order(rpc: Rpc) -> None:
-    """Many requests may be in progress, each with its channel and form; after half-close the rest is answered."""
+async def test_append_stream_responses_each_request_in_order(rpc: Rpc) -> None:
+    """Many requests may be in progress, each with its channel and form; after half-close the rest gets a response."""
     first, second = await rpc.make_channel(), await rpc.make_channel()
     stream = open_stream(rpc)
     for number in range(20):
@@ -63,12 +63,12 @@ async def test_append_stream_answers_each_request_in_order(rpc: Rpc) -> None:
         contents = {"columns": columns(b"%d" % number)} if number % 3 else {"events": events(b"%d" % number)}
         await stream.send(pb.AppendStreamRequest(channel=name, **contents))
     await stream.half_close()
-    assert [answer.first_sequence async for answer in stream] == [number // 2 + 1 for number in range(20)]
+    assert [response.first_sequence async for response in stream] == [number // 2 + 1 for number in range(20)]
     assert await rpc.peek(second) == [b"%d" % number for number in range(1, 20, 2)]
 
 
 async def test_append_stream_after_an_error_goes_on(rpc: Rpc) -> None:
-    """A refused request stores nothing, is answered in order, and does not affect others."""
+    """A refused request stores nothing, gets its response in order, and does not affect others."""
     name = await rpc.make_channel(capacity=2, keep_alive=NO_KEEP_ALIVE)
     stream = open_stream(rpc)
     for request in (
@@ -82,8 +82,8 @@ async def test_append_stream_after_an_error_goes_on(rpc: Rpc) -> None:
     ):
         await stream.send(request)
     await stream.half_close()
-    answers = [answer async for answer in stream]
-    assert [(answer.first_sequence, answer.deduplicated) for answer in answers] == [
+    responses = [response async for response in stream]
+    assert [(response.first_sequence, response.deduplicated) for response in responses] == [
         (1, False),
         (0, False),
         (0, False),
@@ -92,7 +92,7 @@ async def test_append_stream_after_an_error_goes_on(rpc: Rpc) -> None:
         (0, False),
         (2, False),
     ]
-    refusals = [refusal_in(answers[index]) for index in (1, 2, 3, 5)]
+    refusals = [refusal_in(responses[index]) for index in (1, 2, 3, 5)]
     assert [(refusal.code, refusal.reason) for refusal in refusals] == [
         (grpc.StatusCode.NOT_FOUND, "CHANNEL_NOT_FOUND"),
         (grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT"),
@@ -104,7 +104,7 @@ async def test_append_stream_after_an_error_goes_on(rpc: Rpc) -> None:
     assert await rpc.peek(name) == [b"a", b"b"]
 
 
-async def test_append_stream_of_bytes_that_are_no_protobuf_answers_and_goes_on(rpc: Rpc) -> None:
+async def test_append_stream_of_bytes_that_are_no_protobuf_responds_and_goes_on(rpc: Rpc) -> None:
     """Invalid bytes are one bad request, not the end of the stream."""
     name = await rpc.make_channel()
     method: Any = rpc.connection.stream_stream(
@@ -114,12 +114,12 @@ async def test_append_stream_of_bytes_that_are_no_protobuf_answers_and_goes_on(r
     await call.write(b"\xff\xff no protobuf")
     await call.write(pb.AppendStreamRequest(channel=name, events=events(b"a")).SerializeToString())
     await call.done_writing()
-    answers = [answer async for answer in call]
-    assert refusal_in(answers[0]).reason == "BAD_ARGUMENT"
-    assert answers[1].first_sequence == 1
+    responses = [response async for response in call]
+    assert refusal_in(responses[0]).reason == "BAD_ARGUMENT"
+    assert responses[1].first_sequence == 1
 
 
-async def test_append_stream_that_waits_for_room_answers_when_there_is_some(rpc: Rpc) -> None:
+async def test_append_stream_that_waits_for_space_responds_when_there_is_some(rpc: Rpc) -> None:
     """A full channel delays the requests of the stream in order, up to the keep-alive."""
     name = await rpc.make_channel(capacity=1, keep_alive=seconds(3600))
     stream = open_stream(rpc)

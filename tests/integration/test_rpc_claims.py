@@ -16,8 +16,8 @@ READER = "reader-1"
 
 async def acknowledge(rpc: Rpc, channel: str, reader_id: str, through: int, epoch: int | None = None) -> int:
     request = pb.AcknowledgeRequest(channel=channel, reader_id=reader_id, through_sequence=through, epoch=epoch)
-    answer: pb.AcknowledgeResponse = await rpc.channels.Acknowledge(request)
-    return answer.first_sequence
+    response: pb.AcknowledgeResponse = await rpc.channels.Acknowledge(request)
+    return response.first_sequence
 
 
 async def release(rpc: Rpc, channel: str, reader_id: str, epoch: int | None = None) -> None:
@@ -25,7 +25,7 @@ async def release(rpc: Rpc, channel: str, reader_id: str, epoch: int | None = No
 
 
 async def test_claim_returns_the_range(rpc: Rpc) -> None:
-    """The answer contains the range, the epoch, the id of the channel and the lease."""
+    """The response contains the range, the epoch, the id of the channel and the lease."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a", b"b")
     claim = await rpc.claim(name, READER, lease=seconds(7))
@@ -147,7 +147,7 @@ async def renew(
     return await rpc.claim(channel, READER, epoch=epoch, wait=seconds(wait_seconds), after_sequence=after_sequence)
 
 
-async def test_renewal_that_waits_is_answered_by_the_next_commit(rpc: Rpc) -> None:
+async def test_renewal_that_waits_is_acknowledged_by_the_next_commit(rpc: Rpc) -> None:
     """A renewal with `after_sequence` waits for the channel to grow, so that readers need not poll."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a")
@@ -165,11 +165,11 @@ async def test_renewal_that_waits_is_answered_by_the_next_commit(rpc: Rpc) -> No
 
 
 async def test_renewal_that_waits_keeps_the_claim(rpc: Rpc) -> None:
-    """The lease does not run meanwhile; if no event came in time, the answer says so."""
+    """The lease does not run meanwhile; if no event came in time, the response says so."""
     name = await rpc.make_channel()
     claim = await rpc.claim(name, READER, lease=seconds(0.5))
-    answer = await renew(rpc, name, claim.epoch, wait_seconds=0.7)
-    assert (answer.epoch, answer.next_sequence) == (claim.epoch, 1)
+    response = await renew(rpc, name, claim.epoch, wait_seconds=0.7)
+    assert (response.epoch, response.next_sequence) == (claim.epoch, 1)
 
 
 @pytest.mark.parametrize("how", ["released", "taken over", "deleted"])

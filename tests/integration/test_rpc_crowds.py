@@ -38,8 +38,8 @@ async def test_calls_all_at_once_all_succeed(server: Millraced, calls: int, conn
     """All calls succeed, even above a connection's limit of concurrent calls; each stores its event."""
     async with connections(server, connection_count) as rpcs:
         name = await rpcs[0].make_channel(capacity=calls)
-        answers = await asyncio.gather(*(rpcs[index % len(rpcs)].append(name, b"a") for index in range(calls)))
-        assert sorted(answer.first_sequence for answer in answers) == list(range(1, calls + 1))
+        responses = await asyncio.gather(*(rpcs[index % len(rpcs)].append(name, b"a") for index in range(calls)))
+        assert sorted(response.first_sequence for response in responses) == list(range(1, calls + 1))
         assert (await rpcs[0].look(name)).gauges.queued_events == calls
         assert thread_count(server.process.pid) < THREADS_MAX
 
@@ -70,8 +70,8 @@ async def test_put_wakes_one_of_a_thousand_takers(server: Millraced, connection_
 
         for _ in range(TAKERS - 1):
             await rpc.append(name, b"a")
-        answers = await asyncio.gather(*waiting)
-        assert sorted(sequence for answer in answers for sequence in sequences_of(answer.batches)) == [
+        responses = await asyncio.gather(*waiting)
+        assert sorted(sequence for response in responses for sequence in sequences_of(response.batches)) == [
             *range(2, TAKERS + 1)
         ]
 

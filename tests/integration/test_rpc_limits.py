@@ -72,18 +72,18 @@ CONTENTS = [many_small, few_large, one_large_header_for_all, many_headers, spars
 
 async def unary(rpc: Rpc, method: str, request: Any) -> bytes:
     call: Any = rpc.connection.unary_unary(f"{SERVICE}/{method}")
-    answer: bytes = await call(request.SerializeToString(), timeout=30.0)
-    return answer
+    response: bytes = await call(request.SerializeToString(), timeout=30.0)
+    return response
 
 
 async def taken(rpc: Rpc, name: str, *, in_columns: bool) -> AsyncIterator[bytes]:
     txn_id = await rpc.begin(name)
     while True:
-        answer = await unary(rpc, "Take", pb.TakeRequest(txn_id=txn_id, wait=NO_WAIT, columns=in_columns))
-        if not pb.TakeResponse.FromString(answer).batches:
+        response = await unary(rpc, "Take", pb.TakeRequest(txn_id=txn_id, wait=NO_WAIT, columns=in_columns))
+        if not pb.TakeResponse.FromString(response).batches:
             await rpc.rollback(txn_id)
             return
-        yield answer
+        yield response
 
 
 async def consumed(rpc: Rpc, name: str, *, in_columns: bool) -> AsyncIterator[bytes]:
@@ -94,9 +94,9 @@ async def consumed(rpc: Rpc, name: str, *, in_columns: bool) -> AsyncIterator[by
     left = (await rpc.look(name)).gauges
     left_count = left.queued_events + left.taken_events
     while left_count:
-        answer = await stream.read()
-        yield answer
-        left_count -= count_of(pb.ConsumeResponse.FromString(answer).batches)
+        response = await stream.read()
+        yield response
+        left_count -= count_of(pb.ConsumeResponse.FromString(response).batches)
     stream.cancel()
     await rpc.until(name, taken_events=0)
 
@@ -105,29 +105,33 @@ async def read(rpc: Rpc, name: str, *, in_columns: bool) -> AsyncIterator[bytes]
     await rpc.claim(name, "reader")
     method: Any = rpc.connection.unary_stream(f"{SERVICE}/Read")
     request = pb.ReadRequest(channel=name, reader_id="reader", columns=in_columns)
-    async for answer in method(request.SerializeToString(), timeout=30.0):
-        yield answer
+    async for response in method(request.SerializeToString(), timeout=30.0):
+        yield response
     await rpc.channels.Release(pb.ReleaseRequest(channel=name, reader_id="reader"))
 
 
 async def peeked(rpc: Rpc, name: str, *, in_columns: bool) -> AsyncIterator[bytes]:
     method: Any = rpc.connection.unary_stream(f"{ADMIN}/PeekEvents")
     request = admin_service_pb2.PeekEventsRequest(channel=name, max_events=1_000_000, columns=in_columns)
-    async for answer in method(request.SerializeToString(), timeout=30.0):
-        yield answer
+    async for response in method(request.SerializeToString(), timeout=30.0):
+        yield response
 
 
 def count_of(batches: Any) -> int:
     return sum(batch.columns.count or len(batch.events) for batch in batches)
 
 
-def batches_in(kind: Any, answers: list[bytes]) -> list[event_pb2.EventBatch]:
-    parsed = [kind.FromString(answer) for answer in answers]
-    return [batch for answer in parsed for batch in (answer.batches if hasattr(answer, "batches") else [answer.batch])]
+def batches_in(kind: Any, responses: list[bytes]) -> list[event_pb2.EventBatch]:
+    parsed = [kind.FromString(response) for response in responses]
+    return [
+        batch
+        for response in parsed
+        for batch in (response.batches if hasattr(response, "batches") else [response.batch])
+    ]
 
 
 @pytest.mark.parametrize("contents", CONTENTS)
-async def test_answers_never_exceed_the_message_limit(rpc: Rpc, contents: Any) -> None:
+async def test_responses_never_exceed_the_message_limit(rpc: Rpc, contents: Any) -> None:
     """Every stored event is returned by every call, in messages within the limit."""
     name = await rpc.make_channel(capacity=100_000, transaction_capacity=100_000)
     stored = contents()
@@ -135,21 +139,21 @@ async def test_answers_never_exceed_the_message_limit(rpc: Rpc, contents: Any) -
         await rpc.channels.Append(pb.AppendRequest(channel=name, columns=batch))
     expected = [(1, sum(batch.count for batch in stored))]
     for in_columns in (False, True):
-        for kind, answering in (
+        for kind, responding in (
             (pb.TakeResponse, taken),
             (pb.ConsumeResponse, consumed),
             (pb.ReadResponse, read),
             (admin_service_pb2.PeekEventsResponse, peeked),
         ):
-            answers = [answer async for answer in answering(rpc, name, in_columns=in_columns)]
-            assert max(map(len, answers)) <= MESSAGE_BYTES_MAX, (kind, in_columns)
-            batches = batches_in(kind, answers)
+            responses = [response async for response in responding(rpc, name, in_columns=in_columns)]
+            assert max(map(len, responses)) <= MESSAGE_BYTES_MAX, (kind, in_columns)
+            batches = batches_in(kind, responses)
             ends = [(batch.first_sequence, batch.first_sequence + count_of([batch]) - 1) for batch in batches]
             assert [last + 1 for _, last in ends[:-1]] == [first for first, _ in ends[1:]]
             assert [(ends[0][0], ends[-1][1])] == expected
 
 
-async def test_event_that_would_not_fit_an_answer_is_refused(rpc: Rpc) -> None:
+async def test_event_that_would_not_fit_an_response_is_refused(rpc: Rpc) -> None:
     """The largest body that is accepted can be fetched in both forms."""
     name = await rpc.make_channel(byte_capacity=1 << 30)
     low, high = 1, MESSAGE_BYTES_MAX - 64
@@ -192,8 +196,8 @@ async def test_compressed_message_above_the_limit_is_refused_by_grpc(rpc: Rpc) -
         await rpc.channels.Append(request, timeout=30.0, compression=grpc.Compression.Gzip)
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     request = pb.AppendRequest(channel=name, events=[event_pb2.Event(body=bytes(10_000))])
-    answer = await rpc.channels.Append(request, timeout=30.0, compression=grpc.Compression.Gzip)
-    assert answer.first_sequence == 1
+    response = await rpc.channels.Append(request, timeout=30.0, compression=grpc.Compression.Gzip)
+    assert response.first_sequence == 1
 
 
 @pytest.mark.parametrize("value_bytes", [15_000, 16_384, 100_000])
@@ -211,7 +215,7 @@ async def test_metadata_above_16_kib_is_refused_by_grpc(rpc: Rpc, value_bytes: i
 
 
 async def test_refused_requests_are_not_kept(start_millraced: StartMillraced) -> None:
-    """The memory of refused requests is freed with the answer, not by a later garbage collection."""
+    """The memory of refused requests is freed with the response, not by a later garbage collection."""
     server = start_millraced("server.shutdown_grace_seconds = 0.0")
     pid = server.process.pid
     large = pb.AppendRequest(events=[event_pb2.Event(body=bytes(20 * MIB))])
@@ -231,7 +235,7 @@ async def test_refused_requests_are_not_kept(start_millraced: StartMillraced) ->
 
 
 async def waiting_appends(rpc: Rpc, name: str, count: int) -> list["asyncio.Task[pb.AppendResponse]"]:
-    """Appends of almost a whole message each, to a channel without room."""
+    """Appends of almost a whole message each, to a channel without space."""
     before = (await rpc.look(name)).gauges.waiting_commits
     appends = [asyncio.ensure_future(rpc.append(name, bytes(40 * KIB))) for _ in range(count)]
     await rpc.until(name, waiting_commits=before + count)

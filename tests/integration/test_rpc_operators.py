@@ -14,8 +14,10 @@ FILE = pb.CHANNEL_TYPE_FILE
 
 
 async def listed(rpc: Rpc, channel: str = "") -> list[pb.OpenTransaction]:
-    answer: pb.ListTransactionsResponse = await rpc.admin.ListTransactions(pb.ListTransactionsRequest(channel=channel))
-    return list(answer.transactions)
+    response: pb.ListTransactionsResponse = await rpc.admin.ListTransactions(
+        pb.ListTransactionsRequest(channel=channel)
+    )
+    return list(response.transactions)
 
 
 async def end(rpc: Rpc, txn_id: str) -> None:
@@ -23,13 +25,13 @@ async def end(rpc: Rpc, txn_id: str) -> None:
 
 
 async def consumers(rpc: Rpc, channel: str) -> list[pb.Consumer]:
-    answer: pb.ListConsumersResponse = await rpc.admin.ListConsumers(pb.ListConsumersRequest(channel=channel))
-    return list(answer.consumers)
+    response: pb.ListConsumersResponse = await rpc.admin.ListConsumers(pb.ListConsumersRequest(channel=channel))
+    return list(response.consumers)
 
 
 async def producers(rpc: Rpc, channel: str) -> list[pb.Producer]:
-    answer: pb.ListProducersResponse = await rpc.admin.ListProducers(pb.ListProducersRequest(channel=channel))
-    return list(answer.producers)
+    response: pb.ListProducersResponse = await rpc.admin.ListProducers(pb.ListProducersRequest(channel=channel))
+    return list(response.producers)
 
 
 async def consume(rpc: Rpc, channel: str) -> Stream:
@@ -95,7 +97,7 @@ async def test_end_of_an_expired_transaction_succeeds(rpc: Rpc) -> None:
     await end(rpc, txn_id)
 
 
-async def test_end_of_a_transaction_whose_commit_waits_for_room_ends_the_wait(rpc: Rpc) -> None:
+async def test_end_of_a_transaction_whose_commit_waits_for_space_ends_the_wait(rpc: Rpc) -> None:
     """Until the commit is submitted, the transaction is open."""
     name = await rpc.make_channel(capacity=1, keep_alive=seconds(3_000))
     await rpc.append(name, b"a")

@@ -26,8 +26,8 @@ SERVICES = {
 }
 
 
-async def answer_to(rpc: Rpc, service: str, method: str, request: bytes) -> Any:
-    """The first answer to a request of raw bytes, for every kind of call."""
+async def response_to(rpc: Rpc, service: str, method: str, request: bytes) -> Any:
+    """The first response to a request of raw bytes, for every kind of call."""
     path, call = f"/{service}/{method}", SERVICES[service].methods_by_name[method]
     if call.client_streaming:
         both_ways: Any = rpc.connection.stream_stream(path)
@@ -50,12 +50,12 @@ async def test_bytes_that_are_no_protobuf_are_refused(rpc: Rpc, service: str, me
     wanted = SERVICES[service].methods_by_name[method].input_type.full_name
     sentence = f"request: its {len(NO_PROTOBUF)} bytes are not a valid {wanted}"
     if method == "AppendStream":
-        answer = pb.AppendStreamResponse.FromString(await answer_to(rpc, service, method, NO_PROTOBUF))
-        refusal = Refusal.of_status(answer.error)
+        response = pb.AppendStreamResponse.FromString(await response_to(rpc, service, method, NO_PROTOBUF))
+        refusal = Refusal.of_status(response.error)
         assert (refusal.code, refusal.reason, refusal.message) == (INVALID_ARGUMENT, "BAD_ARGUMENT", sentence)
         return
     async with refused(INVALID_ARGUMENT, "BAD_ARGUMENT", re.escape(sentence)):
-        await answer_to(rpc, service, method, NO_PROTOBUF)
+        await response_to(rpc, service, method, NO_PROTOBUF)
 
 
 @pytest.mark.parametrize("cut", [1, 5, 11])
@@ -67,7 +67,7 @@ async def test_request_cut_short_is_refused(rpc: Rpc, cut: int) -> None:
         rpc.unchanged(name),
         refused(INVALID_ARGUMENT, "BAD_ARGUMENT", "are not a valid millrace.v1.AppendRequest"),
     ):
-        await answer_to(rpc, "millrace.v1.ChannelService", "Append", whole[:-cut])
+        await response_to(rpc, "millrace.v1.ChannelService", "Append", whole[:-cut])
 
 
 async def test_text_that_is_no_utf_8_is_refused(rpc: Rpc) -> None:
@@ -76,7 +76,7 @@ async def test_text_that_is_no_utf_8_is_refused(rpc: Rpc) -> None:
     whole = pb.AppendRequest(channel=name, events=[event_pb2.Event(headers={"key": "value"}, body=b"\xff")])
     broken = whole.SerializeToString().replace(b"value", b"va\xffue")
     async with rpc.unchanged(name), refused(INVALID_ARGUMENT, "BAD_ARGUMENT"):
-        await answer_to(rpc, "millrace.v1.ChannelService", "Append", broken)
+        await response_to(rpc, "millrace.v1.ChannelService", "Append", broken)
 
 
 OF_ALL = {"ListTransactions", "ListConsumers"}
@@ -113,7 +113,7 @@ async def _refuses_name(rpc: Rpc, service: str, method: str, name: str) -> None:
     elif method in OF_TXNS:
         request.txn_id = "t"
     async with refused(INVALID_ARGUMENT, "BAD_NAME", "channel: is .*; it must match") as caught:
-        await answer_to(rpc, service, method, request.SerializeToString())
+        await response_to(rpc, service, method, request.SerializeToString())
     message = caught.refusal.message
     assert message.isascii()
     assert message.isprintable()
@@ -143,14 +143,14 @@ async def test_unknown_channel_is_not_found(rpc: Rpc, request_of: Callable[[str]
     method = type(request).__name__.removesuffix("Request")
     [service] = [service for service, described in SERVICES.items() if method in described.methods_by_name]
     async with rpc.unchanged(), refused(NOT_FOUND, "CHANNEL_NOT_FOUND", "called 'not-there'; create it") as caught:
-        await answer_to(rpc, service, method, request.SerializeToString())
+        await response_to(rpc, service, method, request.SerializeToString())
     assert caught.refusal.metadata == {"channel": "not-there"}
     assert caught.refusal.retry_delay_seconds is None
 
 
 def renew(rpc: Rpc, txn_id: str) -> Awaitable[pb.RenewTxnResponse]:
-    answer: Awaitable[pb.RenewTxnResponse] = rpc.channels.RenewTxn(pb.RenewTxnRequest(txn_id=txn_id))
-    return answer
+    response: Awaitable[pb.RenewTxnResponse] = rpc.channels.RenewTxn(pb.RenewTxnRequest(txn_id=txn_id))
+    return response
 
 
 TXN_CALLS: dict[str, Callable[[Rpc, str], Awaitable[object]]] = {
@@ -217,7 +217,7 @@ async def test_commit_with_another_channels_transaction_changes_neither(rpc: Rpc
 
 
 async def test_begin_beyond_the_open_transactions_is_refused(rpc: Rpc) -> None:
-    """TOO_MANY_TXNS has a retry delay; a transaction that ends makes room."""
+    """TOO_MANY_TXNS has a retry delay; a transaction that ends makes space."""
     name = await rpc.make_channel(open_transactions_max=1)
     txn_id = await rpc.begin(name)
     async with rpc.unchanged(name), refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_TXNS") as caught:
@@ -295,8 +295,8 @@ async def test_bad_events_are_refused_whole(
                     await rpc.channels.Append(pb.AppendRequest(channel=name, **fields))
             case _:
                 request = pb.AppendStreamRequest(channel=name, **fields).SerializeToString()
-                answer = await answer_to(rpc, "millrace.v1.ChannelService", "AppendStream", request)
-                refusal = Refusal.of_status(pb.AppendStreamResponse.FromString(answer).error)
+                response = await response_to(rpc, "millrace.v1.ChannelService", "AppendStream", request)
+                refusal = Refusal.of_status(pb.AppendStreamResponse.FromString(response).error)
                 assert (refusal.code, refusal.reason) == (INVALID_ARGUMENT, reason)
                 assert re.search(sentence, refusal.message)
     assert await rpc.put(txn_id, b"a") == 1
@@ -418,8 +418,8 @@ async def test_unknown_fields_are_passed_over(rpc: Rpc) -> None:
     """A request of a newer contract is handled without its unknown fields."""
     name = await rpc.make_channel()
     newer = pb.AppendRequest(channel=name, events=events(b"a")).SerializeToString() + b"\xa2\x06\x03new"
-    answer = await answer_to(rpc, "millrace.v1.ChannelService", "Append", newer)
-    assert pb.AppendResponse.FromString(answer).first_sequence == 1
+    response = await response_to(rpc, "millrace.v1.ChannelService", "Append", newer)
+    assert pb.AppendResponse.FromString(response).first_sequence == 1
 
 
 async def test_refusals_are_counted_by_their_reason(rpc: Rpc) -> None:

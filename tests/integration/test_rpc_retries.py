@@ -50,11 +50,11 @@ class Lossy:
 
     async def losing_a_reply(self, call: Callable[[Rpc], Awaitable[object]]) -> object:
         """Makes a call whose first response is lost; returns the response to gRPC's own retry."""
-        self.proxy.lose_next_answer()
-        answer = await call(self.rpc)
+        self.proxy.lose_next_response()
+        response = await call(self.rpc)
         assert self.proxy.cut_count == 1
         self.proxy.cut_count = 0
-        return answer
+        return response
 
 
 @pytest.fixture
@@ -93,9 +93,9 @@ async def test_lost_reply_of_take_comes_again(rpc: Rpc, lossy: Lossy) -> None:
     name = await rpc.make_channel()
     await rpc.append(name, b"a", b"b", b"c")
     txn_id = await rpc.begin(name)
-    answer = await lossy.losing_a_reply(lambda it: it.take(txn_id, max_events=2, take_offset=0))
-    assert isinstance(answer, pb.TakeResponse)
-    assert bodies_of(answer.batches) == [b"a", b"b"]
+    response = await lossy.losing_a_reply(lambda it: it.take(txn_id, max_events=2, take_offset=0))
+    assert isinstance(response, pb.TakeResponse)
+    assert bodies_of(response.batches) == [b"a", b"b"]
     assert (await rpc.look(name)).gauges.taken_events == 2
 
 
@@ -104,8 +104,8 @@ async def test_lost_reply_of_commit_commits_once(rpc: Rpc, lossy: Lossy) -> None
     name = await rpc.make_channel()
     txn_id = await rpc.begin(name)
     await rpc.put(txn_id, b"a", b"b")
-    answer = await lossy.losing_a_reply(lambda it: it.commit(txn_id))
-    assert answer == await rpc.commit(txn_id)
+    response = await lossy.losing_a_reply(lambda it: it.commit(txn_id))
+    assert response == await rpc.commit(txn_id)
     assert await rpc.peek(name) == [b"a", b"b"]
     assert (await rpc.look(name)).counters.commit_count == 1
 
@@ -122,21 +122,21 @@ async def test_lost_reply_of_rollback_rolls_back_once(rpc: Rpc, lossy: Lossy) ->
 
 
 async def test_lost_reply_of_append_stores_each_event_once(rpc: Rpc, lossy: Lossy) -> None:
-    """The answer to a repeat with the same stamp says that everything was already stored."""
+    """The response to a repeat with the same stamp says that everything was already stored."""
     name = await rpc.make_channel()
     stamp = event_pb2.ProducerStamp(producer_id="p", first_sequence=1, last_sequence=2)
-    answer = await lossy.losing_a_reply(lambda it: it.append(name, b"a", b"b", stamp=stamp))
-    assert answer == pb.AppendResponse(deduplicated=True)
+    response = await lossy.losing_a_reply(lambda it: it.append(name, b"a", b"b", stamp=stamp))
+    assert response == pb.AppendResponse(deduplicated=True)
     assert await rpc.peek(name) == [b"a", b"b"]
 
 
 async def test_lost_reply_of_claim_keeps_the_epoch(rpc: Rpc, lossy: Lossy) -> None:
     """The repeat renews the claim of the first call."""
     name = await rpc.make_channel()
-    answer = await lossy.losing_a_reply(lambda it: it.claim(name, "reader-1"))
-    assert isinstance(answer, pb.ClaimResponse)
+    response = await lossy.losing_a_reply(lambda it: it.claim(name, "reader-1"))
+    assert isinstance(response, pb.ClaimResponse)
     again = await rpc.claim(name, "reader-1", takeover=True)
-    assert again.epoch == answer.epoch + 1
+    assert again.epoch == response.epoch + 1
 
 
 async def test_lost_reply_of_acknowledge_removes_once(rpc: Rpc, lossy: Lossy) -> None:
@@ -145,8 +145,8 @@ async def test_lost_reply_of_acknowledge_removes_once(rpc: Rpc, lossy: Lossy) ->
     await rpc.append(name, b"a", b"b")
     await rpc.claim(name, "reader-1")
     request = pb.AcknowledgeRequest(channel=name, reader_id="reader-1", through_sequence=1)
-    answer = await lossy.losing_a_reply(lambda it: it.channels.Acknowledge(request))
-    assert answer == pb.AcknowledgeResponse(first_sequence=2)
+    response = await lossy.losing_a_reply(lambda it: it.channels.Acknowledge(request))
+    assert response == pb.AcknowledgeResponse(first_sequence=2)
     assert (await rpc.look(name)).counters.event_take_success_count == 1
 
 
@@ -154,12 +154,12 @@ async def test_lost_reply_of_renew_renews(rpc: Rpc, lossy: Lossy) -> None:
     """A renewal may take effect twice."""
     txn_id = await rpc.begin(await rpc.make_channel(), lease=seconds(9))
     request = pb.RenewTxnRequest(txn_id=txn_id)
-    answer = await lossy.losing_a_reply(lambda it: it.channels.RenewTxn(request))
-    assert answer == pb.RenewTxnResponse(lease=seconds(9))
+    response = await lossy.losing_a_reply(lambda it: it.channels.RenewTxn(request))
+    assert response == pb.RenewTxnResponse(lease=seconds(9))
 
 
 async def test_broken_append_stream_sent_again_stores_each_event_once(rpc: Rpc, lossy: Lossy) -> None:
-    """A producer that repeats unanswered requests with their stamps neither loses nor duplicates events."""
+    """A producer that repeats pending requests with their stamps neither loses nor duplicates events."""
     name = await rpc.make_channel(capacity=1000)
     requests = [
         pb.AppendStreamRequest(
@@ -169,14 +169,14 @@ async def test_broken_append_stream_sent_again_stores_each_event_once(rpc: Rpc, 
         )
         for number in range(50)
     ]
-    answered = 0
-    lossy.proxy.lose_next_answer()
-    while answered < len(requests):
-        stream = lossy.rpc.channels.AppendStream(iter_requests(requests[answered:]), timeout=30.0)
+    responded = 0
+    lossy.proxy.lose_next_response()
+    while responded < len(requests):
+        stream = lossy.rpc.channels.AppendStream(iter_requests(requests[responded:]), timeout=30.0)
         with suppress(aio.AioRpcError):
-            async for answer in stream:
-                assert not answer.HasField("error")
-                answered += 1
+            async for response in stream:
+                assert not response.HasField("error")
+                responded += 1
     assert lossy.proxy.cut_count == 1
     assert await rpc.peek(name) == [b"%d" % number for number in range(50)]
 

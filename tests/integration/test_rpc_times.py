@@ -17,8 +17,8 @@ from tests.rpc import NO_WAIT, TIMEOUT_SECONDS, Rpc, events, refused
 async def append(rpc: Rpc, channel: str, *bodies: bytes) -> Timestamp:
     """Appends events; returns the time of their commit."""
     request = pb.AppendRequest(channel=channel, events=events(*bodies))
-    answer: pb.AppendResponse = await rpc.channels.Append(request, timeout=TIMEOUT_SECONDS)
-    return answer.commit_time
+    response: pb.AppendResponse = await rpc.channels.Append(request, timeout=TIMEOUT_SECONDS)
+    return response.commit_time
 
 
 async def find(rpc: Rpc, channel: str, time: Timestamp) -> pb.FindSequenceResponse:
@@ -50,7 +50,7 @@ def times_in(batches: Iterable[event_pb2.EventBatch]) -> list[int]:
 
 async def peek(rpc: Rpc, channel: str, **fields: Any) -> list[event_pb2.EventBatch]:
     request = admin_service_pb2.PeekEventsRequest(channel=channel, max_events=100, **fields)
-    return [answer.batch async for answer in rpc.admin.PeekEvents(request, timeout=TIMEOUT_SECONDS)]
+    return [response.batch async for response in rpc.admin.PeekEvents(request, timeout=TIMEOUT_SECONDS)]
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -61,7 +61,7 @@ async def channel(rpc: Rpc, request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("columns", [True, False], ids=["columns", "rows"])
-async def test_events_have_the_time_of_their_commit_in_every_answer(rpc: Rpc, channel: str, *, columns: bool) -> None:
+async def test_events_have_the_time_of_their_commit_in_every_response(rpc: Rpc, channel: str, *, columns: bool) -> None:
     """This includes single events, many of which are one batch, and parts of batches."""
     expected = [micros(await append(rpc, channel, b"x")) for _ in range(5)]
     expected += [micros(await append(rpc, channel, b"a", b"b"))] * 2
@@ -70,7 +70,7 @@ async def test_events_have_the_time_of_their_commit_in_every_answer(rpc: Rpc, ch
     assert times_in(await peek(rpc, channel, columns=columns, from_sequence=3)) == expected[2:]
     txn_id = await rpc.begin(channel)
     taken = [await rpc.take(txn_id, max_events=3, columns=columns) for _ in range(2)]
-    assert times_in([batch for answer in taken for batch in answer.batches]) == expected[:6]
+    assert times_in([batch for response in taken for batch in response.batches]) == expected[:6]
     await rpc.rollback(txn_id)
     start = pb.ConsumeRequest.Start(channel=channel, columns=columns)
     stream = rpc.channels.Consume(timeout=TIMEOUT_SECONDS)
@@ -80,25 +80,25 @@ async def test_events_have_the_time_of_their_commit_in_every_answer(rpc: Rpc, ch
     await rpc.until(channel, taken_events=0)
     await rpc.channels.Claim(pb.ClaimRequest(channel=channel, reader_id="r"), timeout=TIMEOUT_SECONDS)
     request = pb.ReadRequest(channel=channel, reader_id="r", from_sequence=2, columns=columns)
-    read = [answer.batch async for answer in rpc.channels.Read(request, timeout=TIMEOUT_SECONDS)]
+    read = [response.batch async for response in rpc.channels.Read(request, timeout=TIMEOUT_SECONDS)]
     assert times_in(read) == expected[1:]
 
 
-async def test_answer_of_a_stream_and_of_a_commit_have_the_time(rpc: Rpc, channel: str) -> None:
+async def test_response_of_a_stream_and_of_a_commit_have_the_time(rpc: Rpc, channel: str) -> None:
     """An append that was dropped as a repeat has none; a commit of takes has its own."""
     stamp = event_pb2.ProducerStamp(producer_id="p", first_sequence=1, last_sequence=1)
     stream = rpc.channels.AppendStream(timeout=TIMEOUT_SECONDS)
-    answers = []
+    responses = []
     for _ in range(2):
         await stream.write(pb.AppendStreamRequest(channel=channel, events=events(b"a"), stamp=stamp))
-        answers.append(await stream.read())
+        responses.append(await stream.read())
     await stream.done_writing()
-    assert [answer.HasField("commit_time") for answer in answers] == [True, False]
+    assert [response.HasField("commit_time") for response in responses] == [True, False]
     txn_id = await rpc.begin(channel)
     await rpc.take(txn_id)
-    answer = await rpc.commit(txn_id)
-    assert micros(answer.commit_time) >= micros(answers[0].commit_time)
-    assert await rpc.commit(txn_id) == answer
+    response = await rpc.commit(txn_id)
+    assert micros(response.commit_time) >= micros(responses[0].commit_time)
+    assert await rpc.commit(txn_id) == response
 
 
 async def test_find_sequence_returns_the_first_event_since(rpc: Rpc, channel: str) -> None:
@@ -167,8 +167,8 @@ async def test_retention_removes_what_is_older_and_can_be_changed(rpc: Rpc, chan
     for seconds, shown in ((0.25, 0.25), (7 * 86_400.0, 7 * 86_400.0), (0.0, None)):
         config = admin_service_pb2.ChannelConfig(retention=duration_of(seconds))
         request = admin_service_pb2.UpdateChannelRequest(name=channel, config=config)
-        answer = await rpc.admin.UpdateChannel(request, timeout=TIMEOUT_SECONDS)
-        kept = answer.channel.config
+        response = await rpc.admin.UpdateChannel(request, timeout=TIMEOUT_SECONDS)
+        kept = response.channel.config
         assert (kept.retention.ToTimedelta().total_seconds() if kept.HasField("retention") else None) == shown
         if shown == 0.25:
             await rpc.until(channel, queued_events=0)

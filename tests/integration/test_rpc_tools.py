@@ -44,7 +44,7 @@ async def reflected(rpc: Rpc, *requests: reflection_pb2.ServerReflectionRequest)
         for request in requests:
             yield request
 
-    return [answer async for answer in stub.ServerReflectionInfo(asked(), timeout=20.0)]
+    return [response async for response in stub.ServerReflectionInfo(asked(), timeout=20.0)]
 
 
 async def test_health_of_the_server_and_of_each_channel(rpc: Rpc) -> None:
@@ -52,8 +52,8 @@ async def test_health_of_the_server_and_of_each_channel(rpc: Rpc) -> None:
     name = await rpc.make_channel()
     health = health_of(rpc)
     for service in ("", f"channels/{name}"):
-        answer = await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=20.0)
-        assert answer.status == SERVING
+        response = await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=20.0)
+        assert response.status == SERVING
     for service in ("channels/none", name, "channels/../x"):
         with pytest.raises(aio.AioRpcError) as raised:
             await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=20.0)
@@ -90,7 +90,7 @@ async def test_health_while_the_server_drains_is_not_serving(start_millraced: St
 
 
 async def test_reflection_lists_the_services_and_gives_their_protos(rpc: Rpc) -> None:
-    """A client without protos can build every message of both services from the answers."""
+    """A client without protos can build every message of both services from the responses."""
     listed, *files = await reflected(
         rpc,
         reflection_pb2.ServerReflectionRequest(list_services=""),
@@ -109,8 +109,8 @@ async def test_reflection_lists_the_services_and_gives_their_protos(rpc: Rpc) ->
     )
     assert {service.name for service in listed.list_services_response.service} == SERVICES
     pool = DescriptorPool()
-    for answer in files:
-        for encoded in answer.file_descriptor_response.file_descriptor_proto:
+    for response in files:
+        for encoded in response.file_descriptor_response.file_descriptor_proto:
             pool.Add(FileDescriptorProto.FromString(encoded))
     assert len(pool.FindServiceByName("millrace.v1.ChannelService").methods) == 14
     assert len(pool.FindServiceByName("millrace.v1.AdminService").methods) == 18
@@ -120,8 +120,8 @@ async def test_channelz_shows_the_server(rpc: Rpc) -> None:
     """There is one server, with counted calls."""
     await rpc.make_channel()
     stub = stub_of(channelz_pb2_grpc.ChannelzStub, rpc)
-    answer = await stub.GetServers(channelz_pb2.GetServersRequest(), timeout=20.0)
-    [server] = answer.server
+    response = await stub.GetServers(channelz_pb2.GetServersRequest(), timeout=20.0)
+    [server] = response.server
     assert server.data.calls_started > 0
     assert server.listen_socket
 
@@ -137,5 +137,5 @@ async def test_tools_that_are_switched_off_are_not_there(start_millraced: StartM
         # A client that is still sending when the refusal arrives gets INTERNAL from its own gRPC, so nothing is sent.
         call = stub_of(reflection_pb2_grpc.ServerReflectionStub, rpc).ServerReflectionInfo(timeout=20.0)
         assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
-        answer = await health_of(rpc).Check(health_pb2.HealthCheckRequest(), timeout=20.0)
-        assert answer.status == SERVING
+        response = await health_of(rpc).Check(health_pb2.HealthCheckRequest(), timeout=20.0)
+        assert response.status == SERVING

@@ -28,18 +28,18 @@ async def test_begin_without_an_id_makes_one(rpc: Rpc) -> None:
 
 @pytest.mark.parametrize("asked", [seconds(3601), seconds(315_576_000_000)])
 async def test_begin_with_a_long_lease_grants_an_hour(rpc: Rpc, asked: Duration) -> None:
-    """A lease above the limit is reduced, and the answer says so."""
+    """A lease above the limit is reduced, and the response says so."""
     name = await rpc.make_channel()
-    answer = await rpc.channels.BeginTxn(pb.BeginTxnRequest(channel=name, lease=asked))
-    assert answer.lease == seconds(3600)
+    response = await rpc.channels.BeginTxn(pb.BeginTxnRequest(channel=name, lease=asked))
+    assert response.lease == seconds(3600)
 
 
 async def test_renew_says_the_lease(rpc: Rpc) -> None:
     """The granted lease starts again."""
     name = await rpc.make_channel()
     txn_id = await rpc.begin(name, lease=seconds(9))
-    answer = await rpc.channels.RenewTxn(pb.RenewTxnRequest(txn_id=txn_id))
-    assert answer.lease == seconds(9)
+    response = await rpc.channels.RenewTxn(pb.RenewTxnRequest(txn_id=txn_id))
+    assert response.lease == seconds(9)
 
 
 @pytest.mark.parametrize("puts_columns", [False, True])
@@ -90,27 +90,27 @@ async def test_put_of_nothing_changes_nothing(rpc: Rpc) -> None:
     assert (await rpc.channels.Put(empty)).put_count == 1
 
 
-async def test_take_from_an_empty_channel_answers_when_the_wait_passed(rpc: Rpc) -> None:
-    """Without a wait the channel's keep-alive is used; then the answer has no batches."""
+async def test_take_from_an_empty_channel_responses_when_the_wait_passed(rpc: Rpc) -> None:
+    """Without a wait the channel's keep-alive is used; then the response has no batches."""
     name = await rpc.make_channel(keep_alive=seconds(0.3))
     txn_id = await rpc.begin(name)
     started = asyncio.get_running_loop().time()
-    answer = await rpc.channels.Take(pb.TakeRequest(txn_id=txn_id))
-    assert (list(answer.batches), answer.take_count) == ([], 0)
+    response = await rpc.channels.Take(pb.TakeRequest(txn_id=txn_id))
+    assert (list(response.batches), response.take_count) == ([], 0)
     assert 0.25 < asyncio.get_running_loop().time() - started < 10
 
 
 async def test_take_within_bytes_ends_before_them(rpc: Rpc) -> None:
-    """max_bytes bounds the bodies of an answer; a larger first event is returned alone."""
+    """max_bytes bounds the bodies of a response; a larger first event is returned alone."""
     name = await rpc.make_channel()
     await rpc.append(name, b"aaa", b"bb", b"cccccc")
     txn_id = await rpc.begin(name)
-    answers = [await rpc.take(txn_id, max_bytes=5) for _ in range(3)]
-    assert [bodies_of(answer.batches) for answer in answers] == [[b"aaa", b"bb"], [b"cccccc"], []]
+    responses = [await rpc.take(txn_id, max_bytes=5) for _ in range(3)]
+    assert [bodies_of(response.batches) for response in responses] == [[b"aaa", b"bb"], [b"cccccc"], []]
 
 
 async def test_commit_removes_takes_and_stores_puts_together(rpc: Rpc) -> None:
-    """A full channel swaps one event for another, since takes make room for puts of the same transaction."""
+    """A full channel swaps one event for another, since takes make space for puts of the same transaction."""
     name = await rpc.make_channel(capacity=2, keep_alive=NO_KEEP_ALIVE)
     await rpc.append(name, b"a", b"b")
     txn_id = await rpc.begin(name)
@@ -122,18 +122,18 @@ async def test_commit_removes_takes_and_stores_puts_together(rpc: Rpc) -> None:
 
 
 async def test_commit_of_nothing_succeeds(rpc: Rpc) -> None:
-    """Without puts both sequences are 0; a repeat has the same answer, with the time of the first commit."""
+    """Without puts both sequences are 0; a repeat has the same response, with the time of the first commit."""
     name = await rpc.make_channel()
     txn_id = await rpc.begin(name)
     before = time.time()
-    answer = await rpc.commit(txn_id)
-    assert (answer.first_sequence, answer.last_sequence) == (0, 0)
-    assert before - 1e-6 < answer.commit_time.ToNanoseconds() / 1e9 < time.time()
-    assert await rpc.commit(txn_id) == answer
+    response = await rpc.commit(txn_id)
+    assert (response.first_sequence, response.last_sequence) == (0, 0)
+    assert before - 1e-6 < response.commit_time.ToNanoseconds() / 1e9 < time.time()
+    assert await rpc.commit(txn_id) == response
 
 
-async def test_commit_without_room_leaves_the_transaction_open(rpc: Rpc) -> None:
-    """CHANNEL_FULL comes after the keep-alive, with a retry delay; once there is room, the commit succeeds."""
+async def test_commit_without_space_leaves_the_transaction_open(rpc: Rpc) -> None:
+    """CHANNEL_FULL comes after the keep-alive, with a retry delay; once there is space, the commit succeeds."""
     name = await rpc.make_channel(capacity=1, keep_alive=seconds(0.1))
     await rpc.append(name, b"a")
     txn_id = await rpc.begin(name)

@@ -209,13 +209,13 @@ def test_commit_all_of_rising_numbers_has_the_channel_forget_gaps(
     assert bodies(client, channel) == [b"2", b"5", b"9"]
 
 
-def test_commit_all_whose_answer_is_lost_stores_once(client: millrace.Client, channel: millrace.Channel) -> None:
-    """A commit whose answer is lost is repeated and takes effect once."""
+def test_commit_all_whose_response_is_lost_stores_once(client: millrace.Client, channel: millrace.Channel) -> None:
+    """A commit whose response is lost is repeated and takes effect once."""
 
     async def commit_through_proxy() -> int:
         async with cutting_proxy(client.endpoint) as proxy:
             puts = await asyncio.to_thread(put_all, [rows(0, 1)], options_to(channel, proxy.address), 0)
-            proxy.lose_next_answer()
+            proxy.lose_next_response()
             await asyncio.to_thread(commit, puts)
             return proxy.cut_count
 
@@ -233,8 +233,8 @@ def test_commit_all_after_the_leases_says_what_to_do(client: millrace.Client, ch
     assert bodies(client, channel) == []
 
 
-def test_commit_all_to_a_full_channel_waits_for_room(client: millrace.Client) -> None:
-    """The commit succeeds once a consumer has made room."""
+def test_commit_all_to_a_full_channel_waits_for_space(client: millrace.Client) -> None:
+    """The commit succeeds once a consumer has made space."""
     channel = make_channel(client, capacity=100, keep_alive_seconds=0.3)
     channel.append([b"old"] * 80)
     puts = put(client, channel, rows(*range(50)))

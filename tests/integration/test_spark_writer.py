@@ -178,15 +178,15 @@ def test_save_and_load_that_are_traced_are_in_their_parents_trace(
     assert read.links == (append.span_id,)
 
 
-def test_save_without_room_waits_and_then_says_so(spark: SparkSession, client: millrace.Client) -> None:
+def test_save_without_space_waits_and_then_says_so(spark: SparkSession, client: millrace.Client) -> None:
     """A save waits for a full channel, and fails at once if it can never fit; no transaction is left open."""
     small = make_channel(client, capacity=1_000, transaction_capacity=500)
     small.append([b"x"] * 500)
     rows = spark.range(0, 800, 1, 1).select(F.col("id").cast("string").alias("body"))
     with pytest.raises(PySparkException) as refused:
         writer_to(rows, small, client, retrySeconds=1).save()
-    assert "no room for 800 more" in format_error(refused)
-    assert "there was no room for retrySeconds; consume events" in format_error(refused)
+    assert "no space for 800 more" in format_error(refused)
+    assert "the channel was full for retrySeconds; consume events" in format_error(refused)
     with pytest.raises(PySparkException) as refused:
         writer_to(spark.range(0, 1_001, 1, 1).selectExpr("cast(id as string) body"), small, client).save()
     assert "the batch cannot fit even an empty channel; give the channel more capacity" in format_error(refused)
@@ -298,7 +298,7 @@ def test_stream_whose_batch_is_repeated_stores_it_once(
 def test_stream_to_two_servers_of_which_one_fails_goes_on_where_it_ended(
     client: millrace.Client, lines: Lines, start_millraced: StartMillraced
 ) -> None:
-    """If one of two servers has no room, only that one stores the repeated batch."""
+    """If one of two servers has no space, only that one stores the repeated batch."""
     other = start_millraced()
     with millrace.connect(other.grpc) as other_client:
         name = next(_names)

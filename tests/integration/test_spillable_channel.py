@@ -98,7 +98,7 @@ async def test_stop_with_a_second_signal_does_not_wait_for_memory(start_millrace
         server.wait_for("stopping")
         server.send(signal.SIGTERM)
     assert server.wait() == 0
-    assert server.wait_for("events that were in memory only are lost")["events"] == 2
+    assert server.wait_for("events that were only in memory are lost")["events"] == 2
 
 
 async def test_create_and_update_of_a_spillable_channel_say_what_is_in_force(start_millraced: StartMillraced) -> None:
@@ -133,9 +133,9 @@ async def test_create_and_update_of_a_spillable_channel_say_what_is_in_force(sta
 
 
 def described_by(server: Millraced) -> dict[str, Any]:
-    """The channel in the HTTP service's answer."""
-    with urllib.request.urlopen(f"http://{server.http}/channels", timeout=10) as answer:
-        described: dict[str, Any] = json.load(answer)["CHANNEL.orders"]
+    """The channel in the HTTP service's response."""
+    with urllib.request.urlopen(f"http://{server.http}/channels", timeout=10) as response:
+        described: dict[str, Any] = json.load(response)["CHANNEL.orders"]
         return described
 
 

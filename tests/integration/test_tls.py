@@ -57,7 +57,7 @@ def server(site: Site) -> Iterator[Millraced]:
 
 
 def get(server: Millraced, path: str, tls: Tls) -> tuple[int, Any]:
-    """Returns the status and the body of an answer over HTTP."""
+    """Returns the status and the body of a response over HTTP."""
     context = ssl.create_default_context(cafile=str(tls.ca))
     if tls.certificate is not None:
         context.load_cert_chain(tls.certificate, tls.private_key)
@@ -244,7 +244,7 @@ def test_only_new_versions_of_tls_are_spoken(server: Millraced, site: Site) -> N
         for spoken in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
             assert handshake(address, site, spoken) == spoken.name.replace("_", ".")
         for old in (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1):
-            # HTTP's answer is an alert; gRPC closes the connection.
+            # HTTP's response is an alert; gRPC closes the connection.
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 handshake(address, site, old)
 

@@ -122,8 +122,8 @@ def test_metrics_name_the_trace_of_a_call(traced_server: Millraced) -> None:
         client.channel("measured").append([b"1"])
     accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
     asked = urllib.request.Request(f"http://{traced_server.http}/metrics", headers=accept)
-    with urllib.request.urlopen(asked, timeout=30) as answer:  # noqa: S310 - the same
-        metrics = answer.read().decode()
+    with urllib.request.urlopen(asked, timeout=30) as response:  # noqa: S310 - the same
+        metrics = response.read().decode()
     trace_id = traceparent_of(recorded.named("append measured")).split("-")[1]
     [example] = [line for line in metrics.splitlines() if trace_id in line]
     assert example.startswith("millrace_rpc_duration_seconds_bucket{")

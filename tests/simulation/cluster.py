@@ -10,7 +10,7 @@ from millrace_client.producer import ProducerConfig
 from tests.simulation.costs import Costs
 from tests.simulation.resources import Clock, Process, Resource, Then
 
-OnAnswer = Callable[[bool], None]
+OnResponse = Callable[[bool], None]
 DELIVERIES_MAX = 8
 """The most deliveries of a channel's consumer that are not acknowledged."""
 
@@ -61,19 +61,19 @@ class Channel:
         self.server: Process | None = None
         self._life = 0
         self._is_writing = False
-        self._unwritten: list[tuple[int, OnAnswer]] = []
-        self._open: dict[OnAnswer, None] = {}
+        self._unwritten: list[tuple[int, OnResponse]] = []
+        self._open: dict[OnResponse, None] = {}
         self._deliveries = 0
         self._stamps: set[int] = set()
         self.queued = self.consumed = 0
 
-    def append(self, number: int, on_answer: OnAnswer) -> None:
-        """Stores a batch and answers True; False as soon as the client notices that it was not answered."""
+    def append(self, number: int, on_response: OnResponse) -> None:
+        """Stores a batch and responds True; False as soon as the client notices that it got no response."""
         if self.server is None:
-            self._clock.after(self._costs.trip_seconds, lambda: on_answer(False))
+            self._clock.after(self._costs.trip_seconds, lambda: on_response(False))
             return
-        self._open[on_answer] = None
-        log = self._unless_closed(lambda: self._log(number, on_answer))
+        self._open[on_response] = None
+        log = self._unless_closed(lambda: self._log(number, on_response))
         self.server.run(self._costs.append_seconds, log, self._costs.stall_seconds)
 
     def open(self, server: Process) -> None:
@@ -87,8 +87,8 @@ class Channel:
         self._life += 1
         self._is_writing = False
         self._unwritten, self._deliveries = [], 0
-        for on_answer in self._open:
-            self._clock.after(notice_seconds, _failed(on_answer))
+        for on_response in self._open:
+            self._clock.after(notice_seconds, _failed(on_response))
         self._open = {}
 
     def _unless_closed(self, then: Then) -> Then:
@@ -100,8 +100,8 @@ class Channel:
 
         return run
 
-    def _log(self, number: int, on_answer: OnAnswer) -> None:
-        self._unwritten.append((number, on_answer))
+    def _log(self, number: int, on_response: OnResponse) -> None:
+        self._unwritten.append((number, on_response))
         if not self._is_writing:
             self._write()
 
@@ -112,8 +112,8 @@ class Channel:
         def done() -> None:
             for number, _ in written:
                 self._store(number)
-            # Whoever closes the channel here leaves batches that are stored and not answered.
-            self._clock.after(self._costs.trip_seconds, self._unless_closed(lambda: self._answer(written)))
+            # Closing the channel here leaves batches that are stored but not acknowledged.
+            self._clock.after(self._costs.trip_seconds, self._unless_closed(lambda: self._respond(written)))
             self._is_writing = False
             if self._unwritten:
                 self._write()
@@ -129,10 +129,10 @@ class Channel:
         self.queued += 1
         self._deliver()
 
-    def _answer(self, written: list[tuple[int, OnAnswer]]) -> None:
-        for _, on_answer in written:
-            del self._open[on_answer]
-            on_answer(True)
+    def _respond(self, written: list[tuple[int, OnResponse]]) -> None:
+        for _, on_response in written:
+            del self._open[on_response]
+            on_response(True)
 
     def _deliver(self) -> None:
         while self.server is not None and self._deliveries < min(self.queued, self._deliveries_max):
@@ -146,8 +146,8 @@ class Channel:
         self._deliver()
 
 
-def _failed(on_answer: OnAnswer) -> Then:
-    return lambda: on_answer(False)
+def _failed(on_response: OnResponse) -> Then:
+    return lambda: on_response(False)
 
 
 class Producer:
@@ -191,7 +191,7 @@ class Producer:
             self._attempt(*self._waiting.popleft())
 
     def _attempt(self, number: int, created: float) -> None:
-        def answered(is_stored: bool) -> None:  # noqa: FBT001 - the answer of a call
+        def responded(is_stored: bool) -> None:  # noqa: FBT001 - the response of a call
             self._in_flight -= 1
             if is_stored:
                 self._backoff.reset()
@@ -201,7 +201,7 @@ class Producer:
                 self._pause()
             self._send()
 
-        self._channel.append(number, answered)
+        self._channel.append(number, responded)
 
     def _pause(self) -> None:
         if self._is_pausing:

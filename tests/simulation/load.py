@@ -1,7 +1,7 @@
 """Load on real servers: for each one a process of its own that appends batches on a stream.
 
 `python -m tests.simulation.load ADDRESS METHOD` waits for lines `COUNT IN_FLIGHT` on its standard input, sends so many
-batches for each, and answers with the seconds that it took.
+batches for each, and responds with the seconds that it took.
 """
 
 import asyncio
@@ -143,7 +143,7 @@ async def _serve(address: str, name: str) -> None:
         count, in_flight = map(int, line.split())
         began = time.perf_counter()
         await stream_many(method, count, in_flight)
-        print(time.perf_counter() - began, flush=True)  # noqa: T201 - its answer
+        print(time.perf_counter() - began, flush=True)  # noqa: T201 - its response
     await method.connection.close()
 
 

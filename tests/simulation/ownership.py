@@ -19,7 +19,7 @@ _RENEW_SECONDS = LEASE_SECONDS / RENEWALS_PER_LEASE
 
 
 def _notice_seconds(lost_seconds: float) -> float:
-    """When clients give up calls at a lost machine, of which neither an answer nor the end of a connection comes."""
+    """When clients give up calls at a lost machine, of which neither a response nor the end of a connection comes."""
     return min(ProducerConfig().timeout_seconds, lost_seconds)
 
 

@@ -133,7 +133,7 @@ def closed_loop_rate(servers: int, in_flight: int, cores: float, costs: Costs) -
 
 
 class Client:
-    """A process that sends the next batch for each one that is answered, as the load on real servers does."""
+    """A process that sends the next batch for each one that gets a response, as the load on real servers does."""
 
     def __init__(self, cores: Resource, costs: Costs, account: Account, channel: Channel) -> None:
         self._costs, self._account, self._channel = costs, account, channel
@@ -147,8 +147,8 @@ class Client:
         self._account.created += 1
         number = self._account.created
 
-        def answered(_is_stored: bool) -> None:  # noqa: FBT001 - the answer of a call
+        def responded(_is_stored: bool) -> None:  # noqa: FBT001 - the response of a call
             self._account.acknowledge(number, 0.0)
             self.send()
 
-        self._channel.append(number, answered)
+        self._channel.append(number, responded)

@@ -59,7 +59,9 @@ def plots(report: dict[str, Any]) -> dict[str, str]:
     return {
         "throughput": bar_chart("Events per second, file channel, 512 bytes each", remark, _rates(report, THROUGHPUT)),
         "latency": bar_chart("Milliseconds of one call, one caller", remark, _latencies(report), digits=1),
-        "peers": bar_chart("Events per second from one process, synced before answered", remark, _rates(report, peers)),
+        "peers": bar_chart(
+            "Events per second from one process, synced before the response", remark, _rates(report, peers)
+        ),
     }
 
 

@@ -42,7 +42,7 @@ def record_batches(
     builder = RecordBatchBuilder(schema, constants)
     for batch in batches:
         for first_sequence, columns, times in _parts(*batch):
-            if not builder.has_room_for(columns):
+            if not builder.has_space_for(columns):
                 yield builder.build()
                 builder = RecordBatchBuilder(schema, constants)
             builder.add(first_sequence, columns, times)
@@ -89,7 +89,7 @@ class RecordBatchBuilder:
         self._times = array("q")
         self._lacks_times = False
 
-    def has_room_for(self, columns: event_pb2.EventColumns) -> bool:
+    def has_space_for(self, columns: event_pb2.EventColumns) -> bool:
         """Whether a batch may join. An empty builder takes any batch."""
         if not self.count:
             return True

@@ -1,7 +1,7 @@
 """Columns: the form in which Millrace's own programs exchange and store events, and from which Arrow is created.
 
 A message `EventColumns` holds all bodies of a batch in one bytes field and each header in another, with their sizes
-beside them, so that neither a server nor the wire touches single events. This module creates columns from events
+next to them, so that neither a server nor the wire touches single events. This module creates columns from events
 (`columns_from_events`), checks columns from other programs (`check_columns`), and splits them (`ColumnsCutter`).
 """
 
@@ -66,7 +66,7 @@ def _check_headers(headers: Sequence[event_pb2.HeaderColumn], count: int) -> Non
 
 
 def check_header(index: int, header: event_pb2.HeaderColumn, count: int) -> None:
-    """Checks one header of so many events.
+    """Checks one header of this many events.
 
     Raises:
         ColumnsError: A sum is wrong, or values are not UTF-8.
@@ -112,7 +112,7 @@ def columns_from_events(events: Iterable[tuple[Mapping[str, str], bytes]]) -> li
     batches = []
     builder = ColumnsBuilder()
     for headers, body in events:
-        if not builder.has_room_for(headers):
+        if not builder.has_space_for(headers):
             batches.append(builder.build())
             builder = ColumnsBuilder()
         builder.add(headers, body)
@@ -134,7 +134,7 @@ class ColumnsBuilder:
         """Events added so far."""
         return len(self._bodies)
 
-    def has_room_for(self, headers: Mapping[str, str]) -> bool:
+    def has_space_for(self, headers: Mapping[str, str]) -> bool:
         """Whether an event with these headers fits. An empty builder accepts any legal event."""
         if not self._bodies:
             return True
@@ -143,7 +143,7 @@ class ColumnsBuilder:
         return key_count <= HEADER_KEYS_MAX and key_count * (self.count + 1) <= HEADER_CELLS_MAX
 
     def add(self, headers: Mapping[str, str], body: bytes) -> None:
-        """Adds one event behind the others.
+        """Adds one event after the others.
 
         Raises:
             ColumnsError: The event has more than `HEADER_KEYS_MAX` headers; nothing was added.
@@ -232,7 +232,7 @@ class ColumnsCutter:
         return self._body_ends[stop] - self._body_ends[start]
 
     def stop_within(self, start: int, body_bytes_max: int) -> int:
-        """Returns the largest `stop` for which the bodies from `start` on have at most so many bytes."""
+        """Returns the largest `stop` for which the bodies from `start` on have at most this many bytes."""
         return bisect_right(self._body_ends, self._body_ends[start] + body_bytes_max) - 1
 
     def columns_bytes_bound(self, start: int, stop: int) -> int:

@@ -9,7 +9,7 @@ from millrace.wire_format import Buffer, field, place_of
 TRACEPARENT = "traceparent"
 
 KEYS_MAX = HEADER_KEYS_MAX - 8
-"""Events with so many header keys, or a batch with so many, get no context: it must not make them too many."""
+"""Events with this many header keys, or a batch with this many, get no context: it must not make them too many."""
 
 _BODIES_FIELD = event_pb2.EventColumns.BODIES_FIELD_NUMBER
 _HEADERS_FIELD = event_pb2.EventColumns.HEADERS_FIELD_NUMBER

@@ -47,7 +47,7 @@ def exported_spans(service_name: str, *, event_context: bool) -> Iterator[None]:
     finally:
         stop_tracing()
         if is_own:
-            # A collector that does not answer must not keep the program from stopping.
+            # A collector that does not respond must not keep the program from stopping.
             ending = threading.Thread(target=provider.shutdown, name="millrace-last-spans", daemon=True)
             ending.start()
             ending.join(_LAST_SPANS_SECONDS)

@@ -21,7 +21,7 @@ LINKS_MAX = 32
 """The most links of a batch's span to the producers of its events."""
 
 _SCANNED_MAX = 256
-"""The most events, or batches whose events share their context, that are looked at for these links."""
+"""The maximum number of events, or batches whose events share their context, that are looked at for these links."""
 
 _TRACEPARENT_LENGTH = 55
 

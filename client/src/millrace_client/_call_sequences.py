@@ -38,7 +38,7 @@ _LOG = logging.getLogger("millrace_client")
 CallSequence: TypeAlias = Generator[Call[Any], Any, T]
 
 REQUEST_HEAD_BYTES_MAX = 4096
-"""The most bytes of a request beside its columns: names, ids and a stamp."""
+"""The maximum number of bytes of a request besides its columns: names, ids and a stamp."""
 
 
 def append(
@@ -106,7 +106,7 @@ def _parts_within(columns: event_pb2.EventColumns, bytes_max: int) -> list[bytes
 class TxnCalls:
     """The state of one transaction, and its calls.
 
-    A put or take that was not answered may have been executed. gRPC has repeated it already, so this is rare; but a
+    A put or take that got no response may have been executed. gRPC has repeated it already, so this is rare; but a
     commit could then store events that the caller believes lost, or remove events that the caller never saw. So such a
     transaction refuses to commit. Another take resolves the doubt, since it returns the same events.
     """
@@ -141,7 +141,7 @@ class TxnCalls:
         return self.put_count
 
     def take(self, limits: TakeLimits) -> CallSequence[list[Batch]]:
-        """Takes events; returns the events of a lost answer again."""
+        """Takes events; returns the events of a lost response again."""
         self._check_known(take=False)
         with operation_span("take", self.channel) as span:
             try:
@@ -290,7 +290,10 @@ def _epoch_of_claim(channel: str) -> CallSequence[int | None]:
 def _warn_of_shorter_lease(what: str, asked_seconds: float | None, granted_seconds: float) -> None:
     if asked_seconds is not None and granted_seconds < asked_seconds - 1e-6:
         _LOG.warning(
-            "%s: the server grants a lease of %.15g s, not of %.15g s as asked", what, granted_seconds, asked_seconds
+            "%s: the server granted a lease of %.15g s instead of the requested %.15g s",
+            what,
+            granted_seconds,
+            asked_seconds,
         )
 
 

@@ -1,4 +1,4 @@
-"""The calls of the client: their requests, how long an answer may take, and how answers are decoded.
+"""The calls of the client: their requests, how long a response may take, and how responses are decoded.
 
 Nothing here does I/O; both APIs execute the same calls.
 """
@@ -53,16 +53,16 @@ class Call(Generic[T]):
     method: Method[Any, Any]
     request: Any
     decode: Callable[[Any], T]
-    """Returns the result for an answer."""
+    """Returns the result for a response."""
     wait_seconds: float | None = 0.0
-    """How long the server may wait before it answers, beyond the client's timeout; on a stream before each answer.
+    """How long the server may wait before it responds, beyond the client's timeout; on a stream before each response.
     None: without a limit."""
     channel: str = ""
     txn_id: str = ""
 
     @property
     def owned_channel(self) -> str:
-        """The channel whose owner answers; empty if that is the server that the client was given."""
+        """The channel whose owner responds; empty if that is the server that the client was given."""
         return "" if self.method in _methods.OF_ONE_SERVER else self.channel
 
 
@@ -167,7 +167,7 @@ def claim(channel: str, reader_id: str, lease_seconds: float | None, *, takeover
 def renew_claim(
     channel: str, grant: ClaimGrant, reader_id: str, lease_seconds: float | None, wait_seconds: float
 ) -> Call[ClaimGrant]:
-    """Renews an active claim, and waits for events behind those of its grant."""
+    """Renews an active claim, and waits for events after those of its grant."""
     request = _message(
         pb.ClaimRequest,
         channel=channel,
@@ -181,7 +181,7 @@ def renew_claim(
 
 
 def read(channel: str, reader_id: str, from_sequence: int, to_sequence: int, epoch: int | None) -> Call[Batch]:
-    """Reads a range; each answer is a batch."""
+    """Reads a range; each response is a batch."""
     request = _message(
         pb.ReadRequest,
         channel=channel,
@@ -242,7 +242,7 @@ def get_channel(name: str) -> Call[ChannelInfo]:
 
 
 def watch_channels(names: Sequence[str], interval_seconds: float) -> Call[list[ChannelInfo]]:
-    """Watches channels; each answer has the states of all of them."""
+    """Watches channels; each response has the states of all of them."""
     request = _message(
         admin_pb.WatchChannelsRequest, names=names, interval=_duration("interval_seconds", interval_seconds)
     )
@@ -252,7 +252,7 @@ def watch_channels(names: Sequence[str], interval_seconds: float) -> Call[list[C
 def peek(
     channel: str, from_sequence: int, max_events: int, *, follow: bool, since: datetime | None = None
 ) -> Call[Batch]:
-    """Peeks at events; each answer is a batch. With `follow` answers may take long."""
+    """Peeks at events; each response is a batch. With `follow` responds may take long."""
     request = _message(
         admin_pb.PeekEventsRequest,
         channel=channel,
@@ -280,7 +280,7 @@ def list_components() -> Call[list[ComponentInfo]]:
 
 
 def watch_components(interval_seconds: float) -> Call[list[ComponentInfo]]:
-    """Watches components; each answer has the states of all of them."""
+    """Watches components; each response has the states of all of them."""
     request = _message(admin_pb.WatchComponentsRequest, interval=_duration("interval_seconds", interval_seconds))
     return Call(_methods.WATCH_COMPONENTS, request, _decoding.component_infos, interval_seconds)
 
@@ -332,20 +332,20 @@ def move_channel(name: str, server: str) -> Call[None]:
     return Call(_methods.MOVE_CHANNEL, request, _decoding.nothing, channel=name)
 
 
-def _lease_seconds(answer: pb.BeginTxnResponse | pb.RenewTxnResponse) -> float:
-    return _decoding.seconds_of(answer.lease)
+def _lease_seconds(response: pb.BeginTxnResponse | pb.RenewTxnResponse) -> float:
+    return _decoding.seconds_of(response.lease)
 
 
-def _channel(answer: admin_pb.CreateChannelResponse | admin_pb.GetChannelResponse) -> ChannelInfo:
-    return _decoding.channel_info(answer.channel)
+def _channel(response: admin_pb.CreateChannelResponse | admin_pb.GetChannelResponse) -> ChannelInfo:
+    return _decoding.channel_info(response.channel)
 
 
-def _found_channel(answer: admin_pb.GetChannelResponse) -> ChannelInfo:
-    if answer.channel.owner:
-        error = NotOwnerError(f"channel {answer.channel.name} is owned by {answer.channel.owner}")
-        error.address = answer.channel.owner
+def _found_channel(response: admin_pb.GetChannelResponse) -> ChannelInfo:
+    if response.channel.owner:
+        error = NotOwnerError(f"channel {response.channel.name} is owned by {response.channel.owner}")
+        error.address = response.channel.owner
         raise error
-    return _channel(answer)
+    return _channel(response)
 
 
 def _with_columns(head: pb.PutRequest | pb.AppendRequest, field_number: int, columns: bytes) -> bytes:

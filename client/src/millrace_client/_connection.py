@@ -125,7 +125,7 @@ class Connection(Unpicklable):
         token = object()
         self._calls.add(token)
         try:
-            answer = make(
+            response = make(
                 call.request, timeout_seconds, metadata=trace_metadata(), wait_for_ready=self.waits_for_connection
             )
         except grpc.RpcError as failure:
@@ -136,7 +136,7 @@ class Connection(Unpicklable):
             raise self.error_if_closed(error) from None
         finally:
             self._calls.discard(token)
-        return call.decode(answer)
+        return call.decode(response)
 
     def _has_newer_token(self, failure: grpc.RpcError, refused: _Opened) -> bool:
         """Whether a refused call is repeated, since its token's file has changed: the former one is gone at once."""
@@ -161,44 +161,44 @@ class Connection(Unpicklable):
             return outcome
 
     def stream(self, call: Call[T]) -> Iterator[T]:
-        """Executes a call with many answers, until its iterator is closed or dropped.
+        """Executes a call with many responses, until its iterator is closed or dropped.
 
-        Before the first answer it goes to the server that owns the channel.
+        Before the first response it goes to the server that owns the channel.
         """
         seconds = math.inf if call.wait_seconds is None else self.settings.timeout_seconds + call.wait_seconds
         repeats = stream_repeats(seconds)
         search = self.owners.search(call.owned_channel, self.settings.timeout_seconds)
         while True:
             connection = self.at(search.endpoint)
-            with closing(connection.stream_once(call, repeats.left_seconds, seconds)) as answers:
+            with closing(connection.stream_once(call, repeats.left_seconds, seconds)) as responses:
                 try:
-                    first = next(answers, None)
+                    first = next(responses, None)
                 except MillraceError as error:
                     if (pause_seconds := search.pause_seconds(error)) is None:
                         pause_seconds = repeats.pause_seconds(error)
                 else:
                     if first is not None:
                         yield first
-                        yield from answers
+                        yield from responses
                     return
             time.sleep(pause_seconds)
 
     def stream_once(self, call: Call[T], left_seconds: float, seconds: float) -> Generator[T]:
-        """Executes it once: the first answer may take `left_seconds`, and each other one `seconds`."""
+        """Executes it once: the first response may take `left_seconds`, and each other one `seconds`."""
         opened = self.opened()
         try:
-            answers = opened.streaming(call.method)(
+            responses = opened.streaming(call.method)(
                 call.request, metadata=trace_metadata(), wait_for_ready=self.waits_for_connection
             )
         except ValueError as error:
             raise self.error_if_closed(error) from None
-        watch = opened.watchdog.watch(answers.cancel)
+        watch = opened.watchdog.watch(responses.cancel)
         self._calls.add(watch)
         try:
             while True:
                 watch.arm(left_seconds)
                 try:
-                    answer = next(answers)
+                    response = next(responses)
                 except StopIteration:
                     return
                 except grpc.RpcError as failure:
@@ -207,17 +207,17 @@ class Connection(Unpicklable):
                     raise self.errors.from_rpc(failure, call.channel) from None
                 finally:
                     watch.disarm()
-                yield call.decode(answer)
+                yield call.decode(response)
                 left_seconds = seconds
                 self.opened()
         finally:
             self._calls.discard(watch)
             watch.close()
             if opened.process_id == os.getpid():
-                answers.cancel()
+                responses.cancel()
 
     def error_if_closed(self, error: ValueError) -> MillraceError | ValueError:
-        """Returns the error for a call that gRPC refused: another thread may have closed the client meanwhile."""
+        """Returns the error for a call that gRPC refused: another thread may have closed the client in the meantime."""
         return ClientClosedError("the client is closed") if self._is_closed else error
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Decodes answers into the client's types."""
+"""Decodes responses into the client's types."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -76,17 +76,17 @@ def time_if_said(message: Any, field: str) -> datetime | None:
     return getattr(message, field).ToDatetime(UTC) if message.HasField(field) else None
 
 
-def nothing(_answer: object) -> None:
-    """Decodes an empty answer."""
+def nothing(_response: object) -> None:
+    """Decodes an empty response."""
 
 
-def receipt(answer: pb.CommitResponse | pb.AppendResponse) -> Receipt:
-    commit_time = time_if_said(answer, "commit_time")
-    return Receipt(answer.first_sequence, answer.last_sequence, answer.deduplicated, commit_time)
+def receipt(response: pb.CommitResponse | pb.AppendResponse) -> Receipt:
+    commit_time = time_if_said(response, "commit_time")
+    return Receipt(response.first_sequence, response.last_sequence, response.deduplicated, commit_time)
 
 
-def found_sequence(answer: pb.FindSequenceResponse) -> FoundSequence:
-    return FoundSequence(answer.sequence, time_if_said(answer, "commit_time"))
+def found_sequence(response: pb.FindSequenceResponse) -> FoundSequence:
+    return FoundSequence(response.sequence, time_if_said(response, "commit_time"))
 
 
 def batch(wire_batch: event_pb2.EventBatch, *, skipped_events: int = 0) -> Batch:
@@ -98,20 +98,20 @@ def batches(wire_batches: Iterable[event_pb2.EventBatch]) -> list[Batch]:
     return list(map(batch, wire_batches))
 
 
-def taken(answer: pb.TakeResponse) -> Taken:
-    return Taken(batches(answer.batches), answer.take_count)
+def taken(response: pb.TakeResponse) -> Taken:
+    return Taken(batches(response.batches), response.take_count)
 
 
-def claim_grant(answer: pb.ClaimResponse) -> ClaimGrant:
-    return _info(ClaimGrant, answer)
+def claim_grant(response: pb.ClaimResponse) -> ClaimGrant:
+    return _info(ClaimGrant, response)
 
 
-def read_batch(answer: pb.ReadResponse) -> Batch:
-    return batch(answer.batch)
+def read_batch(response: pb.ReadResponse) -> Batch:
+    return batch(response.batch)
 
 
-def peeked_batch(answer: admin_pb.PeekEventsResponse) -> Batch:
-    return batch(answer.batch, skipped_events=answer.skipped_events)
+def peeked_batch(response: admin_pb.PeekEventsResponse) -> Batch:
+    return batch(response.batch, skipped_events=response.skipped_events)
 
 
 def channel_info(channel: admin_pb.Channel) -> ChannelInfo:
@@ -128,12 +128,12 @@ def channel_info(channel: admin_pb.Channel) -> ChannelInfo:
     )
 
 
-def channel_infos(answer: admin_pb.ListChannelsResponse | admin_pb.WatchChannelsResponse) -> list[ChannelInfo]:
-    return [channel_info(channel) for channel in answer.channels]
+def channel_infos(response: admin_pb.ListChannelsResponse | admin_pb.WatchChannelsResponse) -> list[ChannelInfo]:
+    return [channel_info(channel) for channel in response.channels]
 
 
-def channel_update(answer: admin_pb.UpdateChannelResponse) -> ChannelUpdate:
-    return _info(ChannelUpdate, answer, channel=channel_info(answer.channel))
+def channel_update(response: admin_pb.UpdateChannelResponse) -> ChannelUpdate:
+    return _info(ChannelUpdate, response, channel=channel_info(response.channel))
 
 
 def component_info(component: admin_pb.Component) -> ComponentInfo:
@@ -148,29 +148,29 @@ def component_info(component: admin_pb.Component) -> ComponentInfo:
 
 
 def component_infos(
-    answer: admin_pb.ListComponentsResponse | admin_pb.WatchComponentsResponse,
+    response: admin_pb.ListComponentsResponse | admin_pb.WatchComponentsResponse,
 ) -> list[ComponentInfo]:
-    return [component_info(component) for component in answer.components]
+    return [component_info(component) for component in response.components]
 
 
-def retried_component(answer: admin_pb.RetryComponentResponse) -> ComponentInfo:
-    return component_info(answer.component)
+def retried_component(response: admin_pb.RetryComponentResponse) -> ComponentInfo:
+    return component_info(response.component)
 
 
-def released_claim(answer: admin_pb.ReleaseClaimResponse) -> ClaimStatus:
-    return _info(ClaimStatus, answer.claim)
+def released_claim(response: admin_pb.ReleaseClaimResponse) -> ClaimStatus:
+    return _info(ClaimStatus, response.claim)
 
 
-def open_transactions(answer: admin_pb.ListTransactionsResponse) -> list[OpenTransaction]:
-    return [_info(OpenTransaction, txn) for txn in answer.transactions]
+def open_transactions(response: admin_pb.ListTransactionsResponse) -> list[OpenTransaction]:
+    return [_info(OpenTransaction, txn) for txn in response.transactions]
 
 
-def consumer_infos(answer: admin_pb.ListConsumersResponse) -> list[ConsumerInfo]:
-    return [_info(ConsumerInfo, consumer) for consumer in answer.consumers]
+def consumer_infos(response: admin_pb.ListConsumersResponse) -> list[ConsumerInfo]:
+    return [_info(ConsumerInfo, consumer) for consumer in response.consumers]
 
 
-def producer_infos(answer: admin_pb.ListProducersResponse) -> list[ProducerInfo]:
-    return [_info(ProducerInfo, producer) for producer in answer.producers]
+def producer_infos(response: admin_pb.ListProducersResponse) -> list[ProducerInfo]:
+    return [_info(ProducerInfo, producer) for producer in response.producers]
 
 
 def _limits(config: admin_pb.ChannelConfig) -> ChannelLimits:

@@ -17,9 +17,9 @@ class DeliveredEvents:
 
     __slots__ = ("_batches", "_delivery_id")
 
-    def __init__(self, answer: pb.ConsumeResponse) -> None:
-        self._delivery_id = answer.delivery_id
-        self._batches = _decoding.batches(answer.batches)
+    def __init__(self, response: pb.ConsumeResponse) -> None:
+        self._delivery_id = response.delivery_id
+        self._batches = _decoding.batches(response.batches)
 
     @property
     def delivery_id(self) -> int:

@@ -51,7 +51,7 @@ class ShippingConfig:
     buffer_records_max: int = 10_000
     """The most waiting records; further records are dropped, counted and reported."""
     buffer_bytes_max: int = 8 << 20
-    """The most bytes of waiting records."""
+    """The maximum number of bytes of waiting records."""
     flush_seconds: float = 5.0
     """How long `flush`, `close` and the program's exit wait."""
 
@@ -69,7 +69,7 @@ class ShippingMetrics:
     """Records that wait to be sent, or for their result."""
     stored: int
     dropped: int
-    """Records that found no room, or could not be sent."""
+    """Records that found no space, or could not be sent."""
     failed: int
     """Records that were sent but not stored."""
 
@@ -83,7 +83,7 @@ class _Outcomes(NamedTuple):
 
 
 class LogSender:
-    """Sends events from a thread of its own, in order. For any thread.
+    """Sends events from its own thread, in order. For any thread.
 
     `ship` takes no lock that anybody holds while waiting, so that signal handlers and finalizers may log.
     """
@@ -144,12 +144,12 @@ class LogSender:
 
     def _enqueue(self, event: Event) -> None:
         byte_count = _byte_count(event)
-        has_room = (
+        has_space = (
             not self._is_closed
             and self._queued_count < self._config.buffer_records_max
             and self._queued_bytes + byte_count <= self._config.buffer_bytes_max
         )
-        if has_room and self._has_thread():
+        if has_space and self._has_thread():
             self._queued_count += 1
             self._queued_bytes += byte_count
             self._queue.put(event)
@@ -181,7 +181,7 @@ class LogSender:
                 self._sent_count += 1
             self._send(event, _Outcomes(self._note_stored, self._note_dropped, self._note_failed))
             if not self._queued_count:
-                # There is room again.
+                # There is space again.
                 self._report()
 
     def _send(self, event: Event, outcomes: "_Outcomes") -> None:
@@ -280,7 +280,7 @@ class LogSender:
                 print(f"millrace: {lost_count} log records were lost", file=sys.stderr)  # noqa: T201 - nothing else is left
 
     def begin_in_child(self) -> None:
-        """Runs after a fork: the thread does not exist here, and the locks may be held for ever."""
+        """Runs after a fork: the thread does not exist here, and the locks may be held forever."""
         self._reset()
 
 

@@ -1,4 +1,4 @@
-"""The table of gRPC methods: their paths, requests and answers."""
+"""The table of gRPC methods: their paths, requests and responds."""
 
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -10,17 +10,17 @@ from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace.v1 import channel_service_pb2 as pb
 
 RequestT = TypeVar("RequestT", bound=Message)
-AnswerT = TypeVar("AnswerT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Method(Generic[RequestT, AnswerT]):
+class Method(Generic[RequestT, ResponseT]):
     """One method."""
 
     service: str
     name: str
     request: type[RequestT]
-    answer: type[AnswerT]
+    response: type[ResponseT]
 
     @property
     def path(self) -> str:
@@ -30,8 +30,8 @@ class Method(Generic[RequestT, AnswerT]):
         """Returns the encoded request; an encoded request is returned unchanged."""
         return request if isinstance(request, bytes) else request.SerializeToString()
 
-    def parse(self, encoded: bytes) -> AnswerT:
-        return self.answer.FromString(encoded)
+    def parse(self, encoded: bytes) -> ResponseT:
+        return self.response.FromString(encoded)
 
     @property
     def is_repeatable(self) -> bool:
@@ -48,10 +48,10 @@ _DESCRIPTORS: dict[str, MethodDescriptor] = {
 }
 
 
-def _method(request: type[RequestT], answer: type[AnswerT]) -> Method[RequestT, AnswerT]:
+def _method(request: type[RequestT], response: type[ResponseT]) -> Method[RequestT, ResponseT]:
     # Messages are named after their method.
     name = request.DESCRIPTOR.name.removesuffix("Request")
-    return Method(_DESCRIPTORS[name].containing_service.full_name, name, request, answer)
+    return Method(_DESCRIPTORS[name].containing_service.full_name, name, request, response)
 
 
 BEGIN_TXN = _method(pb.BeginTxnRequest, pb.BeginTxnResponse)

@@ -18,7 +18,7 @@ from millrace_client.errors import (
 )
 
 _NAMED_MAX = 16
-"""The most servers that are remembered for a channel, besides the client's own."""
+"""The maximum number of servers that are remembered for a channel, besides the client's own."""
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class Owners:
         return endpoint if error is None else self.note_failure(channel, endpoint, error) or endpoint
 
     def search(self, channel: str, seconds: float) -> "OwnerSearch":
-        """Returns the way of one call, whose attempts may take so long in all, beside waits at the server.
+        """Returns the way of one call, whose attempts may take this long in all, besides waits at the server.
 
         Without a channel the call concerns the client's own server.
         """
@@ -127,18 +127,18 @@ class OwnerSearch:
         self._give_up = time.monotonic() + seconds
         self._backoff: Backoff | None = None
         self._asked: dict[str, MillraceError] = {}
-        """The servers that were asked since the last pause, and what they, or gRPC, answered."""
+        """The servers that were asked since the last pause, and what they, or gRPC, responded."""
 
     @property
     def left_seconds(self) -> float:
-        """How long the next attempt may take, beside a wait at the server."""
+        """How long the next attempt may take, besides a wait at the server."""
         return self._give_up - time.monotonic()
 
     def pause_seconds(self, error: MillraceError) -> float | None:
         """Returns the pause before the next attempt, at `endpoint`; None if no other server can help.
 
         Raises:
-            MillraceError: The error, if it was the last attempt; its message says what each server answered.
+            MillraceError: The error, if it was the last attempt; its message says what each server responded.
         """
         target = self._owners.note_failure(self._channel, self.endpoint, error)
         if target is None:

@@ -54,7 +54,7 @@ class Backoff:
     def seconds_after(
         self, failure_count: int, seconds_min: float | None = None, *, awaits_owner: bool = False
     ) -> float:
-        """Returns the pause after so many consecutive failures: between half of its full length and the full length.
+        """Returns the pause after this many consecutive failures: between half of its full length and the full length.
 
         Args:
             failure_count: At least 1.
@@ -72,13 +72,13 @@ class Backoff:
 
 
 class StreamRepeats:
-    """Repeats a stream until its first answer, as gRPC repeats calls with one answer.
+    """Repeats a stream until its first response, as gRPC repeats calls with one response.
 
-    gRPC's own repeats of a stream, where the last one fails too, leave its reader waiting: for ever in the synchronous
+    gRPC's own repeats of a stream, where the last one fails too, leave its reader waiting: forever in the synchronous
     API, where neither a deadline nor a cancellation ends that.
 
     Args:
-        seconds: How long the first answer may take, with all attempts and pauses.
+        seconds: How long the first response may take, with all attempts and pauses.
         attempts_max: The most attempts.
         backoff: The pauses.
     """
@@ -112,15 +112,15 @@ class RetryPolicy:
         """Whether a batch that the server refused is sent again."""
         return error.advice in _RETRIED and self._has_attempts(attempt_count)
 
-    def retries_unanswered(self, error: MillraceError, attempt_count: int) -> bool:
-        """Whether a batch is sent again whose stream ended before it was answered."""
+    def retries_in_flight(self, error: MillraceError, attempt_count: int) -> bool:
+        """Whether a batch is sent again whose stream ended before it got a response."""
         return error.advice not in _FINAL and self._has_attempts(attempt_count)
 
     def _has_attempts(self, attempt_count: int) -> bool:
         return self._attempts_max is None or attempt_count < self._attempts_max
 
     def batch_pause_seconds(self, failure_count: int, error: MillraceError | None, *, is_shared: bool = False) -> float:
-        """Returns how long a batch waits after so many failures, at least 1, the last of them this error.
+        """Returns how long a batch waits after this many failures, at least 1, the last of them this error.
 
         `is_shared`: whether servers share its channel, which one of them owns.
         """

@@ -18,8 +18,8 @@ MIB = 1 << 20
 
 REQUEST_BYTES_MAX = 64 * MIB
 """The largest request; larger ones are split. The server's default limit."""
-ANSWER_BYTES_MAX = 65 * MIB
-"""The largest answer: the server's limit, and room for fields that do not count towards it."""
+RESPONSE_BYTES_MAX = 65 * MIB
+"""The largest response: the server's limit, and space for fields that do not count towards it."""
 
 ATTEMPTS_MAX = 5
 """The most attempts of a call. gRPC allows no more."""
@@ -33,7 +33,7 @@ _RECONNECT_MILLISECONDS_MAX = 500
 _CONNECT_MILLISECONDS_MAX = 5_000
 _PING_MILLISECONDS = 12_000
 _PONG_MILLISECONDS = 5_000
-"""A server that stands still is abandoned about when another one may have taken over its channels."""
+"""A hanging server is abandoned at about the time when another one may have taken over its channels."""
 
 _ID_BYTES = 16
 _GAPS_MAX = 1_000
@@ -56,7 +56,7 @@ def service_config() -> str:
 
 
 def stream_repeats(seconds: float) -> StreamRepeats:
-    """Returns the same for a stream whose first answer may take so long."""
+    """Returns the same for a stream whose first response may take this long."""
     return StreamRepeats(seconds, ATTEMPTS_MAX, Backoff(BACKOFF_SECONDS, BACKOFF_SECONDS_MAX))
 
 
@@ -64,11 +64,11 @@ def channel_options() -> list[tuple[str, str | int]]:
     return [
         ("grpc.service_config", service_config()),
         ("grpc.service_config_disable_resolution", 1),
-        ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
+        ("grpc.max_receive_message_length", RESPONSE_BYTES_MAX),
         ("grpc.max_send_message_length", REQUEST_BYTES_MAX),
         # gRPC silently never repeats a call whose request does not fit into this; the default is 256 KiB.
         ("grpc.per_rpc_retry_buffer_size", REQUEST_BYTES_MAX + MIB),
-        # A restarted server is found soon, and a server that does not answer is abandoned within one call.
+        # A restarted server is found soon, and a server that does not respond is abandoned within one call.
         ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MILLISECONDS),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_MILLISECONDS_MAX),
         ("grpc.min_reconnect_backoff_ms", _CONNECT_MILLISECONDS_MAX),
@@ -139,7 +139,7 @@ class ConnectionSettings:
         return replace(self, endpoint=endpoint, wait_for_ready=False, options=(*_OF_SEVERAL, *self.options))
 
     def watch_files(self) -> FileWatch | None:
-        """Returns what tells that a channel opened from now on would use other files; None where there are none."""
+        """Returns what shows that a channel opened from now on would use other files; None where there are none."""
         watched = [one for one in (self.tls, self.token) if one is not None]
         return FileWatch(*watched) if watched else None
 

@@ -1,4 +1,4 @@
-"""Deadlines for single answers of a stream, which gRPC's synchronous API does not have."""
+"""Deadlines for single responses of a stream, which gRPC's synchronous API does not have."""
 
 import math
 import threading
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 TIMEOUT_SECONDS = 20.0
-"""How long an answer may take by default."""
+"""How long a response may take by default."""
 
 _IDLE_SECONDS = 60.0
 
@@ -24,7 +24,7 @@ class Watch:
         self.is_closed = False
 
     def arm(self, seconds: float) -> None:
-        """Calls the alarm after so long, unless it is disarmed or armed again before."""
+        """Calls the alarm after this long, unless it is disarmed or armed again before."""
         self.deadline = time.monotonic() + seconds
         self._watchdog.wake_for(self.deadline)
 
@@ -42,7 +42,7 @@ class Watch:
 
 
 class Watchdog:
-    """Calls alarms from a thread of its own, which lives while there are timers. Threads may share it."""
+    """Calls alarms from its own thread, which lives while there are timers. Threads may share it."""
 
     def __init__(self) -> None:
         # Guards the list and the thread. Not held while alarms run.

@@ -1,4 +1,4 @@
-"""AppendStream: requests are sent in order, and the server answers each of them once, in the same order.
+"""AppendStream: requests are sent in order, and the server responds to each of them once, in the same order.
 
 The producer, the replay of dead letters and the server's `millrace` sink share what is here.
 """
@@ -34,43 +34,43 @@ def append_request(
 
 
 class AppendSession(Generic[RequestT]):
-    """The requests of one AppendStream that await their answers. A driver adds the I/O.
+    """The requests of one AppendStream that await their responses. A driver adds the I/O.
 
-    An error in an answer concerns its request alone and does not end the stream.
+    An error in a response concerns its request alone and does not end the stream.
 
     Attributes:
-        unanswered: The requests in progress, oldest first: whatever the caller wants to find again with the answer.
-        waiting_since: Since when the oldest of them has waited for its answer, on the caller's clock.
+        pending: The requests in progress, oldest first: whatever the caller wants to find again with the response.
+        waiting_since: Since when the oldest of them has waited for its response, on the caller's clock.
     """
 
     def __init__(self, errors: ErrorTranslator, channel: str) -> None:
-        self.unanswered: deque[RequestT] = deque()
+        self.in_flight: deque[RequestT] = deque()
         self.waiting_since = 0.0
         self._errors = errors
         self._channel = channel
 
     def note_sent(self, request: RequestT, now: float) -> None:
-        if not self.unanswered:
+        if not self.in_flight:
             self.waiting_since = now
-        self.unanswered.append(request)
+        self.in_flight.append(request)
 
-    def match(self, answer: pb.AppendStreamResponse, now: float) -> tuple[RequestT, MillraceError | None]:
-        """Returns the request that an answer belongs to, and its error if it was refused."""
-        request = self.unanswered.popleft()
+    def match(self, response: pb.AppendStreamResponse, now: float) -> tuple[RequestT, MillraceError | None]:
+        """Returns the request that a response belongs to, and its error if it was refused."""
+        request = self.in_flight.popleft()
         self.waiting_since = now
-        return request, self._errors.from_status(answer.error, self._channel) if answer.HasField("error") else None
+        return request, self._errors.from_status(response.error, self._channel) if response.HasField("error") else None
 
-    def take_unanswered(self) -> list[RequestT]:
+    def take_in_flight(self) -> list[RequestT]:
         """Removes and returns all requests in progress, for example after the end of the stream."""
-        requests = list(self.unanswered)
-        self.unanswered.clear()
+        requests = list(self.in_flight)
+        self.in_flight.clear()
         return requests
 
 
 class ThreadedAppendSession(AppendSession[RequestT]):
     """Drives an AppendStream by gRPC's synchronous API: gRPC's own thread sends, one of the caller's threads reads.
 
-    All methods but `answers` belong to one thread, or to the event loop that a reading thread hands answers to.
+    All methods but `responses` belong to one thread, or to the event loop that a reading thread hands responses to.
     """
 
     def __init__(
@@ -90,17 +90,17 @@ class ThreadedAppendSession(AppendSession[RequestT]):
         self._encoded.put(encoded)
 
     def half_close(self) -> None:
-        """Ends the sending side; the server ends the stream after its last answer."""
+        """Ends the sending side; the server ends the stream after its last response."""
         self._encoded.put(None)
 
     def cancel(self, error: MillraceError | None = None) -> None:
-        """Ends the stream at once. `answers` raises the error, if there is one."""
+        """Ends the stream at once. `responses` raises the error, if there is one."""
         self._cancel_error = error
         self._call.cancel()
         self._encoded.put(None)
 
-    def answers(self) -> Iterator[pb.AppendStreamResponse]:
-        """Waits for answers until the server ends the stream; raises MillraceError if it fails or is cancelled."""
+    def responses(self) -> Iterator[pb.AppendStreamResponse]:
+        """Waits for responses until the server ends the stream; raises MillraceError if it fails or is cancelled."""
         try:
             yield from self._call
         except grpc.RpcError as failure:
@@ -122,7 +122,7 @@ class AsyncAppendSession(AppendSession[RequestT]):
     async def write(self, encoded: bytes) -> bool:
         """Sends a request; waits while gRPC's flow control does not admit it. Returns False if the stream has ended.
 
-        The caller calls `note_sent`, before: the answer may arrive while this still waits.
+        The caller calls `note_sent`, before: the response may arrive while this still waits.
         """
         try:
             await self._call.write(encoded)
@@ -131,17 +131,17 @@ class AsyncAppendSession(AppendSession[RequestT]):
         return True
 
     async def half_close(self) -> None:
-        """Ends the sending side; the server ends the stream after its last answer."""
+        """Ends the sending side; the server ends the stream after its last response."""
         with suppress(aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.done_writing()
 
     async def read(self) -> pb.AppendStreamResponse | None:
-        """Waits for the next answer; returns None at the end of the stream. Raises MillraceError if it fails."""
+        """Waits for the next response; returns None at the end of the stream. Raises MillraceError if it fails."""
         try:
-            answer = await self._call.read()
+            response = await self._call.read()
         except aio.AioRpcError as failure:
             raise self._errors.from_rpc(failure, self._channel) from None
-        return answer if isinstance(answer, pb.AppendStreamResponse) else None
+        return response if isinstance(response, pb.AppendStreamResponse) else None
 
     def cancel(self) -> None:
         self._call.cancel()

@@ -26,7 +26,7 @@ class Channel:
         return self._name
 
     def append(self, events: Iterable[Event | bytes | str], stamp: Stamp | None = None) -> Receipt:
-        """Stores events: all of them or none. Waits for room up to the channel's keep-alive.
+        """Stores events: all of them or none. Waits for space up to the channel's keep-alive.
 
         Args:
             events: At least one, at most the channel's transaction capacity; a string is stored as UTF-8. Events that
@@ -35,7 +35,7 @@ class Channel:
                 gRPC's repeats are safe.
 
         Raises:
-            ChannelFullError, BytesFullError: The channel had no room in time.
+            ChannelFullError, BytesFullError: The channel had no space in time.
             TxnCapacityError: There are more events than the channel accepts at once.
             MillraceError: Anything else, such as ChannelNotFoundError. If `is_outcome_known` is false, the events may
                 be stored all the same.
@@ -76,7 +76,7 @@ class Channel:
             stamp: Identifies the stored events beyond these transactions. None: only the commit is repeatable.
 
         Raises:
-            ChannelFullError, BytesFullError: The channel had no room in time; the transactions stay open.
+            ChannelFullError, BytesFullError: The channel had no space in time; the transactions stay open.
             TxnCapacityError: The events would not fit even into an empty channel; the transactions stay open.
             LeaseExpiredError, TxnNotFoundError: One of the transactions has ended; the others stay open.
         """
@@ -102,11 +102,12 @@ class Channel:
         ends only by that or by `close`.
 
         Args:
-            max_events: The most events of a delivery. 0: the channel's transaction capacity.
-            max_bytes: The most bytes of bodies of a delivery; a larger first event is delivered alone. 0: no limit.
-            prefetch: The most deliveries that are not acknowledged, at most 1,000. 0: 8.
-            idle_seconds: End the loop when nothing was delivered for so long. None: wait for ever. A broken connection
-                is detected and raised meanwhile.
+            max_events: The maximum number of events of a delivery. 0: the channel's transaction capacity.
+            max_bytes: The maximum number of bytes of bodies of a delivery; a larger first event is delivered alone. 0:
+                no limit.
+            prefetch: The maximum number of deliveries that are not acknowledged, at most 1,000. 0: 8.
+            idle_seconds: End the loop when nothing was delivered for this long. None: wait forever. A broken connection
+                is detected and raised in the meantime.
         """
         limits = ConsumeLimits(max_events, max_bytes, prefetch, idle_seconds)
         return Deliveries(self._connection, self._name, limits)
@@ -152,7 +153,7 @@ class Channel:
         return self._connection.run(_calls.acknowledge(self._name, reader_id, through_sequence, epoch))
 
     def release(self, reader_id: str, epoch: int | None = None) -> None:
-        """Ends this reader's claim; events that are not acknowledged keep their places."""
+        """Ends this reader's claim; events that are not acknowledged keep their positions."""
         self._connection.run(_calls.release(self._name, reader_id, epoch))
 
     def find_sequence(self, time: datetime) -> FoundSequence:
@@ -170,7 +171,7 @@ class Channel:
 
         Args:
             from_sequence: The first sequence. 0: the oldest in the queue, or with `follow` the next to be committed.
-            max_events: The most events. 0: 10, or no limit with `follow`.
+            max_events: The maximum number of events. 0: 10, or no limit with `follow`.
             follow: Continue with each event as it is committed, until the iterator is closed or dropped. If the caller
                 is slower than the channel, a batch's `skipped_events` counts the events left out before it.
             since: Only events that were committed at or after this time, which needs a time zone; not together with

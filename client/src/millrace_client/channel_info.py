@@ -23,7 +23,7 @@ class FsyncPolicy(StrEnum):
     """When a channel's log is synced to the disk."""
 
     COMMIT = "commit"
-    """Before a commit is answered."""
+    """Before a commit is acknowledged."""
     INTERVAL = "interval"
     """At an interval: a power failure loses the commits since the last sync."""
 
@@ -51,9 +51,9 @@ class ChannelState(StrEnum):
     STALLED = "stalled"
     """Its disk does not respond, and commits wait for it."""
     STANDING_BY = "standing_by"
-    """Another server owns it; calls are answered there."""
+    """Another server owns it; calls are served there."""
     DISK_FULL = "disk_full"
-    """Its disk has no room for puts, or for checkpoints; takes are served."""
+    """Its disk has no space for puts, or for checkpoints; takes are served."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,15 +67,15 @@ class ChannelConfig:
     type: ChannelType | None = None
     """Where the events are kept; None for a new channel: in memory. Cannot be changed."""
     capacity: int | None = None
-    """The most events in the channel, including taken events until their commit."""
+    """The maximum number of events in the channel, including taken events until their commit."""
     transaction_capacity: int | None = None
     """The most puts, and separately the most takes, of one transaction."""
     byte_capacity: int | None = None
-    """The most bytes of bodies and headers."""
+    """The maximum number of bytes of bodies and headers."""
     byte_capacity_buffer_percentage: int | None = None
     """The percentage of `byte_capacity` that is reserved for headers, 0 to 99."""
     keep_alive_seconds: float | None = None
-    """How long a commit waits for room, and a take for an event; at most 3,600."""
+    """How long a commit waits for space, and a take for an event; at most 3,600."""
     lease_seconds: float | None = None
     """How long a transaction or claim lives without a call; at most 3,600."""
     open_transactions_max: int | None = None
@@ -94,12 +94,12 @@ class ChannelConfig:
     compression: Compression | None = None
     """How records are compressed from now on."""
     memory_capacity: int | None = None
-    """The most events kept in memory only, including taken events."""
+    """The maximum number of events kept in memory only, including taken events."""
     memory_byte_capacity: int | None = None
-    """The most bytes of their bodies and headers."""
+    """The maximum number of bytes of their bodies and headers."""
     retention_seconds: float | None = None
     """How long after their commit events are kept, in a channel of any type; older ones are removed as if consumed. 0:
-    for ever."""
+    forever."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +144,7 @@ class ChannelGauges:
     waiting_takes: int
     """Takes and deliveries that wait for an event."""
     waiting_commits: int
-    """Commits that wait for room."""
+    """Commits that wait for space."""
     log_bytes: int
     """Bytes of the channel's log on the disk; 0 in memory."""
     segments: int
@@ -232,6 +232,6 @@ class ChannelUpdate:
     channel: ChannelInfo
     """The channel's state, changed or not."""
     applied: bool
-    """False if shrinking found no free room in time; then nothing was changed."""
+    """False if shrinking found no free capacity in time; then nothing was changed."""
     message: str
     """Why nothing was changed, in a sentence; empty if the update was applied."""

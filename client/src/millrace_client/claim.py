@@ -79,7 +79,7 @@ class Claim(GrantedClaim):
 
         Args:
             wait_seconds: How long the server may wait for an event beyond `next_sequence`. The lease does not run
-                meanwhile.
+                in the meantime.
 
         Returns:
             The lease in seconds.
@@ -90,7 +90,7 @@ class Claim(GrantedClaim):
         return self._connection.drive(self._sequences.renew(wait_seconds))
 
     def release(self) -> None:
-        """Ends the claim; events that are not acknowledged keep their places."""
+        """Ends the claim; events that are not acknowledged keep their positions."""
         self._connection.drive(self._sequences.release())
 
     def __enter__(self) -> Self:

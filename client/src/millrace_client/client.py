@@ -30,15 +30,15 @@ def connect(  # noqa: PLR0913 - all but the first have defaults
         endpoint: `host:port`, or any other name that gRPC resolves. Or several with commas between them, such as
             `mill-1:7070,mill-2:7070`, for servers that share replicated channels: the first one that can be reached
             names the owner of a channel. A channel of another type is on one server: give that alone.
-        timeout_seconds: How long an answer may take, including repeats. A wait at the server (`take`, a commit that
-            needs room, the interval of `watch_channels`) is added to it; a wait that the channel decides counts as
+        timeout_seconds: How long a response may take, including repeats. A wait at the server (`take`, a commit that
+            needs space, the interval of `watch_channels`) is added to it; a wait that the channel decides counts as
             60 s, so only a channel with a longer keep-alive needs a longer timeout. On a stream it bounds the wait for
-            each answer, except where silence is normal: `consume`, and `peek` with `follow`. There a broken connection
-            is detected within a minute.
+            each response, except where silence is normal: `consume`, and `peek` with `follow`. There a broken
+            connection is detected within a minute.
         wait_for_ready: What a call does without a connection. False: it makes 5 attempts, which take 1 to 2 s if the
-            connection is refused, 5 to 7 s if nothing answers; then it raises UnavailableError. True: it waits for the
+            connection is refused, 5 to 7 s if nothing responds; then it raises UnavailableError. True: it waits for the
             server until its deadline; then it raises DeadlineError. A call to several servers asks all of them at once,
-            and again after pauses, 5 times or until its deadline; its UnavailableError says what each answered.
+            and again after pauses, 5 times or until its deadline; its UnavailableError contains the error of each.
         tls: How to connect over TLS. None: plain text.
         token: The client's bearer token. None: that of `token_file`, or none. Without TLS, a token is sent to loopback
             addresses only, unless `MILLRACE_ALLOW_PLAINTEXT=true` is set in the environment.
@@ -84,7 +84,8 @@ class Admin:
     def update_channel(self, name: str, config: ChannelConfig) -> ChannelUpdate:
         """Changes the given limits of a channel in use: all of them or none.
 
-        Growing takes effect at once. Shrinking waits for free room up to the channel's keep-alive; if there is none,
+        Growing takes effect at once. Shrinking waits for free capacity up to the channel's keep-alive; if there is
+        none,
         nothing changes and no error is raised: see `ChannelUpdate.applied`.
         """
         return self._connection.run(_calls.update_channel(name, config))
@@ -242,7 +243,7 @@ class Client:
 
     @property
     def timeout_seconds(self) -> float:
-        """How long an answer may take."""
+        """How long a response may take."""
         return self._connection.settings.timeout_seconds
 
     def channel(self, name: str) -> Channel:

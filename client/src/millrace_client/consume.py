@@ -27,8 +27,8 @@ class Delivery(DeliveredEvents):
 
     __slots__ = ("_stream",)
 
-    def __init__(self, stream: "ConsumeStream", answer: pb.ConsumeResponse) -> None:
-        super().__init__(answer)
+    def __init__(self, stream: "ConsumeStream", response: pb.ConsumeResponse) -> None:
+        super().__init__(response)
         self._stream = stream
 
     def ack(self) -> None:
@@ -64,7 +64,7 @@ class Deliveries:
         """Ends the stream: acks take effect, and events that were not acknowledged return to the channel.
 
         Raises:
-            MillraceError: The server did not confirm the end in time; it will notice by itself.
+            MillraceError: The server did not confirm the end in time; it will notice automatically.
         """
         self._is_closed = True
         if self._stream is not None:
@@ -76,13 +76,15 @@ class Deliveries:
     def __next__(self) -> Delivery:
         if self._is_closed:
             raise StopIteration
-        stream, answer = self._first_answer() if self._stream is None else (self._stream, self._stream.next_answer())
-        if answer is None:
+        stream, response = (
+            self._first_response() if self._stream is None else (self._stream, self._stream.next_response())
+        )
+        if response is None:
             raise StopIteration
-        return Delivery(stream, answer)
+        return Delivery(stream, response)
 
-    def _first_answer(self) -> "tuple[ConsumeStream, pb.ConsumeResponse | None]":
-        """Starts the stream at the server that owns the channel, and returns it with its first answer."""
+    def _first_response(self) -> "tuple[ConsumeStream, pb.ConsumeResponse | None]":
+        """Starts the stream at the server that owns the channel, and returns it with its first response."""
         connection = self._connection
         search = connection.owners.search(self._channel, connection.settings.timeout_seconds)
         while True:
@@ -90,7 +92,7 @@ class Deliveries:
                 connection.at(search.endpoint), self._channel, self._start, self._limits.idle_seconds
             )
             try:
-                return stream, stream.next_answer()
+                return stream, stream.next_response()
             except MillraceError as error:
                 if (pause_seconds := search.pause_seconds(error)) is None:
                     raise
@@ -153,13 +155,13 @@ class ConsumeStream:
         self._has_settled = True
         self._settlements.put(settlement)
 
-    def next_answer(self) -> pb.ConsumeResponse | None:
+    def next_response(self) -> pb.ConsumeResponse | None:
         """Returns the next delivery; None once the stream has ended. Ignores deliveries while the stream is ending."""
         with self._reading:
             while not self._has_ended:
-                answer = self._read()
-                if answer is not None and not self._is_ending:
-                    return answer
+                response = self._read()
+                if response is not None and not self._is_ending:
+                    return response
         return None
 
     def _read(self) -> pb.ConsumeResponse | None:
@@ -183,14 +185,14 @@ class ConsumeStream:
         if self._has_ended or self._process_id != os.getpid():
             return
         self.end_sending(self._timeout_seconds)
-        while self.next_answer() is not None:
+        while self.next_response() is not None:
             pass
 
     def end_sending(self, seconds: float) -> None:
         """Closes the sending side; the reader finds the end of the stream once the server has executed the acks.
 
         Args:
-            seconds: The stream is cancelled if it has not ended after so long.
+            seconds: The stream is cancelled if it has not ended after this long.
         """
         self._timeout_seconds = seconds
         self._close_sending()

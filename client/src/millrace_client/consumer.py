@@ -44,7 +44,7 @@ class Consumer(BaseConsumer[ThreadedEngine]):
     malformed request. A loop that continues after that gets the deliveries of the other channels and servers.
 
     Delivery is at least once: events are removed only after they were acknowledged. Events of a channel arrive in
-    order, but returned events are delivered again later than events that were delivered meanwhile.
+    order, but returned events are delivered again later than events that were delivered in the meantime.
 
     Threads may share a consumer: each event goes to one of them. It connects with the first request for a delivery. A
     process that is forked after that cannot use it (ClientForkedError).
@@ -73,7 +73,7 @@ class Consumer(BaseConsumer[ThreadedEngine]):
         """Waits for one delivery, which the caller settles.
 
         Args:
-            timeout_seconds: How long to wait. None: for ever. 0: not at all.
+            timeout_seconds: How long to wait. None: forever. 0: not at all.
 
         Returns:
             None if none arrived in time, or the consumer is stopping (`is_stopping`).

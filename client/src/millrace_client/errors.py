@@ -18,11 +18,11 @@ class RetryAdvice(enum.Enum):
     NEVER = "never"
     """Waiting does not help: the same request is refused until something else changes."""
     FULL = "full"
-    """There is no room now. Retry later, once events have been consumed or other requests have finished."""
+    """There is no free capacity now. Retry later, once events have been consumed or other requests have finished."""
     LATER = "later"
-    """The server answers, but must finish something first. Retry later."""
+    """The server responds, but must finish something first. Retry later."""
     UNREACHABLE = "unreachable"
-    """The server does not answer. Retry when it can be reached."""
+    """The server does not respond. Retry when it can be reached."""
     RESTART = "restart"
     """The server must be restarted. Retry after that."""
     LOST = "lost"
@@ -132,7 +132,7 @@ class BadNameError(RefusedError, reason="BAD_NAME", advice=RetryAdvice.CORRECT):
 
 
 class OffsetGapError(RefusedError, reason="OFFSET_GAP", advice=RetryAdvice.NEVER):
-    """Raised when a put or take offset lies beyond what the transaction holds: another client uses the transaction.
+    """Raised when a put or take offset is beyond what the transaction holds: another client uses the transaction.
 
     Also raised when a stamp requires an earlier number that the channel has not accepted.
     """
@@ -229,19 +229,19 @@ class SequenceGoneError(RefusedError, reason="SEQUENCE_GONE", advice=RetryAdvice
 
 
 class ChannelFullError(RefusedError, reason="CHANNEL_FULL", advice=RetryAdvice.FULL):
-    """Raised when the channel had no room for the events within its keep-alive."""
+    """Raised when the channel was full in events for longer than its keep-alive."""
 
 
 class BytesFullError(RefusedError, reason="BYTES_FULL", advice=RetryAdvice.FULL):
-    """Raised when the channel had no room for the bytes of the bodies within its keep-alive."""
+    """Raised when the channel was full in bytes of bodies for longer than its keep-alive."""
 
 
 class DiskFullError(RefusedError, reason="DISK_FULL", advice=RetryAdvice.FULL):
-    """Raised when the server's disk has no room for puts."""
+    """Raised when the server's disk has no space for puts."""
 
 
 class QuotaExceededError(RefusedError, reason="QUOTA_EXCEEDED", advice=RetryAdvice.FULL):
-    """Raised when the identity has used up its quota; `retry_delay_seconds` says when there is room again."""
+    """Raised when the identity has used up its quota; `retry_delay_seconds` says when there is space again."""
 
 
 class TooManyTxnsError(RefusedError, reason="TOO_MANY_TXNS", advice=RetryAdvice.FULL):
@@ -316,7 +316,7 @@ class ClientClosedError(RefusedError, reason="CLIENT_CLOSED", advice=RetryAdvice
 
 
 class ClientForkedError(RefusedError, reason="CLIENT_FORKED", advice=RetryAdvice.NEVER):
-    """Raised when a forked process uses its parent's client; it must open a connection of its own."""
+    """Raised when a forked process uses its parent's client; it must open its own connection."""
 
 
 class StreamEndedError(RefusedError, reason="STREAM_ENDED", advice=RetryAdvice.LOST):
@@ -327,7 +327,7 @@ class StreamEndedError(RefusedError, reason="STREAM_ENDED", advice=RetryAdvice.L
 
 
 class BufferFullError(RefusedError, reason="BUFFER_FULL", advice=RetryAdvice.FULL):
-    """Raised when a producer's buffer has no room for an event, or none became free in time.
+    """Raised when a producer's buffer has no space for an event, or none became free in time.
 
     The event was not accepted.
     """
@@ -338,7 +338,7 @@ class ProducerClosedError(RefusedError, reason="PRODUCER_CLOSED", advice=RetryAd
 
 
 class EventDroppedError(RefusedError, reason="EVENT_DROPPED", advice=RetryAdvice.NEVER):
-    """Raised when a producer dropped an event to make room for newer ones."""
+    """Raised when a producer dropped an event to make space for newer ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,14 +365,14 @@ class SendResult:
     sequence: int | None
     """Its sequence in the channel; None if it is not stored, if it is `deduplicated`, or if it went to a source."""
     deduplicated: bool
-    """Whether an earlier attempt, whose answer was lost, or an earlier producer of the same id had stored it."""
+    """Whether an earlier attempt, whose response was lost, or an earlier producer of the same id had stored it."""
     attempts: tuple[SendAttempt, ...]
     """The last attempts, at most `attempts_kept_max`, oldest first; empty if it was never sent."""
     attempt_count: int
     error: MillraceError | None
     """Why it is not stored; None if it is."""
     is_outcome_known: bool
-    """False if an attempt was not answered and may have stored it after all."""
+    """False if an attempt got no response and may have stored it after all."""
     commit_time: datetime | None = None
     """When it was committed, UTC, by the server's clock; None where there is no sequence."""
 

@@ -49,9 +49,9 @@ class ErrorTranslator:
         return error
 
     def deadline(self, channel: str) -> DeadlineError:
-        """Returns the error for an answer that did not come in time."""
+        """Returns the error for a response that did not come in time."""
         code = grpc.StatusCode.DEADLINE_EXCEEDED
-        return DeadlineError(f"{self.endpoint} did not answer in time", channel=channel, code=code)
+        return DeadlineError(f"{self.endpoint} did not respond in time", channel=channel, code=code)
 
     def cancelled(self, channel: str, txn_id: str = "") -> CancelledError:
         """Returns the error for a call that was in progress when the client was closed."""
@@ -68,7 +68,9 @@ class ErrorTranslator:
                 return self.deadline("")
             case grpc.StatusCode.CANCELLED:
                 # The client's own cancellations say more. So gRPC ends calls that a stopping server has not begun.
-                dropped = UnavailableError(f"the server at {self.endpoint} dropped the call; is it ending?", code=code)
+                dropped = UnavailableError(
+                    f"the server at {self.endpoint} dropped the call; is it shutting down?", code=code
+                )
                 return dropped if failure.details() == code.name else self.cancelled("")
             case grpc.StatusCode.RESOURCE_EXHAUSTED if self._too_large_text in details:
                 message = f"a message is above a limit of this client or of {self.endpoint} ({details})"
@@ -81,7 +83,7 @@ class ErrorTranslator:
                 return MillraceError(message, reason=code.name, code=code)
 
     def from_status(self, status: status_pb2.Status, channel: str) -> MillraceError:
-        """Returns the error that the server put into an answer instead of ending the call."""
+        """Returns the error that the server put into a response instead of ending the call."""
         code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
         error = _error_with_reason(status, code)
         if error is None:

@@ -116,14 +116,14 @@ class Producer(BaseProducer):
 
     **Order.** Events of one key have the order of the `send` calls in each channel, also after retries: an event of a
     key is sent only when all earlier events of that key are settled or in the same batch. Other keys continue
-    meanwhile; for that, keys are distributed over 32 buckets. Events without a key have the order of `send` as long as
-    nothing must be sent again. An event that fails leaves a gap, and later events are stored all the same. With several
-    servers, the order holds in each server's channel.
+    in the meantime; for that, keys are distributed over 32 buckets. Events without a key have the order of `send` as
+    long as nothing must be sent again. An event that fails leaves a gap, and later events are stored all the same. With
+    several servers, the order holds in each server's channel.
 
     **Resuming.** A producer with a `producer_id` can be followed by another one with the same id, also in another
     process: events that both send are stored once. For that, events are numbered in the order of `send`, in each
-    channel from `first_number`, and stored in that order, whatever their keys. There must be one endpoint, for one
-    server. The first event that fails stops the producer: nothing behind it is stored, the futures of later events fail
+    channel from `first_number`, and stored in that order, regardless of their keys. There must be one endpoint, for one
+    server. The first event that fails stops the producer: nothing after it is stored, the futures of later events fail
     and `send` raises ProducerClosedError. (An event that `send` refuses has no number.) So the stored events have no
     gap, and the next producer sets `first_number` and sends again from there: from the first event that is not known
     to be stored, or an earlier one. The delivery time of an event starts when all events before it are stored, since
@@ -133,7 +133,7 @@ class Producer(BaseProducer):
 
     **Callbacks** run on two threads of their own, one for stored events and one for failed events, in the order in
     which batches were settled. A callback that raises is logged and counted. A callback that blocks delays the
-    callbacks behind it, but no event: only the callbacks' own share of the buffer stays in use.
+    callbacks after it, but no event: only the callbacks' own share of the buffer stays in use.
 
     A `send` that is interrupted by Ctrl-C, or by what another signal handler raises, has accepted its event or not. The
     producer can still be used, flushed and closed.
@@ -251,7 +251,7 @@ class Producer(BaseProducer):
 
         May be called several times, from many threads, and from callbacks. Events that are not settled after the
         timeout fail with ProducerClosedError; of several calls the latest deadline counts. A call from a callback does
-        not wait for the end of that callback, nor for the callbacks behind it.
+        not wait for the end of that callback, nor for the callbacks after it.
 
         Returns:
             What was left after the timeout.
@@ -265,7 +265,7 @@ class Producer(BaseProducer):
         return self._threaded.metrics()
 
     def _note_fork(self) -> None:
-        """Runs in a forked process, where threads that do not exist may hold locks for ever."""
+        """Runs in a forked process, where threads that do not exist may hold locks forever."""
         self._is_forked = True
         self._buffers = {}
         self._finalizer.detach()

@@ -40,7 +40,7 @@ class Tls:
     """A connection over TLS: whose servers are trusted, and the client's own certificate.
 
     Files are in PEM. They are read with the first call, and again when they change: calls from then on use a connection
-    with the new ones, while streams that are open go on.
+    with the new ones, while streams that are open continue.
 
     Raises:
         BadArgumentError: There is a certificate without its key, or the other way round.
@@ -69,7 +69,7 @@ class Tls:
             _check_authorities(self.ca)
         if self.certificate is not None:
             _check_pair(self.certificate, self.private_key)
-        # gRPC would accept files of which one was replaced meanwhile, and never get a connection.
+        # gRPC would accept files of which one was replaced in the meantime, and never get a connection.
         return grpc.ssl_channel_credentials(*contents) if self.state() == before else self.credentials()
 
     def state(self) -> tuple[object, ...]:

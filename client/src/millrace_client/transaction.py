@@ -74,11 +74,11 @@ class Transaction(TransactionState):
     def take(self, max_events: int = 0, max_bytes: int = 0, wait_seconds: float | None = None) -> list[Batch]:
         """Takes events, oldest first; the commit removes them, a rollback returns them.
 
-        Returns as soon as there is an event. A take after a failed one returns the events of the lost answer.
+        Returns as soon as there is an event. A take after a failed one returns the events of the lost response.
 
         Args:
-            max_events: The most events. 0: as many as the transaction may still take.
-            max_bytes: The most bytes of bodies; a larger first event is taken alone. 0: no limit.
+            max_events: The maximum number of events. 0: as many as the transaction may still take.
+            max_bytes: The maximum number of bytes of bodies; a larger first event is taken alone. 0: no limit.
             wait_seconds: How long to wait for an event, at most 3,600. None: the channel's keep-alive; 0: not at all.
 
         Returns:
@@ -96,20 +96,20 @@ class Transaction(TransactionState):
         return self._connection.drive(self._sequences.renew())
 
     def commit(self, stamp: Stamp | None = None) -> Receipt:
-        """Commits now. Waits for room up to the channel's keep-alive.
+        """Commits now. Waits for space up to the channel's keep-alive.
 
         Args:
             stamp: Identifies the stored events beyond this transaction. None: only the commit is repeatable.
 
         Raises:
-            ChannelFullError, BytesFullError: The channel had no room in time; the transaction stays open.
+            ChannelFullError, BytesFullError: The channel had no space in time; the transaction stays open.
             LeaseExpiredError: The transaction was rolled back because its lease expired.
             TxnStateError: The transaction was rolled back, or it is unknown whether a put or take was executed.
         """
         return self._connection.drive(self._sequences.commit(stamp))
 
     def rollback(self) -> None:
-        """Rolls back now: puts are dropped, and taken events return to their places."""
+        """Rolls back now: puts are dropped, and taken events return to their positions."""
         self._connection.drive(self._sequences.rollback())
 
     def __enter__(self) -> Self:

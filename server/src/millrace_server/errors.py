@@ -61,7 +61,7 @@ class TxnCapacityError(MillraceError):
 
 
 class EventTooLargeError(MillraceError):
-    """Raised when one event alone is larger than the channel or an answer can hold."""
+    """Raised when a single event is larger than the channel or a response can hold."""
 
     reason = "EVENT_TOO_LARGE"
 
@@ -106,7 +106,7 @@ class ChannelExistsError(MillraceError):
 
 
 class NotAChannelError(MillraceError):
-    """Raised when the name belongs to a source, which takes events and holds none.
+    """Raised when the name belongs to a source, which accepts events but holds none.
 
     The metadata has its `transaction_capacity` while it runs.
     """
@@ -193,13 +193,13 @@ class SequenceGoneError(MillraceError):
 
 
 class ChannelFullError(MillraceError):
-    """Raised when there was no room for the events within the keep-alive."""
+    """Raised when there was no capacity for the events within the keep-alive."""
 
     reason = "CHANNEL_FULL"
 
 
 class BytesFullError(MillraceError):
-    """Raised when there was no room for the bodies' bytes within the keep-alive."""
+    """Raised when there was no capacity for the bytes of the bodies within the keep-alive."""
 
     reason = "BYTES_FULL"
 

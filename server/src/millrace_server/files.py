@@ -85,7 +85,7 @@ class SharedSyncs:
         self._syncing: defaultdict[Path, _Syncing] = defaultdict(_Syncing)
 
     def sync_directory(self, path: Path) -> None:
-        """Fsyncs a directory like `sync_directory`, or waits for an fsync that another call begins meanwhile."""
+        """Fsyncs a directory like `sync_directory`, or waits for an fsync that another call begins in the meantime."""
         syncing = self._syncing[path]
         # One that has begun already may miss the caller's change.
         needed = syncing.begun + 1
@@ -163,7 +163,7 @@ def read_named(path: Path, bytes_max: int, *, is_secret: bool = False) -> bytes:
     """
     shown = json.dumps(str(path))
     try:
-        # A pipe that nobody writes to would hold up all later changes of the file.
+        # A pipe that no one writes to would hold up all later changes of the file.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             mode = os.fstat(file.fileno()).st_mode
             if stat.S_ISFIFO(mode):

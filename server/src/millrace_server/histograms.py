@@ -113,7 +113,7 @@ class Histograms:
         )
         self.stream_appends = HistogramFamily(
             "millrace_stream_append_duration_seconds",
-            "Durations of the appends in an AppendStream, from their arrival to their answer.",
+            "Durations of the appends in an AppendStream, from their arrival to their response.",
             LATENCY_SECONDS,
             ("code",),
         )

@@ -110,7 +110,7 @@ def also_to_file(logger: str, path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    # Beyond that, while a disk does not answer, entries are missing in the file; the log has them.
+    # Beyond that, while a disk does not respond, entries are missing in the file; the log has them.
     entries: queue.Queue[logging.LogRecord] = queue.Queue(_WAITING_MAX)
     handler = QueueHandler(entries)
     handler.setFormatter(_formatter(structlog.processors.JSONRenderer()))
@@ -172,7 +172,7 @@ def _configure_standard_logging(handler: logging.Handler, level: int) -> None:
 
 
 class _Repeats(logging.Filter):
-    """Drops messages of OpenTelemetry that were logged in the last `REPEAT_SECONDS`, whatever their arguments."""
+    """Drops messages of OpenTelemetry that were logged in the last `REPEAT_SECONDS`, regardless of their arguments."""
 
     def __init__(self) -> None:
         super().__init__("opentelemetry")

@@ -27,7 +27,7 @@ As a batch, without consuming:
 
 When Spark plans the read, which may be once for all actions on a DataFrame, the range is fixed, from the oldest event
 to the newest or by `startingSequences` and `endingSequences`, and the channel is claimed on each endpoint, so that no
-other reader consumes events that tasks are reading. The claim ends by itself a few seconds after the last read
+other reader consumes events that tasks are reading. The claim ends automatically a few seconds after the last read
 (`leaseSeconds`); other readers get an error until then. If others have consumed the oldest events between two actions,
 the second one fails; events that they took from the middle are missing silently.
 

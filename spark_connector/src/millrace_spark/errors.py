@@ -12,7 +12,7 @@ class OptionError(MillraceSparkError):
 
 
 class DataLossError(MillraceSparkError):
-    """Raised when events are gone before they were read. With `failOnDataLoss` set to false, the read goes on."""
+    """Raised when events are gone before they were read. With `failOnDataLoss` set to false, the read continues."""
 
 
 # The connector's error in a traceback, up to the next frame.

@@ -27,7 +27,7 @@ _SHARD_FIGURES = {
     "first": ("millrace_spark_first_sequence", "The oldest sequence that is not acknowledged."),
     "next": ("millrace_spark_next_sequence", "The sequence of the next event."),
     "rate": ("millrace_spark_arriving_events_per_second", "Events that arrive in the channel per second."),
-    "reachable": ("millrace_spark_shard_reachable", "1 while the server answers, else 0."),
+    "reachable": ("millrace_spark_shard_reachable", "1 while the server responds, else 0."),
 }
 """The metric of each figure that the source reports for a shard."""
 

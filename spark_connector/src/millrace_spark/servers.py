@@ -17,9 +17,9 @@ TRANSIENT = frozenset({RetryAdvice.FULL, RetryAdvice.LATER, RetryAdvice.UNREACHA
 """Errors that a retry may clear."""
 
 STARTING = frozenset({RetryAdvice.FULL, RetryAdvice.LATER})
-"""Errors of a server that answers but must finish something first."""
+"""Errors of a server that responds but must finish something first."""
 
-Answer = TypeVar("Answer")
+Response = TypeVar("Response")
 
 _PAUSE_SECONDS = 0.1
 _PAUSE_SECONDS_MAX = 2.0
@@ -43,7 +43,7 @@ class RetryPolicy:
         self._since: float | None = None
         self._pause_seconds = _PAUSE_SECONDS
 
-    def call(self, call: Callable[[], Answer]) -> Answer:
+    def call(self, call: Callable[[], Response]) -> Response:
         """Returns the result of a call, repeated until it succeeds."""
         while True:
             try:

@@ -53,8 +53,8 @@ def register(spark: SparkSession) -> None:
         MillraceSparkError: Spark's workers run another Python version, or a Python without this package.
     """
     check_worker_python(spark)
-    # Spark warns of a registration that replaces another. One that Spark found by itself suits only its own machine:
-    # it would be started on others without the files that were sent to them.
+    # Spark warns of a registration that replaces another. One that Spark found automatically suits only its own
+    # machine: it would be started on others without the files that were sent to them.
     if not (is_local(spark) and _has_format(spark)):
         spark.dataSource.register(MillraceDataSource)
 

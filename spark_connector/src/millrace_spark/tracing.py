@@ -54,7 +54,7 @@ class JobTracing:
 
     @contextmanager
     def span(self, operation: str, channel: str) -> "Iterator[Span]":
-        """Traces the block in a span of its own; sends its spans at the end, for Spark may end the process at any time.
+        """Traces the block in its own span; sends its spans at the end, for Spark may end the process at any time.
 
         Raises:
             MillraceSparkError: OpenTelemetry is not installed here, or its environment variables are not valid.

@@ -21,7 +21,7 @@ _SYNCS_EACH_MESSAGE_SINCE = (2, 10)
 
 
 def jetstream_contender(world: World, events: Sequence[Event]) -> tuple[Contender, str]:
-    """Publishes each event to a stream on the disk, without waiting for each answer.
+    """Publishes each event to a stream on the disk, without waiting for each response.
 
     Returns:
         The contender, and a note on its durability.
@@ -40,7 +40,7 @@ def jetstream_contender(world: World, events: Sequence[Event]) -> tuple[Contende
     config.write_text(f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{directory}/data"\n{sync_line} }}\n')
     pid = start_peer(world.running, [program, "-c", config], port, directory / "log")
     remark = f"JetStream: {shown.strip()}, " + (
-        "which syncs each message" if syncs else "which cannot sync each message: it answers before anything is synced"
+        "which syncs each message" if syncs else "which cannot sync each message: it responds before anything is synced"
     )
     stream = _Stream(port, events)
     contender = Contender(

@@ -91,7 +91,7 @@ class _Queue:
 
     def _confirm(self, frame: Any) -> None:
         assert isinstance(frame.method, self._pika.spec.Basic.Ack), "a message was refused"
-        # Tags count from 1, and one answer may confirm all up to its own.
+        # Tags count from 1, and one response may confirm all up to its own.
         self._confirmed = frame.method.delivery_tag if frame.method.multiple else self._confirmed + 1
         self._progress.set()
 
@@ -114,8 +114,8 @@ class _Queue:
             await self._progress.wait()
 
     async def tidy(self, operations: int) -> None:
-        answer = await _called(lambda done: self._channel.queue_purge("bench", callback=done))
-        count = answer.method.message_count
+        response = await _called(lambda done: self._channel.queue_purge("bench", callback=done))
+        count = response.method.message_count
         assert count == operations * len(self._events), f"{count} messages are stored"
 
 

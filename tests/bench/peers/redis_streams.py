@@ -18,7 +18,7 @@ SHARE = 0.2
 
 
 def redis_contender(world: World, events: Sequence[Event]) -> tuple[Contender, str]:
-    """Adds events to a stream in pipelines of 1,000; the server syncs its log before it answers.
+    """Adds events to a stream in pipelines of 1,000; the server syncs its log before it responds.
 
     Returns:
         The contender, and a note on its durability.

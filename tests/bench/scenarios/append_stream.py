@@ -9,7 +9,7 @@ IN_FLIGHT = 8
 
 
 def append_stream_scenario(world: World) -> Scenario:
-    """One stream appends batches of 1,000 in columns, with eight unanswered at a time."""
+    """One stream appends batches of 1,000 in columns, with eight pending at a time."""
     request = append_columns(BATCH_EVENTS, world.channel)
 
     async def run(operations: int) -> None:

@@ -17,11 +17,11 @@ def consuming(world: World) -> pb.ConsumeRequest.Start:
 
 def consume_scenario(world: World) -> Scenario:
     """One stream delivers batches of 1,000, each acknowledged on arrival."""
-    answer = append_columns(BATCH_EVENTS, world.channel)
+    response = append_columns(BATCH_EVENTS, world.channel)
     start = consuming(world)
 
     async def run(operations: int) -> None:
-        assert await consume_many(world.millrace, start, operations) > len(answer) // 2
+        assert await consume_many(world.millrace, start, operations) > len(response) // 2
 
     return Scenario(
         name="consume",
@@ -37,7 +37,7 @@ def consume_scenario(world: World) -> Scenario:
                 tidy=lambda _operations: world.empty(0),
             )
         ],
-        echo=world.bare_stream("echo", answer, PREFETCH),
-        one_way=world.bare_stream("source", source_request(len(answer), start.ByteSize()), PREFETCH),
+        echo=world.bare_stream("echo", response, PREFETCH),
+        one_way=world.bare_stream("source", source_request(len(response), start.ByteSize()), PREFETCH),
         target=of_echo(0.6),
     )

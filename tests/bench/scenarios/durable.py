@@ -1,4 +1,4 @@
-"""The same on a file channel, where each commit is synced before it is answered."""
+"""The same on a file channel, where each commit is synced before it is acknowledged."""
 
 from dataclasses import replace
 

@@ -24,7 +24,7 @@ EVENTS_PER_SECOND_MIN = 200_000
 APPEND_SHARE_MIN = 0.4
 
 _IN_FLIGHT = 4
-_ANSWER_BYTES = struct.calcsize(">iii") + 3
+_RESPONSE_BYTES = struct.calcsize(">iii") + 3
 _LIMIT = "fastavro alone"
 
 _CONFIG_TOML = f"""
@@ -91,12 +91,12 @@ async def _call_many(port: int, events: bytes, operations: int, *, in_flight: in
     head = write_map({}) + write_string("appendBatch")
     writer.write(_frame(handshake + head + write_events([])))
     # A handshake of both sides has four bytes.
-    await reader.readexactly(_ANSWER_BYTES + 4)
+    await reader.readexactly(_RESPONSE_BYTES + 4)
     frame = _frame(head + events)
     for number in range(operations + in_flight):
         if number >= in_flight:
-            answer = await reader.readexactly(_ANSWER_BYTES)
-            assert answer.endswith(bytes(3)), "the call was not answered OK"
+            response = await reader.readexactly(_RESPONSE_BYTES)
+            assert response.endswith(bytes(3)), "the response was not OK"
         if number < operations:
             writer.write(frame)
             await writer.drain()

@@ -150,8 +150,8 @@ async def _scraped(server: Millraced, scrapes: int) -> tuple[float, float]:
 async def _scrape(server: Millraced, scrapes: int) -> float:
     def fetch() -> float:
         started = time.perf_counter()
-        with urllib.request.urlopen(f"http://{server.http}/metrics", timeout=60) as answer:
-            answer.read()
+        with urllib.request.urlopen(f"http://{server.http}/metrics", timeout=60) as response:
+            response.read()
         return time.perf_counter() - started
 
     seconds = []

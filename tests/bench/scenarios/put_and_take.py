@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from tests.bench.calls import OnAnswer, call_many, consume_many, stream_many
+from tests.bench.calls import OnResponse, call_many, consume_many, stream_many
 from tests.bench.measuring import Contender, Scenario, of_echo
 from tests.bench.payloads import BATCH_EVENTS, FULL_CHANNEL, FULL_EVENTS, append_columns
 from tests.bench.scenarios.consume import PREFETCH, consuming
@@ -15,7 +15,7 @@ from tests.bench.world import World
 
 _IN_FLIGHT = 8
 
-Side = Callable[[int, OnAnswer], Awaitable[object]]
+Side = Callable[[int, OnResponse], Awaitable[object]]
 """Performs this many operations, and reports each."""
 
 
@@ -30,7 +30,7 @@ class _Course:
     def start(self) -> None:
         self._times = [time.perf_counter()]
 
-    def on_answer(self) -> None:
+    def on_response(self) -> None:
         self._times.append(time.perf_counter())
 
     def end(self) -> None:
@@ -45,26 +45,26 @@ def file_put_and_take_stream_scenario(world: World) -> Scenario:
     world = world.on(FULL_CHANNEL)
     request = append_columns(BATCH_EVENTS, world.channel)
 
-    async def put(operations: int, on_answer: OnAnswer) -> None:
-        await stream_many(world.method("AppendStream", request), operations, _IN_FLIGHT, on_answer)
+    async def put(operations: int, on_response: OnResponse) -> None:
+        await stream_many(world.method("AppendStream", request), operations, _IN_FLIGHT, on_response)
 
-    async def take(operations: int, on_answer: OnAnswer) -> None:
-        await consume_many(world.millrace, consuming(world), operations, on_answer)
+    async def take(operations: int, on_response: OnResponse) -> None:
+        await consume_many(world.millrace, consuming(world), operations, on_response)
 
     echo = world.bare_stream("echo", request, PREFETCH)
     return _scenario(world, "stream", "AppendStream and Consume at once", (put, take), echo)
 
 
 def file_put_and_take_scenario(world: World) -> Scenario:
-    """A producer and a consumer that wait for each answer."""
+    """A producer and a consumer that wait for each response."""
     world = world.on(FULL_CHANNEL)
     request = append_columns(BATCH_EVENTS, world.channel)
 
-    async def put(operations: int, on_answer: OnAnswer) -> None:
-        await call_many(world.method("Append", request), operations, 1, on_answer)
+    async def put(operations: int, on_response: OnResponse) -> None:
+        await call_many(world.method("Append", request), operations, 1, on_response)
 
-    async def take(operations: int, on_answer: OnAnswer) -> None:
-        await take_many(world, operations, Taking(callers=1, takes_per_txn=1), on_answer)
+    async def take(operations: int, on_response: OnResponse) -> None:
+        await take_many(world, operations, Taking(callers=1, takes_per_txn=1), on_response)
 
     echo = world.bare_calls("echo", request, 1)
     return _scenario(world, "calls", "Append, and BeginTxn, Take, Commit at once", (put, take), echo)
@@ -112,5 +112,5 @@ def _scenario(world: World, name: str, title: str, sides: tuple[Side, Side], ech
 
 
 async def _run_side(side: Side, operations: int, course: _Course) -> None:
-    await side(operations, course.on_answer)
+    await side(operations, course.on_response)
     course.end()

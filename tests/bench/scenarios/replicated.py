@@ -46,7 +46,7 @@ _STREAM_BYTES_MAX = 8 << 30
 _LIMITS = StreamLimits(replicas=3, stream_bytes_max=_STREAM_BYTES_MAX)
 _CAPACITY = 50_000_000
 _BYTE_CAPACITY = 1 << 40
-_ANSWER_BYTES_MAX = 1 << 26
+_RESPONSE_BYTES_MAX = 1 << 26
 _BARE = "bare"
 _GETS_AT_ONCE = 3
 _CALL_SECONDS = 30.0
@@ -170,10 +170,10 @@ class _Contenders:
         for _ in range(_LEADER_TRIES_MAX):
             if cluster.leader_of(_BARE) is leader:
                 break
-            # Without a leader there is no answer.
+            # Without a leader there is no response.
             with suppress(nats.errors.TimeoutError):
                 await connection.request(f"$JS.API.STREAM.LEADER.STEPDOWN.{_BARE}", timeout=_LEADER_SECONDS)
-        await _answered(bare)
+        await _responded(bare)
         return cls(_channel(config, opened.store), _channel(files, local), bare)
 
     def large(self) -> Mapping[str, Callable[[], Awaitable[object]]]:
@@ -211,8 +211,8 @@ class _Contenders:
         return calls * events / (time.perf_counter() - started)
 
 
-async def _answered(bare: JetStreamContext) -> None:
-    """Waits until a publish is answered: the node of the connection may not know of the new leader yet."""
+async def _responded(bare: JetStreamContext) -> None:
+    """Waits until a publish gets a response: the node of the connection may not know of the new leader yet."""
     async with asyncio.timeout(_CALL_SECONDS):
         while True:
             with suppress(NoStreamResponseError):
@@ -232,7 +232,7 @@ def _events(raw: bytes) -> list[StoredColumns]:
 
 
 async def _append(channel: Channel, callers: int, events: int, calls: int) -> float:
-    """Appends as the service does, each caller behind its answer; returns events per second."""
+    """Appends as the service does, each caller behind its response; returns events per second."""
     raw = _request(events)
 
     async def call() -> None:
@@ -326,7 +326,7 @@ def _shares(rates: dict[str, list[float]]) -> list[Line]:
 
 
 def _channel(config: ChannelConfig, store: LogStore) -> Channel:
-    return Channel("orders", config, store.storage, TxnDirectory(100), _ANSWER_BYTES_MAX)
+    return Channel("orders", config, store.storage, TxnDirectory(100), _RESPONSE_BYTES_MAX)
 
 
 def _ignore(_change: str) -> None:

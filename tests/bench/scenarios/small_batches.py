@@ -176,7 +176,7 @@ async def _take_rate(connection: aio.Channel, channel: str, batches: int) -> flo
         txn_id = (await stub.BeginTxn(pb.BeginTxnRequest(channel=channel))).txn_id
         # No more than was stored in this round: the next one would lack them, and wait.
         for _ in range(min(_TAKES, batches - taken // _AT_ONCE)):
-            answer = await stub.Take(pb.TakeRequest(txn_id=txn_id, max_events=_AT_ONCE, columns=True))
-            taken += sum(batch.columns.count for batch in answer.batches)
+            response = await stub.Take(pb.TakeRequest(txn_id=txn_id, max_events=_AT_ONCE, columns=True))
+            taken += sum(batch.columns.count for batch in response.batches)
         await stub.Commit(pb.CommitRequest(txn_ids=[txn_id]))
     return taken / (time.perf_counter() - started)

@@ -180,8 +180,8 @@ def _endless_batches(world: SparkWorld, stream: DataFrame, batch_count: int) -> 
 
 
 def _conversion(plan: SparkPlan) -> Section:
-    answer = pb.ReadResponse(batch=event_pb2.EventBatch(first_sequence=1, columns=columns(BATCH_EVENTS)))
-    wire = answer.SerializeToString()
+    response = pb.ReadResponse(batch=event_pb2.EventBatch(first_sequence=1, columns=columns(BATCH_EVENTS)))
+    wire = response.SerializeToString()
     schema = arrow_schema(EVENT_SCHEMA)
     rates = []
     for _ in range(plan.rounds):
@@ -195,8 +195,11 @@ def _conversion(plan: SparkPlan) -> Section:
 
 
 def _converted(wire: bytes, event_count: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    answers = (pb.ReadResponse.FromString(wire) for _ in range(event_count // BATCH_EVENTS))
-    batches = ((answer.batch.first_sequence, answer.batch.columns, CommitTimes.of(answer.batch)) for answer in answers)
+    responses = (pb.ReadResponse.FromString(wire) for _ in range(event_count // BATCH_EVENTS))
+    batches = (
+        (response.batch.first_sequence, response.batch.columns, CommitTimes.of(response.batch))
+        for response in responses
+    )
     return record_batches(batches, schema, {"channel": "bench", "endpoint": "127.0.0.1:0"})
 
 

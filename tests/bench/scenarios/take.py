@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from millrace.v1 import channel_service_pb2 as pb
 from tests.bench.bare_server import source_request
-from tests.bench.calls import OnAnswer
+from tests.bench.calls import OnResponse
 from tests.bench.measuring import Contender, Scenario, of_echo
 from tests.bench.payloads import BATCH_EVENTS, append_columns
 from tests.bench.world import CHANNELS, World
@@ -28,7 +28,7 @@ def take_in_rows_scenario(world: World) -> Scenario:
 
 
 def _scenario(world: World, *, columns: bool) -> Scenario:
-    answer = append_columns(BATCH_EVENTS, world.channel)
+    response = append_columns(BATCH_EVENTS, world.channel)
     request_bytes = len(_take_request("txn-0000000", columns=columns))
 
     def ours(name: str, takes_per_txn: int) -> Contender:
@@ -53,8 +53,8 @@ def _scenario(world: World, *, columns: bool) -> Scenario:
             ours(f"BeginTxn, {TAKES_PER_TXN} x Take, Commit", TAKES_PER_TXN),
             ours("BeginTxn, Take, Commit", 1),
         ],
-        echo=world.bare_calls("echo", answer, CALLERS),
-        one_way=world.bare_calls("source", source_request(len(answer), request_bytes), CALLERS),
+        echo=world.bare_calls("echo", response, CALLERS),
+        one_way=world.bare_calls("source", source_request(len(response), request_bytes), CALLERS),
         target=of_echo(0.6) if columns else None,
     )
 
@@ -68,8 +68,8 @@ class Taking:
     columns: bool = True
 
 
-async def take_many(world: World, operations: int, taking: Taking, on_answer: OnAnswer = lambda: None) -> None:
-    """Takes batches in transactions, divided among callers that each wait for their answers."""
+async def take_many(world: World, operations: int, taking: Taking, on_response: OnResponse = lambda: None) -> None:
+    """Takes batches in transactions, divided among callers that each wait for their responses."""
     begin, take, commit = (world.unary(CHANNELS.format(method)) for method in ("BeginTxn", "Take", "Commit"))
     remaining = operations
 
@@ -83,7 +83,7 @@ async def take_many(world: World, operations: int, taking: Taking, on_answer: On
             request = _take_request(txn_id, columns=taking.columns)
             for _ in range(takes):
                 await take(request)
-                on_answer()
+                on_response()
             await commit(pb.CommitRequest(txn_ids=[txn_id]).SerializeToString())
 
     async with asyncio.TaskGroup() as calling:

@@ -112,7 +112,7 @@ class _Pair:
         return Millraced(*self._arguments[number])
 
     def fill(self, events: int, batch: int) -> None:
-        """Appends so many events by callers that each wait for their answers."""
+        """Appends so many events by callers that each wait for their responses."""
         request = append_columns(batch, self._channel)
         with grpc.insecure_channel(self._owner.grpc, options=[("grpc.max_send_message_length", -1)]) as connection:
             append: Any = connection.unary_unary("/millrace.v1.ChannelService/Append")

@@ -68,13 +68,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Millraced
 
 
 def get(server: Millraced, path: str, *tokens: str) -> int:
-    """Returns the status of an answer over HTTP."""
+    """Returns the status of a response over HTTP."""
     asked = urllib.request.Request(f"http://{server.http}{path}")
     for token in tokens:
         asked.add_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(asked, timeout=WAIT_SECONDS_MAX) as answer:  # noqa: S310 - the same
-            return int(answer.status)
+        with urllib.request.urlopen(asked, timeout=WAIT_SECONDS_MAX) as response:  # noqa: S310 - the same
+            return int(response.status)
     except urllib.error.HTTPError as refusal:
         return refusal.code
 

@@ -76,8 +76,8 @@ def append(server: Millraced, token: str) -> str:
 def get(server: Millraced, token: str) -> int:
     asked = urllib.request.Request(f"http://{server.http}/metrics", headers={"Authorization": f"Bearer {token}"})
     try:
-        with urllib.request.urlopen(asked, timeout=WAIT_SECONDS_MAX) as answer:  # noqa: S310 - our own server
-            return int(answer.status)
+        with urllib.request.urlopen(asked, timeout=WAIT_SECONDS_MAX) as response:  # noqa: S310 - our own server
+            return int(response.status)
     except urllib.error.HTTPError as refusal:
         return refusal.code
 
@@ -178,9 +178,9 @@ class Guests:
             context.wrap_socket(plain, server_hostname="localhost") as connection,
         ):
             connection.sendall(asked.encode())
-            answer = b"".join(iter(lambda: connection.recv(65_536), b"")).decode()
-        assert not answer.startswith("HTTP/1.1 200")
-        return named(answer.replace("\\\\", "\\"), is_forbidden=answer.startswith("HTTP/1.1 403"))
+            response = b"".join(iter(lambda: connection.recv(65_536), b"")).decode()
+        assert not response.startswith("HTTP/1.1 200")
+        return named(response.replace("\\\\", "\\"), is_forbidden=response.startswith("HTTP/1.1 403"))
 
 
 def named(text: str, *, is_forbidden: bool) -> str | None:
@@ -253,7 +253,7 @@ async def shown_in_grpc(server: Millraced, headers: list[bytes]) -> None:
 
 
 def shown_in_http(server: Millraced, headers: list[bytes]) -> bytes:
-    """Returns the first line of the answer."""
+    """Returns the first line of the response."""
     host, _, port = server.http.rpartition(":")
     lines = b"".join(b"Authorization: " + header + b"\r\n" for header in headers)
     with socket.create_connection((host, int(port)), WAIT_SECONDS_MAX) as connection:

@@ -80,7 +80,7 @@ def test_reads_over_the_quota_wait_or_are_refused(server: Millraced, site: Site)
 
 
 def test_transactions_over_the_quota_are_refused(server: Millraced, site: Site) -> None:
-    """A repeat of a BeginTxn is none more, and one that ends makes room, in whichever channel."""
+    """A repeat of a BeginTxn is none more, and one that ends makes space, in whichever channel."""
     with millrace.connect(server.grpc, token=site.tokens["beginner"]) as client:
         orders, other = client.channel("orders"), client.channel("other")
         first, second = orders.transaction(txn_id="first").begin(), other.transaction().begin()
@@ -126,7 +126,7 @@ def test_changed_quotas_act_on_waiting_streams(server: Millraced, site: Site) ->
 
 
 def test_create_channel_above_the_maximum_is_refused(server: Millraced, site: Site) -> None:
-    """Configured channels count; one that is deleted makes room."""
+    """Configured channels count; one that is deleted makes space."""
     with millrace.connect(server.grpc, token=site.tokens["boss"]) as boss:
         boss.admin.create_channel("third")
         with pytest.raises(millrace.TooManyChannelsError, match="there are 3 channels, and server"):

@@ -31,7 +31,7 @@ from tests.waiting import wait_until
 
 WRONG = "no-such-token"
 WAITING = ("Append", "AppendStream", "Commit")
-"""The calls that wait for room."""
+"""The calls that wait for space."""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_removed_token_ends_open_streams(shared: tuple[Millraced, Site]) -> None
 @pytest.mark.parametrize(
     ("lost", "method"), [("token", "Append"), ("token", "Commit"), *(("role", method) for method in WAITING)]
 )
-def test_call_that_waits_for_room_without_token_or_role_stores_nothing(
+def test_call_that_waits_for_space_without_token_or_role_stores_nothing(
     shared: tuple[Millraced, Site], lost: str, method: str
 ) -> None:
     """It is refused at once, and the transactions of the identity are rolled back."""

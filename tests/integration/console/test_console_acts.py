@@ -49,19 +49,19 @@ def client(server: Millraced) -> Iterator[Client]:
 @pytest.fixture
 def operator(console: Console) -> Console:
     """A console that is logged in."""
-    answer = console.context.request.post("/session", data={"token": TOKEN}, headers={"X-Millrace-Console": "1"})
-    assert answer.ok
+    response = console.context.request.post("/session", data={"token": TOKEN}, headers={"X-Millrace-Console": "1"})
+    assert response.ok
     return console
 
 
 def _confirm(page: Page, name: str, verb: str) -> str:
-    """Types the name, presses the button, closes the dialog, and returns the server's answer."""
+    """Types the name, presses the button, closes the dialog, and returns the server's response."""
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("to confirm").fill(name)
     dialog.get_by_role("button", name=verb).click()
-    answer = dialog.get_by_role("status").inner_text()
+    response = dialog.get_by_role("status").inner_text()
     dialog.get_by_role("button", name="Close").click()
-    return answer
+    return response
 
 
 def test_login_with_a_token_opens_a_session_until_it_is_closed(console: Console) -> None:
@@ -167,7 +167,7 @@ def test_dead_letter_chosen_is_replayed_alone(operator: Console, client: Client)
     assert client.admin.get_channel("dead").gauges.queued_events == 1
 
 
-def test_retry_of_a_sink_that_backs_off_is_answered(operator: Console) -> None:
+def test_retry_of_a_sink_that_backs_off_is_acknowledged(operator: Console) -> None:
     """The component tries at once; its reason stands beside its state."""
     page = operator.open("components", "Components")
     row = page.get_by_role("row").filter(has_text="gone")

@@ -68,9 +68,9 @@ def test_figures_under_load_equal_the_account_of_the_client(console: Console, se
         with Load(server.grpc, "orders"):
             for _ in range(3):
                 before = client.admin.get_channel("orders").counters.event_put_success_count
-                with page.expect_response("**/api/channels/orders") as answered:
+                with page.expect_response("**/api/channels/orders") as responded:
                     page.clock.run_for(POLL_MILLISECONDS)
-                shown = answered.value.json()["counters"]["event_put_success_count"]
+                shown = responded.value.json()["counters"]["event_put_success_count"]
                 assert before <= shown <= client.admin.get_channel("orders").counters.event_put_success_count
                 expect(_counter(page, "event_put_success_count")).to_have_text(f"{shown:,}")
         account = client.admin.get_channel("orders")
@@ -122,7 +122,7 @@ def _kept(devtools: CDPSession) -> dict[str, int]:
 
 
 def _settled(devtools: CDPSession) -> dict[str, int]:
-    """The same once two looks are equal: answers may arrive between them, and some garbage survives a collection."""
+    """The same once two looks are equal: responses may arrive between them, and some garbage survives a collection."""
     before, now = None, _kept(devtools)
     while now != before:
         before, now = now, _kept(devtools)

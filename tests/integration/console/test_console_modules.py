@@ -83,7 +83,7 @@ def test_flow_with_cycles_and_long_edges_is_laid_out_without_overlaps(page: Page
     # k sends its dead letters back to d, and there is no x.
     pairs = ["ic", "sc", "sd", "cg", "gk", "dl", "kd", "cx"]
     edges = [{"from": pair[0], "to": pair[1], "is_dead_letter": pair == "kd"} for pair in pairs]
-    # Nodes know each other, which makes the answer a graph that only the browser can hold.
+    # Nodes know each other, which makes the response a graph that only the browser can hold.
     script = """async (graph) => {
         const { nodes, edges } = (await import("/console/flow_layout.js")).layOut(graph);
         return [nodes.map(({ x, y }) => [x, y]), edges.map(({ way }) => way.map(({ x, y }) => [x, y]))];

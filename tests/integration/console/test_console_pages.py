@@ -73,7 +73,7 @@ def test_page_in_both_schemes_and_on_a_phone_has_no_barrier(
 ) -> None:
     """Axe finds nothing in light, nor in dark on a phone, whose 360 pixels are enough for all but wide tables.
 
-    On a laptop these, too, have room for all columns, the last of which are acts.
+    On a laptop these, too, have space for all columns, the last of which are acts.
     """
     page = console.open(view, title)
     expect(page.get_by_text("Loading…")).to_have_count(0)
@@ -140,13 +140,13 @@ def test_theme_chosen_by_the_reader_is_kept(console: Console, server: Millraced)
 
 
 def test_page_whose_server_is_gone_says_so(console: Console, server: Millraced) -> None:
-    """The last figures stay, with the time that they are of, until the server answers again."""
+    """The last figures stay, with the time that they are of, until the server responds again."""
     page = console.stop_clock()
     console.open("", "Overview")
     expect(page.get_by_role("row").filter(has_text="orders")).to_be_visible()
     page.route("**/api/**", lambda route: route.abort())
     page.clock.run_for(2_000)
-    expect(page.get_by_role("alert")).to_contain_text("The server does not answer. Figures are from ")
+    expect(page.get_by_role("alert")).to_contain_text("The server does not respond. Figures are from ")
     expect(page.get_by_role("row").filter(has_text="orders")).to_be_visible()
     page.unroute("**/api/**")
     page.clock.run_for(4_000)

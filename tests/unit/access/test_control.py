@@ -20,7 +20,7 @@ from tests.token_issuer import AUDIENCE, ISSUER, Issuer, key_server
 ONE = Issuer()
 
 
-async def test_keys_are_in_force_once_their_address_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keys_are_in_force_once_their_address_responds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then tokens are refused; whoever watches is told of other keys."""
     monkeypatch.setattr(files, "CHECK_SECONDS", 0.001)
     monkeypatch.setattr(jwt, "_RETRY_SECONDS", 0.001)

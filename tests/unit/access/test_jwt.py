@@ -285,7 +285,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_refresh_from_an_address_survives_its_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the first answer tokens are refused, with the reason; afterwards the former keys stay in force."""
+    """Before the first response tokens are refused, with the reason; afterwards the former keys stay in force."""
     for name in ("http_proxy", "HTTP_PROXY"):
         # It is not for this machine's own addresses.
         monkeypatch.setenv(name, "http://127.0.0.1:1")
@@ -306,10 +306,10 @@ def test_refresh_from_an_address_survives_its_outage(tmp_path: Path, monkeypatch
                 assert not held.refresh()
                 assert held.check(ONE.token()).name == "boss"
     assert [entry["why"].partition(", which ")[2] for entry in told] == [
-        "cannot be fetched: it answers 503 Service Unavailable",
-        "cannot be fetched: it answers 302 Found",
+        "cannot be fetched: it returned 503 Service Unavailable",
+        "cannot be fetched: it returned 302 Found",
         "is not a JSON Web Key Set",
-        "cannot be fetched: the answer has more than 1048576 bytes, or takes too long",
+        "cannot be fetched: the response has more than 1048576 bytes, or takes too long",
     ]
     with capture_logs() as told:
         assert not held.refresh()

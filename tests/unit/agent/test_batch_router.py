@@ -51,7 +51,7 @@ async def test_deliver_when_a_required_channel_fails_offers_nothing_yet() -> Non
     writer = writer_of(registry, ["a", "b"], selector=OPTIONAL)
     delivering = asyncio.ensure_future(writer.deliver(table_of(b"1"), batch_stamp(0, 9)))
     await settle()
-    slow.refuse(DiskFullError("no room"))
+    slow.refuse(DiskFullError("no space"))
     await settle()
     assert held(registry, "b") == {"b": []}
     await asyncio.sleep(1)
@@ -104,7 +104,7 @@ async def test_deliver_when_the_disk_of_an_optional_channel_fails_counts_what_it
     writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
     await writer.deliver(table_of(b"1", b"2"), writer.next_stamp(2))
     assert outcomes_of(component) == {}
-    slow.refuse(DiskFullError("no room"))
+    slow.refuse(DiskFullError("no space"))
     await settle()
     assert outcomes_of(component) == {"missed": 2}
 

@@ -104,7 +104,7 @@ async def test_deliver_to_several_channels_stores_in_all_and_counts_once() -> No
     assert outcomes_of(component) == {}
 
 
-async def test_deliver_again_is_answered_and_counts_nothing() -> None:
+async def test_deliver_again_is_acknowledged_and_counts_nothing() -> None:
     """A batch that is already stored is not counted again."""
     registry, component, mark = registry_of(a=memory()), component_of(), Mark()
     writer = writer_of(registry, ["a"], mark, component=component)
@@ -133,7 +133,7 @@ async def test_deliver_when_a_channel_is_full_waits_and_reports_it() -> None:
     assert component.failure_count > 3
     assert held(registry, "a", "b") == {"a": [], "b": [b"x"]}
     await registry.get("b").purge()
-    await delivering.answer()
+    await delivering.result()
     assert held(registry, "a", "b") == {"a": [b"1"], "b": [b"1"]}
     assert component.state is ComponentState.RUNNING
 
@@ -162,10 +162,10 @@ async def test_wait_open_after_a_cancelled_delivery_waits_for_its_outcome(*, is_
     opening = await started(writer.wait_open())
     assert not opening.is_done
     if is_refused:
-        slow.refuse(DiskFullError("no room"))
+        slow.refuse(DiskFullError("no space"))
     else:
         slow.let_last()
-    await opening.answer()
+    await opening.result()
     assert writer.stored_ranges("file") == [[(0, 9)], [] if is_refused else [(0, 9)]]
 
 
@@ -186,7 +186,7 @@ async def test_deliver_tries_storing_again_without_intercepting_again() -> None:
     delivering = await started(writer_of(registry, ["a"], mark).deliver(table_of(b"1"), batch_stamp(0, 0)))
     await asyncio.sleep(LONG_SECONDS)
     await registry.get("a").purge()
-    await delivering.answer()
+    await delivering.result()
     assert mark.calls == 1
 
 
@@ -247,7 +247,7 @@ async def test_deliver_of_a_batch_that_grows_too_large_cuts_it_further() -> None
     await asyncio.sleep(1)
     assert held(registry, "a") == {"a": [bytes(50)] * 2}
     await registry.get("a").purge()
-    await delivering.answer()
+    await delivering.result()
     assert held(registry, "a") == {"a": [bytes(50)] * 2}
 
 
@@ -336,7 +336,7 @@ async def test_deliver_when_the_dead_letter_channel_is_full_waits_with_the_batch
     assert held(registry, "a") == {"a": []}
     assert component.reason.startswith("channel dead: CHANNEL_FULL:")
     await registry.get("dead").purge()
-    await delivering.answer()
+    await delivering.result()
     assert held(registry, "a", "dead") == {"a": [b"1"], "dead": [bytes(11)]}
 
 
@@ -354,7 +354,7 @@ async def test_deliver_without_a_dead_letter_channel_drops_what_no_channel_takes
     assert held(registry, "a") == {"a": [b"1"] * 5}
 
 
-async def test_deliver_of_an_event_that_fits_no_answer_drops_it() -> None:
+async def test_deliver_of_an_event_that_fits_no_response_drops_it() -> None:
     """An event that no consumer could take is not stored, not even as a dead letter."""
     registry, component = registry_of(a=memory(), dead=memory()), component_of()
     writer = writer_of(registry, ["a"], component=component, dead_letter_channel="dead")
@@ -389,7 +389,7 @@ async def test_deliver_when_an_interceptor_raises_loses_nothing_and_says_why() -
     )
     assert component.state is ComponentState.BACKING_OFF
     assert component.reason == "interceptors[1] raised KeyError: 'host'"
-    await delivering.answer()
+    await delivering.result()
     assert held(registry, "a") == {"a": [b"1"]}
     # The first interceptor is not called again.
     assert mark.calls == 1
@@ -398,11 +398,11 @@ async def test_deliver_when_an_interceptor_raises_loses_nothing_and_says_why() -
 async def test_deliver_when_an_interceptor_cannot_work_now_tries_for_as_long_as_it_takes() -> None:
     """A temporary condition never turns events into dead letters."""
     registry, component = registry_of(a=memory(), dead=memory()), component_of()
-    failing = Fail(*[ComponentError("the name server does not answer")] * 20)
+    failing = Fail(*[ComponentError("the name server does not respond")] * 20)
     writer = writer_of(registry, ["a"], failing, component=component, dead_letter_channel="dead")
     delivering = await started(writer.deliver(table_of(b"1"), batch_stamp(0, 0)))
-    assert component.reason == "the name server does not answer"
-    await delivering.answer()
+    assert component.reason == "the name server does not respond"
+    await delivering.result()
     assert held(registry, "a", "dead") == {"a": [b"1"], "dead": []}
 
 
@@ -452,7 +452,7 @@ async def test_offer_that_was_refused_is_forgotten_once_there_is_space(selector:
     assert not component.state.is_healthy
     await registry.get("a").purge()
     await asyncio.sleep(1.0)
-    # If an event may go to any channel, one with room is enough.
+    # If an event may go to any channel, one with space is enough.
     assert component.state.is_healthy is (selector is not None)
     await registry.get("b").purge()
     await asyncio.sleep(1.0)

@@ -36,7 +36,7 @@ async def test_source_that_repeats_a_batch_counts_it_once() -> None:
     writer = writer_of(registry, ["a", "b"], component=component)
     delivering = asyncio.ensure_future(writer.deliver(table_of(b"1", b"2"), batch_stamp(0, 1)))
     await settle()
-    slow.refuse(DiskFullError("no room"))
+    slow.refuse(DiskFullError("no space"))
     await asyncio.sleep(1)
     slow.let_last()
     await delivering
@@ -61,7 +61,7 @@ async def test_source_that_is_cancelled_while_its_batch_is_written_counts_it() -
     assert (counts_of(component), registry.get("a").counters.put_successes) == ((2, 1), 2)
 
 
-async def test_source_that_is_cancelled_while_its_batch_waits_for_room_counts_nothing() -> None:
+async def test_source_that_is_cancelled_while_its_batch_waits_for_space_counts_nothing() -> None:
     """Nothing is stored."""
     registry, component = registry_of(a=memory(capacity=1)), component_of()
     await append(registry.get("a"), b"x")
@@ -125,7 +125,7 @@ async def test_sink_whose_events_return_counts_them_when_they_leave() -> None:
     await append(sink.registry.get("orders"), b"1")
     slow = SlowCommits(sink.registry.get("orders"))
     settling = await sink.settling()
-    slow.refuse(DiskFullError("no room"))
+    slow.refuse(DiskFullError("no space"))
     with pytest.raises(DiskFullError):
         await settling
     assert counts_of(sink.component) == (0, 0)

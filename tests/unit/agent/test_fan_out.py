@@ -77,11 +77,11 @@ async def test_store_when_space_comes_in_time_stores_everywhere() -> None:
     assert not storing.is_done
     assert held(registry, "a", "b") == {"a": [], "b": [b"x"]}
     await registry.get("b").purge()
-    await storing.answer()
+    await storing.result()
     assert held(registry, "a", "b") == {"a": [b"1"], "b": [b"1"]}
 
 
-async def test_store_when_space_is_taken_again_meanwhile_waits_on_and_then_fails() -> None:
+async def test_store_when_space_is_taken_again_in_the_meantime_waits_on_and_then_fails() -> None:
     """Other channels may fill up during a wait; the total wait stays within the channels' limits."""
     registry = registry_of(a=memory(capacity=1), b=memory(capacity=1))
     for name in "ab":
@@ -97,7 +97,7 @@ async def test_store_when_space_is_taken_again_meanwhile_waits_on_and_then_fails
     assert not storing.is_done
     assert held(registry, "a", "b") == {"a": [b"y"], "b": []}
     with pytest.raises(ChannelFullError):
-        await storing.answer()
+        await storing.result()
     # One second of its time was used at the first channel, and one passed at the other.
     assert now() == KEEP_ALIVE + 1
 
@@ -108,12 +108,12 @@ async def test_store_that_has_waited_does_not_wait_behind_later_appends() -> Non
     await append(registry.get("a"), b"x", b"x")
     await append(registry.get("b"), b"x")
     storing = await started(FanOut(registry, ["a", "b"]).store({n: batch(b"1") for n in "ab"}, batch_stamp(0, 0)))
-    # It needs more room than there will be, and so stays in the line.
+    # It needs more space than there will be, and so stays in the line.
     later = await started(append(registry.get("a"), b"y", b"y"))
     await registry.get("a").transactions.commit([await begin_with_takes(registry.get("a"), 1)], None)
     await settle()
     await registry.get("b").purge()
-    await storing.answer()
+    await storing.result()
     assert now() == 0
     assert held(registry, "a", "b") == {"a": [b"x", b"1"], "b": [b"1"]}
     later.cancel()
@@ -129,7 +129,7 @@ async def test_store_begins_all_commits_before_it_waits_for_any() -> None:
     await settle()
     assert not storing.is_done
     slow[1].let_last()
-    await storing.answer()
+    await storing.result()
 
 
 async def test_store_when_cancelled_while_commits_are_pending_lets_them_end() -> None:
@@ -155,14 +155,14 @@ async def test_store_when_a_disk_fails_after_another_has_stored_is_completed_by_
     fan_out = FanOut(registry, ["a", "b"])
     everywhere = {name: batch(b"1", b"2") for name in "ab"}
     storing = await started(fan_out.store(everywhere, batch_stamp(0, 9)))
-    slow.refuse(DiskFullError("no room"))
+    slow.refuse(DiskFullError("no space"))
     with pytest.raises(DiskFullError) as caught:
-        await storing.answer()
+        await storing.result()
     assert caught.value.metadata["channel"] == "b"
     assert held(registry, "a", "b") == {"a": [b"1", b"2"], "b": []}
     storing = await started(fan_out.store(everywhere, batch_stamp(0, 9)))
     slow.let_last()
-    await storing.answer()
+    await storing.result()
     assert held(registry, "a", "b") == {"a": [b"1", b"2"], "b": [b"1", b"2"]}
 
 
@@ -170,12 +170,12 @@ async def test_store_when_a_channel_refuses_to_begin_still_waits_for_those_that_
     """No commit is pending when the source gets the error: what each channel has accepted is then certain."""
     registry = registry_of(a=memory(), b=memory())
     slow, refusing = (SlowCommits(registry.get(name)) for name in "ab")
-    refusing.refusal = DiskFullError("no room")
+    refusing.refusal = DiskFullError("no space")
     storing = await started(FanOut(registry, ["a", "b"]).store({"a": batch(b"1")}, batch_stamp(0, 0)))
     assert not storing.is_done
     slow.let_last()
     with pytest.raises(DiskFullError):
-        await storing.answer()
+        await storing.result()
 
 
 async def test_store_when_a_log_has_failed_begins_nowhere() -> None:
@@ -209,7 +209,7 @@ async def test_store_with_a_last_channel_begins_it_when_all_others_are_durable()
     await settle()
     assert [commit.put_count for commit in slow["b"].in_flight] == [1]
     slow["b"].let_last()
-    await storing.answer()
+    await storing.result()
 
 
 @pytest.mark.parametrize("broken", ["a", "b"])
@@ -254,7 +254,7 @@ async def test_pick_when_all_are_full_takes_the_first_that_gets_space() -> None:
     await asyncio.sleep(1)
     assert not picking.is_done
     await registry.get("b").purge()
-    assert await picking.answer() == "b"
+    assert await picking.result() == "b"
     assert now() == 1
     assert not registry.get("a")._contents.capacity.waiters
 
@@ -338,7 +338,7 @@ def test_batches_of_values_that_are_not_encodable_replace_characters() -> None:
 
 async def test_unstorable_finds_events_that_a_channel_never_takes() -> None:
     """Each with its reason; events that are only too large together are not among them."""
-    channel = open_channel(body_bytes_max=10, answer_bytes_max=20_000)
+    channel = open_channel(body_bytes_max=10, response_bytes_max=20_000)
     table = EventTable([bytes(9), bytes(11), bytes(9), b"", b"1"], {"h": [None, None, None, "x" * 20_000, None]})
     refused = ChannelBatch(table).unstorable(channel)
     assert set(refused) == {1, 3}

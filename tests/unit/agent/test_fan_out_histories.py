@@ -110,7 +110,7 @@ class FanOutHarness:
         await self.open()
 
     async def fill_disk(self, name: str, kind: str, nth: int) -> None:
-        """Leaves a disk without room for a moment."""
+        """Leaves a disk without space for a moment."""
         self.disks[name].fail(kind, nth, errno.ENOSPC)
 
     async def break_disk(self, name: str, kind: str, nth: int) -> None:

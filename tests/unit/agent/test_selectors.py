@@ -161,17 +161,17 @@ async def test_least_full_compares_shares_of_the_capacity() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("response", "said"),
     [
         (None, "must return a mapping, not NoneType"),
         ({"z": True}, "named \\['z'\\], which are not channels"),
         ({"a": [True]}, "returned 1 choices for channel 'a', not 2"),
     ],
 )
-def test_own_selector_with_an_invalid_result_raises(answer: object, said: str) -> None:
+def test_own_selector_with_an_invalid_result_raises(response: object, said: str) -> None:
     """An invalid result is an error, never a loss."""
     selector = config_of(
-        type="custom", factory="tests.custom_interceptors:FixedSelection", options={"answer": answer}
+        type="custom", factory="tests.custom_interceptors:FixedSelection", options={"response": response}
     ).make(NAMES)
     assert not isinstance(selector, LoadBalancer)
     with pytest.raises((TypeError, ValueError), match=said):

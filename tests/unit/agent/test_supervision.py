@@ -70,7 +70,7 @@ async def test_supervise_where_another_server_owns_the_channel_stands_by(
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (ChannelFullError("no room"), "CHANNEL_FULL: no room"),
+        (ChannelFullError("no space"), "CHANNEL_FULL: no space"),
         (FileNotFoundError(2, "No such file", "/log"), "[Errno 2] No such file: '/log'"),
         (KeyError("x"), "KeyError: 'x'"),
     ],
@@ -188,7 +188,7 @@ def test_reset_begins_with_the_first_delay_again() -> None:
 
 
 def test_next_seconds_with_count_done_start_over_only_after_progress() -> None:
-    """A server that accepts connections and never answers takes long to fail, and must not be retried often."""
+    """A server that accepts connections and never responds takes long to fail, and must not be retried often."""
     done = 0
     backoff = Backoff(1.0, 10.0, lambda: done)
     for _ in range(5):

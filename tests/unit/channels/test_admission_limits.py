@@ -2,7 +2,7 @@ import pytest
 
 from millrace_server.channels.admission import ChannelLimits
 from millrace_server.channels.batches import Form
-from millrace_server.channels.queue import AnswerLimits, TakeLimits
+from millrace_server.channels.queue import ResponseLimits, TakeLimits
 from millrace_server.errors import BytesFullError, EventTooLargeError, TxnCapacityError
 from tests.channel_events import limits_of, stored
 
@@ -22,7 +22,7 @@ def test_refuse_too_large_names_the_body_that_fits_no_channel(limits: ChannelLim
         limits.refuse_too_large([stored(b""), stored(b"x" * 11)])
 
 
-def test_refuse_too_large_names_the_event_that_fits_no_answer() -> None:
+def test_refuse_too_large_names_the_event_that_fits_no_response() -> None:
     """Its headers count too; stored events always fit into a response."""
     limits = ChannelLimits(limits_of(body_bytes_max=1 << 30), 10_000)
     with pytest.raises(
@@ -48,20 +48,20 @@ def test_refuse_above_open_bytes_names_the_body_that_no_commit_could_hold(limits
 
 
 def test_refuse_crowding_bounds_what_open_transactions_hold(limits: ChannelLimits) -> None:
-    """There is room again when some transactions have ended."""
+    """There is space again when some transactions have ended."""
     limits.refuse_open_bytes(4, 6)
     with pytest.raises(BytesFullError, match="open transactions hold 5 body bytes; with 6 more") as refused:
         limits.refuse_open_bytes(5, 6)
     assert refused.value.retry_delay_seconds == 1
 
 
-@pytest.mark.parametrize(("taken", "room"), [(0, 5), (4, 1)])
-def test_taking_room_is_what_the_transaction_may_still_take(limits: ChannelLimits, taken: int, room: int) -> None:
+@pytest.mark.parametrize(("taken", "space"), [(0, 5), (4, 1)])
+def test_taking_space_is_what_the_transaction_may_still_take(limits: ChannelLimits, taken: int, space: int) -> None:
     """Takes are counted separately from puts."""
-    assert limits.takes_left(taken, "t") == room
+    assert limits.takes_left(taken, "t") == space
 
 
-def test_taking_room_that_is_used_up_is_refused(limits: ChannelLimits) -> None:
+def test_taking_space_that_is_used_up_is_refused(limits: ChannelLimits) -> None:
     """This holds also if the limit was lowered meanwhile."""
     for taken in (5, 6):
         with pytest.raises(TxnCapacityError, match=f"has taken {taken} events") as refused:
@@ -82,14 +82,17 @@ def test_portion_is_what_was_asked_for_within_the_limits(
     limits: ChannelLimits, form: Form, wanted: tuple[int, int, int], portion: tuple[int, int, int]
 ) -> None:
     """Zero requests the maximum; rows are built one by one, so fewer are allowed."""
-    events_max, body_bytes_max, answer_bytes_max = portion
+    events_max, body_bytes_max, response_bytes_max = portion
     wanted_events, wanted_bytes, allowed_events = wanted
     taking = TakeLimits(events_max=wanted_events, body_bytes_max=wanted_bytes, form=form)
-    assert limits.answer_limits(taking, allowed_events) == AnswerLimits(
-        events_max=events_max, body_bytes_max=body_bytes_max, answer_bytes_max=answer_bytes_max, form=form
+    assert limits.response_limits(taking, allowed_events) == ResponseLimits(
+        events_max=events_max, body_bytes_max=body_bytes_max, response_bytes_max=response_bytes_max, form=form
     )
 
 
 def test_portion_in_rows_is_a_small_one() -> None:
     """The limit of a message makes no difference."""
-    assert ChannelLimits(limits_of(), 1 << 30).answer_limits(TakeLimits(form=Form.ROWS), 10).answer_bytes_max == 8 << 20
+    assert (
+        ChannelLimits(limits_of(), 1 << 30).response_limits(TakeLimits(form=Form.ROWS), 10).response_bytes_max
+        == 8 << 20
+    )

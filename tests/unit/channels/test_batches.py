@@ -18,7 +18,7 @@ LATEST = Timestamp(seconds=253402300799, nanos=999999999)
 
 
 def encoded_bytes(one: Window, form: Form) -> int:
-    """The encoded size of an answer with this window."""
+    """The encoded size of a response with this window."""
     return _encoded(one, form).ByteSize()
 
 
@@ -62,13 +62,13 @@ def test_stored_columns_with_unknown_fields_drop_them() -> None:
 
 
 @given(rows(min_size=1), st.integers(0, 400))
-def test_first_index_above_any_limit_leaves_what_can_be_fetched(events: Sequence[Row], answer_bytes_max: int) -> None:
-    """Each event before the one named fits an answer alone, in either form."""
+def test_first_index_above_any_limit_leaves_what_can_be_fetched(events: Sequence[Row], response_bytes_max: int) -> None:
+    """Each event before the one named fits a response alone, in either form."""
     columns = stored_rows(events)
-    index = columns.first_index_above(answer_bytes_max)
+    index = columns.first_index_above(response_bytes_max)
     for before in range(columns.count if index is None else index):
         for form in Form:
-            assert encoded_bytes(Window.whole(columns).part(before, before + 1), form) <= answer_bytes_max
+            assert encoded_bytes(Window.whole(columns).part(before, before + 1), form) <= response_bytes_max
 
 
 def test_first_index_above_a_limit_names_the_first_too_large() -> None:
@@ -122,27 +122,27 @@ def test_columns_of_the_whole_window_are_the_bytes_that_came() -> None:
 def test_fit_of_any_window_is_the_furthest_within_both_limits(
     events: list[Row], data: st.DataObject, form: Form
 ) -> None:
-    """The result keeps to the limit of bodies and fits the answer, but would not with one event more."""
+    """The result keeps to the limit of bodies and fits the response, but would not with one event more."""
     start = data.draw(st.integers(0, len(events) - 1))
     stop = data.draw(st.integers(start + 1, len(events)))
     body_bytes_max = data.draw(st.integers(0, 60))
-    answer_bytes_max = data.draw(st.integers(0, 1000))
+    response_bytes_max = data.draw(st.integers(0, 1000))
     columns = stored_rows(events)
     if data.draw(st.booleans()):
         # A run, whose events have times of their own.
         columns.offsets = array("I", range(1 << 31, (1 << 31) + columns.count))
     whole = Window.whole(columns).part(start, stop)
-    fit = whole.fit(body_bytes_max, answer_bytes_max, form)
+    fit = whole.fit(body_bytes_max, response_bytes_max, form)
     assert 0 <= fit.count <= whole.count
     fitting = whole.part(0, fit.count)
     assert fit.body_bytes == fitting.body_bytes <= body_bytes_max
     if fit.count:
-        assert encoded_bytes(fitting, form) <= fit.answer_bytes <= answer_bytes_max
+        assert encoded_bytes(fitting, form) <= fit.response_bytes <= response_bytes_max
     if fit.count < whole.count:
         more = whole.part(0, fit.count + 1)
-        # The bound of the answer may exceed the bytes by a little for each header and event.
+        # The bound of the response may exceed the bytes by a little for each header and event.
         margin = 64 + more.count * (24 + 5) + 5 * (64 + 24 * more.count + 10 * more.count)
-        assert more.body_bytes > body_bytes_max or encoded_bytes(more, form) + margin > answer_bytes_max
+        assert more.body_bytes > body_bytes_max or encoded_bytes(more, form) + margin > response_bytes_max
 
 
 def test_fit_of_a_whole_in_columns_reads_no_columns() -> None:
@@ -151,7 +151,7 @@ def test_fit_of_a_whole_in_columns_reads_no_columns() -> None:
     raw_bytes = len(columns.raw)
     columns.remember(b"?" * raw_bytes)
     fit = Window.whole(columns).fit(20, raw_bytes + 64, Form.COLUMNS)
-    assert (fit.count, fit.body_bytes, fit.answer_bytes) == (2, 20, raw_bytes + 64)
+    assert (fit.count, fit.body_bytes, fit.response_bytes) == (2, 20, raw_bytes + 64)
 
 
 def test_cutter_that_is_kept_is_made_once() -> None:

@@ -104,7 +104,7 @@ def test_received_columns_with_unknown_fields_drop_them() -> None:
 
 @pytest.mark.usefixtures("_either_way")
 def test_received_columns_with_unknown_fields_in_saved_bytes_stay_within_bounds() -> None:
-    """Fields encoded shorter than protobuf does could make room for unknown bytes, which gains nothing."""
+    """Fields encoded shorter than protobuf does could make space for unknown bytes, which gains nothing."""
     short = b"".join(
         field_head(HEADERS, len(column)) + column
         for column in (field_head(1, 3) + b"%03d" % number + b"\x10\x02" + b"\x1a\x01v" for number in range(100))

@@ -82,7 +82,7 @@ async def test_delete_of_a_channel_forgets_the_ids_of_its_deliveries() -> None:
 
 
 async def test_end_of_what_is_being_stored_is_refused(disk: SimulatedDisk) -> None:
-    """Nobody knows yet how it ends; a transaction whose commit was answered stays committed."""
+    """Nobody knows yet how it ends; a transaction whose commit was acknowledged stays committed."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b")
@@ -117,7 +117,7 @@ async def test_producers_are_known_with_their_times_after_a_restart(disk: Simula
         assert not (await append(channel, b"b", stamp=Stamp("gone", 1, 1))).is_deduplicated
 
 
-async def test_forget_without_room_on_the_disk_changes_nothing(disk: SimulatedDisk) -> None:
+async def test_forget_without_space_on_the_disk_changes_nothing(disk: SimulatedDisk) -> None:
     """The producer's repeats are still recognized, and its place in the list is all that may have changed."""
     async with file_channel(disk) as opened:
         channel = opened.channel
@@ -133,7 +133,7 @@ async def test_forget_without_room_on_the_disk_changes_nothing(disk: SimulatedDi
 
 
 async def test_repeat_of_a_forget_ends_with_the_first(disk: SimulatedDisk) -> None:
-    """A client that lost the answer repeats the call, and learns the outcome; other unknown producers are refused."""
+    """A client that lost the response repeats the call, and learns the outcome; other unknown producers are refused."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         for producer_id in ("p", "q"):

@@ -50,7 +50,7 @@ async def test_plan_append_refuses_what_append_refuses() -> None:
 
 
 async def test_refuse_unstorable_looks_at_single_events_only() -> None:
-    """The number of events and the room in the channel do not matter."""
+    """The number of events and the space in the channel do not matter."""
     channel = open_channel(capacity=1, body_bytes_max=10)
     channel.appends.refuse_unstorable([stored(bytes(10), bytes(10)), stored(*[b"x"] * 100)])
     with pytest.raises(EventTooLargeError):
@@ -99,8 +99,8 @@ async def test_settled_waits_for_all_that_is_on_its_way(disk: SimulatedDisk) -> 
         assert opened.journal.change_count == before
 
 
-async def test_settled_when_what_was_on_its_way_found_no_room_is_settled(disk: SimulatedDisk) -> None:
-    """An append that found no room will not be stored, so its outcome is known."""
+async def test_settled_when_what_was_on_its_way_found_no_space_is_settled(disk: SimulatedDisk) -> None:
+    """An append that found no space will not be stored, so its outcome is known."""
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a")
         gate = Gate(disk)

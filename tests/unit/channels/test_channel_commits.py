@@ -23,7 +23,7 @@ from tests.channel_events import (
     begin_with_puts,
     begin_with_takes,
     check_accounts,
-    make_room,
+    make_space,
     nearly_full_channel,
     open_channel,
     queued,
@@ -42,7 +42,7 @@ async def channel() -> Channel:
 
 async def test_append_stores_all_requests_as_one(channel: Channel) -> None:
     """The rows of a request may have become several columns."""
-    await make_room(channel, 3)
+    await make_space(channel, 3)
     assert await channel.appends.append([stored(b"x"), stored(b"y", b"z")], None) == Receipt(4, 6)
     assert queued(channel) == [b"x", b"y", b"z"]
     assert channel._contents.counters.commits == 3
@@ -61,50 +61,50 @@ async def test_append_of_more_than_a_transaction_may_put_is_refused() -> None:
     assert channel._contents.next_sequence == 1
 
 
-async def test_append_to_a_full_channel_waits_for_room(channel: Channel) -> None:
+async def test_append_to_a_full_channel_waits_for_space(channel: Channel) -> None:
     """A producer that is faster than its consumers is slowed down, not refused."""
     call = await started(append(channel, b"d"))
     await asyncio.sleep(2)
-    await make_room(channel)
-    assert await call.answer() == Receipt(4, 4)
+    await make_space(channel)
+    assert await call.result() == Receipt(4, 4)
     assert now() == 2
     check_accounts(channel)
 
 
-async def test_append_that_finds_no_room_stores_nothing(channel: Channel) -> None:
+async def test_append_that_finds_no_space_stores_nothing(channel: Channel) -> None:
     """Neither events nor stamp are stored, so the append may be repeated."""
     stamp = Stamp("p", 1, 1)
     with pytest.raises(ChannelFullError):
         await append(channel, b"d", stamp=stamp)
     assert now() == 3
     check_accounts(channel)
-    await make_room(channel)
+    await make_space(channel)
     assert await append(channel, b"d", stamp=stamp) == Receipt(4, 4)
 
 
-async def test_append_that_finds_room_for_events_but_not_for_bytes_reports_it(channel: Channel) -> None:
+async def test_append_that_finds_space_for_events_but_not_for_bytes_reports_it(channel: Channel) -> None:
     """The operator needs to know which limit it was."""
-    await make_room(channel)
+    await make_space(channel)
     with pytest.raises(BytesFullError):
         await append(channel, b"ddddd")
     with pytest.raises(ChannelFullError):
         await append(channel, b"", b"")
 
 
-async def test_append_of_what_is_stored_already_needs_no_room(channel: Channel) -> None:
-    """A repeat is answered at once, even if the channel is full."""
+async def test_append_of_what_is_stored_already_needs_no_space(channel: Channel) -> None:
+    """A repeat gets a response at once, even if the channel is full."""
     channel._contents.ledger.accept(Stamp("p", 1, 2))
     assert await append(channel, b"x", b"y", stamp=Stamp("p", 1, 2)) == Receipt(0, 0, is_deduplicated=True)
     assert now() == 0
 
 
 async def test_append_repeated_while_the_first_waits_is_stored_once(channel: Channel) -> None:
-    """Both wait for room; the second finds that there is nothing left to store."""
+    """Both wait for space; the second finds that there is nothing left to store."""
     stamp = Stamp("p", 7, 7)
     first, second = [await started(append(channel, b"d", stamp=stamp)) for _ in range(2)]
-    await make_room(channel)
-    assert await first.answer() == Receipt(4, 4)
-    assert await second.answer() == Receipt(0, 0, is_deduplicated=True)
+    await make_space(channel)
+    assert await first.result() == Receipt(4, 4)
+    assert await second.result() == Receipt(0, 0, is_deduplicated=True)
     assert now() == 0
     assert queued(channel).count(b"d") == 1
     check_accounts(channel)
@@ -150,29 +150,29 @@ async def test_append_behind_one_that_waits_is_judged_when_its_turn_comes(channe
     """An append that was sent before the result of the previous one is refused only if that one was."""
     first = await started(append(channel, b"d", stamp=Stamp("p", 1, 1)))
     second = await started(append(channel, b"e", stamp=Stamp("p", 2, 2, after=1)))
-    await make_room(channel, 2)
-    assert await first.answer() == Receipt(4, 4)
-    assert await second.answer() == Receipt(5, 5)
+    await make_space(channel, 2)
+    assert await first.result() == Receipt(4, 4)
+    assert await second.result() == Receipt(5, 5)
     check_accounts(channel)
 
 
 async def test_append_behind_one_that_was_refused_stores_nothing(channel: Channel) -> None:
-    """This holds even if there is room by then: a producer's requests never overtake each other."""
+    """This holds even if there is space by then: a producer's requests never overtake each other."""
     first = await started(append(channel, b"d", b"d", stamp=Stamp("p", 1, 2)))
     await asyncio.sleep(1)
     second = await started(append(channel, b"e", stamp=Stamp("p", 3, 3, after=2)))
-    await make_room(channel)
+    await make_space(channel)
     with pytest.raises(ChannelFullError):
-        await first.answer()
+        await first.result()
     with pytest.raises(OffsetGapError, match=r"stamp\.after_sequence: is 2"):
-        await second.answer()
+        await second.result()
     assert now() == 3
     assert queued(channel) == [b"bbb", b"ccc"]
     check_accounts(channel)
 
 
 async def test_append_repeated_behind_what_it_came_after_is_a_repeat() -> None:
-    """A condition that was met stays so, and a repeat is answered like any other."""
+    """A condition that was met stays so, and a repeat gets a response like any other."""
     channel = open_channel()
     await append(channel, b"a", stamp=Stamp("p", 1, 1))
     stamp = Stamp("p", 2, 2, after=1)
@@ -204,7 +204,7 @@ async def test_commit_with_a_gap_before_its_stamp_leaves_its_transaction_open() 
 
 
 async def test_commit_of_a_swap_on_a_full_channel_is_at_once(channel: Channel) -> None:
-    """Takes of a transaction make room for its puts."""
+    """Takes of a transaction make space for its puts."""
     txn_id = await begin_with_takes(channel, 1)
     channel.transactions.put(txn_id, [stored(b"dddd")], None)
     assert await channel.transactions.commit([txn_id], None) == Receipt(4, 4)
@@ -213,7 +213,7 @@ async def test_commit_of_a_swap_on_a_full_channel_is_at_once(channel: Channel) -
 
 
 async def test_commit_of_a_swap_with_more_bytes_waits_for_them(channel: Channel) -> None:
-    """The numbers of events are equal, but there is no room for the difference in bytes."""
+    """The numbers of events are equal, but there is no space for the difference in bytes."""
     txn_id = await begin_with_takes(channel, 1)
     channel.transactions.put(txn_id, [stored(b"ddddd")], None)
     with pytest.raises(BytesFullError):
@@ -223,7 +223,7 @@ async def test_commit_of_a_swap_with_more_bytes_waits_for_them(channel: Channel)
     assert queued(channel) == [b"aaa", b"bbb", b"ccc"]
 
 
-async def test_commit_of_several_lets_takes_of_one_make_room_for_another(channel: Channel) -> None:
+async def test_commit_of_several_lets_takes_of_one_make_space_for_another(channel: Channel) -> None:
     """The transactions are one change."""
     taking, putting = await begin_with_takes(channel, 2), begin_with_puts(channel, b"d", b"e")
     assert await channel.transactions.commit([putting, taking], None) == Receipt(4, 5)
@@ -233,7 +233,7 @@ async def test_commit_of_several_lets_takes_of_one_make_room_for_another(channel
 
 async def test_commit_of_more_than_the_channel_holds_together_is_refused(channel: Channel) -> None:
     """Each transaction could be stored, but never all; they stay open, and can be committed one by one."""
-    await make_room(channel, 3)
+    await make_space(channel, 3)
     first, second = begin_with_puts(channel, b"1", b"2"), begin_with_puts(channel, b"3", b"4")
     with pytest.raises(TxnCapacityError, match="the commit puts 4 events"):
         await channel.transactions.commit([first, second], None)
@@ -241,19 +241,19 @@ async def test_commit_of_more_than_the_channel_holds_together_is_refused(channel
     assert channel.open_transactions == 1
 
 
-async def test_commit_that_finds_no_room_leaves_its_transactions_open(channel: Channel) -> None:
+async def test_commit_that_finds_no_space_leaves_its_transactions_open(channel: Channel) -> None:
     """They can be committed again, or rolled back."""
     first, second = begin_with_puts(channel, b"d"), begin_with_puts(channel, b"e")
     with pytest.raises(ChannelFullError):
         await channel.transactions.commit([first, second], None)
     assert (now(), channel.open_transactions) == (3, 2)
     channel.transactions.rollback(second)
-    await make_room(channel)
+    await make_space(channel)
     assert await channel.transactions.commit([first], None) == Receipt(4, 4)
 
 
 async def test_commits_that_wait_are_served_in_order(channel: Channel) -> None:
-    """The first caller gets the first room, also before one that arrives during the wake-up."""
+    """The first caller gets the first space, also before one that arrives during the wake-up."""
     calls = [
         await started(channel.transactions.commit([begin_with_puts(channel, body)], None))
         for body in (b"d", b"e", b"f")
@@ -273,7 +273,7 @@ async def test_commits_that_wait_are_served_in_order(channel: Channel) -> None:
     assert len(channel._contents.capacity.waiters) == 0
 
 
-async def test_commit_that_takes_room_from_no_one_does_not_wait_behind_others(channel: Channel) -> None:
+async def test_commit_that_takes_space_from_no_one_does_not_wait_behind_others(channel: Channel) -> None:
     """Waiting calls wait for commits of takes and rollbacks."""
     call = await started(append(channel, b"d", b"e"))
     taking = await begin_with_takes(channel, 1)
@@ -282,8 +282,8 @@ async def test_commit_that_takes_room_from_no_one_does_not_wait_behind_others(ch
     channel.transactions.put(swap, [stored(b"x")], None)
     await channel.transactions.commit([swap], None)
     assert now() == 0
-    await make_room(channel)
-    assert await call.answer() == Receipt(5, 6)
+    await make_space(channel)
+    assert await call.result() == Receipt(5, 6)
 
 
 async def test_commit_that_is_cancelled_while_it_waits_changes_nothing(channel: Channel) -> None:
@@ -293,7 +293,7 @@ async def test_commit_that_is_cancelled_while_it_waits_changes_nothing(channel: 
     call.cancel()
     await settle()
     assert (len(channel._contents.capacity.waiters), channel.open_transactions) == (0, 1)
-    await make_room(channel)
+    await make_space(channel)
     assert await channel.transactions.commit([txn_id], None) == Receipt(4, 4)
 
 
@@ -302,9 +302,9 @@ async def test_commit_repeated_while_the_first_waits_gets_the_same(channel: Chan
     ids = [begin_with_puts(channel, b"d"), begin(channel)]
     calls = [await started(channel.transactions.commit(repeat, None)) for repeat in (ids, ids, ids[:1])]
     await asyncio.sleep(1)
-    await make_room(channel)
+    await make_space(channel)
     for call in calls:
-        assert await call.answer() == Receipt(4, 4)
+        assert await call.result() == Receipt(4, 4)
     assert now() == 1
     assert queued(channel).count(b"d") == 1
     check_accounts(channel)
@@ -315,19 +315,19 @@ async def test_commit_that_waits_when_its_transaction_is_rolled_back_fails_at_on
     txn_id = begin_with_puts(channel, b"d", b"e")
     call = await started(channel.transactions.commit([txn_id], None))
     behind = await started(append(channel, b"f"))
-    await make_room(channel)
+    await make_space(channel)
     await settle()
     assert not behind.is_done
     channel.transactions.rollback(txn_id)
     with pytest.raises(TxnStateError, match="rolled back already"):
-        await call.answer()
-    assert await behind.answer() == Receipt(4, 4)
+        await call.result()
+    assert await behind.result() == Receipt(4, 4)
     assert now() == 0
 
 
 @pytest.mark.parametrize("what", ["commit", "append"])
 async def test_what_waits_and_is_not_allowed_any_more_stores_nothing(channel: Channel, what: str) -> None:
-    """It is checked again after the wait, however much room there is then."""
+    """It is checked again after the wait, however much space there is then."""
     is_allowed = True
 
     def recheck() -> None:
@@ -339,23 +339,23 @@ async def test_what_waits_and_is_not_allowed_any_more_stores_nothing(channel: Ch
     else:
         waiting = await started(channel.appends.append([stored(b"d")], None, recheck))
     is_allowed = False
-    await make_room(channel)
+    await make_space(channel)
     with pytest.raises(ForbiddenError):
-        await waiting.answer()
+        await waiting.result()
     assert b"d" not in queued(channel)
     check_accounts(channel)
 
 
-async def test_commit_that_waits_stores_what_is_put_meanwhile(channel: Channel) -> None:
+async def test_commit_that_waits_stores_what_is_put_in_the_meantime(channel: Channel) -> None:
     """The transaction stays open until it is committed."""
     txn_id = begin_with_puts(channel, b"d")
     call = await started(channel.transactions.commit([txn_id], None))
     channel.transactions.put(txn_id, [stored(b"e")], None)
-    await make_room(channel)
+    await make_space(channel)
     await settle()
     assert not call.is_done
-    await make_room(channel)
-    assert await call.answer() == Receipt(4, 5)
+    await make_space(channel)
+    assert await call.result() == Receipt(4, 5)
 
 
 async def test_commit_that_waits_when_the_channel_is_deleted_fails_at_once(channel: Channel) -> None:
@@ -365,7 +365,7 @@ async def test_commit_that_waits_when_the_channel_is_deleted_fails_at_once(chann
     channel.delete()
     for call in (commit, behind):
         with pytest.raises(ChannelNotFoundError):
-            await call.answer()
+            await call.result()
     assert (now(), len(channel._contents.capacity.waiters)) == (0, 0)
 
 
@@ -424,27 +424,27 @@ async def test_append_that_the_disk_refuses_twice_waits_for_it_within_one_keep_a
     channel = open_channel(keep_alive_seconds=10)
     slow = SlowCommits(channel)
     call = await started(append(channel, b"a"))
-    slow.refuse(DiskFullError("no room"))
+    slow.refuse(DiskFullError("no space"))
     await asyncio.sleep(6)
     channel._contents.disk_waiters.wake_all()
     await settle()
-    slow.refuse(DiskFullError("no room"))
+    slow.refuse(DiskFullError("no space"))
     with pytest.raises(DiskFullError):
-        await call.answer()
+        await call.result()
     assert now() == 10
     check_accounts(channel)
 
 
-async def test_commit_that_waits_for_the_disk_answers_at_once_when_its_transaction_is_ended() -> None:
+async def test_commit_that_waits_for_the_disk_responds_at_once_when_its_transaction_is_ended() -> None:
     """An operator ends it, and its caller need not wait for the rest of the keep-alive."""
     channel = open_channel(keep_alive_seconds=10)
     slow = SlowCommits(channel)
     txn_id = begin_with_puts(channel, b"a")
     call = await started(channel.transactions.commit([txn_id], None))
-    slow.refuse(DiskFullError("no room"))
+    slow.refuse(DiskFullError("no space"))
     await settle()
     channel.end_transaction(txn_id)
     with pytest.raises(TxnStateError, match="rolled back"):
-        await call.answer()
+        await call.result()
     assert now() == 0
     check_accounts(channel)

@@ -103,7 +103,7 @@ async def test_lend_on_an_empty_channel_waits_however_long(channel: Channel) -> 
     assert len(channel._contents.takers) == 1
     await asyncio.sleep(100_000)
     await append(channel, b"x")
-    assert bodies_of((await call.answer()).takes) == [b"x"]
+    assert bodies_of((await call.result()).takes) == [b"x"]
 
 
 async def test_lend_is_never_taken_back_by_a_lease(channel: Channel) -> None:
@@ -121,7 +121,7 @@ async def test_lend_while_a_claim_lives_is_refused(channel: Channel) -> None:
     call = await started(channel.deliveries.deliver(TakeLimits()))
     await channel.claim("r", None, takeover=False)
     with pytest.raises(ChannelClaimedError):
-        await call.answer()
+        await call.result()
     with pytest.raises(ChannelClaimedError):
         await channel.deliveries.deliver(TakeLimits())
     assert channel.open_transactions == 0
@@ -160,8 +160,8 @@ async def test_lend_that_is_refused_leaves_the_event_to_the_next() -> None:
     begin(channel)
     await append(channel, b"a")
     with pytest.raises(TooManyTxnsError):
-        await lending.answer()
-    assert bodies_of((await call.answer())[0]) == [b"a"]
+        await lending.result()
+    assert bodies_of((await call.result())[0]) == [b"a"]
     assert now() == 0
 
 
@@ -175,7 +175,7 @@ async def test_lend_that_is_cancelled_takes_nothing(channel: Channel) -> None:
     calls[1].cancel()
     await settle()
     assert [call.is_cancelled for call in calls] == [True, True, False]
-    assert bodies_of((await calls[2].answer()).takes) == [b"x"]
+    assert bodies_of((await calls[2].result()).takes) == [b"x"]
     assert channel.open_transactions == 1
     check_accounts(channel)
 
@@ -187,7 +187,7 @@ async def test_lend_when_the_channel_drains_is_refused_at_once(channel: Channel)
     call = await started(channel.deliveries.deliver(TakeLimits()))
     channel.drain()
     with pytest.raises(DrainingError):
-        await call.answer()
+        await call.result()
     _ = channel.deliveries.settle(delivery)
     assert channel._contents.capacity.event_count == 0
 
@@ -199,7 +199,7 @@ async def test_lend_when_the_channel_is_deleted_is_refused_at_once(channel: Chan
     call = await started(channel.deliveries.deliver(TakeLimits()))
     channel.delete()
     with pytest.raises(ChannelNotFoundError):
-        await call.answer()
+        await call.result()
     channel.deliveries.nack(delivery)
     _ = channel.deliveries.settle(delivery)
     assert channel.open_transactions == 0

@@ -4,17 +4,17 @@ import pytest
 
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.stamps import Stamp
-from tests.channel_events import append, begin, begin_with_takes, make_room, open_channel
+from tests.channel_events import append, begin, begin_with_takes, make_space, open_channel
 from tests.simulated_channels import DATA, make_simple, open_simulated_channel, small_spillable_limits
 from tests.simulated_disk import SimulatedDisk
 from tests.virtual_clock import WallClock, started
 
 
 async def test_gauges_of_a_busy_channel_have_each_number_under_its_name(wall_clock: WallClock) -> None:
-    """Takes have waited for events until a rollback, and commits wait for room. All numbers differ."""
+    """Takes have waited for events until a rollback, and commits wait for space. All numbers differ."""
     channel = open_channel(capacity=11, body_bytes_max=100, keep_alive_seconds=60.0)
     await append(channel, *[b"gone"] * 10)
-    await make_room(channel, 10)
+    await make_space(channel, 10)
     wall_clock.micros = 30
     await append(channel, *[b"aaa"] * 5)
     wall_clock.micros = 40

@@ -74,7 +74,7 @@ async def test_channel_that_is_not_open_yet_is_replaying(host: Host) -> None:
     hosted.progress.bytes_done, hosted.progress.bytes_total = 1, 4
     assert (hosted.state, hosted.trouble, hosted.replayed_fraction) == (ChannelState.REPLAYING, "", 0.25)
     assert (hosted.config.capacity, hosted.channel_if_open, hosted.opened.is_set()) == (7, None, False)
-    with pytest.raises(ReplayingError, match="'orders' is being read back from its log, 25% so far") as refused:
+    with pytest.raises(ReplayingError, match="'orders' is replaying its log, 25% so far") as refused:
         _ = hosted.channel
     assert refused.value.retry_delay_seconds == 0.5
     assert refused.value.metadata == {"channel": "orders"}
@@ -92,9 +92,9 @@ async def test_channel_of_another_server_names_its_owner(host: Host) -> None:
     with pytest.raises(NotOwnerError, match="is owned by another server") as refused:
         _ = hosted.channel
     assert refused.value.retry_delay_seconds == 0.2
-    hosted.mark_standing_by(lambda: Owner("", 0), lambda: "the engine does not answer")
-    assert (hosted.trouble, hosted.is_troubled) == ("the engine does not answer", True)
-    with pytest.raises(NotOwnerError, match="this server stands by: the engine does not answer"):
+    hosted.mark_standing_by(lambda: Owner("", 0), lambda: "the engine does not respond")
+    assert (hosted.trouble, hosted.is_troubled) == ("the engine does not respond", True)
+    with pytest.raises(NotOwnerError, match="this server stands by: the engine does not respond"):
         _ = hosted.channel
     hosted.mark_replaying()
     assert (hosted.state, hosted.owner, hosted.opened.is_set()) == (ChannelState.REPLAYING, None, False)
@@ -161,12 +161,12 @@ async def test_channel_whose_log_fails_reports_it(host: Host, commits: FakeCommi
     assert (host.channel.state, host.channel.trouble) == (ChannelState.LOG_FAILED, "it has failed")
 
 
-async def test_channel_whose_disk_does_not_answer_is_stalled_until_it_does(host: Host, commits: FakeCommits) -> None:
+async def test_channel_whose_disk_does_not_respond_is_stalled_until_it_does(host: Host, commits: FakeCommits) -> None:
     """The stall is reported as a fault, and its end as information."""
     hosted = host.channel
     commits.is_stalled = True
     assert (hosted.state, hosted.fault) == (ChannelState.STALLED, None)
-    assert hosted.trouble == "the disk does not answer; commits wait for it"
+    assert hosted.trouble == "the disk does not respond; commits wait for it"
     with structlog.testing.capture_logs() as logs:
         hosted.report_change("it waits")
         commits.is_stalled = False

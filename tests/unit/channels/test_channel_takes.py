@@ -109,9 +109,9 @@ async def test_take_with_an_offset_and_fewer_bytes_leaves_no_gap(channel: Channe
     assert sizes == [3, 1, 1]
 
 
-async def test_take_with_an_offset_in_small_answers_sends_all_again() -> None:
+async def test_take_with_an_offset_in_small_responses_sends_all_again() -> None:
     """A caller that lost every response gets all events, whatever the limits of the responses were."""
-    channel = open_channel(answer_bytes_max=300)
+    channel = open_channel(response_bytes_max=300)
     bodies = [b"%02d" % number * 15 for number in range(20)]
     await append(channel, *bodies[:9])
     await append(channel, *bodies[9:])
@@ -145,7 +145,7 @@ async def test_take_with_an_offset_of_a_full_transaction_sends_again(channel: Ch
 # Waiting.
 
 
-async def test_take_of_an_empty_channel_answers_in_time() -> None:
+async def test_take_of_an_empty_channel_responds_in_time() -> None:
     """The time is the call's own wait, or the channel's keep-alive; zero does not wait."""
     channel = open_channel(keep_alive_seconds=3)
     txn_id = begin(channel)
@@ -155,13 +155,13 @@ async def test_take_of_an_empty_channel_answers_in_time() -> None:
     assert len(channel._contents.takers) == 0
 
 
-async def test_take_that_waits_answers_as_soon_as_there_is_any_event() -> None:
+async def test_take_that_waits_responses_as_soon_as_there_is_any_event() -> None:
     """It waits neither for more events nor for its timeout."""
     channel = open_channel()
     call = await started(channel.transactions.take(begin(channel), TakeLimits(events_max=5), 60, None))
     await asyncio.sleep(1)
     await append(channel, b"a")
-    batches, _ = await call.answer()
+    batches, _ = await call.result()
     assert (bodies_of(batches), now()) == ([b"a"], 1)
 
 
@@ -193,7 +193,7 @@ async def test_takes_that_wait_share_what_one_put_brings() -> None:
     ]
     await append(channel, b"a", b"b", b"c", b"d", b"e")
     await settle()
-    assert [bodies_of((await call.answer())[0]) for call in calls[:3]] == [[b"a", b"b"], [b"c", b"d"], [b"e"]]
+    assert [bodies_of((await call.result())[0]) for call in calls[:3]] == [[b"a", b"b"], [b"c", b"d"], [b"e"]]
     assert not calls[3].is_done
 
 
@@ -207,7 +207,7 @@ async def test_take_that_is_cancelled_after_its_wake_up_passes_it_on() -> None:
     await settle()
     assert first.is_cancelled
     assert second.is_done
-    assert bodies_of((await second.answer())[0]) == [b"a"]
+    assert bodies_of((await second.result())[0]) == [b"a"]
     check_accounts(channel)
 
 
@@ -248,9 +248,9 @@ async def test_take_that_waits_sees_what_a_rollback_returns() -> None:
     holder = await begin_with_takes(channel, 1)
     call = await started(channel.transactions.take(begin(channel), TakeLimits(), 60, None))
     channel.transactions.rollback(holder)
-    assert bodies_of((await call.answer())[0]) == [b"a"]
+    assert bodies_of((await call.result())[0]) == [b"a"]
     other = await started(channel.transactions.take(begin(channel), TakeLimits(), 60, None))
-    assert bodies_of((await other.answer())[0]) == [b"a"]
+    assert bodies_of((await other.result())[0]) == [b"a"]
     assert now() == 30
 
 
@@ -264,7 +264,7 @@ async def test_take_that_is_repeated_while_the_first_waits_gets_the_same() -> No
     await append(channel, b"a", b"b")
     await settle()
     for call in calls:
-        batches, take_count = await call.answer()
+        batches, take_count = await call.result()
         assert (numbered(batches), take_count) == ([(1, b"a"), (2, b"b")], 2)
     assert now() == 1
     assert not bystander.is_done
@@ -277,7 +277,7 @@ async def test_takes_of_one_transaction_without_offsets_never_share_an_event() -
     txn_id = begin(channel)
     calls = [await started(channel.transactions.take(txn_id, TakeLimits(events_max=1), 60, None)) for _ in range(2)]
     await append(channel, b"a", b"b")
-    assert [bodies_of((await call.answer())[0]) for call in calls] == [[b"a"], [b"b"]]
+    assert [bodies_of((await call.result())[0]) for call in calls] == [[b"a"], [b"b"]]
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
@@ -292,10 +292,10 @@ async def test_take_that_waits_when_its_transaction_ends_fails_at_once(end: str)
     else:
         channel.transactions.rollback(txn_id)
     with pytest.raises(TxnStateError):
-        await call.answer()
+        await call.result()
     assert now() == 0
     await append(channel, b"a")
-    assert bodies_of((await other.answer())[0]) == [b"a"]
+    assert bodies_of((await other.result())[0]) == [b"a"]
 
 
 async def test_take_that_waits_when_a_claim_comes_fails_at_once() -> None:
@@ -306,7 +306,7 @@ async def test_take_that_waits_when_a_claim_comes_fails_at_once() -> None:
     await channel.claim("r", None, takeover=False)
     for call in calls:
         with pytest.raises(ChannelClaimedError):
-            await call.answer()
+            await call.result()
     assert now() == 0
     with pytest.raises(ChannelClaimedError):
         await take(channel, txn_id)
@@ -314,14 +314,14 @@ async def test_take_that_waits_when_a_claim_comes_fails_at_once() -> None:
     assert await take(channel, txn_id) == []
 
 
-async def test_take_that_waits_when_the_channel_drains_answers_at_once() -> None:
+async def test_take_that_waits_when_the_channel_drains_responds_at_once() -> None:
     """The error sends the consumer elsewhere, which an empty response would not; a take that does not wait gets one."""
     channel = open_channel()
     txn_id = begin(channel)
     call = await started(channel.transactions.take(txn_id, TakeLimits(), 60, None))
     channel.drain()
     with pytest.raises(DrainingError):
-        await call.answer()
+        await call.result()
     with pytest.raises(DrainingError):
         await channel.transactions.take(txn_id, TakeLimits(), 60, None)
     assert await channel.transactions.take(txn_id, TakeLimits(), 0, None) == ([], 0)
@@ -337,14 +337,14 @@ async def test_take_that_waits_when_the_channel_is_deleted_fails_at_once() -> No
     channel.delete()
     for call in calls:
         with pytest.raises(ChannelNotFoundError):
-            await call.answer()
+            await call.result()
     assert now() == 0
     assert len(channel._contents.takers) == 0
 
 
-async def test_parts_of_a_batch_each_fit_an_answer() -> None:
+async def test_parts_of_a_batch_each_fit_an_response() -> None:
     """Events of one request may need several responses; a small batch needs one."""
-    channel = open_channel(answer_bytes_max=400)
+    channel = open_channel(response_bytes_max=400)
     await append(channel, *[b"x" * 50] * 20)
     (batch,) = channel._contents.queue
     for form in Form:

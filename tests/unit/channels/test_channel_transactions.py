@@ -122,7 +122,7 @@ async def test_begin_with_another_channels_id_is_refused() -> None:
 
 
 async def test_begin_beyond_the_channels_transactions_is_refused() -> None:
-    """A known transaction is still found; one that ends makes room for another."""
+    """A known transaction is still found; one that ends makes space for another."""
     channel = open_channel(open_transactions_max=2)
     begin(channel, "a")
     begin(channel, "b")
@@ -162,7 +162,7 @@ async def test_begin_with_an_id_that_was_refused_is_free() -> None:
 
 
 async def test_put_is_invisible_until_commit(channel: Channel) -> None:
-    """The event cannot be taken, and occupies no room yet."""
+    """The event cannot be taken, and occupies no space yet."""
     txn_id = begin_with_puts(channel, b"a")
     other = begin(channel)
     assert await take(channel, other) == []
@@ -244,9 +244,9 @@ async def test_put_of_an_event_that_the_channel_could_never_hold_is_refused(chan
     assert channel.transactions.put(txn_id, [stored(b"c" * 100)], 0) == 1
 
 
-async def test_put_of_an_event_that_no_answer_could_hold_is_refused() -> None:
+async def test_put_of_an_event_that_no_response_could_hold_is_refused() -> None:
     """Every stored event must fit a response, including its headers."""
-    channel = open_channel(answer_bytes_max=10_000)
+    channel = open_channel(response_bytes_max=10_000)
     txn_id = begin(channel)
     with pytest.raises(
         EventTooLargeError, match=r"events\[1\]: with its headers it would not fit into a response.*10000"
@@ -538,7 +538,7 @@ async def test_lease_does_not_run_while_a_commit_waits() -> None:
     await append(channel, b"a")
     ids = [begin(channel, lease_seconds=5) for _ in range(2)]
     channel.transactions.put(ids[0], [stored(b"b")], None)
-    with pytest.raises(MillraceError, match="no room"):
+    with pytest.raises(MillraceError, match="no space"):
         await channel.transactions.commit(ids, None)
     assert now() == 60
     assert channel.open_transactions == 2
@@ -547,7 +547,7 @@ async def test_lease_does_not_run_while_a_commit_waits() -> None:
 
 
 async def test_renew_reports_the_lease_that_was_granted(channel: Channel) -> None:
-    """The answer is the transaction's lease, not the channel's."""
+    """The response is the transaction's lease, not the channel's."""
     assert channel.transactions.renew(begin(channel, lease_seconds=12.5)) == 12.5
 
 
@@ -632,7 +632,7 @@ async def test_commit_waits_no_longer_than_the_keep_alive_in_force(channel: Chan
 
 
 async def test_put_beside_transactions_that_hold_too_much_is_refused() -> None:
-    """Events that may never be committed are bounded too; the end of one transaction makes room for another."""
+    """Events that may never be committed are bounded too; the end of one transaction makes space for another."""
     channel = open_channel(body_bytes_max=10)
     first, second = begin(channel, "first"), begin(channel, "second")
     channel.transactions.put(first, [stored(b"123456")], None)

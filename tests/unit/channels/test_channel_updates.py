@@ -33,11 +33,11 @@ async def test_update_to_more_is_at_once(channel: Channel) -> None:
     """Waiting commits continue."""
     call = await started(append(channel, b"d"))
     assert await channel.update(limits_of(capacity=4, body_bytes_max=20)) == ""
-    assert await call.answer() == Receipt(4, 4)
+    assert await call.result() == Receipt(4, 4)
     assert (now(), channel.config.capacity) == (0, 4)
 
 
-async def test_update_to_less_without_room_changes_nothing(channel: Channel) -> None:
+async def test_update_to_less_without_space_changes_nothing(channel: Channel) -> None:
     """After the keep-alive it returns the reason, and all old limits stay in force."""
     before = channel.config
     message = await channel.update(limits_of(capacity=2, transaction_capacity=1, lease_seconds=5))
@@ -48,15 +48,15 @@ async def test_update_to_less_without_room_changes_nothing(channel: Channel) -> 
     assert channel.transactions.begin(None, None)[1] == 30
 
 
-async def test_update_to_less_waits_for_room(channel: Channel) -> None:
-    """Taken events keep their room until their commit."""
+async def test_update_to_less_waits_for_space(channel: Channel) -> None:
+    """Taken events keep their space until their commit."""
     call = await started(channel.update(limits_of(capacity=2, body_bytes_max=6)))
     taking = await begin_with_takes(channel, 1)
     await settle()
     assert not call.is_done
     await asyncio.sleep(2)
     await channel.transactions.commit([taking], None)
-    assert await call.answer() == ""
+    assert await call.result() == ""
     assert (now(), channel.config.capacity) == (2, 2)
     with pytest.raises(ChannelFullError):
         await append(channel, b"")
@@ -114,5 +114,5 @@ async def test_update_that_waits_when_the_channel_is_deleted_fails_at_once(chann
     call = await started(channel.update(limits_of(capacity=2)))
     channel.delete()
     with pytest.raises(ChannelNotFoundError):
-        await call.answer()
+        await call.result()
     assert now() == 0

@@ -183,17 +183,17 @@ async def fill_and_drain(opened: FileChannel) -> None:
     await opened.channel.transactions.commit([await begin_with_takes(opened.channel, 3)], None)
 
 
-async def refuse_for_room(opened: FileChannel) -> None:
-    """Has a put refused, since the disk lacks room."""
+async def refuse_for_space(opened: FileChannel) -> None:
+    """Has a put refused, since the disk lacks space."""
     opened.channel.enforce(opened.config.model_copy(update={"min_free_bytes": 1 << 50}))
     with pytest.raises(DiskFullError):
         await append(opened.channel, b"y")
 
 
-async def drain_without_room(opened: FileChannel) -> None:
-    """Fills and empties a channel on a disk without room, with a checkpoint afterwards."""
+async def drain_without_space(opened: FileChannel) -> None:
+    """Fills and empties a channel on a disk without space, with a checkpoint afterwards."""
     await fill_and_drain(opened)
-    await refuse_for_room(opened)
+    await refuse_for_space(opened)
     await opened.checkpointing.make()
 
 
@@ -211,19 +211,19 @@ async def test_make_where_the_checkpoint_before_holds_segments_back_makes_anothe
         assert renames(disk) == before
 
 
-async def test_checkpoints_on_a_disk_without_room_free_at_once_what_was_consumed(disk: SimulatedDisk) -> None:
-    """The next checkpoint does not wait for the interval while the previous one holds back room."""
+async def test_checkpoints_on_a_disk_without_space_free_at_once_what_was_consumed(disk: SimulatedDisk) -> None:
+    """The next checkpoint does not wait for the interval while the previous one holds back space."""
     async with file_channel(disk, segment_bytes_max=500, checkpoint_interval_seconds=1000.0) as opened:
-        await drain_without_room(opened)
+        await drain_without_space(opened)
         opened.checkpointing.start()
         await until(lambda: opened.log.segment_count == 1)
 
 
-async def test_checkpoints_on_a_disk_without_room_that_fail_are_not_tried_again_at_once(disk: SimulatedDisk) -> None:
-    """Retries do not use the processor without end; a second later there may be room."""
+async def test_checkpoints_on_a_disk_without_space_that_fail_are_not_tried_again_at_once(disk: SimulatedDisk) -> None:
+    """Retries do not use the processor without end; a second later there may be space."""
     async with file_channel(disk, segment_bytes_max=500, checkpoint_interval_seconds=1000.0) as opened:
         await fill_and_drain(opened)
-        await refuse_for_room(opened)
+        await refuse_for_space(opened)
         disk.fail("create", 1, errno.ENOSPC, count=1000)
         await opened.checkpointing._make_due()
         tried = creations(disk)
@@ -236,14 +236,14 @@ async def test_checkpoints_on_a_disk_without_room_that_fail_are_not_tried_again_
 
 
 async def test_checkpoints_where_nothing_can_be_freed_are_made_at_intervals_only(disk: SimulatedDisk) -> None:
-    """However many puts are refused: a checkpoint of a full queue takes room and time, and gives nothing back."""
+    """However many puts are refused: a checkpoint of a full queue takes space and time, and gives nothing back."""
     async with file_channel(disk, segment_bytes_max=500, checkpoint_interval_seconds=1000.0) as opened:
         for _ in range(3):
             await append(opened.channel, b"x" * 1000)
         await opened.checkpointing.make()
         before = renames(disk)
         for _ in range(3):
-            await refuse_for_room(opened)
+            await refuse_for_space(opened)
             await opened.checkpointing._make_due()
         # Its events are in the segments before and behind what was taken.
         await opened.channel.transactions.commit([await begin_with_takes(opened.channel, 1)], None)
@@ -315,7 +315,7 @@ async def empty(opened: FileChannel) -> None:
 @pytest.mark.usefixtures("small_logs")
 @pytest.mark.parametrize("kind", ["create", "write", "sync", "rename", "truncate", "unlink", "sync_directory"])
 @pytest.mark.parametrize("nth", range(1, 6))
-async def test_make_of_an_empty_channel_with_any_call_failing_for_room_loses_nothing(
+async def test_make_of_an_empty_channel_with_any_call_failing_for_space_loses_nothing(
     disk: SimulatedDisk, kind: str, nth: int
 ) -> None:
     """The former segment is used further, or is gone with all that it held; a failed sync fails the log."""
@@ -340,7 +340,7 @@ async def test_make_of_an_empty_channel_with_any_call_failing_for_room_loses_not
 async def test_make_of_an_empty_channel_on_a_disk_without_a_byte_gives_up_the_previous_checkpoint(
     disk: SimulatedDisk,
 ) -> None:
-    """Its room suffices for the new segment, and that frees all the rest."""
+    """Its space suffices for the new segment, and that frees all the rest."""
     async with file_channel(disk) as opened:
         await empty(opened)
         disk.fail("write", 1, errno.ENOSPC)
@@ -349,12 +349,12 @@ async def test_make_of_an_empty_channel_on_a_disk_without_a_byte_gives_up_the_pr
         assert any(call.kind == "unlink" and call.name == "checkpoint.previous" for call in disk.calls)
 
 
-# Puts that wait for room on the disk.
+# Puts that wait for space on the disk.
 
 
 @pytest.mark.usefixtures("small_logs")
 async def test_append_on_a_full_disk_waits_until_a_checkpoint_has_freed_it(disk: SimulatedDisk) -> None:
-    """The log that holds nothing any more makes room, far before the next interval."""
+    """The log that holds nothing any more makes space, far before the next interval."""
     async with file_channel(disk, checkpoint_interval_seconds=1000.0, keep_alive_seconds=30.0) as opened:
         opened.checkpointing.start()
         await empty(opened)
@@ -385,13 +385,13 @@ async def test_append_on_a_full_disk_waits_until_takes_have_freed_it(disk: Simul
         assert await waiting == Receipt(4, 4)
         await until(lambda: opened.journal.disk_trouble == "")
         assert [sentence.partition(":")[0] for sentence in opened.faults] == [
-            "the disk has no room for puts",
-            "the disk has room for puts again",
+            "the disk has no space for puts",
+            "the disk has space for puts again",
         ]
 
 
 async def test_append_on_a_disk_that_stays_full_is_refused_after_the_keep_alive(disk: SimulatedDisk) -> None:
-    """It is told once what is lacking, and once that there is room again, whoever has freed it."""
+    """It is told once what is lacking, and once that there is space again, whoever has freed it."""
     async with file_channel(disk, checkpoint_interval_seconds=1000.0, keep_alive_seconds=0.05) as opened:
         opened.checkpointing.start()
         await append(opened.channel, b"x" * 1000)
@@ -406,17 +406,17 @@ async def test_append_on_a_disk_that_stays_full_is_refused_after_the_keep_alive(
         assert await append(opened.channel, b"y") == Receipt(2, 2)
 
 
-async def test_make_without_room_for_checkpoints_is_told_until_there_is(disk: SimulatedDisk) -> None:
+async def test_make_without_space_for_checkpoints_is_told_until_there_is(disk: SimulatedDisk) -> None:
     """The log would grow until its own disk is full as well."""
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a")
         disk.fail("create", 1, errno.ENOSPC, count=2)
         await opened.checkpointing.make()
         await opened.checkpointing.make()
-        trouble = "the disk has no room for checkpoints, so the log only grows; free space on the disk"
+        trouble = "the disk has no space for checkpoints, so the log only grows; free space on the disk"
         assert (opened.journal.disk_trouble, opened.checkpointing.made_at) == (trouble, 0.0)
         await opened.checkpointing.make()
-        assert opened.faults == [trouble, "checkpoints have room again"]
+        assert opened.faults == [trouble, "checkpoints have space again"]
         assert opened.journal.disk_trouble == ""
         assert opened.checkpointing.made_at > 0.0
 

@@ -309,7 +309,7 @@ async def test_read_that_is_left_half_way_pauses_nothing_any_more(desk: ClaimReg
         (lambda desk: desk.grant("other", LEASE, takeover=True), StaleEpochError),
     ],
 )
-async def test_read_whose_claim_ends_meanwhile_fails_at_the_next_batch(
+async def test_read_whose_claim_ends_in_the_meantime_fails_at_the_next_batch(
     desk: ClaimRegistry, end: Callable[[ClaimRegistry], Awaitable[object]], kind: type[MillraceError]
 ) -> None:
     """A fenced reader sees no further event, even if the new reader has the same name."""
@@ -375,7 +375,7 @@ async def test_acknowledge_of_future_sequences_is_refused(
 
 
 async def test_repeat_of_a_revocation_leaves_the_next_claim_alone(desk: ClaimRegistry) -> None:
-    """A client that lost the answer repeats the call, which answers with the same claim; earlier epochs are refused."""
+    """A client that lost the response repeats the call and gets the same claim; earlier epochs are refused."""
     revoked = await desk.revoke(1)
     successor = await desk.grant("s", LEASE, takeover=False)
     assert await desk.revoke(1) is revoked
@@ -408,7 +408,7 @@ async def test_read_of_one_big_batch_range_after_range_returns_all_of_it() -> No
     assert list(itertools.chain(*ranges)) == list(range(1, 50))
 
 
-async def test_read_of_a_range_that_is_emptied_meanwhile_reports_it(
+async def test_read_of_a_range_that_is_emptied_in_the_meantime_reports_it(
     desk: ClaimRegistry, contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A purge during the read is not taken for the end of the range."""

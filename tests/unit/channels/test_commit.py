@@ -94,9 +94,9 @@ async def test_submit_in_memory_is_durable_at_once(contents: Contents) -> None:
     committer.submit(commit)
     assert (commit.state, commit.receipt) == (CommitState.DURABLE, Receipt(3, 3))
     assert ends == [Receipt(3, 3)]
-    with pytest.raises(StopIteration) as answer:
+    with pytest.raises(StopIteration) as response:
         next(commit.__await__())
-    assert answer.value.value == Receipt(3, 3)
+    assert response.value.value == Receipt(3, 3)
     assert committer.fault is None
     assert not committer.is_stalled
     committer.record_rollback("t", has_expired=False)
@@ -105,7 +105,7 @@ async def test_submit_in_memory_is_durable_at_once(contents: Contents) -> None:
     assert bodies_of(contents.queue) == [b"a", b"b", b"c"]
 
 
-async def test_await_of_a_commit_in_flight_answers_all_who_still_wait(contents: Contents) -> None:
+async def test_await_of_a_commit_in_flight_responds_to_all_who_still_wait(contents: Contents) -> None:
     """A cancelled caller does not affect the others; a callback is called once, also if it is added late."""
     commit, ends = prepared(contents, contents.plan([window(b"c")], [], None)), list[Commit]()
     first, leaving, second = [await started(_wait(commit)) for _ in range(3)]
@@ -116,7 +116,7 @@ async def test_await_of_a_commit_in_flight_answers_all_who_still_wait(contents: 
     assert (first.is_done, ends) == (False, [])
     contents.apply(commit)
     commit.complete()
-    assert (await first.answer(), await second.answer(), await _wait(commit)) == (Receipt(3, 3),) * 3
+    assert (await first.result(), await second.result(), await _wait(commit)) == (Receipt(3, 3),) * 3
     commit.add_done_callback(ends.append)
     assert ends == [commit, commit]
 
@@ -128,9 +128,9 @@ async def test_await_of_an_aborted_commit_raises_why(contents: Contents) -> None
     call = await started(_wait(commit))
     contents.abort(commit)
     commit.fail(DiskFullError("full"))
-    for answer in (call.answer(), _wait(commit)):
+    for response in (call.result(), _wait(commit)):
         with pytest.raises(DiskFullError, match="full"):
-            await answer
+            await response
     assert (ends, commit.is_in_flight) == ([commit], False)
 
 
@@ -152,7 +152,7 @@ async def test_remove_that_has_to_wait_ends_with_the_commit(contents: Contents) 
     assert committer.submitted[1].is_in_flight
     assert not call.is_done
     durable(contents, commit)
-    await call.answer()
+    await call.result()
 
 
 async def test_remove_that_is_refused_returns_the_events(contents: Contents) -> None:
@@ -169,11 +169,11 @@ async def test_remove_that_is_refused_returns_the_events(contents: Contents) -> 
     contents.abort(commit)
     commit.fail(DiskFullError("full"))
     with pytest.raises(DiskFullError):
-        await call.answer()
+        await call.result()
     assert (bodies_of(contents.queue), contents.taken_count) == ([b"a", b"b"], 0)
 
 
-def test_prepared_commits_hold_their_sequences_and_their_room(contents: Contents) -> None:
+def test_prepared_commits_hold_their_sequences_and_their_space(contents: Contents) -> None:
     """Each commit follows the one before, and is visible once it is applied; they are applied in order or never."""
     first = prepared(contents, contents.plan([window(b"c")], [], Stamp("p", 1, 1)))
     second = prepared(contents, contents.plan([window(b"d"), window(b"e")], [], Stamp("p", 2, 3)))

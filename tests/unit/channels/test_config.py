@@ -27,7 +27,7 @@ def test_config_without_limits_has_the_defaults() -> None:
 
 
 def test_config_of_a_file_channel_has_the_defaults() -> None:
-    """It has room for a backlog, syncs each commit, lies in the data directory, and is not compressed or encrypted."""
+    """It has space for a backlog, syncs each commit, lies in the data directory, and is not compressed or encrypted."""
     config = FileChannelConfig(type="file")
     assert (config.capacity, config.transaction_capacity, config.byte_capacity) == (1_000_000, 10_000, 8192 * MIB)
     assert (config.keep_alive_seconds, config.lease_seconds, config.open_transactions_max) == (3, 30, 5000)
@@ -88,7 +88,7 @@ def test_config_of_a_small_capacity_reduces_the_transactions_default(
     ("byte_capacity", "percentage", "body_bytes_max"),
     [(100, 20, 80), (100, 0, 100), (100, 99, 1), (1, 20, 0), (99, 50, 49), (BYTES_MAX, 0, BYTES_MAX)],
 )
-def test_body_bytes_max_of_a_config_leaves_room_for_headers(
+def test_body_bytes_max_of_a_config_leaves_space_for_headers(
     byte_capacity: int, percentage: int, body_bytes_max: int
 ) -> None:
     """The limit is exact to the byte."""

@@ -25,150 +25,150 @@ class SmallDisks(OsDisk):
         return self.free[directory]
 
 
-def small_room(disk: SmallDisks, min_free_bytes: int, *data_dirs: Path) -> DiskSpace:
+def small_space(disk: SmallDisks, min_free_bytes: int, *data_dirs: Path) -> DiskSpace:
     """The space of a channel that leaves this much free."""
-    room = DiskSpace(disk, data_dirs or [LEFT], FakeClock())
-    room.min_free_bytes = min_free_bytes
-    return room
+    space = DiskSpace(disk, data_dirs or [LEFT], FakeClock())
+    space.min_free_bytes = min_free_bytes
+    return space
 
 
 def test_reserve_counts_what_is_put_between_two_measurements() -> None:
     """The disk is not queried for each commit; only writes of other programs in the meantime are missed."""
     disk = SmallDisks(left=1000)
-    room = small_room(disk, 100)
-    room.reserve(600)
-    room.reserve(300)
+    space = small_space(disk, 100)
+    space.reserve(600)
+    space.reserve(300)
     with pytest.raises(
         DiskFullError,
         match="has 100 bytes free; a put of 1 bytes would leave less than min_free_bytes, 100; takes are still",
     ) as refused:
-        room.reserve(1)
+        space.reserve(1)
     assert refused.value.retry_delay_seconds == 1
     # Refused bytes were not spent.
-    room.min_free_bytes = 0
-    room.reserve(100)
+    space.min_free_bytes = 0
+    space.reserve(100)
     assert disk.looks == 1
-    room.settle(1000)
-    room.measure()
-    room.reserve(600)
+    space.settle(1000)
+    space.measure()
+    space.reserve(600)
     assert disk.looks == 2
 
 
 def test_reserve_counts_what_is_in_flight_during_a_measurement() -> None:
     """Such a put may reach the disk after the disk was asked; once it has ended, the next measurement shows it."""
     disk = SmallDisks(left=1000)
-    room = small_room(disk, 100)
-    room.reserve(600)
-    room.measure()
+    space = small_space(disk, 100)
+    space.reserve(600)
+    space.measure()
     with pytest.raises(DiskFullError, match="has 400 bytes free"):
-        room.reserve(301)
+        space.reserve(301)
     disk.free[LEFT] = 400
-    room.note_stored(600)
-    room.measure()
-    room.reserve(300)
+    space.note_stored(600)
+    space.measure()
+    space.reserve(300)
 
 
 def test_reserve_below_the_minimum_is_refused() -> None:
     """A channel opens on such a disk, and refuses puts."""
     with pytest.raises(DiskFullError):
-        small_room(SmallDisks(left=99), 100).reserve(0)
+        small_space(SmallDisks(left=99), 100).reserve(0)
 
 
 def test_reserve_on_several_disks_goes_by_the_fullest() -> None:
     """Segments use the disks in turn; the disk of the checkpoints, which are small, does not count."""
     disk = SmallDisks(left=1000, right=500, checkpoints=1)
-    room = DiskSpace(disk, [LEFT, RIGHT], FakeClock(), CHECKPOINTS)
+    space = DiskSpace(disk, [LEFT, RIGHT], FakeClock(), CHECKPOINTS)
     with pytest.raises(DiskFullError):
-        room.reserve(501)
+        space.reserve(501)
     disk.free[RIGHT] = 2000
-    room.measure()
-    room.reserve(501)
-    assert room.directories == {LEFT: 1000, RIGHT: 2000, CHECKPOINTS: 1}
+    space.measure()
+    space.reserve(501)
+    assert space.directories == {LEFT: 1000, RIGHT: 2000, CHECKPOINTS: 1}
 
 
 def test_measurement_counts_for_a_while() -> None:
     """A busy channel measures a few times in a second."""
     clock = FakeClock()
-    room = DiskSpace(SmallDisks(left=1000), [LEFT], clock)
-    assert not room.is_outdated
+    space = DiskSpace(SmallDisks(left=1000), [LEFT], clock)
+    assert not space.is_outdated
     clock.now += FREE_BYTES_SECONDS
-    assert room.is_outdated
-    room.measure()
-    assert not room.is_outdated
+    assert space.is_outdated
+    space.measure()
+    assert not space.is_outdated
 
 
 def test_shortage_lasts_until_the_largest_put_would_pass() -> None:
     """So it does not end and begin again where small puts pass and large ones do not."""
     disk = SmallDisks(left=500)
-    room = small_room(disk, 100)
+    space = small_space(disk, 100)
     for byte_count in (600, 450):
         with pytest.raises(DiskFullError):
-            room.reserve(byte_count)
-    for free_bytes, lacks_room in ((699, True), (700, False)):
+            space.reserve(byte_count)
+    for free_bytes, lacks_space in ((699, True), (700, False)):
         disk.free[LEFT] = free_bytes
-        room.measure()
-        assert (room.is_short, room.lacks_room) == (True, lacks_room)
-    room.end_shortage()
-    assert not room.is_short
+        space.measure()
+        assert (space.is_short, space.lacks_space) == (True, lacks_space)
+    space.end_shortage()
+    assert not space.is_short
 
 
 def test_shortage_ends_with_a_put_once_none_was_refused_for_a_minute() -> None:
     """A put that is larger than the disk is never stored; a channel that stores all others is not full for ever."""
     disk, clock = SmallDisks(left=500), FakeClock()
-    room = DiskSpace(disk, [LEFT], clock)
+    space = DiskSpace(disk, [LEFT], clock)
     with pytest.raises(DiskFullError):
-        room.reserve(501)
-    for seconds, lacks_room in ((REFUSAL_SECONDS - 1, True), (1, False)):
+        space.reserve(501)
+    for seconds, lacks_space in ((REFUSAL_SECONDS - 1, True), (1, False)):
         clock.now += seconds
-        assert room.lacks_room
-        room.reserve(1)
-        room.note_stored(1)
-        assert room.lacks_room is lacks_room
+        assert space.lacks_space
+        space.reserve(1)
+        space.note_stored(1)
+        assert space.lacks_space is lacks_space
 
 
-def test_shortage_of_a_disk_that_seems_to_have_room_ends_with_a_put_or_more_room() -> None:
-    """A quota is in no measurement: what the disk refused is tried again only where it has more room than then."""
+def test_shortage_of_a_disk_that_seems_to_have_space_ends_with_a_put_or_more_space() -> None:
+    """A quota is in no measurement: what the disk refused is tried again only where it has more space than then."""
     disk = SmallDisks(left=1000)
-    room = small_room(disk, 0)
+    space = small_space(disk, 0)
     for grows in (True, False):
-        room.reserve(10)
-        room.refuse_written(10)
+        space.reserve(10)
+        space.refuse_written(10)
         disk.free[LEFT] = 900
-        room.measure()
-        assert room.lacks_room
+        space.measure()
+        assert space.lacks_space
         if grows:
             disk.free[LEFT] = 910
-            room.measure()
+            space.measure()
         else:
-            room.note_stored(10)
-        assert not room.lacks_room
-        room.end_shortage()
+            space.note_stored(10)
+        assert not space.lacks_space
+        space.end_shortage()
 
 
 def test_trouble_tells_what_is_free_and_what_is_needed() -> None:
-    """Operators see how much to free, from the first refusal until it is known that there is room."""
+    """Operators see how much to free, from the first refusal until it is known that there is space."""
     disk = SmallDisks(left=500)
-    room = small_room(disk, 100)
-    assert room.trouble == ""
+    space = small_space(disk, 100)
+    assert space.trouble == ""
     with pytest.raises(DiskFullError):
-        room.reserve(450)
-    assert room.trouble == (
-        "the disk has no room for puts: 500 bytes are free, and a put of 450 bytes needs 550 (min_free_bytes is 100); "
+        space.reserve(450)
+    assert space.trouble == (
+        "the disk has no space for puts: 500 bytes are free, and a put of 450 bytes needs 550 (min_free_bytes is 100); "
         "take events out, or free space on the disk"
     )
-    room.is_full = True
+    space.is_full = True
     disk.free[LEFT] = 550
-    room.measure()
-    assert room.trouble
-    room.end_shortage()
-    assert room.trouble == ""
+    space.measure()
+    assert space.trouble
+    space.end_shortage()
+    assert space.trouble == ""
 
 
 def test_measure_of_a_directory_that_is_gone_keeps_the_last_measurement() -> None:
     """What cannot be measured is no reason to refuse anything; the next write tells."""
     disk = SmallDisks(left=1000)
-    room = small_room(disk, 0)
+    space = small_space(disk, 0)
     del disk.free[LEFT]
     with pytest.raises(OSError, match="no such directory"):
-        room.measure()
-    assert room.free_bytes == 1000
+        space.measure()
+    assert space.free_bytes == 1000

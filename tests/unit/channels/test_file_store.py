@@ -24,7 +24,7 @@ from millrace_server.wal.disk import OsDisk, OsFile
 from millrace_server.wal.payload_codec import KeyMissingError
 from millrace_server.wal.records import LogFailedError
 from millrace_server.wal.segments import LogCorruptError
-from tests.channel_events import ANSWER_BYTES_MAX, append, begin_with_puts, queued
+from tests.channel_events import RESPONSE_BYTES_MAX, append, begin_with_puts, queued
 from tests.file_channels import file_limits
 
 HAS_THREADS = True
@@ -62,7 +62,7 @@ class Stores:
         self.progress = ReplayProgress()
         store = await self.stores.open(name, config, self.progress, self.changes.append)
         self._opened.append(store)
-        return store, Channel(name, config, store.storage, TxnDirectory(10), ANSWER_BYTES_MAX)
+        return store, Channel(name, config, store.storage, TxnDirectory(10), RESPONSE_BYTES_MAX)
 
     async def close(self, store: LogStore) -> None:
         self._opened.remove(store)
@@ -101,7 +101,7 @@ async def test_open_of_a_new_channel_makes_its_files(stores: Stores) -> None:
 
 
 async def test_append_preallocates_nothing_of_what_puts_leave_free(stores: Stores) -> None:
-    """Many logs that do would take the room that takes and checkpoints need."""
+    """Many logs that do would take the space that takes and checkpoints need."""
     stores.disk.free = 2_000_000
     store, channel = await stores.open(min_free_bytes=1_000_000)
     for body in (b"a", b"b"):
@@ -226,7 +226,7 @@ async def test_open_of_a_channel_that_was_never_used_finds_it_as_it_was(stores: 
     assert (await append(channel, b"a")).first_sequence == 1
 
 
-async def test_append_that_finds_no_room_for_a_log_is_refused_until_there_is(stores: Stores) -> None:
+async def test_append_that_finds_no_space_for_a_log_is_refused_until_there_is(stores: Stores) -> None:
     """The first commits that were refused leave nothing behind, and the next one begins the log."""
     _, channel = await stores.open()
     stores.disk.error_number = errno.ENOSPC

@@ -94,7 +94,7 @@ async def test_commits_under_way_are_finished_in_their_order(disk: SimulatedDisk
         check_accounts(channel)
 
 
-async def test_commit_repeated_while_it_is_under_way_waits_for_the_same_answer(disk: SimulatedDisk) -> None:
+async def test_commit_repeated_while_it_is_under_way_waits_for_the_same_response(disk: SimulatedDisk) -> None:
     """This includes a repeat with a part of its transactions; the commit is written once."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
@@ -162,7 +162,7 @@ async def test_commit_whose_caller_leaves_has_its_whole_effect(disk: SimulatedDi
         check_accounts(channel)
 
 
-async def test_stamped_repeat_of_what_is_under_way_is_answered_when_that_is_durable(disk: SimulatedDisk) -> None:
+async def test_stamped_repeat_of_what_is_under_way_is_acknowledged_when_that_is_durable(disk: SimulatedDisk) -> None:
     """Otherwise the producer would drop events that a crash may still remove."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
@@ -276,10 +276,10 @@ async def test_commits_under_way_when_a_segment_is_full_begin_one_more_only(disk
 
 
 @pytest.mark.parametrize("kind", ["create", "truncate"])
-async def test_segment_that_finds_no_room_lets_the_full_one_continue(
+async def test_segment_that_finds_no_space_lets_the_full_one_continue(
     disk: SimulatedDisk, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Takes, and puts for which there is room, continue in the full segment; after a while a new one is tried again."""
+    """Takes, and puts for which there is space,continue in the full segment; later a new one is tried again."""
     async with file_channel(disk, segment_bytes_max=2000) as opened:
         channel = opened.channel
         await append(channel, b"x" * 2000)
@@ -297,8 +297,8 @@ async def test_segment_that_finds_no_room_lets_the_full_one_continue(
         assert await durable_state_on(disk.copy()) == opened.durable_state()
 
 
-async def test_put_that_begins_a_segment_without_room_is_refused(disk: SimulatedDisk) -> None:
-    """The next put may find room in the old segment."""
+async def test_put_that_begins_a_segment_without_space_is_refused(disk: SimulatedDisk) -> None:
+    """The next put may find space in the old segment."""
     async with file_channel(disk, segment_bytes_max=2000) as opened:
         channel = opened.channel
         await append(channel, b"x" * 2000)
@@ -313,7 +313,7 @@ async def test_put_that_begins_a_segment_without_room_is_refused(disk: Simulated
 
 
 async def test_commits_with_syncs_at_intervals_are_synced_in_time(disk: SimulatedDisk) -> None:
-    """They are answered when written; one sync follows within the interval, and none where nothing was written."""
+    """They are acknowledged when written; one sync follows within the interval, and none where nothing was written."""
     async with file_channel(disk, fsync="interval", fsync_interval_seconds=0.05) as opened:
         channel = opened.channel
 
@@ -464,7 +464,7 @@ async def test_claim_while_an_acknowledgement_is_under_way_may_be_refused_for_a_
         assert (await channel.claim("other", None, takeover=True)).epoch == 2
 
 
-async def test_release_is_answered_once_it_survives_a_crash(disk: SimulatedDisk) -> None:
+async def test_release_is_acknowledged_once_it_survives_a_crash(disk: SimulatedDisk) -> None:
     """The claim ends at once; the call returns after the sync of its record."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
@@ -515,7 +515,7 @@ async def test_purge_of_many_batches_lets_other_calls_through(
 async def test_acknowledge_of_many_batches_that_is_killed_has_removed_the_first(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only when all are on the disk is it answered; what the kill leaves is an earlier acknowledgement."""
+    """Only when all are on the disk is it responded; what the kill leaves is an earlier acknowledgement."""
     monkeypatch.setattr(claims, "REMOVED_BATCHES_MAX", 2)
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
@@ -555,10 +555,10 @@ async def test_delete_while_commits_are_under_way_ends_all(disk: SimulatedDisk, 
         if error_number:
             disk.fail("write", 1, error_number)
         gate.open()
-        answers = await asyncio.gather(held, *calls, settling, *purging, return_exceptions=True)
-        assert answers[0] == Receipt(3, 3)
+        responses = await asyncio.gather(held, *calls, settling, *purging, return_exceptions=True)
+        assert responses[0] == Receipt(3, 3)
         if not error_number:
-            assert answers[1:] == [Receipt(4, 4), Receipt(0, 0), Receipt(0, 0), 0]
+            assert responses[1:] == [Receipt(4, 4), Receipt(0, 0), Receipt(0, 0), 0]
         if error_number == errno.EIO:
-            assert all(isinstance(answer, ChannelLogFailedError) for answer in answers[1:])
+            assert all(isinstance(response, ChannelLogFailedError) for response in responses[1:])
         assert channel.open_transactions == 0

@@ -33,10 +33,10 @@ FULL = errno.ENOSPC
 LARGE = 1 << 30
 
 
-# A disk without room.
+# A disk without space.
 
 
-async def test_append_without_room_on_the_disk_has_no_effect(disk: SimulatedDisk) -> None:
+async def test_append_without_space_on_the_disk_has_no_effect(disk: SimulatedDisk) -> None:
     """Everything in progress is undone: sequences have no gaps, stamps are forgotten, and capacity is released."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
@@ -57,7 +57,7 @@ async def test_append_without_room_on_the_disk_has_no_effect(disk: SimulatedDisk
         assert await durable_state_on(disk.copy()) == durable_state
 
 
-async def test_changes_without_room_are_undone_the_last_first(disk: SimulatedDisk) -> None:
+async def test_changes_without_space_are_undone_the_last_first(disk: SimulatedDisk) -> None:
     """A stamp extended by two commits loses both; nothing counts as stored."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
@@ -71,7 +71,7 @@ async def test_changes_without_room_are_undone_the_last_first(disk: SimulatedDis
         assert [list(intervals) for _, intervals in channel._contents.ledger.producers()] == [[(1, 1)]]
 
 
-async def test_repeat_of_what_found_no_room_is_refused_too(disk: SimulatedDisk) -> None:
+async def test_repeat_of_what_found_no_space_is_refused_too(disk: SimulatedDisk) -> None:
     """The commit was never stored, so a repetition must not report success."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
@@ -92,7 +92,7 @@ async def test_repeat_of_what_found_no_room_is_refused_too(disk: SimulatedDisk) 
 
 
 async def test_commits_of_takes_behind_a_refused_put_succeed(disk: SimulatedDisk) -> None:
-    """They are retried without the calls that need room, as are rollbacks."""
+    """They are retried without the calls that need space, as are rollbacks."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b", b"c")
@@ -122,7 +122,7 @@ async def test_commits_of_takes_behind_a_refused_put_succeed(disk: SimulatedDisk
 
 
 async def test_commit_of_takes_that_is_crowded_out_twice_is_refused(disk: SimulatedDisk) -> None:
-    """A disk without any room is reported; the transaction stays open with its events."""
+    """A disk without any space is reported; the transaction stays open with its events."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a")
@@ -139,7 +139,7 @@ async def test_commit_of_takes_that_is_crowded_out_twice_is_refused(disk: Simula
         check_accounts(channel)
 
 
-async def test_transaction_whose_commit_found_no_room_stays_open(disk: SimulatedDisk) -> None:
+async def test_transaction_whose_commit_found_no_space_stays_open(disk: SimulatedDisk) -> None:
     """It keeps its puts and takes and a whole lease, and may be rolled back or committed later."""
     async with file_channel(disk) as opened:
         channel = opened.channel
@@ -159,7 +159,7 @@ async def test_transaction_whose_commit_found_no_room_stays_open(disk: Simulated
         assert await durable_state_on(disk.copy()) == opened.durable_state()
 
 
-async def test_purge_and_acknowledge_without_room_return_the_events(disk: SimulatedDisk) -> None:
+async def test_purge_and_acknowledge_without_space_return_the_events(disk: SimulatedDisk) -> None:
     """The events can be read and acknowledged again."""
     async with file_channel(disk) as opened:
         channel = opened.channel
@@ -194,7 +194,7 @@ async def test_acknowledge_repeated_behind_one_that_was_refused_is_refused(disk:
         assert queued(channel) == [b"a", b"b", b"x"]
 
 
-async def test_claim_without_room_leaves_none(disk: SimulatedDisk) -> None:
+async def test_claim_without_space_leaves_none(disk: SimulatedDisk) -> None:
     """The log has no record of it either."""
     async with file_channel(disk) as opened:
         channel = opened.channel
@@ -243,7 +243,7 @@ async def test_end_of_a_claim_behind_a_refused_put_is_remembered(disk: Simulated
         assert await durable_state_on(disk.copy()) == opened.durable_state()
 
 
-async def test_release_without_room_ends_the_claim_and_says_that_it_may_return(disk: SimulatedDisk) -> None:
+async def test_release_without_space_ends_the_claim_and_says_that_it_may_return(disk: SimulatedDisk) -> None:
     """The channel is free at once; the record of the next claim replaces the missing one."""
     async with file_channel(disk) as opened:
         channel = opened.channel
@@ -257,7 +257,7 @@ async def test_release_without_room_ends_the_claim_and_says_that_it_may_return(d
         assert await durable_state_on(disk.copy()) == opened.durable_state()
 
 
-async def test_delivery_whose_acknowledgement_found_no_room_returns(disk: SimulatedDisk) -> None:
+async def test_delivery_whose_acknowledgement_found_no_space_returns(disk: SimulatedDisk) -> None:
     """The delivery returns to its place and is delivered again, whether refused at once or later."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
@@ -406,15 +406,15 @@ async def test_disk_that_does_not_respond_is_reported_until_it_does(
         assert not opened.journal.is_stalled
         await until(lambda: opened.journal.is_stalled)
         await asyncio.sleep(0.05)
-        assert opened.faults == ["the disk does not answer; commits wait for it"]
+        assert opened.faults == ["the disk does not respond; commits wait for it"]
         gate.open()
         assert await held == Receipt(2, 2)
         await until(lambda: not opened.journal.is_stalled)
-        assert opened.faults[1:] == ["the disk answers again"]
+        assert opened.faults[1:] == ["the disk responds again"]
 
 
 async def test_log_that_fails_while_much_is_under_way_leaves_what_was_durable(disk: SimulatedDisk) -> None:
-    """After the next opening, answered commits are there, and of the others each is complete or absent."""
+    """After the next opening, responded commits are there, and of the others each is complete or absent."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b")

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from millrace_server.channels.batches import Form
-from millrace_server.channels.queue import RUN_EVENTS_MAX, AnswerLimits
+from millrace_server.channels.queue import RUN_EVENTS_MAX, ResponseLimits
 from millrace_server.errors import ChannelCorruptError, ChannelLogFailedError, NotOwnerError, SequenceGoneError
 from millrace_server.wal.payload_codec import KeyMismatchError, KeyMissingError
 from tests.channel_events import append, begin, begin_with_takes, bodies_of, queued, take
@@ -13,7 +13,7 @@ from tests.file_channels import DATA, FileChannel, file_channel
 from tests.simulated_disk import SimulatedDisk
 
 HAS_THREADS = True
-ALL = AnswerLimits(events_max=1 << 30, body_bytes_max=1 << 30, answer_bytes_max=1 << 30, form=Form.COLUMNS)
+ALL = ResponseLimits(events_max=1 << 30, body_bytes_max=1 << 30, response_bytes_max=1 << 30, form=Form.COLUMNS)
 
 
 def reads(disk: SimulatedDisk) -> int:

@@ -21,7 +21,7 @@ def columns(length: int) -> StoredColumns:
     return one
 
 
-def test_add_beyond_the_room_forgets_the_oldest() -> None:
+def test_add_beyond_the_space_forgets_the_oldest() -> None:
     """The oldest columns are dropped until the newest fit; the limit is never exceeded."""
     small = [columns(10) for _ in range(4)]
     recent = RecentColumns(sum(one.raw_bytes for one in small))
@@ -34,7 +34,7 @@ def test_add_beyond_the_room_forgets_the_oldest() -> None:
     assert [one.is_in_memory for one in small] == [False, False, True, True]
 
 
-def test_add_of_more_than_there_is_room_for_keeps_nothing() -> None:
+def test_add_of_more_than_there_is_space_for_keeps_nothing() -> None:
     """The log still has the columns, as it has all that are dropped."""
     recent = RecentColumns(50)
     small, large = columns(1), columns(100)
@@ -79,7 +79,7 @@ def test_add_while_another_thread_adds_counts_both() -> None:
     assert sum(one.is_in_memory for one in added) == 100
 
 
-def test_what_was_read_back_outlasts_what_is_written_meanwhile() -> None:
+def test_what_was_read_back_outlasts_what_is_written_in_the_meantime() -> None:
     """A writer at full speed does not displace what was read ahead for readers."""
     memory = RecentMemory()
     ahead = columns(READ_BYTES_MAX // 2)
@@ -89,7 +89,7 @@ def test_what_was_read_back_outlasts_what_is_written_meanwhile() -> None:
     assert ahead.is_in_memory
 
 
-def test_what_is_written_takes_little_room() -> None:
+def test_what_is_written_takes_little_space() -> None:
     """Requests at full speed use no more memory than a processor's cache has."""
     memory = RecentMemory()
     older, newer = columns(WRITTEN_BYTES_MAX * 2 // 3), columns(WRITTEN_BYTES_MAX * 2 // 3)

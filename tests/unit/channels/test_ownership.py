@@ -211,7 +211,7 @@ async def test_channel_without_its_engine_says_what_it_waits_for(
         handle = one.create(new_name(), _config(f"nats://127.0.0.1:{unused_tcp_port_factory()}"))
         await until(lambda: bool(handle.trouble))
         assert handle.state is ChannelState.REPLAYING
-        assert re.fullmatch(f"{waiting}it has not answered yet", handle.trouble)
+        assert re.fullmatch(f"{waiting}it has not responded yet", handle.trouble)
         with pytest.raises(ReplayingError, match=f"0% so far: {waiting}"):
             one.get(handle.name)
         await _until_state(handle, ChannelState.STANDING_BY)
@@ -264,7 +264,7 @@ async def test_channel_that_does_not_open_for_calls_abandons_its_stream(
             assert await one.mark_deleted(name)
 
 
-async def test_channel_says_that_its_engine_has_ceased_to_answer(
+async def test_channel_says_that_its_engine_has_ceased_to_response(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody owns it then, and the state alone does not tell that from another server's channel."""

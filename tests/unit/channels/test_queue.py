@@ -13,7 +13,7 @@ from hypothesis.stateful import (
 
 from millrace_server.channels import queue as queue_module
 from millrace_server.channels.batches import Form, StoredBatch, StoredColumns, Window
-from millrace_server.channels.queue import AnswerBudget, AnswerLimits, EventQueue
+from millrace_server.channels.queue import EventQueue, ResponseBudget, ResponseLimits
 from millrace_server.errors import ChannelCorruptError
 from millrace_server.wal.records import Location
 from tests.channel_events import batch, bodies_of, numbered
@@ -22,11 +22,11 @@ from tests.channel_events import batch, bodies_of, numbered
 def portion(
     events_max: int = 1 << 30,
     body_bytes_max: int = 1 << 30,
-    answer_bytes_max: int = 1 << 30,
+    response_bytes_max: int = 1 << 30,
     form: Form = Form.COLUMNS,
-) -> AnswerLimits:
-    return AnswerLimits(
-        events_max=events_max, body_bytes_max=body_bytes_max, answer_bytes_max=answer_bytes_max, form=form
+) -> ResponseLimits:
+    return ResponseLimits(
+        events_max=events_max, body_bytes_max=body_bytes_max, response_bytes_max=response_bytes_max, form=form
     )
 
 
@@ -51,7 +51,7 @@ class DamagedSource:
 
 
 @pytest.mark.parametrize("limits", [portion(form=Form.ROWS), portion(events_max=4)])
-def test_take_that_cannot_read_a_batch_takes_nothing(queue: EventQueue, limits: AnswerLimits) -> None:
+def test_take_that_cannot_read_a_batch_takes_nothing(queue: EventQueue, limits: ResponseLimits) -> None:
     """The events before the damage stay in their places."""
     damaged = StoredColumns.in_log(Location(1, 64, 100), DamagedSource(), 2, 2, 100)
     first = queue.take(portion(events_max=3))
@@ -106,7 +106,7 @@ def test_take_of_an_empty_queue_returns_nothing() -> None:
         (portion(events_max=2, body_bytes_max=7), b"a b"),
     ],
 )
-def test_take_within_limits_returns_the_oldest(queue: EventQueue, limits: AnswerLimits, bodies: bytes) -> None:
+def test_take_within_limits_returns_the_oldest(queue: EventQueue, limits: ResponseLimits, bodies: bytes) -> None:
     """Batches are cut at the limits; an event that does not fit ends the response, even if a later one would fit."""
     expected = bodies.split()
     assert bodies_of(queue.take(limits)) == expected
@@ -121,15 +121,15 @@ def test_take_of_a_first_event_above_the_byte_limit_returns_it_alone(queue: Even
 
 
 @pytest.mark.parametrize("form", Form)
-def test_take_in_small_answers_returns_all_in_order(form: Form) -> None:
+def test_take_in_small_responses_returns_all_in_order(form: Form) -> None:
     """A large batch is returned in parts, each within the limit of the response."""
     bodies = [bytes([65 + number]) * 30 for number in range(26)]
     queue = queue_of(batch(1, *bodies[:13]), batch(14, *bodies[13:]))
     taken = list[bytes]()
     while queue.event_count:
-        answer = queue.take(portion(answer_bytes_max=300, form=form))
-        assert 0 < sum(len(body) for body in bodies_of(answer)) < 300
-        taken += bodies_of(answer)
+        response = queue.take(portion(response_bytes_max=300, form=form))
+        assert 0 < sum(len(body) for body in bodies_of(response)) < 300
+        taken += bodies_of(response)
     assert taken == bodies
 
 
@@ -220,14 +220,14 @@ def test_read_of_many_batches_ends_some_way_on(monkeypatch: pytest.MonkeyPatch) 
 def test_first_of_batches_that_do_not_all_fit_leaves_no_gap() -> None:
     """Events after one that does not fit are left out, even if they would fit."""
     batches = [batch(1, b"a"), batch(2, b"b" * 10), batch(3, b"c")]
-    meter = AnswerBudget(portion(body_bytes_max=5))
+    meter = ResponseBudget(portion(body_bytes_max=5))
     assert numbered(meter.first_of(batches)) == [(1, b"a")]
 
 
 def test_first_of_batches_one_of_which_fits_in_part_ends_there() -> None:
     """No batch follows one that was cut."""
     batches = [batch(1, b"a"), batch(2, b"b", b"b" * 10), batch(4, b"c")]
-    meter = AnswerBudget(portion(body_bytes_max=5))
+    meter = ResponseBudget(portion(body_bytes_max=5))
     assert numbered(meter.first_of(batches)) == [(1, b"a"), (2, b"b")]
 
 

@@ -45,12 +45,12 @@ async def write(disk: SimulatedDisk, *groups: Sequence[Record]) -> None:
                 records,
                 needs_sync=True,
                 begins_segment=True,
-                done=partial(_answer, done),
+                done=partial(_respond, done),
             )
             assert await done is None
 
 
-def _answer(done: "asyncio.Future[Exception | None]", _submission: Submission, error: Exception | None) -> None:
+def _respond(done: "asyncio.Future[Exception | None]", _submission: Submission, error: Exception | None) -> None:
     done.set_result(error)
 
 
@@ -287,7 +287,7 @@ async def test_recover_of_any_checkpoint_and_the_log_is_the_same_channel(
 
 
 async def test_recover_ends_what_was_open_and_keeps_how_the_rest_ended(disk: SimulatedDisk) -> None:
-    """Taken events return to their places; repeats of commits and rollbacks get their answers."""
+    """Taken events return to their places; repeats of commits and rollbacks get their responses."""
     async with file_channel(disk) as opened:
         channel = opened.channel
         await append(channel, b"a", b"b", b"c")
@@ -414,7 +414,7 @@ async def test_recover_at_any_moment_of_a_random_history_is_the_same_channel(dis
     for _ in range(8):
         for _ in range(chance.randrange(12)):
             await make_change(opened, chance)
-        # Rollbacks are answered before they are written.
+        # Rollbacks are acknowledged before they are written.
         await opened.journal.snapshot()
         durable_state, killed = opened.durable_state(), disk.copy()
         check_accounts(opened.channel)

@@ -97,19 +97,19 @@ async def test_create_of_a_file_channel_opens_it_in_the_background(server: Serve
 
 async def test_channel_of_a_transaction_is_sure_once_every_channel_is_known(server: Server) -> None:
     """A watcher can ask as soon as it is notified that a channel cannot be opened."""
-    answers = list[type[Exception]]()
+    responses = list[type[Exception]]()
 
     def ask(_name: str) -> None:
         try:
             server.registry.transactions.find("any")
         except (ReplayingError, TxnNotFoundError) as error:
-            answers.append(type(error))
+            responses.append(type(error))
 
     server.registry.watch(ask)
     server.disk.fail("list", 1, errno.EIO)
     with pytest.raises(ChannelLogFailedError):
         await server.open()
-    assert (answers[0], answers[-1]) == (ReplayingError, TxnNotFoundError)
+    assert (responses[0], responses[-1]) == (ReplayingError, TxnNotFoundError)
 
 
 async def test_create_while_the_server_drains_opens_a_channel_that_begins_nothing(server: Server) -> None:

@@ -63,7 +63,7 @@ async def append_at(channel: Channel, clock: WallClock, *seconds: float) -> None
 
 
 async def test_events_expire_a_part_of_a_run_too(disk: SimulatedDisk, wall_clock: WallClock) -> None:
-    """They count as expired, not as taken; their room is free; and a kill does not bring them back."""
+    """They count as expired, not as taken; their space is free; and a kill does not bring them back."""
     async with file_channel(disk, retention_seconds=10.0, capacity=4) as opened:
         await append_at(opened.channel, wall_clock, 0, 1, 2, 3)
         assert [batch.count for batch in opened.channel._contents.queue] == [4]
@@ -181,7 +181,7 @@ async def test_clock_that_is_set_forward_expires_nothing_early_and_is_logged_onc
     channel.delete()
 
 
-async def test_removal_that_finds_no_room_is_tried_again(disk: SimulatedDisk, wall_clock: WallClock) -> None:
+async def test_removal_that_finds_no_space_is_tried_again(disk: SimulatedDisk, wall_clock: WallClock) -> None:
     """Until then the events stay, and can be taken."""
     async with file_channel(disk, retention_seconds=10.0) as opened:
         await append_at(opened.channel, wall_clock, 0)

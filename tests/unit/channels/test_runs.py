@@ -18,8 +18,8 @@ from millrace_server.channels.log_columns import read_columns
 from millrace_server.channels.queue import (
     RUN_BYTES_MAX,
     RUN_EVENTS_MAX,
-    AnswerLimits,
     EventQueue,
+    ResponseLimits,
     _may_join_run,
     _run_of,
 )
@@ -46,7 +46,7 @@ from tests.simulated_disk import SimulatedDisk
 from tests.unit.channels.test_queue import QueueModel
 
 HAS_THREADS = True
-ANSWER = AnswerLimits(events_max=1 << 30, body_bytes_max=1 << 30, answer_bytes_max=1 << 30, form=Form.COLUMNS)
+RESPONSE = ResponseLimits(events_max=1 << 30, body_bytes_max=1 << 30, response_bytes_max=1 << 30, form=Form.COLUMNS)
 
 ROWS = st.lists(
     st.tuples(
@@ -99,7 +99,7 @@ def test_merged_columns_have_the_rows_of_all(requests: list[list[Row]]) -> None:
 
 
 def test_merged_columns_state_a_value_of_all_events_once() -> None:
-    """The answer to a take of a thousand events is no larger than if they had been appended together."""
+    """The response to a take of a thousand events is no larger than if they had been appended together."""
     raw, _ = merged([stored_rows([({"host": "web-1"}, b"x")]).raw] * 1_000)
     [header] = event_pb2.EventColumns.FromString(raw).headers
     assert (header.key, list(header.sizes), header.values) == ("host", [6], b"web-1")
@@ -112,7 +112,7 @@ def test_run_with_more_header_keys_than_a_batch_may_have_is_taken_in_parts() -> 
         columns = log.add(stored_rows([({f"key-{number}": "x"}, b"%d" % number)]))
         queue.append(StoredBatch(number + 1, Window.whole(columns)))
     assert len(list(queue)) == 1
-    parts = queue.take(ANSWER)
+    parts = queue.take(RESPONSE)
     assert [part.count for part in parts] == [HEADER_KEYS_MAX, 10]
     for part in parts:
         check_columns(event_pb2.EventColumns.FromString(bytes(part.window.columns())))
@@ -391,7 +391,7 @@ async def test_any_byte_of_a_run_flipped_is_found_or_harms_nothing(disk: Simulat
 
 
 async def test_run_that_another_thread_has_read_has_its_merged_size(disk: SimulatedDisk) -> None:
-    """A take at this moment answers with no more bytes than it may; the records alone are smaller than the run."""
+    """A take at this moment responses with no more bytes than it may; the records alone are smaller than the run."""
     async with file_channel(disk) as opened:
         for value in ("a", "b"):
             rows = [({"header": value * 100}, b"")] * 30
@@ -400,7 +400,7 @@ async def test_run_that_another_thread_has_read_has_its_merged_size(disk: Simula
         [raw] = read_columns(opened.log, [run.window.stored])
         fit = run.window.fit(1 << 30, len(raw), Form.COLUMNS)
         assert fit.count < run.count
-        assert fit.answer_bytes <= len(raw)
+        assert fit.response_bytes <= len(raw)
 
 
 async def test_replay_of_a_take_amid_a_run_that_cannot_be_read_shares_out_its_bytes(disk: SimulatedDisk) -> None:

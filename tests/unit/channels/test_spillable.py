@@ -181,7 +181,7 @@ async def test_take_across_memory_and_log_returns_both(opened: Opened) -> None:
 
 
 async def test_commit_that_swaps_one_for_one_in_full_memory_stays_there(opened: Opened) -> None:
-    """The takes make room for the puts."""
+    """The takes make space for the puts."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b")
     txn_id = await begin_with_takes(channel, 1)
@@ -203,7 +203,7 @@ async def test_commit_that_takes_from_the_log_puts_there(opened: Opened) -> None
 
 
 async def test_commit_of_memory_behind_one_of_the_log_keeps_the_order(opened: Opened) -> None:
-    """The commit in the log may still fail, so later commits are answered after it."""
+    """The commit in the log may still fail, so later commits are acknowledged after it."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b")
     taker = await begin_with_takes(channel, 2)
@@ -278,7 +278,7 @@ async def test_rollback_of_puts_and_takes_returns_what_was_taken(opened: Opened)
     assert queued(channel) == [b"a"]
 
 
-async def test_commits_of_puts_and_takes_leak_no_room_in_memory(opened: Opened) -> None:
+async def test_commits_of_puts_and_takes_leak_no_space_in_memory(opened: Opened) -> None:
     """In Flume each such commit loses one slot."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a")
@@ -350,11 +350,11 @@ async def test_purge_and_claims_reach_both_parts(opened: Opened) -> None:
     assert not channel._contents.capacity.event_count
 
 
-# The disk has no room.
+# The disk has no space.
 
 
 async def test_append_with_a_full_disk_continues_in_memory_until_that_is_full_too(opened: Opened) -> None:
-    """Then puts fail with DISK_FULL; takes continue, and make room."""
+    """Then puts fail with DISK_FULL; takes continue, and make space."""
     channel = await opened.open(memory_capacity=2, min_free_bytes=1 << 41)
     await append(channel, b"a", b"b")
     with pytest.raises(DiskFullError):
@@ -501,7 +501,7 @@ async def test_append_before_a_reserve_is_on_the_disk_takes_nothing_of_it(
 
 
 async def test_append_without_a_reserve_goes_to_the_log(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the disk has no room for more, memory has no more sequences; everything else continues."""
+    """If the disk has no space for more, memory has no more sequences; everything else continues."""
     monkeypatch.setattr(memory_tier, "RESERVED_AHEAD", 40)
     channel = await opened.open(memory_capacity=100, transaction_capacity=1)
     opened.disk.fail("write", 1, errno.ENOSPC)
@@ -515,7 +515,7 @@ async def test_append_without_a_reserve_goes_to_the_log(opened: Opened, monkeypa
     assert in_memory(channel) == list(range(1, 41))
     assert in_log(channel) == [41]
     await channel.purge()
-    # The disk has room again, and is tried again after a while.
+    # The disk has space again, and is tried again after a while.
     await asyncio.sleep(60.0)
     for _ in range(2):
         await append(channel, b"reserves")
@@ -591,7 +591,7 @@ async def test_stop_of_large_memory_writes_it_in_portions(opened: Opened, monkey
 async def test_kill_behind_a_portion_that_a_stop_has_written_leaves_whole_commits_with_their_stamps(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A producer that was not answered sends again, and what the log has of it must not be stored twice."""
+    """A producer that got no response sends again, and what the log has of it must not be stored twice."""
     monkeypatch.setattr("millrace_server.channels.spillable._SPILL_BYTES", 500)
     channel = await opened.open(memory_capacity=100)
     await append(channel, b"a" + bytes(300), stamp=Stamp("p", 1, 1))
@@ -638,7 +638,7 @@ async def test_stop_while_commits_are_under_way_keeps_what_they_leave(opened: Op
 async def test_stop_with_a_full_disk_keeps_the_oldest_and_reports_the_rest(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Events without room are lost, which the server logs with their number; written ones stay valid."""
+    """Events without space are lost, which the server logs with their number; written ones stay valid."""
     reported: list[dict[str, Any]] = []
     monkeypatch.setattr("millrace_server.channels.spillable._SPILL_BYTES", 1)
     monkeypatch.setattr(
@@ -653,8 +653,8 @@ async def test_stop_with_a_full_disk_keeps_the_oldest_and_reports_the_rest(
     channel = await opened.open()
     assert queued(channel) == [b"a"]
     [loss] = reported
-    assert (loss["event"], loss["events"]) == ("events that were in memory only are lost", 2)
-    assert "no room" in loss["reason"]
+    assert (loss["event"], loss["events"]) == ("events that were only in memory are lost", 2)
+    assert "no space" in loss["reason"]
     again = await append(channel, b"a", b"b", b"c", stamp=Stamp("p", ord("a"), ord("c")))
     assert (again.first_sequence, again.last_sequence) == (4, 5)
 

@@ -162,7 +162,7 @@ def test_accept_of_many_passing_producers_forgets_no_other(monkeypatch: pytest.M
     assert [producer_id for producer_id, _ in ledger.producers()] == ["file", "b", "c"]
 
 
-def test_undo_of_a_passing_producer_for_which_there_was_no_room_leaves_the_others(
+def test_undo_of_a_passing_producer_for_which_there_was_no_space_leaves_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The passing producer itself was the one forgotten."""

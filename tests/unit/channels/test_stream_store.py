@@ -18,7 +18,7 @@ from millrace_server.errors import DiskFullError, NotOwnerError
 from millrace_server.replication.engine import Engine
 from millrace_server.replication.stream import StreamLimits
 from millrace_server.wal.segments import LogCorruptError
-from tests.channel_events import ANSWER_BYTES_MAX, append, begin_with_takes, numbered
+from tests.channel_events import RESPONSE_BYTES_MAX, append, begin_with_takes, numbered
 from tests.simulated_channels import small_limits
 from tests.stream_logs import engine_at, new_name
 from tests.waiting import until
@@ -49,14 +49,14 @@ async def _server(engine: Engine, name: str, sequence_known: int = 0, **limits: 
     limits_of_stream = StreamLimits(replicas=1, stream_bytes_max=_STREAM_BYTES_MAX)
     attempt = TakeOver(limits_of_stream, "127.0.0.1:1", sequence_known)
     store, chain = await StreamStores(engine).open(name, config, attempt, ReplayProgress(), changes.append)
-    channel = Channel(name, config, store.storage, TxnDirectory(100), ANSWER_BYTES_MAX)
+    channel = Channel(name, config, store.storage, TxnDirectory(100), RESPONSE_BYTES_MAX)
     try:
         yield _Server(store, channel, chain.epoch, changes)
     finally:
         await store.close()
 
 
-async def test_open_by_another_server_has_all_that_was_answered(nats_url: str) -> None:
+async def test_open_by_another_server_has_all_that_was_acknowledged(nats_url: str) -> None:
     """The former owner, which was not stopped, stores nothing more; stamps and sequences go on."""
     name = new_name()
     async with engine_at(nats_url) as engine, _server(engine, name) as former:
@@ -111,11 +111,11 @@ async def test_append_to_a_full_stream_is_refused_until_takes_have_freed_it(nats
         with pytest.raises(DiskFullError, match=r"the channel's stream has \d+ bytes free; .* min_free_bytes"):
             await append(server.channel, body)
         journal = server.store._journal
-        await until(lambda: "the stream has no room for puts" in journal.disk_trouble)
+        await until(lambda: "the stream has no space for puts" in journal.disk_trouble)
         assert "or raise stream_bytes_max" in journal.disk_trouble
         for is_stalled in (True, False):
             journal._set_stalled(is_stalled=is_stalled)
-        assert server.changes[-2:] == ["the engine does not answer; commits wait for it", "the engine answers again"]
+        assert server.changes[-2:] == ["the engine does not respond; commits wait for it", "the engine responds again"]
         for _ in range(3):
             await server.channel.transactions.commit([await begin_with_takes(server.channel, 1)], None)
         # The events were needed by the previous checkpoint until the second one.

@@ -29,7 +29,7 @@ async def test_next_batch_when_there_is_none_waits_for_it() -> None:
         call = await started(seen(subscriber))
         assert not call.is_done
         subscriber.publish(batch(sequence, b"a"))
-        assert await call.answer() == (0, [b"a"])
+        assert await call.result() == (0, [b"a"])
 
 
 async def test_next_batch_after_too_many_says_how_many_were_missed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,4 +74,4 @@ async def test_end_while_a_subscriber_waits_wakes_it() -> None:
     subscriber.end()
     await settle()
     assert call.is_done
-    assert await call.answer() is None
+    assert await call.result() is None

@@ -1,4 +1,4 @@
-"""The times of commits: in order, in each answer and with each event, kept by the log and its checkpoints."""
+"""The times of commits: in order, in each response and with each event, kept by the log and its checkpoints."""
 
 import asyncio
 from array import array
@@ -48,7 +48,7 @@ async def test_commit_when_the_clock_steps_back_has_the_time_of_the_last(wall_cl
     assert times_of(channel._contents.held_batches()) == {1: NOW, 2: NOW, 3: NOW + 3}
 
 
-async def test_answers_have_the_time_of_what_they_stored(wall_clock: WallClock) -> None:
+async def test_responses_have_the_time_of_what_they_stored(wall_clock: WallClock) -> None:
     """An append that stores nothing has none; a commit of takes, or of nothing, has its own; a repeat the first's."""
     channel = open_channel()
     wall_clock.micros = NOW
@@ -128,7 +128,7 @@ async def test_last_time_survives_the_removal_of_all_that_has_it(disk: Simulated
 
 
 async def test_commits_that_are_too_far_apart_are_no_run(disk: SimulatedDisk, wall_clock: WallClock) -> None:
-    """In an answer an event's time has 32 bits more than its batch's."""
+    """In a response an event's time has 32 bits more than its batch's."""
     async with file_channel(disk) as opened:
         await append_at(opened, wall_clock, NOW, NOW + (1 << 32) - 1, NOW + (1 << 32))
         assert [batch.count for batch in opened.channel._contents.queue] == [2, 1]

@@ -18,7 +18,7 @@ async def test_settle_with_timers_pending_leaves_the_clock_alone() -> None:
     await settle()
     assert not slept.is_done
     assert now() == 0
-    await slept.answer()
+    await slept.result()
     assert now() == 1
 
 

@@ -22,7 +22,7 @@ class Call:
                 self._log.append(f"{self._name} {'woken' if is_woken else 'in vain'}")
 
 
-async def test_wait_without_time_answers_at_once() -> None:
+async def test_wait_without_time_responds_at_once() -> None:
     """A call without time does not even yield to other tasks."""
     with pytest.raises(StopIteration) as ended:
         Waiter().wait(0).send(None)

@@ -127,10 +127,10 @@ class FakeTransaction:
     def take(self, max_events: int = 0, max_bytes: int = 0, wait_seconds: float | None = None) -> list[Batch]:
         self.channel.waits.append(wait_seconds)
         self.channel.raise_sometimes()
-        room = self.channel.config.transaction_capacity - len(self.taken)
-        if not room:
+        space = self.channel.config.transaction_capacity - len(self.taken)
+        if not space:
             raise TxnCapacityError("the transaction is full", channel=self.channel.name)
-        count = min(max_events or room, room, len(self.channel.events))
+        count = min(max_events or space, space, len(self.channel.events))
         taken = [self.channel.events.popleft() for _ in range(count)]
         self.taken += taken
         return batches_of(taken)

@@ -72,7 +72,7 @@ class FakeFutures:
 
 
 class FakeProducer:
-    """Replaces a `Producer` that can be resumed. Only a lack of room is retried."""
+    """Replaces a `Producer` that can be resumed. Only a lack of space is retried."""
 
     def __init__(self, channel: FakeChannel, config: ProducerConfig, hooks: ProducerHooks) -> None:
         assert config.producer_id is not None

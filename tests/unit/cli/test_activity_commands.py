@@ -138,7 +138,7 @@ class _Terminal:
 def test_retry_of_a_component_says_what_it_was(
     client: FakeClient, millrace: RunMillrace, component: object, sentence: str
 ) -> None:
-    """The answer has the state before, since that after takes time."""
+    """The response has the state before, since that after takes time."""
     client.admin.components = [component]  # type: ignore[list-item] # a component
     assert millrace("component", "retry", "collector").stdout == sentence
     assert millrace("component", "retry", "sinks/collector").stdout == sentence

@@ -113,7 +113,7 @@ def test_create_without_options_makes_a_file_channel(client: FakeClient, millrac
     assert client.admin.last_config == ChannelConfig(type=ChannelType.FILE)
 
 
-def test_create_answers_in_three_lines(millrace: RunMillrace) -> None:
+def test_create_responds_in_three_lines(millrace: RunMillrace) -> None:
     """What the channel holds, what survives, and what to do next."""
     assert millrace("channel", "create", "audit").stdout.splitlines() == [
         "audit: created, a memory channel for 100 events and 976.6 KiB",
@@ -170,7 +170,7 @@ def test_update_of_a_channel_in_the_servers_file_says_how_long_it_lasts(
     assert millrace("channel", "update", "orders", "--capacity", "5").stderr == ""
     client.orders.is_configured = client.orders.is_overridden = True
     assert millrace("channel", "update", "orders", "--capacity", "5").stderr == (
-        "millrace: orders: the server's configuration file has other limits, which its next start or reload restores\n"
+        "millrace: orders: the server's file has other limits, and its next start or reload restores them\n"
     )
     shown = millrace("channel", "show", "orders").stdout.split()
     assert shown[shown.index("is_configured") + 1] == shown[shown.index("is_overridden") + 1] == "true"
@@ -183,7 +183,7 @@ def test_update_of_a_replicated_channel_says_that_other_servers_keep_their_limit
     """The next owner has the limits of its own file."""
     client.orders.config = replace(client.orders.config, type=ChannelType.REPLICATED)
     assert millrace("channel", "update", "orders", "--capacity", "5").stderr == (
-        "millrace: orders: only the server that owns the channel has them; change the files of all that share it\n"
+        "millrace: orders: only the owner has the new limits; change the files of all servers that share it\n"
     )
 
 
@@ -250,7 +250,7 @@ def test_update_of_a_log_says_what_is_to_change(client: FakeClient, millrace: Ru
     assert millrace("channel", "update", "orders", "--backup-checkpoint").exit_code == 2
 
 
-def test_update_without_room_to_shrink_ends_with_5(client: FakeClient, millrace: RunMillrace) -> None:
+def test_update_without_space_to_shrink_ends_with_5(client: FakeClient, millrace: RunMillrace) -> None:
     """Nothing was changed, which the exit code reports."""
     client.admin.update_message = "the channel holds 80 events, more than 50."
     result = millrace("channel", "update", "orders", "--capacity", "50", "--json")

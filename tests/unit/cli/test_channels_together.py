@@ -75,12 +75,12 @@ def test_channels_of_several_servers_as_json_name_those_that_stand_by(servers: d
     ]
 
 
-def test_channels_with_a_server_that_does_not_answer_show_the_others(servers: dict[str, FakeClient]) -> None:
+def test_channels_with_a_server_that_does_not_respond_show_the_others(servers: dict[str, FakeClient]) -> None:
     """The exit code says that something is missing."""
     servers["mill-1:7070"].admin.errors.append(UnavailableError("gone"))
     result = channels(servers, *servers)
     assert result.exit_code == 3
-    assert "1 server of 3 did not answer" in result.stderr
+    assert "1 server of 3 did not respond" in result.stderr
     rows = {line.split()[0]: line.split() for line in result.stdout.splitlines()}
     # Those that stand by know the owner.
     assert "mill-1:7070" in rows["eu"]

@@ -253,7 +253,7 @@ def test_replay_into_a_full_channel_gives_up_in_the_end_and_keeps_the_rest(
 def test_replay_into_a_channel_that_is_full_for_a_while_waits(
     rejected: FakeChannel, orders: FakeChannel, millrace: RunMillrace
 ) -> None:
-    """Room may appear when events are taken there."""
+    """Space may appear when events are taken there."""
     rejected.add(letter("one"))
     orders.append_errors.append(ChannelFullError("full", channel="orders", retry_delay_seconds=0.001))
     result = millrace("dead-letter", "replay", "rejected")
@@ -291,7 +291,7 @@ def test_replay_interrupted_tells_what_went_and_leaves_the_rest(
     assert numbers(rejected) == list(range(101, 151))
 
 
-def test_replay_does_not_chase_what_comes_in_meanwhile(
+def test_replay_does_not_chase_what_comes_in_in_the_meantime(
     rejected: FakeChannel, orders: FakeChannel, millrace: RunMillrace
 ) -> None:
     """A sink that rejects the events again at once does not keep the command running without end."""

@@ -54,7 +54,7 @@ def test_sentence_of_a_refusal_tells_what_happened_and_what_to_do() -> None:
     """The server's message comes first, then the advice with the names filled in."""
     error = ChannelFullError("the channel holds 100 events of 100.", channel="orders")
     assert sentence_of(error, SERVER) == (
-        "the channel holds 100 events of 100; take events out, or make room with"
+        "the channel holds 100 events of 100; take events out, or make space with"
         " `millrace channel update orders --capacity N`"
     )
 
@@ -69,7 +69,7 @@ def test_sentence_of_no_server_names_the_address() -> None:
     """Messages of gRPC about sockets are replaced by useful ones."""
     error = UnavailableError("failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:7070")
     assert sentence_of(error, SERVER) == (
-        "no server answers at collector-1:7070; start one with `millraced serve`, or name another with --server or"
+        "no server responds at collector-1:7070; start one with `millraced serve`, or name another with --server or"
         " MILLRACE_SERVER"
     )
 
@@ -90,7 +90,7 @@ def test_sentence_of_no_server_names_the_address() -> None:
     ],
 )
 def test_sentence_of_a_failed_connection_says_what_is_wrong(details: str, advice: str) -> None:
-    """A server that answers, but not over this connection, need not be started."""
+    """A server that responds, but not over this connection, need not be started."""
     message = f"cannot reach a Millrace server at {SERVER}; {_likely_cause(details)} ({details})"
     sentence = sentence_of(UnavailableError(message), SERVER)
     assert sentence.startswith(f"cannot reach a Millrace server at {SERVER}; {advice}")

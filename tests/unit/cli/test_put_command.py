@@ -7,7 +7,7 @@ import pytest
 
 from millrace_client import ChannelFullError, Event, NotAChannelError, TxnCapacityError, UnavailableError
 from millrace_client.cli.exit_status import CommandError
-from millrace_client.cli.put_command import _limits, _Room, parse_headers, put
+from millrace_client.cli.put_command import _limits, _Space, parse_headers, put
 from tests.unit.cli.conftest import RunMillrace
 from tests.unit.cli.fake_channel import FakeChannel
 from tests.unit.cli.fake_client import FakeClient
@@ -22,7 +22,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def roomy(client: FakeClient) -> FakeChannel:
-    """A channel with room for all lines, whose transactions hold 100."""
+    """A channel with space for all lines, whose transactions hold 100."""
     return client.orders_with(capacity=1000)
 
 
@@ -102,7 +102,7 @@ def test_put_resumed_as_it_said_stores_the_rest_once(client: FakeClient, millrac
     orders.append_errors.extend([None, UnavailableError("gone")])
     first = millrace("put", "orders", str(log), "--producer-id", "p-1", "--json", "--batch-size", "90")
     resume = json.loads(first.stdout)["resume_skip_lines"]
-    # The answer was lost, but the batch was stored.
+    # The response was lost, but the batch was stored.
     orders.append([f"line {number}" for number in range(90, 180)], orders.stamps[-1])
     second = millrace("put", "orders", str(log), "--skip-lines", str(resume), "--producer-id", "p-1")
     assert (first.exit_code, second.exit_code, resume) == (3, 0, 90)
@@ -183,9 +183,9 @@ def test_limits_of_several_servers_name_the_setting_of_the_one_that_takes_the_le
     source_events: int, target: str
 ) -> None:
     """The name may be a channel on one server, and a source on another."""
-    rooms = [_Room(5, 1000), _Room(source_events, 1000, is_of_source=True)]
+    free = [_Space(5, 1000), _Space(source_events, 1000, is_of_source=True)]
     with pytest.raises(CommandError, match=f"channel update {target}"):
-        _limits(rooms, "orders", 11)
+        _limits(free, "orders", 11)
 
 
 def test_put_an_unreadable_file_is_a_usage_error(millrace: RunMillrace, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_take_with_a_maximum_takes_no_more(filled: FakeChannel, millrace: RunMil
 
 
 def test_take_with_a_wait_waits_for_each_next_event(orders: FakeChannel, millrace: RunMillrace) -> None:
-    """The server waits, and answers as soon as there is an event."""
+    """The server waits, and responds as soon as there is an event."""
     orders.add("one")
     result = millrace("take", "orders", "--wait", "7.5")
     assert result.stdout == "one\n"

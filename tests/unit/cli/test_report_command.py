@@ -72,13 +72,13 @@ def test_report_shows_who_owns_a_channel(servers: dict[str, FakeClient]) -> None
     assert channels[2][1:5] == ["owned", "by", "two:7070", "one"]
 
 
-def test_report_with_a_server_that_does_not_answer_has_the_others(servers: dict[str, FakeClient]) -> None:
+def test_report_with_a_server_that_does_not_respond_has_the_others(servers: dict[str, FakeClient]) -> None:
     """The exit code says that something is missing."""
     servers["one:7070"].admin.errors.append(UnavailableError("gone"))
     result = report(servers)
     assert result.exit_code == 3
-    assert "1 server of 2 did not answer" in result.stderr
-    assert result.stdout.splitlines()[1].split()[:3] == ["one", "no", "answer"]
+    assert "1 server of 2 did not respond" in result.stderr
+    assert result.stdout.splitlines()[1].split()[:3] == ["one", "no", "response"]
     first, second = json.loads(report(servers, "two", "one:7070", "--json").stdout)
     assert (first["server"], first["error"], second["server"]) == ("two", None, "one:7070")
     assert first["channels"][0]["events_per_second"] == {"in": 0.0, "out": 0.0}

@@ -118,7 +118,7 @@ def test_try_to_update_while_the_server_is_away_keeps_the_last_look(client: Fake
     watch = watch_of(client)
     watch.update()
     client.admin.errors.append(UnavailableError("gone"))
-    assert try_to_update(watch).startswith("trying again: no server answers at ")
+    assert try_to_update(watch).startswith("trying again: no server responds at ")
     assert [channel.name for channel in watch.channels] == ["orders"]
     assert try_to_update(watch) == ""
 

@@ -147,7 +147,7 @@ def test_send_behind_a_line_that_failed_raises_why_it_did(orders: FakeChannel) -
     assert raised.value.__cause__ is error
 
 
-def test_end_counts_what_was_answered_meanwhile(orders: FakeChannel) -> None:
+def test_end_counts_what_was_acknowledged_in_the_meantime(orders: FakeChannel) -> None:
     """Lines in progress may be acknowledged for a moment; the others are left to the next run."""
     orders.append_errors.extend([None, ChannelFullError("full")])
     bench = Bench(orders, batch_events_max=2)
@@ -193,7 +193,7 @@ def test_failure_at_one_of_several_servers_counts_the_lines_before_it(orders: Fa
 def test_failure_for_good_names_the_server(orders: FakeChannel) -> None:
     """With several servers the error names the one that failed."""
     other = FakeChannel("orders", append_errors=deque([UnavailableError("gone")]))
-    with pytest.raises(CommandError, match="no server answers at b:1;"):
+    with pytest.raises(CommandError, match="no server responds at b:1;"):
         Bench(orders, other).put([b"a", b"b"])
 
 

@@ -69,7 +69,7 @@ def test_fill_of_a_channel_is_the_nearer_limit(queued: int, taken: int, body_byt
     assert fill_of(replace(ORDERS, gauges=gauges)) == fill
 
 
-def test_fill_of_a_channel_without_room_is_a_number() -> None:
+def test_fill_of_a_channel_without_space_is_a_number() -> None:
     """Limits of 0 cause no division by zero."""
     assert fill_of(replace(ORDERS, config=replace(LIMITS, capacity=0), gauges=replace(GAUGES, body_bytes_max=0))) == 0.0
 

@@ -58,7 +58,7 @@ def test_check_of_a_good_file_says_what_it_says(file: Path) -> None:
         (
             "",
             (
-                "  Its log is in somewhere/channels/orders; it is synced before each commit is answered; "
+                "  Its log is in somewhere/channels/orders; it is synced before each commit is acknowledged; "
                 "records are not compressed and not encrypted."
             ),
         ),
@@ -120,7 +120,7 @@ def test_check_of_a_spillable_channel_says_what_a_crash_loses(file: Path) -> Non
         "Channel orders: spillable, holds 1,000,000 events and 8.0 GiB, 6.4 GiB of them for bodies"
     )
     assert memory == "  Of these, up to 500 events and 800 B of bodies are in memory only, and a crash loses them."
-    assert log.startswith("  Its log is in somewhere/channels/orders; it is synced before each commit is answered")
+    assert log.startswith("  Its log is in somewhere/channels/orders; it is synced before each commit is acknowledged")
 
 
 def test_check_of_a_replicated_channel_says_which_engine_has_its_log(file: Path) -> None:

@@ -8,39 +8,39 @@ from typer.testing import CliRunner
 from millrace_server.cli import app
 from millrace_server.cli.reporting import EXIT_BAD_SETTINGS, EXIT_CANNOT_START
 
-Answering = Callable[[bytes], str]
+Respond = Callable[[bytes], str]
 
 
 @pytest.fixture
-def answering() -> Iterator[Answering]:
-    """Makes a port that answers the first connection with some bytes, and closes it."""
+def responding() -> Iterator[Respond]:
+    """Makes a port that responds to the first connection with some bytes, and closes it."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
-        def start(answer: bytes) -> str:
-            threading.Thread(target=_answer_once, args=(listening, answer), daemon=True).start()
+        def start(response: bytes) -> str:
+            threading.Thread(target=_response_once, args=(listening, response), daemon=True).start()
             return f"http://127.0.0.1:{listening.getsockname()[1]}/healthz"
 
         yield start
 
 
-def _answer_once(listening: socket.socket, answer: bytes) -> None:
+def _response_once(listening: socket.socket, response: bytes) -> None:
     connection, _ = listening.accept()
     with connection:
         connection.recv(1_000)
-        connection.sendall(answer)
+        connection.sendall(response)
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"),
+    ("response", "reason"),
     [
         (b"", "closed the connection; with server.tls, the address begins with https"),
-        (b"\x00\x00\x1e\x04", "does not answer in HTTP; server.http_listen is the port to ask"),
+        (b"\x00\x00\x1e\x04", "does not respond in HTTP; server.http_listen is the port to ask"),
         (b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n", "Service Unavailable"),
     ],
 )
-def test_health_of_another_port_says_what_answered(answering: Answering, answer: bytes, reason: str) -> None:
+def test_health_of_another_port_says_what_responded(responding: Respond, response: bytes, reason: str) -> None:
     """The port of gRPC, and one with TLS, are what a mistyped address leads to."""
-    url = answering(answer)
+    url = responding(response)
     result = CliRunner().invoke(app, ["health", url])
     assert (result.exit_code, result.stdout) == (EXIT_CANNOT_START, "")
     assert result.stderr == f"millraced: {url}: {reason}\n"

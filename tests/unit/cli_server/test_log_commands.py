@@ -40,7 +40,7 @@ def home(made: Path, tmp_path: Path) -> Path:
     return copied(made, tmp_path / NAME)
 
 
-def answered(*arguments: str | Path, exit_code: int = 0) -> Any:
+def result_of(*arguments: str | Path, exit_code: int = 0) -> Any:
     result = run(*arguments, "--json")
     assert result.exit_code == exit_code, result.output
     return json.loads(result.stdout)
@@ -63,7 +63,7 @@ def test_log_verify_of_a_good_channel_sums_it_up(home: Path) -> None:
     assert first.startswith("Channel orders: log ")
     assert f"  {NEWEST}: good, at byte " in result.stdout
     assert summary == "Good: 47 events, next sequence 72."
-    report = answered("log", "verify", home)
+    report = result_of("log", "verify", home)
     assert report["is_good"]
     assert (report["state"]["events"], report["state"]["claim"]["reader_id"]) == (47, "reader")
     assert [one["state"] for one in report["checkpoints"]] == ["good", "good"]
@@ -83,7 +83,7 @@ def test_log_verify_of_a_damaged_channel_says_what_is_wrong_on_standard_error(ho
     assert result.stdout.splitlines()[-1] == (
         "Damaged: 2 problems; it concerns sequences 11 to 20; a server opens the channel with 47 events."
     )
-    report = answered("log", "verify", home, exit_code=EXIT_DAMAGED)
+    report = result_of("log", "verify", home, exit_code=EXIT_DAMAGED)
     assert report["sequences_affected"] == [[11, 20]]
     assert report["damages"][0]["position"] == put
 
@@ -139,7 +139,7 @@ def test_log_repair_asks_before_it_changes_anything(home: Path, tmp_path: Path) 
     asked = run("log", "repair", home)
     assert asked.exit_code == EXIT_DAMAGED
     assert asked.stdout.startswith("This would be done with --yes:\n  rewrite the log with the 47 events ")
-    document = answered("log", "repair", home, exit_code=EXIT_DAMAGED)
+    document = result_of("log", "repair", home, exit_code=EXIT_DAMAGED)
     assert document["is_done"] is False
     assert (document["sequences_lost"], document["sequences_redelivered"], document["stamps_lost"]) == ([], [], [])
     assert contents(home) == before
@@ -176,7 +176,7 @@ def test_log_export_writes_what_can_be_read(home: Path, tmp_path: Path) -> None:
     put = positions(segments(home)[0])[1]
     flip(segments(home)[0], put + 40)
     before = contents(home)
-    document = answered("log", "export", home, "--to", tmp_path / "events.json", exit_code=EXIT_DAMAGED)
+    document = result_of("log", "export", home, "--to", tmp_path / "events.json", exit_code=EXIT_DAMAGED)
     lost = {sequence for first, last in document["sequences_lost"] for sequence in range(first, last + 1)}
     assert lost == {1, 2}
     expected = [event for event in events if event[0] not in lost]
@@ -220,7 +220,7 @@ def test_backup_and_restore_say_what_they_did(home: Path, tmp_path: Path) -> Non
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith(f"Restored channel other to {tmp_path / 'restored'}.\nGood: 47 events")
     assert "readers see a new channel id" in result.stdout
-    assert answered("restore", tmp_path / "backup", tmp_path / "again")["channel"] == NAME
+    assert result_of("restore", tmp_path / "backup", tmp_path / "again")["channel"] == NAME
 
 
 @pytest.mark.parametrize(
@@ -309,12 +309,12 @@ def test_tools_with_the_servers_file_find_directories_and_keys_there(key_file: P
         """
     )
     of_orders = ("--config", config, "--channel", "orders")
-    assert answered("log", "verify", *of_orders)["state"]["events"] == 47
+    assert result_of("log", "verify", *of_orders)["state"]["events"] == 47
     assert run("backup", *of_orders, tmp_path / "backup").exit_code == 0
     for directory in ("disk-a", "disk-b", "disk-c"):
         (tmp_path / directory).rename(tmp_path / f"former-{directory}")
     assert run("restore", *of_orders, tmp_path / "backup").exit_code == 0
-    assert answered("log", "verify", *of_orders)["state"]["events"] == 47
+    assert result_of("log", "verify", *of_orders)["state"]["events"] == 47
     assert (tmp_path / "disk-c" / NAME / NEWEST).exists()
     assert "channel quick is of type memory, which has no files" in refused(
         "log", "verify", "--config", config, "--channel", "quick", exit_code=EXIT_USAGE
@@ -325,13 +325,13 @@ def test_tools_with_the_servers_file_find_directories_and_keys_there(key_file: P
     assert "must be given together" in refused("log", "verify", tmp_path, *of_orders, exit_code=EXIT_USAGE)
     make_channel(tmp_path / "data" / "channels", "made")
     Catalog(tmp_path / "data" / "catalog.json").put("made", FileChannelConfig(type="file"))
-    assert answered("log", "verify", "--config", config, "--channel", "made")["channel"] == "made"
+    assert result_of("log", "verify", "--config", config, "--channel", "made")["channel"] == "made"
     (tmp_path / "data" / "catalog.json").write_text("nonsense")
     assert "catalog" in refused("log", "verify", "--config", config, "--channel", "made", exit_code=EXIT_USAGE)
 
 
 def test_progress_on_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a terminal there is no bar, so that scripts read only answers."""
+    """Without a terminal there is no bar, so that scripts read only responds."""
     screen = io.StringIO()
     monkeypatch.setattr(log_targets, "Console", lambda **_options: Console(file=screen, force_terminal=True, width=100))
     with log_targets.shown_progress() as shown:

@@ -1,4 +1,4 @@
-"""A gRPC server that answers by script."""
+"""A gRPC server that responds by script."""
 
 import threading
 from collections import defaultdict, deque
@@ -54,11 +54,11 @@ def unavailable() -> RefusalError:
 
 
 Step = Message | RefusalError | list[Any] | Callable[..., Any]
-"""An answer; a refusal; the answers of a stream, perhaps with a refusal last; or a function of request and context."""
+"""A response; a refusal; the responses of a stream, perhaps with a refusal at the end; or a function."""
 
 
 class FakeServer:
-    """Answers each call with the next step of its method's script; the last step is repeated.
+    """Responds to each call with the next step of its method's script; the last step is repeated.
 
     Attributes:
         address: The address at which it listens.
@@ -78,7 +78,7 @@ class FakeServer:
         self.closing = threading.Event()
 
     def script(self, method: str, *steps: Step) -> None:
-        """Sets the answers of a method from now on."""
+        """Sets the responses of a method from now on."""
         self._scripts[method] = deque(steps)
 
     def close(self) -> None:
@@ -92,13 +92,16 @@ class FakeServer:
         return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
     def _method_handler(self, method: Any) -> "grpc.RpcMethodHandler[Any, Any]":
-        request_kind, answer_kind = method.input_type._concrete_class, method.output_type._concrete_class
-        codec = {"request_deserializer": request_kind.FromString, "response_serializer": answer_kind.SerializeToString}
+        request_kind, response_kind = method.input_type._concrete_class, method.output_type._concrete_class
+        codec = {
+            "request_deserializer": request_kind.FromString,
+            "response_serializer": response_kind.SerializeToString,
+        }
         match method.client_streaming, method.server_streaming:
             case False, False:
                 return grpc.unary_unary_rpc_method_handler(self._serve_unary(method.name), **codec)
             case False, True:
-                return grpc.unary_stream_rpc_method_handler(self._serve_answers(method.name), **codec)
+                return grpc.unary_stream_rpc_method_handler(self._serve_responses(method.name), **codec)
             case _:
                 return grpc.stream_stream_rpc_method_handler(self._serve_stream(method.name), **codec)
 
@@ -112,19 +115,19 @@ class FakeServer:
             self.requests[name].append(request)
             step = self._next_step(name, context)
             try:
-                return step(request, context) if callable(step) else _answer(step)
+                return step(request, context) if callable(step) else _respond(step)
             except RefusalError as refusal:
                 _abort(context, refusal)
 
         return serve
 
-    def _serve_answers(self, name: str) -> Callable[..., Any]:
+    def _serve_responses(self, name: str) -> Callable[..., Any]:
         def serve(request: Any, context: Any) -> Iterator[Any]:
             self.requests[name].append(request)
             step = self._next_step(name, context)
             try:
-                answers: Any = step(request, context) if callable(step) else step
-                yield from map(_answer, answers if isinstance(answers, Iterable) else [answers])
+                responses: Any = step(request, context) if callable(step) else step
+                yield from map(_respond, responses if isinstance(responses, Iterable) else [responses])
             except RefusalError as refusal:
                 _abort(context, refusal)
 
@@ -147,7 +150,7 @@ class FakeServer:
         return serve
 
 
-def _answer(step: Any) -> Any:
+def _respond(step: Any) -> Any:
     if isinstance(step, RefusalError):
         raise step
     return step

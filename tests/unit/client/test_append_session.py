@@ -22,7 +22,7 @@ def session() -> AppendSession[str]:
 
 
 def test_match_returns_requests_in_the_order_of_sending(session: AppendSession[str]) -> None:
-    """Answers have no number: the oldest request in progress is answered next."""
+    """Responses have no number: the oldest request in progress gets a response next."""
     for name in "abc":
         session.note_sent(name, 0.0)
     assert [session.match(STORED, 1.0) for _ in range(3)] == [("a", None), ("b", None), ("c", None)]
@@ -41,14 +41,14 @@ def test_match_of_a_refusal_returns_its_error_and_goes_on(session: AppendSession
     assert session.match(STORED, 1.0) == ("b", None)
 
 
-def test_waiting_since_is_the_last_answer_or_the_first_request(session: AppendSession[str]) -> None:
-    """A request behind others waits for their answers first."""
+def test_waiting_since_is_the_last_response_or_the_first_request(session: AppendSession[str]) -> None:
+    """A request behind others waits for their responses first."""
     session.note_sent("a", 1.0)
     session.note_sent("b", 2.0)
     assert session.waiting_since == 1.0
     session.match(STORED, 5.0)
     assert session.waiting_since == 5.0
-    assert session.take_unanswered() == ["b"]
+    assert session.take_in_flight() == ["b"]
     session.note_sent("c", 9.0)
     assert session.waiting_since == 9.0
 
@@ -72,4 +72,4 @@ def test_cancelled_stream_raises_the_given_error() -> None:
         session: ThreadedAppendSession[str] = ThreadedAppendSession(channel, ERRORS, "orders")
         session.cancel(DeadlineError("late"))
         with pytest.raises(MillraceError, match="late"):
-            list(session.answers())
+            list(session.responses())

@@ -20,7 +20,7 @@ RECEIPT = millrace.Receipt(1, 3, deduplicated=False)
 
 
 def drive(sequence: CallSequence[T], *outcomes: Any) -> tuple[T, list[Call[Any]]]:
-    """Answers the calls of a sequence with these results and errors; returns its result and the calls."""
+    """Responds to the calls of a sequence with these results and errors; returns its result and the calls."""
     calls: list[Call[Any]] = []
     remaining = iter(outcomes)
     try:
@@ -127,10 +127,10 @@ def test_take_that_was_refused_changes_nothing() -> None:
     drive(txn.commit(None), RECEIPT)
 
 
-def test_take_whose_answer_was_too_large_forbids_the_commit() -> None:
-    """The answer may be lost in the client as well; the events are taken all the same."""
+def test_take_whose_response_was_too_large_forbids_the_commit() -> None:
+    """The response may be lost in the client as well; the events are taken all the same."""
     txn = TxnCalls("orders", "t1", None)
     with pytest.raises(millrace.MessageTooLargeError):
-        drive(txn.take(TakeLimits()), millrace.MessageTooLargeError("answer"))
+        drive(txn.take(TakeLimits()), millrace.MessageTooLargeError("response"))
     with pytest.raises(millrace.TxnStateError, match="last take"):
         drive(txn.commit(None))

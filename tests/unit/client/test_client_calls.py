@@ -1,4 +1,4 @@
-"""Single calls against a scripted server: answers, repeats, deadlines and errors."""
+"""Single calls against a scripted server: responses, repeats, deadlines and errors."""
 
 import socket
 import threading
@@ -24,7 +24,7 @@ WEST = timezone(timedelta(hours=-1))
 
 
 def test_append_sends_columns_and_stamp(client: Any, server: FakeServer) -> None:
-    """The request equals the generated message's encoding, and the answer becomes a receipt."""
+    """The request equals the generated message's encoding, and the response becomes a receipt."""
     server.script("Append", STORED)
     receipt = client.channel("orders").append([millrace.Event(b"a", {"host": "x"}), b"b"])
     assert receipt == millrace.Receipt(7, 8, deduplicated=False)
@@ -135,7 +135,7 @@ def test_call_while_the_channel_replays_is_repeated(client: Any, server: FakeSer
 
 
 def test_call_when_refused_is_not_repeated(client: Any, server: FakeServer) -> None:
-    """A refusal is an answer, and not repeated."""
+    """A refusal is a response, and not repeated."""
     server.script("PurgeChannel", RefusalError(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"), PURGED)
     with pytest.raises(millrace.OverloadedError):
         client.admin.purge_channel("orders")
@@ -156,7 +156,7 @@ def test_stream_when_unavailable_at_first_is_opened_again(client: Any, server: F
     assert [batch.first_sequence for batch in client.channel("orders").peek()] == [5]
 
 
-def test_stream_whose_server_is_gone_before_the_first_answer_says_so(connect: Connect, server: FakeServer) -> None:
+def test_stream_whose_server_is_gone_before_the_first_response_says_so(connect: Connect, server: FakeServer) -> None:
     """It is repeated like any call, and then raises: gRPC's own repeats of it would end without telling the reader."""
     stopping = threading.Thread(target=server.close)
 
@@ -227,14 +227,14 @@ def test_refusal_for_a_reason_from_the_future_keeps_it(client: Any, server: Fake
     assert caught.value.reason == "MOON_FULL"
 
 
-def test_call_that_something_else_answers_says_so(client: Any, server: FakeServer) -> None:
+def test_call_that_something_else_responses_says_so(client: Any, server: FakeServer) -> None:
     """A server that does not know the call is probably not Millrace."""
     server.script("PurgeChannel", RefusalError(grpc.StatusCode.UNIMPLEMENTED, message="unknown"))
     with pytest.raises(millrace.MillraceError, match="is it a Millrace server"):
         client.admin.purge_channel("orders")
 
 
-def test_call_without_an_answer_ends_at_its_deadline(connect: Connect, server: FakeServer) -> None:
+def test_call_without_an_response_ends_at_its_deadline(connect: Connect, server: FakeServer) -> None:
     """Every call ends at its deadline."""
     server.script("PurgeChannel", lambda _request, _context: server.closing.wait())
     started = time.monotonic()
@@ -245,8 +245,8 @@ def test_call_without_an_answer_ends_at_its_deadline(connect: Connect, server: F
     server.closing.set()
 
 
-def test_stream_without_an_answer_ends_at_its_deadline(connect: Connect, server: FakeServer) -> None:
-    """Each answer of a stream has a deadline of its own."""
+def test_stream_without_an_response_ends_at_its_deadline(connect: Connect, server: FakeServer) -> None:
+    """Each response of a stream has a deadline of its own."""
 
     def one_then_silence(_request: Any, _context: Any) -> Iterator[Any]:
         yield admin_pb.PeekEventsResponse(batch={"first_sequence": 5})

@@ -101,7 +101,7 @@ def test_claim_whose_lease_is_shorter_than_asked_says_so(
 
 
 def test_renew_that_waits_learns_what_has_come(orders: Any, server: FakeServer) -> None:
-    """The renewal sends the last known sequence, and the next one continues from the answer."""
+    """The renewal sends the last known sequence, and the next one continues from the response."""
     server.script("Claim", GRANT, pb.ClaimResponse(first_sequence=5, next_sequence=12, epoch=3, channel_id="c-1"))
     claim = orders.claim("reader-1")
     claim.renew(wait_seconds=2.5)
@@ -242,8 +242,8 @@ def test_get_channel_of_a_spillable_channel_tells_what_is_in_memory(client: Any,
 @pytest.mark.parametrize("state", [0, 99])
 def test_get_channel_in_a_state_that_is_not_known_says_so(client: Any, server: FakeServer, state: int) -> None:
     """A server of another release may send more or fewer fields; what a memory channel does not have is None."""
-    answer = admin_pb.Channel.FromString(described("orders").SerializeToString() + bytes([8 << 3, state]))
-    server.script("GetChannel", admin_pb.GetChannelResponse(channel=answer))
+    response = admin_pb.Channel.FromString(described("orders").SerializeToString() + bytes([8 << 3, state]))
+    server.script("GetChannel", admin_pb.GetChannelResponse(channel=response))
     channel = client.admin.get_channel("orders")
     assert (channel.state, channel.fault) == (millrace.ChannelState.UNKNOWN, "")
     assert (channel.config.fsync, channel.config.compression, channel.config.backup_checkpoint) == (None, None, None)
@@ -285,11 +285,11 @@ def test_create_channel_sends_only_what_was_said(client: Any, server: FakeServer
 
 
 def test_update_channel_tells_whether_it_was_applied(client: Any, server: FakeServer) -> None:
-    """A shrinking that found no room is reported in the answer, not as an error."""
-    answer = admin_pb.UpdateChannelResponse(channel=described("orders"), applied=False, message="no room")
-    server.script("UpdateChannel", answer)
+    """A shrinking that found no space is reported in the response, not as an error."""
+    response = admin_pb.UpdateChannelResponse(channel=described("orders"), applied=False, message="no space")
+    server.script("UpdateChannel", response)
     update = client.admin.update_channel("orders", millrace.ChannelConfig(capacity=1))
-    assert (update.applied, update.message, update.channel.name) == (False, "no room", "orders")
+    assert (update.applied, update.message, update.channel.name) == (False, "no space", "orders")
     assert server.requests["UpdateChannel"][0].config == admin_pb.ChannelConfig(capacity=1)
 
 

@@ -28,7 +28,7 @@ def dead_address() -> str:
         return f"127.0.0.1:{bound.getsockname()[1]}"
 
 
-def test_call_at_a_server_that_stands_by_is_answered_by_the_owner(client: Any, servers: OwnedServers) -> None:
+def test_call_at_a_server_that_stands_by_is_served_by_the_owner(client: Any, servers: OwnedServers) -> None:
     """The client goes there at once, and remembers it for the channel."""
     orders = client.channel(CHANNEL)
     assert [orders.append([b"a"]).first_sequence for _ in range(3)] == [1, 2, 3]
@@ -143,14 +143,14 @@ def test_call_when_no_owner_can_be_found_fails_in_time(connect: Connect, servers
     """Servers that name themselves, each other, a dead server, or nobody are asked until the call's time is over."""
     first, second = servers.addresses
     servers.own(2)
-    answers = {
+    responses = {
         "itself": ({0: first}, millrace.NotOwnerError),
         "in a circle": ({0: second, 1: first}, millrace.NotOwnerError),
         "nobody": ({0: ""}, millrace.NotOwnerError),
         "no address": ({0: "mill"}, millrace.NotOwnerError),
         "a dead server": ({0: dead_address()}, millrace.MillraceError),
     }
-    for named, error in answers.values():
+    for named, error in responses.values():
         servers.named = named
         client = connect(first, timeout_seconds=0.5)
         with pytest.raises(error) as caught:

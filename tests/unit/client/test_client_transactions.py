@@ -32,7 +32,7 @@ def orders(client: Any, server: FakeServer) -> Any:
 
 
 def taken(first_sequence: int, *bodies: bytes, take_count: int) -> pb.TakeResponse:
-    """An answer to Take."""
+    """A response to Take."""
     [columns] = columns_from_events([({}, body) for body in bodies])
     return pb.TakeResponse(batches=[{"first_sequence": first_sequence, "columns": columns}], take_count=take_count)
 
@@ -142,7 +142,7 @@ def test_transaction_that_its_block_ended_is_left_alone(orders: Any, server: Fak
     assert len(server.requests["Rollback"]) == 1
 
 
-def test_begin_whose_answer_is_lost_is_repeated_under_the_same_id(orders: Any, server: FakeServer) -> None:
+def test_begin_whose_response_is_lost_is_repeated_under_the_same_id(orders: Any, server: FakeServer) -> None:
     """The client makes the id, so a repeat opens no second transaction."""
     server.script("BeginTxn", unavailable(), pb.BeginTxnResponse())
     with orders.transaction():
@@ -180,7 +180,7 @@ def test_put_that_is_refused_leaves_the_transaction_usable(orders: Any, server: 
     assert [request.put_offset for request in server.requests["Put"]] == [0, 0]
 
 
-def test_put_whose_answer_never_came_forbids_the_commit(orders: Any, server: FakeServer) -> None:
+def test_put_whose_response_never_came_forbids_the_commit(orders: Any, server: FakeServer) -> None:
     """What the transaction holds is unknown, so it cannot be committed."""
     server.script("Put", unavailable())
     with pytest.raises(millrace.TxnStateError), orders.transaction() as txn:  # noqa: PT012 - the block is tested
@@ -206,8 +206,8 @@ def test_take_gives_batches_and_counts_on(orders: Any, server: FakeServer) -> No
     assert not second.HasField("wait")
 
 
-def test_take_whose_answer_never_came_is_made_good_by_the_next(orders: Any, server: FakeServer) -> None:
-    """The next take asks for the same position, and returns the events of the lost answer."""
+def test_take_whose_response_never_came_is_made_good_by_the_next(orders: Any, server: FakeServer) -> None:
+    """The next take asks for the same position, and returns the events of the lost response."""
     server.script("Take", *[unavailable()] * 5, taken(5, b"a", take_count=1))
     with orders.transaction() as txn:
         with pytest.raises(millrace.UnavailableError):
@@ -218,7 +218,7 @@ def test_take_whose_answer_never_came_is_made_good_by_the_next(orders: Any, serv
     assert txn.receipt is not None
 
 
-def test_take_whose_answer_never_came_forbids_the_commit(orders: Any, server: FakeServer) -> None:
+def test_take_whose_response_never_came_forbids_the_commit(orders: Any, server: FakeServer) -> None:
     """Committing would remove events that the caller has not seen."""
     server.script("Take", unavailable())
     with (

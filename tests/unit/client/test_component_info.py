@@ -6,7 +6,7 @@ from millrace_client._decoding import component_info
 from tests.unit.cli.fake_channel import ACCESS
 
 
-def test_component_info_of_an_answer_tells_every_field() -> None:
+def test_component_info_of_an_response_tells_every_field() -> None:
     """Every field of the message is converted."""
     message = pb.Component(
         kind=pb.COMPONENT_KIND_SINK_GROUP,

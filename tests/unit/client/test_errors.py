@@ -36,7 +36,7 @@ def test_error_survives_pickling(kind: type[millrace.MillraceError]) -> None:
     assert (str(copied), vars(copied)) == ("text", vars(error))
 
 
-def test_outcome_is_unknown_where_no_answer_came() -> None:
+def test_outcome_is_unknown_where_no_response_came() -> None:
     """The errors show callers that retry by themselves whether the call may have taken effect."""
     unknown = {reason for reason, kind in ERRORS_BY_REASON.items() if not kind.is_outcome_known}
     assert {"UNAVAILABLE", "DEADLINE", "CANCELLED", "INTERNAL", "MESSAGE_TOO_LARGE"} <= unknown

@@ -8,7 +8,7 @@ import pytest
 from millrace.v1 import admin_service_pb2, channel_service_pb2
 from millrace_client import _methods
 from millrace_client._methods import Method
-from millrace_client._settings import ANSWER_BYTES_MAX, REQUEST_BYTES_MAX, channel_options, service_config
+from millrace_client._settings import REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX, channel_options, service_config
 
 DESCRIPTORS = {
     f"/{service.full_name}/{method.name}": method
@@ -28,12 +28,12 @@ def test_table_holds_every_method() -> None:
 
 @pytest.mark.parametrize("path", METHODS)
 def test_method_speaks_the_contracts_messages(path: str) -> None:
-    """Requests and answers are those of the contract; encoded requests pass unchanged."""
+    """Requests and responds are those of the contract; encoded requests pass unchanged."""
     method, descriptor = METHODS[path], DESCRIPTORS[path]
-    request, answer = descriptor.input_type._concrete_class(), descriptor.output_type._concrete_class()
+    request, response = descriptor.input_type._concrete_class(), descriptor.output_type._concrete_class()
     assert method.serialize(request) == b""
     assert method.serialize(b"encoded") == b"encoded"
-    assert method.parse(b"") == answer
+    assert method.parse(b"") == response
 
 
 def test_service_config_repeats_all_but_streams() -> None:
@@ -47,8 +47,8 @@ def test_service_config_repeats_all_but_streams() -> None:
     assert (policy["maxAttempts"], policy["retryableStatusCodes"]) == (5, ["UNAVAILABLE"])
 
 
-def test_channel_options_leave_room() -> None:
-    """Answers may be larger than requests, and a request of any size fits into gRPC's retry buffer."""
+def test_channel_options_leave_space() -> None:
+    """Responses may be larger than requests, and a request of any size fits into gRPC's retry buffer."""
     options = dict(channel_options())
-    assert options["grpc.max_receive_message_length"] == ANSWER_BYTES_MAX == (64 << 20) + (1 << 20)
+    assert options["grpc.max_receive_message_length"] == RESPONSE_BYTES_MAX == (64 << 20) + (1 << 20)
     assert int(options["grpc.per_rpc_retry_buffer_size"]) > REQUEST_BYTES_MAX

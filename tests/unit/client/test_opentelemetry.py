@@ -6,7 +6,7 @@ from millrace_client.consuming.metrics import METRICS
 from millrace_client.events import Batch
 from millrace_client.opentelemetry import observe_consumer, process_span
 from tests.recorded_spans import attributes_of, linked, recording
-from tests.unit.client.consuming.fakes import EngineHarness, answer_of
+from tests.unit.client.consuming.fakes import EngineHarness, response_of
 from tests.unit.client.opentelemetry_figures import observed
 
 PRODUCERS = [f"00-{number:032x}-{number:016x}-01" for number in range(1, 101)]
@@ -19,7 +19,7 @@ async def test_observe_gives_opentelemetry_all_figures_of_a_consumer() -> None:
     harness = EngineHarness()
     observe_consumer(harness.engine, meter, {"consumer": "orders"})
     assert await harness.engine.take(0.1) is None
-    harness.streams[0].deliver(answer_of(1, b"a", b"b"))
+    harness.streams[0].deliver(response_of(1, b"a", b"b"))
     assert await (await harness.take()).ack()
     reported = observed(reader)
     assert len(reported) == len(METRICS)

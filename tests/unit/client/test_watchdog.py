@@ -1,4 +1,4 @@
-"""Deadlines of single answers."""
+"""Deadlines of single responses."""
 
 import gc
 import threading
@@ -30,7 +30,7 @@ def test_watch_that_is_armed_goes_off_once() -> None:
 
 
 def test_watch_that_is_disarmed_stays_quiet() -> None:
-    """An answer in time ends the wait; a later watch shows that the time has passed."""
+    """A response in time ends the wait; a later watch shows that the time has passed."""
     watchdog = Watchdog()
     quiet, later = threading.Event(), threading.Event()
     watch = watchdog.watch(quiet.set)

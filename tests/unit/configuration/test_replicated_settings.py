@@ -11,7 +11,7 @@ _CHANNEL = '[channels.orders]\ntype = "replicated"\n'
 
 
 def test_load_of_a_replicated_channel_has_the_engine_and_its_defaults(tmp_path: Path) -> None:
-    """Room for takes and checkpoints is a share of the stream."""
+    """Space for takes and checkpoints is a share of the stream."""
     [channel] = load(tmp_path, f'{_CHANNEL}engine = {{ {_ENGINE}, stream_bytes_max = "50MB" }}\n').channels.values()
     assert channel.replicated is not None
     assert channel.log is channel.replicated

@@ -27,7 +27,7 @@ from millrace_server.hosting.channel_changes import ChannelChanges
 from millrace_server.hosting.data_dir import Catalog
 from millrace_server.http_service.service import HttpService
 from millrace_server.network import Address, open_socket
-from tests.http_answer import Answer
+from tests.http_response import Response
 
 _BYTES_MAX = 1 << 20
 
@@ -65,30 +65,30 @@ class ServedConsole:
         self.cookie = ""
         """What the browser sends as `Cookie`."""
 
-    async def get(self, path: str, **headers: str) -> Answer:
+    async def get(self, path: str, **headers: str) -> Response:
         return await self.ask("GET", path, b"", headers)
 
     async def read(self, path: str) -> Any:
         """Returns the JSON of a page that must be there."""
-        answer = await self.get(path)
-        assert answer.status == 200, answer
-        return answer.json()
+        response = await self.get(path)
+        assert response.status == 200, response
+        return response.json()
 
-    async def post(self, path: str, document: object, **headers: str) -> Answer:
+    async def post(self, path: str, document: object, **headers: str) -> Response:
         """Sends JSON as the console's page does."""
         marked = {"X-Millrace-Console": "1", "Content-Type": "application/json"} | headers
         return await self.ask("POST", path, json.dumps(document).encode(), marked)
 
-    async def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+    async def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
         sent = {"Host": f"localhost:{self.address[1]}", "Connection": "close", "Content-Length": str(len(body))}
         if self.cookie:
             sent["Cookie"] = self.cookie
         lines = [f"{method} {path} HTTP/1.1", *(f"{key}: {value}" for key, value in (sent | dict(headers)).items())]
         reader, writer = await asyncio.open_connection(*self.address)
         writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
-        answer = await reader.read()
+        response = await reader.read()
         writer.close()
-        return Answer.parsed(answer)
+        return Response.parsed(response)
 
     @asynccontextmanager
     async def stream(self, path: str) -> AsyncIterator[AsyncIterator[Any]]:
@@ -109,12 +109,12 @@ class ServedConsole:
         finally:
             writer.close()
 
-    async def log_in(self, token: str) -> Answer:
+    async def log_in(self, token: str) -> Response:
         """Logs in, and keeps the cookie."""
-        answer = await self.post("/session", {"token": token})
-        if answer.status == 200:
-            self.cookie = answer.headers["set-cookie"].partition(";")[0]
-        return answer
+        response = await self.post("/session", {"token": token})
+        if response.status == 200:
+            self.cookie = response.headers["set-cookie"].partition(";")[0]
+        return response
 
     def create(self, name: str, **settings: Any) -> Channel:
         config = MemoryChannelConfig(type="memory", **{"capacity": 100, "byte_capacity": _BYTES_MAX} | settings)

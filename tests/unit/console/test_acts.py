@@ -10,7 +10,7 @@ from millrace_server.agent.components import ComponentKind
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.errors import ChannelLogFailedError
-from tests.http_answer import Answer
+from tests.http_response import Response
 from tests.unit.console.served_console import ConsoleSite, ServedConsole, append
 
 ACTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -31,7 +31,7 @@ def name_in(act: dict[str, Any]) -> str:
     return str(act.get("txn_id") or act.get("producer_id") or act.get("name") or act["channel"])
 
 
-async def do(console: ServedConsole, act: str, **request: Any) -> Answer:
+async def do(console: ServedConsole, act: str, **request: Any) -> Response:
     """Acts as the page does, with the name typed as it is."""
     return await console.post(f"/api/acts/{act}", {"confirm": name_in(request)} | request)
 
@@ -53,9 +53,9 @@ async def test_act_without_the_permission_is_refused_and_audited(site: ConsoleSi
     assert (await do(site.console, act, **request)).reason == "UNAUTHENTICATED"
     await site.console.log_in(site.tokens["reader"])
     with structlog.testing.capture_logs() as logs:
-        answer = await do(site.console, act, **request)
-    assert (answer.status, answer.reason) == (403, "FORBIDDEN")
-    assert needed in answer.json()["message"]
+        response = await do(site.console, act, **request)
+    assert (response.status, response.reason) == (403, "FORBIDDEN")
+    assert needed in response.json()["message"]
     [entry] = [entry for entry in logs if entry["event"] == "audit"]
     assert (entry["identity"], entry["outcome"], entry["reason"]) == ("reader", "denied", "FORBIDDEN")
     assert (web.event_count, "web.a" in site.console.registry, "new" in site.console.registry) == (1, True, False)
@@ -66,8 +66,8 @@ async def test_act_without_the_permission_is_refused_and_audited(site: ConsoleSi
 async def test_act_whose_name_is_typed_otherwise_is_refused(console: ServedConsole, act: str, typed: str) -> None:
     """Nothing is changed."""
     web = await prepare(console)
-    answer = await console.post(f"/api/acts/{act}", ACTS[act][0] | {"confirm": typed})
-    assert (answer.status, answer.reason) == (409, "CONFIRM_MISMATCH")
+    response = await console.post(f"/api/acts/{act}", ACTS[act][0] | {"confirm": typed})
+    assert (response.status, response.reason) == (409, "CONFIRM_MISMATCH")
     assert (web.event_count, web.open_transactions, "new" in console.registry) == (1, 1, False)
 
 
@@ -86,8 +86,8 @@ async def test_act_whose_name_is_typed_otherwise_is_refused(console: ServedConso
 async def test_act_from_a_page_of_another_site_is_refused(console: ServedConsole, headers: dict[str, str]) -> None:
     """Without [auth] too, where a browser needs no session."""
     web = await prepare(console)
-    answer = await console.post("/api/acts/purge_channel", {"channel": "web.a", "confirm": "web.a"}, **headers)
-    assert answer.status in {403, 415, 421}
+    response = await console.post("/api/acts/purge_channel", {"channel": "web.a", "confirm": "web.a"}, **headers)
+    assert response.status in {403, 415, 421}
     assert web.event_count == 1
 
 
@@ -104,8 +104,8 @@ async def test_act_by_get_or_of_no_known_name_is_refused(console: ServedConsole)
 async def test_act_whose_body_is_not_json_is_refused(console: ServedConsole, body: bytes) -> None:
     """The message names the cause."""
     headers = {"X-Millrace-Console": "1", "Content-Type": "application/json"}
-    answer = await console.ask("POST", "/api/acts/purge_channel", body, headers)
-    assert (answer.status, answer.json()["message"]) == (400, "the body of the request is not JSON")
+    response = await console.ask("POST", "/api/acts/purge_channel", body, headers)
+    assert (response.status, response.json()["message"]) == (400, "the body of the request is not JSON")
 
 
 async def test_create_update_and_delete_change_a_channel(site: ConsoleSite) -> None:
@@ -152,16 +152,16 @@ async def test_create_update_and_delete_change_a_channel(site: ConsoleSite) -> N
 )
 async def test_create_with_a_bad_setting_is_refused(console: ServedConsole, settings: dict[str, Any]) -> None:
     """The message names it; directories and keys are not for clients."""
-    answer = await do(console, "create_channel", channel="new", settings=settings)
-    assert (answer.status, answer.reason) == (400, "BAD_ARGUMENT")
+    response = await do(console, "create_channel", channel="new", settings=settings)
+    assert (response.status, response.reason) == (400, "BAD_ARGUMENT")
     assert "new" not in console.registry
 
 
 async def test_purge_removes_the_queued_events(console: ServedConsole) -> None:
-    """The answer has their number."""
+    """The response has their number."""
     web = await prepare(console)
-    answer = await do(console, "purge_channel", channel="web.a")
-    assert (answer.json()["purged_count"], web.event_count) == (1, 0)
+    response = await do(console, "purge_channel", channel="web.a")
+    assert (response.json()["purged_count"], web.event_count) == (1, 0)
     assert (await do(console, "purge_channel", channel="absent")).reason == "CHANNEL_NOT_FOUND"
 
 
@@ -198,10 +198,10 @@ async def test_replay_returns_exactly_the_selected_letters(console: ServedConsol
     orders, web, dead = (console.create(name) for name in ("orders", "web", "dead"))
     await append(dead, letter("orders", b"1"), letter("web", b"2"), letter("orders", b"3"), letter("orders", b"4"))
     with structlog.testing.capture_logs() as logs:
-        answer = await do(console, "replay_dead_letters", channel="dead", sequences=[4, 1, 2, 1])
+        response = await do(console, "replay_dead_letters", channel="dead", sequences=[4, 1, 2, 1])
     assert [(one["outcome"], one["channel"], one["identity"]) for one in logs] == [("done", "dead", None)]
-    assert answer.json()["replayed"] == {"orders": 2, "web": 1}
-    assert answer.json()["left"] == []
+    assert response.json()["replayed"] == {"orders": 2, "web": 1}
+    assert response.json()["left"] == []
     assert contents(orders) == [({"own": "1"}, b"1"), ({"own": "1"}, b"4")]
     assert contents(web) == [({"own": "1"}, b"2")]
     assert [body for _, body in contents(dead)] == [b"3"]
@@ -214,9 +214,9 @@ async def test_replay_leaves_what_cannot_return_and_says_why(console: ServedCons
     await append(full, ({}, b"x"))
     await append(dead, letter("gone"), ({}, b"ordinary"), letter("dead"), letter(""), letter("full"), letter("full"))
     before = contents(dead)
-    answer = await do(console, "replay_dead_letters", channel="dead", sequences=[1, 2, 3, 4, 5, 9])
-    left = {one["sequence"]: one["reason"] for one in answer.json()["left"]}
-    assert (answer.status, set(left), answer.json()["replayed"]) == (200, {1, 2, 3, 4, 5, 9}, {})
+    response = await do(console, "replay_dead_letters", channel="dead", sequences=[1, 2, 3, 4, 5, 9])
+    left = {one["sequence"]: one["reason"] for one in response.json()["left"]}
+    assert (response.status, set(left), response.json()["replayed"]) == (200, {1, 2, 3, 4, 5, 9}, {})
     assert all(what in left[sequence] for sequence, what in {1: "no channel", 2: "no dead letter", 5: "full"}.items())
     assert contents(dead) == before
     assert dead.gauges().taken_events == 0
@@ -227,9 +227,9 @@ async def test_replay_of_more_than_a_transaction_may_hold_stores_all_that_fit(co
     orders = console.create("orders", transaction_capacity=2, byte_capacity=1_000)
     dead = console.create("dead")
     await append(dead, *[letter("orders", b"%d" % number) for number in range(6)], letter("orders", b"x" * 900))
-    answer = await do(console, "replay_dead_letters", channel="dead", sequences=list(range(1, 8)))
-    assert answer.json()["replayed"] == {"orders": 6}
-    assert [one["sequence"] for one in answer.json()["left"]] == [7]
+    response = await do(console, "replay_dead_letters", channel="dead", sequences=list(range(1, 8)))
+    assert response.json()["replayed"] == {"orders": 6}
+    assert [one["sequence"] for one in response.json()["left"]] == [7]
     assert [body for _, body in contents(orders)] == [b"%d" % number for number in range(6)]
 
 
@@ -245,11 +245,11 @@ async def test_replay_that_was_interrupted_is_completed_by_another_one(
 
     with monkeypatch.context() as patch:
         patch.setattr(dead._core.committer, "submit", fail)
-        answer = await do(console, "replay_dead_letters", channel="dead", sequences=[1, 2], target="other")
-    assert (answer.status, answer.reason) == (500, "LOG_FAILED")
+        response = await do(console, "replay_dead_letters", channel="dead", sequences=[1, 2], target="other")
+    assert (response.status, response.reason) == (500, "LOG_FAILED")
     assert (other.event_count, dead.gauges().queued_events) == (2, 2)
-    answer = await do(console, "replay_dead_letters", channel="dead", sequences=[1, 2], target="other")
-    assert answer.json()["message"] == "dead: replayed 2 to other"
+    response = await do(console, "replay_dead_letters", channel="dead", sequences=[1, 2], target="other")
+    assert response.json()["message"] == "dead: replayed 2 to other"
     assert (other.event_count, dead.event_count) == (2, 0)
 
 
@@ -259,8 +259,8 @@ async def test_replay_under_a_claim_is_refused(console: ServedConsole) -> None:
     console.create("orders")
     await append(dead, letter("orders"))
     await dead.claim("reader", None, takeover=False)
-    answer = await do(console, "replay_dead_letters", channel="dead", sequences=[1])
-    assert (answer.status, answer.reason) == (409, "CHANNEL_CLAIMED")
+    response = await do(console, "replay_dead_letters", channel="dead", sequences=[1])
+    assert (response.status, response.reason) == (409, "CHANNEL_CLAIMED")
     assert contents(dead) == [letter("orders")]
 
 
@@ -271,8 +271,8 @@ async def test_replay_needs_the_right_to_append_to_each_channel(site: ConsoleSit
     await append(dead, letter("web.a"), letter("app"), letter("absent"))
     await console.log_in(site.tokens["replayer"])
     with structlog.testing.capture_logs() as logs:
-        answer = await do(console, "replay_dead_letters", channel="web.dead", sequences=[1, 2])
-        assert (answer.status, answer.reason) == (403, "FORBIDDEN")
+        response = await do(console, "replay_dead_letters", channel="web.dead", sequences=[1, 2])
+        assert (response.status, response.reason) == (403, "FORBIDDEN")
         assert (dead.gauges().queued_events, web.event_count, app.event_count) == (3, 0, 0)
         assert (await do(console, "replay_dead_letters", channel="web.dead", sequences=[3])).reason == "FORBIDDEN"
         assert (await do(console, "replay_dead_letters", channel="web.dead", sequences=[1])).status == 200

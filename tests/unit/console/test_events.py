@@ -47,9 +47,9 @@ async def test_events_are_never_taken(console: ServedConsole) -> None:
 async def test_lines_of_events_can_be_put_again(console: ServedConsole) -> None:
     """Each line is an event as the command line writes and reads it, whole, with other bytes than text in base64."""
     await append(console.create("orders"), ({"to": "M\u00fcnchen"}, b"first"), ({}, b"\xff" * 5_000), ({}, b"third"))
-    answer = await console.get("/channels/orders/events?max_events=2")
-    assert (answer.status, answer.headers["content-type"]) == (200, "application/x-ndjson")
-    lines = answer.body.splitlines()
+    response = await console.get("/channels/orders/events?max_events=2")
+    assert (response.status, response.headers["content-type"]) == (200, "application/x-ndjson")
+    lines = response.body.splitlines()
     assert [event_of_line(line) for line in lines] == [Event(b"first", {"to": "M\u00fcnchen"}), Event(b"\xff" * 5_000)]
     shown = json.loads(lines[0])
     assert (shown["sequence"], shown["body"]) == (1, "first")
@@ -80,8 +80,8 @@ async def test_events_from_a_time_begin_with_the_first_since_then(console: Serve
     time = orders.gauges().last_put_time / 1e6
     assert bodies(await console.read(f"/api/channels/orders/events?from_time={time:.6f}")) == [b"early"]
     assert bodies(await console.read(f"/api/channels/orders/events?from_time={time + 60:.6f}")) == []
-    answer = await console.get("/api/channels/orders/events?from_time=1&from_sequence=1")
-    assert (answer.status, answer.reason) == (400, "BAD_ARGUMENT")
+    response = await console.get("/api/channels/orders/events?from_time=1&from_sequence=1")
+    assert (response.status, response.reason) == (400, "BAD_ARGUMENT")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ async def test_search_in_many_events_pauses_and_goes_on(
 async def test_events_with_large_bodies_are_cut_and_few(
     console: ServedConsole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer is bounded in bytes too."""
+    """A response is bounded in bytes too."""
     monkeypatch.setattr(events_module, "SHOWN_BYTES_MAX", 1_000)
     await append(console.create("orders"), *[({}, b"y" * 600)] * 5)
     cut = await console.read("/api/channels/orders/events?body_bytes_max=100")
@@ -140,8 +140,8 @@ async def test_events_with_large_bodies_are_cut_and_few(
 async def test_events_with_a_bad_query_are_refused(console: ServedConsole, query: str) -> None:
     """Nothing is unlimited."""
     console.create("orders")
-    answer = await console.get(f"/api/channels/orders/events?{query}")
-    assert (answer.status, answer.reason) == (400, "BAD_ARGUMENT")
+    response = await console.get(f"/api/channels/orders/events?{query}")
+    assert (response.status, response.reason) == (400, "BAD_ARGUMENT")
 
 
 def letter(reason: str, origin: str) -> dict[str, str]:
@@ -220,5 +220,5 @@ async def test_follow_by_too_many_pages_is_refused(console: ServedConsole, monke
     monkeypatch.setattr(routes, "_FOLLOWERS_MAX", 1)
     console.create("orders")
     async with console.stream("/api/channels/orders/follow"):
-        answer = await console.get("/api/channels/orders/follow")
-    assert (answer.status, answer.reason) == (429, OverloadedError.reason)
+        response = await console.get("/api/channels/orders/follow")
+    assert (response.status, response.reason) == (429, OverloadedError.reason)

@@ -91,9 +91,9 @@ async def test_dead_letters_that_wait_are_a_trouble(flowing: ServedConsole) -> N
 
 async def test_configuration_tells_values_and_defaults_without_secrets(flowing: ServedConsole) -> None:
     """As `millraced check --show` does, and of a command only its program."""
-    answer = await flowing.get("/api/configuration")
-    assert b"hunter2" not in answer.body
-    sections = {one["name"]: {each["name"]: each for each in one["settings"]} for one in answer.json()["sections"]}
+    response = await flowing.get("/api/configuration")
+    assert b"hunter2" not in response.body
+    sections = {one["name"]: {each["name"]: each for each in one["settings"]} for one in response.json()["sections"]}
     assert {"server", "channels.orders", "channels.dead", "sources.in", "sinks.out"} <= set(sections)
     assert sections["channels.orders"]["capacity"] == {
         "name": "capacity",

@@ -73,9 +73,9 @@ async def test_overview_lists_what_is_wrong_worst_first(console: ServedConsole) 
 )
 async def test_overview_with_a_bad_query_says_what_is_allowed(console: ServedConsole, query: str) -> None:
     """Nothing is guessed."""
-    answer = await console.get(f"/api/overview?{query}")
-    assert (answer.status, answer.reason) == (400, "BAD_ARGUMENT")
-    assert query.partition("=")[0] in answer.json()["message"] or "more" in answer.json()["message"]
+    response = await console.get(f"/api/overview?{query}")
+    assert (response.status, response.reason) == (400, "BAD_ARGUMENT")
+    assert query.partition("=")[0] in response.json()["message"] or "more" in response.json()["message"]
 
 
 async def test_channel_page_tells_all_of_a_channel(console: ServedConsole) -> None:
@@ -105,8 +105,8 @@ async def test_channel_page_tells_all_of_a_channel(console: ServedConsole) -> No
 async def test_channel_page_of_another_name_is_refused(console: ServedConsole) -> None:
     """Whatever the name is."""
     for name, status in (("absent", 404), ("%2e%2e", 400), ("UPPER", 400), ("%00", 400), ("%f0%9f%a6%8a", 400)):
-        answer = await console.get(f"/api/channels/{name}")
-        assert (answer.status, answer.reason) == (status, "CHANNEL_NOT_FOUND" if status == 404 else "BAD_NAME")
+        response = await console.get(f"/api/channels/{name}")
+        assert (response.status, response.reason) == (status, "CHANNEL_NOT_FOUND" if status == 404 else "BAD_NAME")
 
 
 async def test_components_tell_their_reasons_and_rates(console: ServedConsole) -> None:

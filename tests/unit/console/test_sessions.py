@@ -42,17 +42,17 @@ async def test_pages_without_a_session_are_refused(site: ConsoleSite) -> None:
     site.console.create("web.a")
     for page in PAGES:
         for headers in ({}, {"Cookie": site.console.cookie_name + "=guess"}, {"Authorization": "Bearer guess"}):
-            answer = await site.console.get(page, **headers)
-            assert (answer.status, answer.reason) == (401, "UNAUTHENTICATED"), page
+            response = await site.console.get(page, **headers)
+            assert (response.status, response.reason) == (401, "UNAUTHENTICATED"), page
 
 
 async def test_login_with_a_token_begins_a_session_that_scripts_cannot_read(site: ConsoleSite) -> None:
     """Every request of the page carries the cookie, and no request of another site's page does."""
     before = await site.console.read("/api/session")
     assert (before["is_required"], before["identity"], before["server"]) == (True, None, None)
-    answer = await site.console.log_in(site.tokens["viewer"] + "\n")
-    assert (answer.status, answer.json()["identity"]) == (200, "viewer")
-    cookie = answer.headers["set-cookie"]
+    response = await site.console.log_in(site.tokens["viewer"] + "\n")
+    assert (response.status, response.json()["identity"]) == (200, "viewer")
+    cookie = response.headers["set-cookie"]
     assert {"HttpOnly", "SameSite=strict", "Path=/"} < set(cookie.split("; "))
     assert site.tokens["viewer"] not in cookie
     session = await site.console.read("/api/session")
@@ -80,8 +80,8 @@ async def test_session_of_a_json_web_token_ends_when_that_expires(
     auth = AuthSettings(jwt=JwtSettings(issuer=ISSUER, audience=AUDIENCE, jwks_file=keys))
     access = AccessControl(auth, {"all": RoleSettings(allow=["*:*"])}, {"boss": IdentitySettings(roles=["all"])})
     async with served_console(tmp_path, access=access) as console:
-        answer = await console.log_in(issuer.token(lifetime=600))
-        assert (answer.json()["identity"], answer.json()["proof"]) == ("boss", "JWT")
+        response = await console.log_in(issuer.token(lifetime=600))
+        assert (response.json()["identity"], response.json()["proof"]) == ("boss", "JWT")
         assert (await console.get("/api/overview")).status == 200
         monkeypatch.setattr(jwt, "time", SimpleNamespace(time=lambda: time.time() + 1_000, monotonic=time.monotonic))
         assert (await console.get("/api/overview")).reason == "TOKEN_EXPIRED"
@@ -97,8 +97,8 @@ async def test_session_opens_the_other_pages_of_the_port(site: ConsoleSite) -> N
 
 async def test_token_of_a_program_opens_the_pages_without_a_session(site: ConsoleSite) -> None:
     """The API can be called with a bearer token, as /metrics can."""
-    answer = await site.console.get("/api/overview", Authorization=f"Bearer {site.tokens['viewer']}")
-    assert answer.status == 200
+    response = await site.console.get("/api/overview", Authorization=f"Bearer {site.tokens['viewer']}")
+    assert response.status == 200
 
 
 @pytest.mark.parametrize(
@@ -108,37 +108,37 @@ async def test_token_of_a_program_opens_the_pages_without_a_session(site: Consol
 async def test_login_with_a_wrong_token_is_refused_and_audited(
     site: ConsoleSite, token: str, status: int, reason: str
 ) -> None:
-    """The answer, the cookie and the log have nothing of it."""
+    """The response, the cookie and the log have nothing of it."""
     with structlog.testing.capture_logs() as logs:
-        answer = await site.console.log_in(token)
-    assert (answer.status, answer.reason) == (status, reason)
-    assert answer.headers["set-cookie"] is None
-    assert token not in answer.body.decode() + json.dumps(logs)
+        response = await site.console.log_in(token)
+    assert (response.status, response.reason) == (status, reason)
+    assert response.headers["set-cookie"] is None
+    assert token not in response.body.decode() + json.dumps(logs)
     assert [entry["outcome"] for entry in logs if entry["event"] == "audit"] == ["denied"] * (status == 401)
 
 
 async def test_login_without_a_right_to_see_all_channels_is_refused(site: ConsoleSite) -> None:
     """The message names the permission."""
-    answer = await site.console.log_in(site.tokens["shipper"])
-    assert (answer.status, answer.reason) == (403, "FORBIDDEN")
-    assert "describe:*" in answer.json()["message"]
+    response = await site.console.log_in(site.tokens["shipper"])
+    assert (response.status, response.reason) == (403, "FORBIDDEN")
+    assert "describe:*" in response.json()["message"]
 
 
 async def test_login_after_many_failures_has_to_wait(site: ConsoleSite) -> None:
     """Even with the right token, so that guesses learn nothing."""
     for _ in range(FAILURES_MAX):
         assert (await site.console.log_in("wrong")).status == 401
-    answer = await site.console.log_in(site.tokens["viewer"])
-    assert (answer.status, answer.reason) == (429, "TOO_MANY_LOGINS")
-    assert 1 <= int(answer.headers["retry-after"]) <= FAILURE_SECONDS
+    response = await site.console.log_in(site.tokens["viewer"])
+    assert (response.status, response.reason) == (429, "TOO_MANY_LOGINS")
+    assert 1 <= int(response.headers["retry-after"]) <= FAILURE_SECONDS
 
 
 async def test_logout_ends_the_session_and_removes_the_cookie(site: ConsoleSite) -> None:
     """The cookie is worth nothing afterwards."""
     await site.console.log_in(site.tokens["viewer"])
-    answer = await site.console.ask("DELETE", "/session", b"", {"X-Millrace-Console": "1"})
-    assert answer.status == 204
-    assert "millrace_session" in answer.headers["set-cookie"]
+    response = await site.console.ask("DELETE", "/session", b"", {"X-Millrace-Console": "1"})
+    assert response.status == 204
+    assert "millrace_session" in response.headers["set-cookie"]
     assert (await site.console.get("/api/overview")).status == 401
 
 
@@ -170,17 +170,17 @@ async def test_session_whose_token_was_removed_has_ended(site: ConsoleSite, monk
 )
 async def test_login_from_a_page_of_another_site_is_refused(site: ConsoleSite, headers: dict[str, str]) -> None:
     """Also under a name that its owner has directed to this server."""
-    answer = await site.console.post("/session", {"token": site.tokens["viewer"]}, **headers)
-    assert answer.status in {403, 415, 421}
-    assert answer.headers["set-cookie"] is None
+    response = await site.console.post("/session", {"token": site.tokens["viewer"]}, **headers)
+    assert response.status in {403, 415, 421}
+    assert response.headers["set-cookie"] is None
 
 
 async def test_login_with_a_body_that_is_no_login_is_refused(site: ConsoleSite) -> None:
     """Neither a huge body nor deep JSON costs anything."""
     marked = {"X-Millrace-Console": "1", "Content-Type": "application/json"}
     for body, status in ((b"{", 400), (b"[]", 400), (b'{"token": 5}', 400), (b"[" * 60_000, 400), (b"x" * 70_000, 413)):
-        answer = await site.console.ask("POST", "/session", body, marked)
-        assert answer.status == status, body[:20]
+        response = await site.console.ask("POST", "/session", body, marked)
+        assert response.status == status, body[:20]
 
 
 async def test_events_need_the_permission_to_peek(site: ConsoleSite) -> None:
@@ -190,9 +190,9 @@ async def test_events_need_the_permission_to_peek(site: ConsoleSite) -> None:
     await site.console.log_in(site.tokens["reader"])
     for page in ("events", "dead_letters", "follow"):
         for name in ("app", "absent"):
-            answer = await site.console.get(f"/api/channels/{name}/{page}")
-            assert (answer.status, answer.reason) == (403, "FORBIDDEN")
-            assert f"peek on channel '{name}'" in answer.json()["message"]
+            response = await site.console.get(f"/api/channels/{name}/{page}")
+            assert (response.status, response.reason) == (403, "FORBIDDEN")
+            assert f"peek on channel '{name}'" in response.json()["message"]
     assert len((await site.console.read("/api/channels/web.a/events"))["events"]) == 1
     assert (await site.console.read("/api/channels/app"))["may"]["peek"] is False
 
@@ -202,8 +202,8 @@ async def test_login_without_auth_has_nothing_to_do(console: ServedConsole) -> N
     session = await console.read("/api/session")
     assert (session["is_required"], session["identity"]) == (False, None)
     assert abs(session["server"]["time"] - time.time()) < 60
-    answer = await console.post("/session", {"token": "any"})
-    assert (answer.status, answer.reason) == (409, "NO_LOGIN")
+    response = await console.post("/session", {"token": "any"})
+    assert (response.status, response.reason) == (409, "NO_LOGIN")
 
 
 @pytest.fixture

@@ -14,18 +14,18 @@ from tests.unit.console.served_console import ConsoleSite, ServedConsole
 
 
 async def test_page_is_served_with_a_policy_that_lets_only_its_own_files_run(console: ServedConsole) -> None:
-    """The other headers that protect browsers are those of all answers."""
-    answer = await console.get("/")
-    assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+    """The other headers that protect browsers are those of all responses."""
+    response = await console.get("/")
+    assert (response.status, response.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = dict(part.split(" ", 1) for part in response.headers["content-security-policy"].split("; "))
     assert policy.pop("img-src") == "'self' data:"
     assert {key: value for key, value in policy.items() if value != "'none'"} == dict.fromkeys(
         ("script-src", "style-src", "connect-src", "font-src", "form-action"), "'self'"
     )
     assert {"default-src", "frame-ancestors", "base-uri"} < set(policy)
-    assert len(answer.headers.get_all("content-security-policy") or ()) == 1
+    assert len(response.headers.get_all("content-security-policy") or ()) == 1
     others = set(SECURITY_HEADERS) - {"Cache-Control", "Content-Security-Policy"}
-    assert all(answer.headers[key] == SECURITY_HEADERS[key] for key in others)
+    assert all(response.headers[key] == SECURITY_HEADERS[key] for key in others)
 
 
 async def test_files_need_no_login(site: ConsoleSite) -> None:

@@ -36,7 +36,7 @@ async def take_one(channel: Channel) -> None:
 
 
 @pytest.mark.parametrize(("count", "reason"), [(90, "it is 90% full"), (100, "it is full")])
-async def test_channel_without_much_room_is_a_trouble(console: ServedConsole, count: int, reason: str) -> None:
+async def test_channel_without_much_space_is_a_trouble(console: ServedConsole, count: int, reason: str) -> None:
     """The advice costs no event, unlike a purge, of which the runbook warns."""
     await append(console.create("orders", transaction_capacity=100), *[({}, b"x")] * count)
     [trouble] = (await console.read("/api/overview"))["troubles"]

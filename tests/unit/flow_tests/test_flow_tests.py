@@ -160,7 +160,7 @@ def test_case_of_refused_events_finds_them_in_the_dead_letter_channel(files: Fil
 
 
 def test_case_of_a_load_balancer_has_one_channel_for_all(files: Files) -> None:
-    """Which one it picks depends on what has room; by key it depends on the event."""
+    """Which one it picks depends on what has space; by key it depends on the event."""
     balanced = 'selector = { type = "load_balancing" }'
     assert files.run_case(balanced, 'events = [{ repeat = 3 }]\nexpect = { counts = { "*" = 3 } }') == []
     by_key = 'selector = { type = "load_balancing", policy = "key_hash" }'

@@ -65,6 +65,6 @@ def test_import_of_random_properties_accounts_for_each(properties: dict[str, str
 
 @given(st.text())
 def test_import_of_any_text_ends_in_a_result_or_a_sentence(text: str) -> None:
-    """Whatever is in the file, the user gets an answer."""
+    """Whatever is in the file, the user gets a result."""
     with suppress(PropertiesError, FlumeImportError):
         import_agent(parse_properties(text))

@@ -78,7 +78,7 @@ async def test_delete_whose_caller_leaves_is_done_whole(tmp_path: Path) -> None:
 
 
 class FullCatalog(Catalog):
-    """A catalog on a disk without room."""
+    """A catalog on a disk without space."""
 
     def replace(self, name: str, config: AnyChannelConfig) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -98,7 +98,7 @@ async def test_update_that_cannot_survive_is_not_in_force(tmp_path: Path) -> Non
 
 
 async def test_updates_at_once_both_come_into_force(tmp_path: Path) -> None:
-    """An update that waits for room does not revert another one made meanwhile."""
+    """An update that waits for space does not revert another one made meanwhile."""
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
     channel = registry.create("orders", MemoryChannelConfig(type="memory", capacity=100)).channel
     service = AdminService(registry, ChannelChanges(registry, Catalog(tmp_path / "catalog.json")))
@@ -124,7 +124,9 @@ def stored_columns(count: int) -> list[StoredColumns]:
     return [StoredColumns.of(columns) for columns in columns_from_events([({}, b"x")] * count)]
 
 
-async def test_delete_that_the_catalog_has_no_room_for_leaves_no_channel_that_would_lose_events(tmp_path: Path) -> None:
+async def test_delete_that_the_catalog_has_no_space_for_leaves_no_channel_that_would_lose_events(
+    tmp_path: Path,
+) -> None:
     """Its files mark it as deleted, so events accepted later would be lost at the next start."""
     path = tmp_path / "catalog.json"
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10, channels_dir=tmp_path / "channels")
@@ -133,7 +135,7 @@ async def test_delete_that_the_catalog_has_no_room_for_leaves_no_channel_that_wo
         await service._create_channel(pb.CreateChannelRequest(name=name, config={"type": kind}))
     service = AdminService(registry, ChannelChanges(registry, FullCatalog(path)))
     for name in ("logged", "remembered"):
-        with pytest.raises(DiskFullError, match="no room for the server's catalog"):
+        with pytest.raises(DiskFullError, match="no space for the server's catalog"):
             await service._delete_channel(pb.DeleteChannelRequest(name=name))
     assert "logged" not in registry
     assert "remembered" in registry
@@ -171,18 +173,18 @@ async def test_retry_of_a_component_that_waits_ends_its_wait(tmp_path: Path) -> 
         with call, pytest.raises(error):
             await service._retry_component(request)
     with LimitedCall(Permission.OPERATE):
-        answer = await service._retry_component(request)
-    assert list(answer.component.channels) == ["orders"]
+        response = await service._retry_component(request)
+    assert list(response.component.channels) == ["orders"]
     await waiting
 
 
 async def test_list_of_very_many_producers_has_the_least_recently_active(tmp_path: Path) -> None:
-    """An answer with all that a channel may remember would be too long for gRPC's clients."""
+    """A response with all that a channel may remember would be too long for gRPC's clients."""
     _, registry, service = opened(tmp_path)
     channel = registry.create("orders", MemoryChannelConfig(type="memory")).channel
     for number in range(PRODUCERS_LISTED_MAX + 1):
         await channel.appends.append(stored_columns(1), Stamp(f"p{number}", 1, 1))
         await channel.purge()
     with LimitedCall(Permission.DESCRIBE):
-        answer = await service._list_producers(pb.ListProducersRequest(channel="orders"))
-    assert [one.producer_id for one in answer.producers] == [f"p{number}" for number in range(PRODUCERS_LISTED_MAX)]
+        response = await service._list_producers(pb.ListProducersRequest(channel="orders"))
+    assert [one.producer_id for one in response.producers] == [f"p{number}" for number in range(PRODUCERS_LISTED_MAX)]

@@ -31,7 +31,7 @@ REQUESTS = st.builds(
 
 
 class FakeStream(MessageStream):
-    """The requests of a caller, and the answers to it."""
+    """The requests of a caller, and the responses to it."""
 
     def __init__(self) -> None:
         self.sent: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -49,9 +49,9 @@ class FakeStream(MessageStream):
     def release(self, byte_count: int) -> None:
         self.inflight.release(byte_count, "peer")
 
-    async def write(self, answer: bytes) -> None:
+    async def write(self, response: bytes) -> None:
         await self.may_get.wait()
-        self.got.append(pb.AppendStreamResponse.FromString(answer))
+        self.got.append(pb.AppendStreamResponse.FromString(response))
 
     def send(self, *bodies: bytes, channel: str = "orders", number: int | None = None) -> int:
         """Sends an append, with the producer's number of its event if given; returns its bytes."""
@@ -65,16 +65,16 @@ class FakeStream(MessageStream):
 
     @property
     def sequences(self) -> Sequence[int]:
-        return [answer.first_sequence for answer in self.got]
+        return [response.first_sequence for response in self.got]
 
     @property
     def reasons(self) -> Sequence[str]:
         """The messages of the errors, empty for successes."""
-        return [answer.error.message for answer in self.got]
+        return [response.error.message for response in self.got]
 
 
 class Running:
-    """A stream being served, on a channel for 4 events whose commits wait long for room."""
+    """A stream being served, on a channel for 4 events whose commits wait long for space."""
 
     def __init__(self, capacity: int = 4) -> None:
         self.stream = FakeStream()
@@ -106,8 +106,8 @@ async def running() -> AsyncIterator[Running]:
     await asyncio.wait({running.serving, running.second_serving})
 
 
-async def test_appends_of_a_stream_are_answered_in_their_order(running: Running) -> None:
-    """Errors are answered in order, and do not end the stream; each is timed by its code."""
+async def test_appends_of_a_stream_get_responses_in_order(running: Running) -> None:
+    """Errors get responses in order, and do not end the stream; each is timed by its code."""
     stream = running.stream
     stream.send(b"a", b"b")
     stream.send(b"x", channel="none")
@@ -125,7 +125,7 @@ async def test_appends_of_a_stream_are_answered_in_their_order(running: Running)
 
 
 async def test_appends_that_wait_are_all_under_way_and_keep_their_order(running: Running) -> None:
-    """An append after a large one is neither answered nor stored before it."""
+    """An append after a large one is neither responded nor stored before it."""
     stream = running.stream
     for bodies in ([b"a"] * 3, [b"b"] * 2, [b"c"]):
         stream.send(*bodies)
@@ -157,7 +157,7 @@ async def test_appends_beyond_those_under_way_are_not_read(running: Running, mon
     assert stream.sequences == [1, 5, 6, 7]
 
 
-async def test_answers_to_a_caller_that_is_slow_hold_back_what_it_sends(
+async def test_responses_to_a_caller_that_is_slow_hold_back_what_it_sends(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory does not grow while the caller does not read."""
@@ -176,7 +176,7 @@ async def test_answers_to_a_caller_that_is_slow_hold_back_what_it_sends(
 
 
 async def test_stream_whose_caller_leaves_ends_what_only_waits(running: Running) -> None:
-    """Appends that still wait for room have no effect."""
+    """Appends that still wait for space have no effect."""
     stream = running.stream
     for bodies in ([b"a"] * 4, [b"b"], [b"c"]):
         stream.send(*bodies)
@@ -208,7 +208,7 @@ async def test_stream_that_breaks_while_it_is_written_to_ends(
 ) -> None:
     """The stream ends with the reason."""
 
-    async def refuse(_answer: bytes) -> None:
+    async def refuse(_response: bytes) -> None:
         raise ConnectionError("gone")
 
     monkeypatch.setattr(running.stream, "write", refuse)
@@ -233,7 +233,7 @@ async def test_small_appends_behind_one_that_is_being_stored_become_one_commit(r
     slow.let_last()
     await running.end()
     assert running.stream.sequences == [1, 2, 4]
-    assert [answer.last_sequence for answer in running.stream.got] == [1, 3, 4]
+    assert [response.last_sequence for response in running.stream.got] == [1, 3, 4]
     assert running.channel.counters.put_attempts == running.channel.counters.put_successes == 4
 
 
@@ -275,7 +275,7 @@ async def test_small_appends_after_some_that_were_stored_together_wait_for_as_ma
 async def test_small_appends_that_come_while_others_are_stored_together_wait_for_as_many_again(
     monkeypatch: pytest.MonkeyPatch, many_waiting: int, together_max: int, awaited_count: int
 ) -> None:
-    """Two were answered, and one waits: if that is many, three are awaited, unless one commit takes fewer."""
+    """Two got responses, and one waits: if that is many, three are awaited, unless one commit takes fewer."""
     monkeypatch.setattr(append_queue, "COMMIT_DELAY_SECONDS", 60)
     monkeypatch.setattr(append_queue, "_LONG_DELAY_SECONDS", 60)
     monkeypatch.setattr(append_queue, "_MANY_WAITING", many_waiting)
@@ -357,7 +357,7 @@ async def test_small_appends_with_many_headers_become_several_commits(monkeypatc
     running.second_serving.cancel()
 
 
-async def test_appends_that_have_no_room_together_wait_for_it_in_their_order(running: Running) -> None:
+async def test_appends_that_have_no_space_together_wait_for_it_in_their_order(running: Running) -> None:
     """Those that fit are stored, and none overtakes another."""
     slow = SlowCommits(running.channel)
     for bodies in ([b"a"], [b"b", b"b"], [b"c", b"c"], [b"d"]):
@@ -378,7 +378,7 @@ async def test_appends_that_have_no_room_together_wait_for_it_in_their_order(run
     assert running.channel.counters.put_attempts == 6
 
 
-async def test_appends_behind_one_that_waits_for_room_do_not_take_it_together(running: Running) -> None:
+async def test_appends_behind_one_that_waits_for_space_do_not_take_it_together(running: Running) -> None:
     """They could not have one commit with it, and would overtake it."""
     slow = SlowCommits(running.channel)
     running.stream.send(b"a", b"b")
@@ -399,13 +399,13 @@ async def test_commit_of_several_appends_that_is_refused_fails_each_of_them(runn
         await running.turn()
     slow.let_last()
     await running.turn()
-    slow.refuse(DiskFullError("no room"))
+    slow.refuse(DiskFullError("no space"))
     await running.turn()
     running.stream.send(b"d")
     await running.turn()
     slow.let_last()
     await running.end()
-    assert running.stream.reasons == ["", "no room", "no room", ""]
+    assert running.stream.reasons == ["", "no space", "no space", ""]
     assert running.stream.sequences == [1, 0, 0, 2]
 
 
@@ -437,7 +437,7 @@ async def test_stream_whose_caller_leaves_stores_no_append_that_has_not_begun(ru
 
 
 async def test_small_appends_of_several_streams_become_one_commit(running: Running) -> None:
-    """Each stream gets its own answers."""
+    """Each stream gets its own responses."""
     slow = SlowCommits(running.channel)
     for stream in (running.stream, running.second_stream, running.stream):
         stream.send(b"x")
@@ -467,7 +467,7 @@ async def test_numbers_of_a_caller_who_has_left_are_not_accepted(running: Runnin
 
 @given(st.lists(st.tuples(REQUESTS, st.booleans()), max_size=12))
 def test_appends_of_a_stream_have_the_effect_of_single_ones(steps: list[tuple[bytes, bool]]) -> None:
-    """Answers, events, accepted numbers and counters do not depend on what was stored together."""
+    """Responses, events, accepted numbers and counters do not depend on what was stored together."""
 
     async def serve(*, is_slow: bool) -> list[object]:
         running = Running(capacity=1_000)

@@ -8,17 +8,17 @@ from millrace.v1 import channel_service_pb2 as pb
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import BadArgumentError, DrainingError
-from millrace_server.grpc_services.rpc import Admission, Answer, InflightBytes, MessageStream
+from millrace_server.grpc_services.rpc import Admission, InflightBytes, MessageStream, Response
 from millrace_server.grpc_services.streams import ConsumeCall
 from tests.channel_events import append, limits_of, queued
 
 
 class FakeStream(MessageStream):
-    """The messages of a caller, and the answers to it."""
+    """The messages of a caller, and the responses to it."""
 
     def __init__(self) -> None:
         self._sent: asyncio.Queue[bytes] = asyncio.Queue()
-        self.got: asyncio.Queue[Answer] = asyncio.Queue()
+        self.got: asyncio.Queue[Response] = asyncio.Queue()
 
     async def read(self) -> bytes | None:
         return await self._sent.get()
@@ -26,8 +26,8 @@ class FakeStream(MessageStream):
     def admit(self, raw: bytes) -> Admission:
         return InflightBytes(1 << 20, 1 << 20).admit(len(raw), "peer")
 
-    async def write(self, answer: Answer) -> None:
-        self.got.put_nowait(answer)
+    async def write(self, response: Response) -> None:
+        self.got.put_nowait(response)
 
     def send(self, **message: Any) -> None:
         """Sends a message with these fields."""

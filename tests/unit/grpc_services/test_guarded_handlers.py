@@ -36,10 +36,10 @@ async def test_calls_with_a_new_key_wait_for_one_fetch_of_it(tmp_path: Path, mon
 
             async def list_channels(token: str) -> pb.ListChannelsResponse:
                 listing = pb.ListChannelsRequest()
-                answer: pb.ListChannelsResponse = await rpc.admin.ListChannels(
+                response: pb.ListChannelsResponse = await rpc.admin.ListChannels(
                     listing, metadata=bearer(token), timeout=TIMEOUT_SECONDS
                 )
-                return answer
+                return response
 
             await asyncio.gather(*(list_channels(NEW.token()) for _ in range(10)))
             assert len(issuer.authorizations) == 2

@@ -35,8 +35,8 @@ class Served:
         for _ in range(10):
             await asyncio.sleep(0)
         request = health_pb2.HealthCheckRequest(service=service)
-        answer = await self.health.servicer.Check(request, None)  # type: ignore[arg-type] # it looks at no context
-        return int(answer.status)
+        response = await self.health.servicer.Check(request, None)  # type: ignore[arg-type] # it looks at no context
+        return int(response.status)
 
 
 @pytest.fixture

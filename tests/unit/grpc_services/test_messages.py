@@ -219,7 +219,7 @@ def message(first_sequence: int, events: Sequence[Row], form: Form) -> event_pb2
 
 @pytest.mark.parametrize("form", Form)
 @given(BATCHES, st.integers(0, (1 << 64) - 1))
-def test_take_answer_says_what_protobuf_would_say(
+def test_take_response_says_what_protobuf_would_say(
     form: Form, contents: list[tuple[int, Sequence[Row]]], take_count: int
 ) -> None:
     """The bytes encoded by hand are a TakeResponse, in both forms."""
@@ -241,8 +241,8 @@ def test_delivery_says_what_protobuf_would_say(
 
 
 @given(SEQUENCES, ROWS)
-def test_take_answer_in_columns_is_byte_for_byte_protobufs(first_sequence: int, events: Sequence[Row]) -> None:
-    """Fields are in the order of their numbers, except the answer's own, which come first."""
+def test_take_response_in_columns_is_byte_for_byte_protobufs(first_sequence: int, events: Sequence[Row]) -> None:
+    """Fields are in the order of their numbers, except the response's own, which come first."""
     encoded = take_response([stored(first_sequence, events)], 0, Form.COLUMNS)
     expected = pb.TakeResponse(batches=[message(first_sequence, events, Form.COLUMNS)])
     assert encoded == expected.SerializeToString()
@@ -259,17 +259,17 @@ def test_encode_of_a_part_of_a_batch_holds_that_part(
     part = stored(first_sequence, events).part(start, stop)
     head = admin_service_pb2.PeekEventsResponse(skipped_events=7)
     encoded = encode_batches(head, admin_service_pb2.PeekEventsResponse.BATCH_FIELD_NUMBER, [part], form)
-    answer = admin_service_pb2.PeekEventsResponse.FromString(encoded)
-    assert answer.skipped_events == 7
-    assert answer.batch.first_sequence == first_sequence + start
+    response = admin_service_pb2.PeekEventsResponse.FromString(encoded)
+    assert response.skipped_events == 7
+    assert response.batch.first_sequence == first_sequence + start
     if form is Form.ROWS:
-        assert answer.batch == message(first_sequence + start, events[start:stop], form)
+        assert response.batch == message(first_sequence + start, events[start:stop], form)
     else:
-        assert answer.batch.columns.count == stop - start
-        assert answer.batch.columns.bodies == b"".join(body for _, body in events[start:stop])
+        assert response.batch.columns.count == stop - start
+        assert response.batch.columns.bodies == b"".join(body for _, body in events[start:stop])
 
 
-def test_encode_of_no_batches_is_the_answer_alone() -> None:
+def test_encode_of_no_batches_is_the_response_alone() -> None:
     """A take whose wait has ended returns only the number of events taken."""
     assert take_response([], 5, Form.COLUMNS) == pb.TakeResponse(take_count=5).SerializeToString()
 

@@ -133,7 +133,7 @@ async def called(connection: aio.Channel, path: str, request: bytes) -> None:
 
 
 async def test_calls_that_are_refused_for_a_moment_are_repeated_by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls that get only a status are repeated by gRPC; any answer before it, even an empty one, prevents that."""
+    """Calls that get only a status are repeated by gRPC; any response before it, even an empty one, prevents that."""
     monkeypatch.setattr(_settings, "BACKOFF_SECONDS", 0.01)
     for method, request in ((ROLLBACK, pb.RollbackRequest()), (APPEND, pb.AppendRequest())):
         refusing = Refusing(ReplayingError("not yet"), ReplayingError("not yet"))

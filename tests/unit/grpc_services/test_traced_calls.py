@@ -28,7 +28,7 @@ def append_of(channel: str, *traceparents: str) -> bytes:
 
 
 async def appended(recorded: RecordedSpans, *requests: bytes) -> None:
-    """Sends the requests in one stream, until all of them are answered."""
+    """Sends the requests in one stream, until all of them get responses."""
     registry = registry_of(orders=memory())
     stream = FakeStream()
     for request in requests:

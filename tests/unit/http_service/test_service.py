@@ -21,7 +21,7 @@ from millrace_server.http_service.occasional_gauges import OCCASIONAL_GAUGES
 from millrace_server.http_service.service import HttpService
 from millrace_server.network import Address, open_socket
 from millrace_server.network.http_server import SECURITY_HEADERS
-from tests.http_answer import Answer
+from tests.http_response import Response
 
 pytestmark = pytest.mark.usefixtures("prompt_http_stop")
 
@@ -47,18 +47,18 @@ class Served:
         self.service = service
         self.address = address
 
-    async def get(self, path: str, *, method: str = "GET", accept: str = "*/*", **others: str) -> Answer:
+    async def get(self, path: str, *, method: str = "GET", accept: str = "*/*", **others: str) -> Response:
         headers = {"Host": "localhost", "Accept": accept, "Connection": "close"} | others
         lines = [f"{method} {path} HTTP/1.0", *(f"{key}: {value}" for key, value in headers.items()), "", ""]
         return await self.send("\r\n".join(lines).encode("latin-1"))
 
-    async def send(self, request: bytes) -> Answer:
+    async def send(self, request: bytes) -> Response:
         reader, writer = await asyncio.open_connection(*self.address)
         writer.write(request)
-        answer = await reader.read()
+        response = await reader.read()
         writer.close()
         await writer.wait_closed()
-        return Answer.parsed(answer)
+        return Response.parsed(response)
 
     async def samples(self) -> dict[tuple[str, str], float]:
         """The samples of /metrics by name and channel."""
@@ -94,31 +94,31 @@ async def use(registry: ChannelRegistry) -> None:
 
 async def test_healthz_while_serving_says_so(served: Served) -> None:
     """A probe gets 200."""
-    answer = await served.get("/healthz")
-    assert (answer.status, answer.json()) == (200, {"status": "serving"})
+    response = await served.get("/healthz")
+    assert (response.status, response.json()) == (200, {"status": "serving"})
 
 
 async def test_healthz_while_draining_sends_probes_away(served: Served) -> None:
     """A probe gets 503 from a stopping server, and everything else is still served."""
     served.service.drain()
-    answer = await served.get("/healthz")
-    assert (answer.status, answer.json()) == (503, {"status": "draining"})
+    response = await served.get("/healthz")
+    assert (response.status, response.json()) == (503, {"status": "draining"})
     assert (await served.get("/metrics")).status == 200
 
 
-async def test_answers_have_headers_that_protect_browsers(served: Served) -> None:
-    """All of them, and none says which program answers."""
-    answers = [
+async def test_responses_have_headers_that_protect_browsers(served: Served) -> None:
+    """All of them, and none says which program responses."""
+    responses = [
         await served.get("/healthz"),
         await served.get("/nowhere"),
         await served.get("/channels", method="POST"),
         await served.get("/channels", Host="evil.example"),
         await served.send(b"nonsense\r\n\r\n"),
     ]
-    assert [answer.status for answer in answers] == [200, 404, 405, 421, 400]
-    for answer in answers:
-        assert {key: answer.headers[key] for key in SECURITY_HEADERS} == SECURITY_HEADERS
-        assert answer.headers["server"] is None
+    assert [response.status for response in responses] == [200, 404, 405, 421, 400]
+    for response in responses:
+        assert {key: response.headers[key] for key in SECURITY_HEADERS} == SECURITY_HEADERS
+        assert response.headers["server"] is None
 
 
 async def test_requests_of_strangers_pages_get_nothing(served: Served) -> None:
@@ -134,17 +134,17 @@ async def test_requests_of_strangers_pages_get_nothing(served: Served) -> None:
 async def test_methods_that_would_change_something_are_refused(served: Served, method: str) -> None:
     """On every path."""
     for path in ("/healthz", "/channels", "/nowhere"):
-        answer = await served.get(path, method=method)
-        assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
+        response = await served.get(path, method=method)
+        assert (response.status, response.headers["allow"]) == (405, "GET, HEAD")
 
 
 async def test_channels_tells_flumes_keys_with_numbers(served: Served) -> None:
     """The keys have the names and meanings of Flume's JSON, with numbers where Flume has strings."""
     await use(served.registry)
-    answer = await served.get("/channels")
-    assert answer.headers["content-type"] == "application/json"
-    assert list(answer.json()) == ["CHANNEL.orders"]
-    orders = answer.json()["CHANNEL.orders"]
+    response = await served.get("/channels")
+    assert response.headers["content-type"] == "application/json"
+    assert list(response.json()) == ["CHANNEL.orders"]
+    orders = response.json()["CHANNEL.orders"]
     assert set(orders) >= FLUMES_KEYS
     start_time_ms = served.registry.get("orders").start_time * 1000
     assert orders.pop("StartTime") == int(start_time_ms)
@@ -267,10 +267,10 @@ async def test_metrics_help_leads_from_flumes_names_to_ours(served: Served) -> N
 async def test_metrics_speaks_the_format_that_is_asked_for(served: Served, accept: str, content_type: str) -> None:
     """The format is Prometheus' text or OpenMetrics; an invalid header is harmless."""
     await use(served.registry)
-    answer = await served.get("/metrics", accept=accept)
-    assert answer.status == 200
-    assert answer.headers["content-type"].startswith(content_type)
-    assert answer.body.endswith(b"# EOF\n") is ("openmetrics" in content_type)
+    response = await served.get("/metrics", accept=accept)
+    assert response.status == 200
+    assert response.headers["content-type"].startswith(content_type)
+    assert response.body.endswith(b"# EOF\n") is ("openmetrics" in content_type)
 
 
 async def test_metrics_of_many_channels_are_compressed_for_who_accepts_gzip(served: Served) -> None:
@@ -299,9 +299,9 @@ async def test_request_with_another_method_changes_nothing(served: Served, metho
 
 @pytest.mark.parametrize("path", ["/", "/channels/", "/../etc/passwd", "/%2e%2e/", "/docs", "/healthz/x"])
 async def test_request_for_another_path_is_not_found(served: Served, path: str) -> None:
-    """There are only four pages; the answer says so in JSON, as all refusals do."""
-    answer = await served.get(path)
-    assert answer.status == 307 or answer.reason == "NOT_FOUND"
+    """There are only four pages; the response says so in JSON, as all refusals do."""
+    response = await served.get(path)
+    assert response.status == 307 or response.reason == "NOT_FOUND"
 
 
 async def test_request_with_a_huge_header_is_refused(served: Served) -> None:
@@ -356,7 +356,7 @@ async def test_healthz_with_a_component_in_trouble_names_it_and_serves(
     components, served = served_components
     components.add(ComponentKind.SINK, "well", "null").mark_running()
     components.add(ComponentKind.SINK, "collector", "millrace").mark_backing_off("cannot reach it")
-    answer = await served.get("/healthz")
-    assert answer.status == 200
-    assert answer.json() == {"status": "serving", "components": {"sinks/collector": "backing off"}}
+    response = await served.get("/healthz")
+    assert response.status == 200
+    assert response.json() == {"status": "serving", "components": {"sinks/collector": "backing off"}}
     assert (await served.get("/healthz", Host="evil.example")).json() == {"status": "serving"}

@@ -1,4 +1,4 @@
-"""A real disk on which a write finds no room, or which returns other bytes than were written."""
+"""A real disk on which a write finds no space, or which returns other bytes than were written."""
 
 import errno
 import os

@@ -30,7 +30,7 @@ from millrace_server.replication.owner_entries import Holder, Member, channel_ke
 from millrace_server.replication.stream import Stream, StreamLimits
 from millrace_server.replication.stream_reading import MigratingError
 from millrace_server.wal.disk import OsDisk
-from tests.channel_events import ANSWER_BYTES_MAX, append, begin_with_takes, numbered, times_of
+from tests.channel_events import RESPONSE_BYTES_MAX, append, begin_with_takes, numbered, times_of
 from tests.stream_logs import engine_at, new_name
 
 _STREAM_BYTES_MAX = 8 << 20
@@ -89,7 +89,7 @@ class _Site:
             found = await StreamStores(engine).open(
                 self.name, config, TakeOver(_LIMITS, "127.0.0.1:1"), ReplayProgress(), _ignore
             )
-            channel = Channel(self.name, config, found.store.storage, TxnDirectory(100), ANSWER_BYTES_MAX)
+            channel = Channel(self.name, config, found.store.storage, TxnDirectory(100), RESPONSE_BYTES_MAX)
             contents = _Opened(found.store, channel).contents()
             await found.store.close()
             return contents
@@ -148,7 +148,7 @@ class _OpenedFiles:
         assert config is not None
         stores = FileStores(self._site.home.parent, OsDisk())
         store = await stores.open(self._site.name, config, ReplayProgress(), _ignore)
-        channel = Channel(self._site.name, config, store.storage, TxnDirectory(100), ANSWER_BYTES_MAX)
+        channel = Channel(self._site.name, config, store.storage, TxnDirectory(100), RESPONSE_BYTES_MAX)
         self._opened = _Opened(store, channel)
         return self._opened
 
@@ -356,7 +356,7 @@ def test_migrate_where_both_places_have_a_channel_is_refused(site: _Site) -> Non
     assert (site.is_in_files(), site.is_in_stream()) == (True, True), "as before"
 
 
-def test_migrate_to_an_engine_that_does_not_answer_says_so_in_one_sentence(
+def test_migrate_to_an_engine_that_does_not_respond_says_so_in_one_sentence(
     site: _Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection's own attempts are not for people."""

@@ -368,7 +368,7 @@ def test_repair_on_a_full_disk_changes_nothing_before_the_copy_is_whole(home: Pa
     assert contents(home) == before
 
 
-def test_repair_that_finds_no_room_for_the_new_log_changes_nothing(
+def test_repair_that_finds_no_space_for_the_new_log_changes_nothing(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next attempt succeeds."""

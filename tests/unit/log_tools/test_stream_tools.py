@@ -16,7 +16,7 @@ from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.cli import app
 from millrace_server.configuration.settings import load_settings
 from millrace_server.replication.stream import StreamLimits
-from tests.channel_events import ANSWER_BYTES_MAX, append, begin_with_takes
+from tests.channel_events import RESPONSE_BYTES_MAX, append, begin_with_takes
 from tests.stream_logs import engine_at, new_name
 
 _STREAM_BYTES_MAX = 8 << 20
@@ -39,7 +39,7 @@ class _Stored:
         async with engine_at(self.url) as engine:
             attempt = TakeOver(StreamLimits(replicas=1, stream_bytes_max=_STREAM_BYTES_MAX), "127.0.0.1:1")
             opened = await StreamStores(engine).open(self.name, limits, attempt, ReplayProgress(), _ignore)
-            channel = Channel(self.name, limits, opened.store.storage, TxnDirectory(100), ANSWER_BYTES_MAX)
+            channel = Channel(self.name, limits, opened.store.storage, TxnDirectory(100), RESPONSE_BYTES_MAX)
             await append(channel, b"zero", b"one")
             await opened.store._checkpointing.make()
             await append(channel, b"two", b"three", b"four")

@@ -19,13 +19,13 @@ WAIT_SECONDS_MAX = 60.0
 
 
 class OnePageServer:
-    """A server with one page, which answers when the test lets it."""
+    """A server with one page, which responds when the test lets it."""
 
     def __init__(self, address: tuple[str, int], server: EmbeddedHttp) -> None:
         self.address = address
         self.server = server
         self.asked = asyncio.Event()
-        self.may_answer = asyncio.Event()
+        self.may_response = asyncio.Event()
         self.page = "page"
 
     async def connect(self, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -46,7 +46,7 @@ async def start() -> AsyncIterator[Start]:
         async def start_guest(limits: HttpLimits) -> OnePageServer:
             async def page(_request: Request) -> PlainTextResponse:
                 page_server.asked.set()
-                await page_server.may_answer.wait()
+                await page_server.may_response.wait()
                 return PlainTextResponse(page_server.page)
 
             bound = await open_socket(Address("127.0.0.1", 0), "test")
@@ -79,7 +79,7 @@ async def test_connection_without_a_whole_request_is_closed(start: Start, sent: 
 async def test_connection_that_drips_its_header_is_closed(start: Start) -> None:
     """Further bytes do not prolong the time, in the first request and in later ones."""
     page_server = await start(HttpLimits(10, idle_seconds_max=0.2))
-    page_server.may_answer.set()
+    page_server.may_response.set()
     for before in (b"", REQUEST):
         reader, writer = await page_server.connect(before)
         if before:
@@ -94,9 +94,9 @@ async def test_connection_that_drips_its_header_is_closed(start: Start) -> None:
 
 
 async def test_connection_between_requests_is_closed_after_a_while(start: Start) -> None:
-    """The idle time starts again with each answer, and includes the time of the next request's header."""
+    """The idle time starts again with each response, and includes the time of the next request's header."""
     page_server = await start(HttpLimits(10, idle_seconds_max=0.2))
-    page_server.may_answer.set()
+    page_server.may_response.set()
     reader, writer = await page_server.connect(REQUEST)
     assert (await reader.readuntil(b"page")).startswith(b"HTTP/1.1 200 ")
     writer.write(REQUEST)
@@ -106,15 +106,15 @@ async def test_connection_between_requests_is_closed_after_a_while(start: Start)
     writer.close()
 
 
-async def test_answer_that_takes_longer_than_the_idle_time_comes(start: Start) -> None:
-    """The idle time does not run while a request is being answered."""
+async def test_response_that_takes_longer_than_the_idle_time_comes(start: Start) -> None:
+    """The idle time does not run while a request is being processed."""
     page_server = await start(HttpLimits(10, idle_seconds_max=0.05))
     reader, writer = await page_server.connect(REQUEST)
     await page_server.asked.wait()
     await asyncio.sleep(0.1)
-    page_server.may_answer.set()
-    answer = await reader.readuntil(b"page")
-    assert b"connection: close" not in answer
+    page_server.may_response.set()
+    response = await reader.readuntil(b"page")
+    assert b"connection: close" not in response
     writer.close()
 
 
@@ -130,15 +130,15 @@ async def test_requests_above_the_limit_get_503_and_connections_far_above_none(s
     reader, writer = await page_server.connect(REQUEST)
     assert await _end_of(halves[0][0]) == b""
     assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 503 ")
-    page_server.may_answer.set()
-    for answered, _ in busy:
-        await answered.readuntil(b"page")
+    page_server.may_response.set()
+    for responded, _ in busy:
+        await responded.readuntil(b"page")
     for _, each in (*busy, *halves, (reader, writer)):
         each.close()
 
 
 async def test_connection_at_the_limit_closes_the_one_that_waited_longest(start: Start) -> None:
-    """A complete request gets an answer however many connections are half open; a request in progress continues."""
+    """A complete request gets a response however many connections are half open; a request in progress continues."""
     page_server = await start(HttpLimits(3))
     busy = await page_server.connect(REQUEST)
     await page_server.asked.wait()
@@ -148,20 +148,20 @@ async def test_connection_at_the_limit_closes_the_one_that_waited_longest(start:
         halves.append(await page_server.connect(REQUEST[:10]))
         assert await _end_of(halves[round_number][0]) == b""
     reader, writer = await page_server.connect(REQUEST)
-    page_server.may_answer.set()
-    for answered in (reader, busy[0]):
-        assert (await answered.readuntil(b"page")).startswith(b"HTTP/1.1 200 ")
+    page_server.may_response.set()
+    for responded in (reader, busy[0]):
+        assert (await responded.readuntil(b"page")).startswith(b"HTTP/1.1 200 ")
     halves[-1][1].write(REQUEST[10:])
     assert (await halves[-1][0].readuntil(b"page")).startswith(b"HTTP/1.1 200 ")
     for _, each in (busy, (reader, writer), *halves):
         each.close()
 
 
-async def test_client_that_does_not_read_its_answers_is_closed(start: Start) -> None:
-    """Requests sent in advance do not hold a connection whose answers nobody reads."""
+async def test_client_that_does_not_read_its_responses_is_closed(start: Start) -> None:
+    """Requests sent in advance do not hold a connection whose responses nobody reads."""
     page_server = await start(HttpLimits(10, idle_seconds_max=0.1))
     page_server.page = "x" * (4 << 20)
-    page_server.may_answer.set()
+    page_server.may_response.set()
     with socket.create_connection(page_server.address) as client:
         client.sendall(REQUEST * 3)
         await page_server.asked.wait()
@@ -182,15 +182,15 @@ async def test_requests_that_are_broken_leave_no_line_in_the_log(
     assert caplog.records == []
 
 
-async def test_stop_with_a_request_in_work_lets_it_be_answered(start: Start) -> None:
-    """The port is closed at once; requests in progress are still answered."""
+async def test_stop_with_a_request_in_work_lets_it_complete(start: Start) -> None:
+    """The port is closed at once; requests in progress still get their responses."""
     page_server = await start(HttpLimits(10, closing_seconds_max=10))
     reader, writer = await page_server.connect(REQUEST)
     await page_server.asked.wait()
     stopping = asyncio.create_task(page_server.server.stop())
     await asyncio.wait({stopping}, timeout=0.05)
     assert not stopping.done()
-    page_server.may_answer.set()
+    page_server.may_response.set()
     assert (await _end_of(reader)).endswith(b"page")
     await asyncio.wait_for(stopping, WAIT_SECONDS_MAX)
     await asyncio.wait_for(page_server.server.wait_ended(), WAIT_SECONDS_MAX)

@@ -24,12 +24,12 @@ class SharedBucket:
 
     Attributes:
         entries: The entries by key.
-        lost_answers: So many of the next writes succeed without an answer.
+        lost_responses: So many of the next writes succeed without a response.
     """
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
-        self.lost_answers = 0
+        self.lost_responses = 0
         self._servers: dict[str, SharingServer] = {}
         self._cut_off: set[str] = set()
         self._revision = 0
@@ -65,9 +65,9 @@ class SharedBucket:
         for name, server in self._servers.items():
             if name not in self._cut_off:
                 asyncio.get_running_loop().call_soon(server.note, key, entry)
-        if self.lost_answers:
-            self.lost_answers -= 1
-            raise EntriesUnavailableError("no answer")
+        if self.lost_responses:
+            self.lost_responses -= 1
+            raise EntriesUnavailableError("no response")
         return entry.revision
 
 

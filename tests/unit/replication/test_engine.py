@@ -34,8 +34,8 @@ async def test_close_while_the_connection_breaks_ends_all_the_same(
     assert caplog.messages == []
 
 
-async def test_ask_that_waited_too_long_leaves_its_answer_to_nobody(nats_url: str) -> None:
-    """An answer that comes too late is not taken for that to the next question."""
+async def test_ask_that_waited_too_long_leaves_its_response_to_nobody(nats_url: str) -> None:
+    """A response that comes too late is not taken for that to the next question."""
     async with engine_at(nats_url) as engine:
         await asyncio.wrap_future(engine.call(_ask_twice(engine.nats)))
 
@@ -43,13 +43,13 @@ async def test_ask_that_waited_too_long_leaves_its_answer_to_nobody(nats_url: st
 async def _ask_twice(connection: Connection) -> None:
     asked: list[Msg] = []
 
-    async def answer(message: Msg) -> None:
+    async def respond(message: Msg) -> None:
         asked.append(message)
         if len(asked) == 2:
             for number, each in enumerate(asked):
                 await each.respond(b"%d" % number)
 
-    await connection.subscribe("questions", cb=answer)
+    await connection.subscribe("questions", cb=respond)
     with pytest.raises(TimeoutError):
         await connection.ask("questions", {}, [b"first"], 0.01)
     assert await connection.ask("questions", {}, [b"sec", b"ond"], 30) == b"1"

@@ -132,7 +132,7 @@ async def test_user_with_the_permissions_of_the_page_may_do_all_that_servers_do(
 
 
 async def test_permission_that_is_missing_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine does not answer such a request, so what is repeated only times out."""
+    """The engine does not respond such a request, so what is repeated only times out."""
     monkeypatch.setattr("millrace_server.replication.chain.CALL_SECONDS", 0.1)
     monkeypatch.setattr("millrace_server.replication.stream.CALL_SECONDS", 0.1)
     monkeypatch.setattr("millrace_server.replication.stream_reading.UNKNOWN_SECONDS_MAX", 0.5)
@@ -317,7 +317,7 @@ async def test_servers_that_do_not_sync_are_warned_of(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         b'INFO {"server_id":"N"}\r\n',
         b'HTTP/1.0 200 OK\r\n\r\n{"jetstream": "off"}',
@@ -325,12 +325,12 @@ async def test_servers_that_do_not_sync_are_warned_of(tmp_path: Path) -> None:
         b'HTTP/1.0 200 OK\r\n\r\n{"jetstream": {"config": {"sync_interval": "2m"}}}',
     ],
 )
-async def test_warn_of_missing_syncs_when_the_url_is_not_of_a_monitoring_port_only_warns(answer: bytes) -> None:
-    """The port for clients, such as in the first answer, must not keep channels from opening."""
+async def test_warn_of_missing_syncs_when_the_url_is_not_of_a_monitoring_port_only_warns(response: bytes) -> None:
+    """The port for clients, such as in the first response, must not keep channels from opening."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(answer)
+        writer.write(response)
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:

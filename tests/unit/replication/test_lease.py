@@ -56,7 +56,7 @@ async def test_release_hands_over_at_once_with_the_epoch(servers: Two) -> None:
     waiting = await started(other.acquire())
     began_at = now()
     await one.release()
-    await waiting.answer()
+    await waiting.result()
     assert (now(), one.is_current, other.is_current, other.entry.epoch) == (began_at, False, True, 7)
     await settle()
     assert one.owner == other.owner
@@ -106,7 +106,7 @@ async def test_end_of_a_session_frees_its_leases_at_once(servers: Two) -> None:
     waiting = await started(other.acquire())
     began_at = now()
     await servers[0].stop()
-    await waiting.answer()
+    await waiting.result()
     assert now() == began_at
 
 
@@ -122,7 +122,7 @@ async def test_owner_that_is_cut_off_stops_before_another_begins(bucket: SharedB
     bucket.cut_off("a")
     await asyncio.sleep(LEASE_SECONDS - RENEW_SECONDS)
     assert (one.is_current, other.is_current) == (False, False)
-    await waiting.answer()
+    await waiting.result()
     taken_at = now()
     assert LEASE_SECONDS - RENEW_SECONDS <= taken_at <= LEASE_SECONDS + 1.0
     await asyncio.sleep(RENEW_SECONDS)
@@ -174,16 +174,16 @@ async def test_owner_that_stood_still_is_not_current_when_it_goes_on(bucket: Sha
     assert not one.is_held
 
 
-async def test_writes_whose_answers_are_lost_are_recognised(bucket: SharedBucket, servers: Two) -> None:
+async def test_writes_whose_responses_are_lost_are_recognised(bucket: SharedBucket, servers: Two) -> None:
     """The entries have other revisions then, but are the owner's all the same."""
     one = servers[0].lease()
     losses: list[None] = []
     one.on_lost = lambda: losses.append(None)
-    bucket.lost_answers = 1
+    bucket.lost_responses = 1
     await one.acquire()
-    bucket.lost_answers = 1
+    bucket.lost_responses = 1
     await one.confirm(7)
-    bucket.lost_answers = 3
+    bucket.lost_responses = 3
     await asyncio.sleep(10 * LEASE_SECONDS)
     assert (one.is_current, losses, one.entry.epoch) == (True, [], 7)
 
@@ -274,15 +274,15 @@ async def test_forget_ended_of_a_server_that_was_cut_off_keeps_those_that_live(
     assert session_key(one.members.session) in bucket.entries
 
 
-async def test_lease_of_an_engine_that_does_not_answer_is_not_taken(bucket: SharedBucket, servers: Two) -> None:
-    """The server asks again until it answers."""
+async def test_lease_of_an_engine_that_does_not_respond_is_not_taken(bucket: SharedBucket, servers: Two) -> None:
+    """The server asks again until it responds."""
     bucket.cut_off("a")
     one = servers[0].lease()
     waiting = await started(one.acquire())
     await asyncio.sleep(LEASE_SECONDS)
     assert not waiting.is_done
     bucket.connect("a")
-    await waiting.answer()
+    await waiting.result()
 
 
 async def test_release_for_another_server_leaves_the_lease_to_it_for_a_while(
@@ -301,7 +301,7 @@ async def test_release_for_another_server_leaves_the_lease_to_it_for_a_while(
     assert other.is_current
     assert other.entry.is_pinned
     await other.release(servers[0].members.session)
-    await waiting.answer()
+    await waiting.result()
     assert last.is_current
     assert not last.entry.is_pinned
     await third.stop()
@@ -317,7 +317,7 @@ async def test_server_with_its_share_leaves_a_free_lease_to_others_for_a_while(s
     await other.release()
     assert not waiting.is_done
     began_at = now()
-    await waiting.answer()
+    await waiting.result()
     assert 0 < now() - began_at <= LEASE_SECONDS / 5 + 0.5
 
 
@@ -330,7 +330,7 @@ async def test_lease_on_a_deleted_channel_is_taken_only_to_create_it_again(serve
     await one.confirm(7)
     waiting = await started(other.acquire())
     await one.release(is_deleted=True)
-    await waiting.answer()
+    await waiting.result()
     assert (other.is_held, deletions) == (False, [None])
     again = servers[1].lease()
     again.is_new = True
@@ -338,7 +338,7 @@ async def test_lease_on_a_deleted_channel_is_taken_only_to_create_it_again(serve
     assert (again.is_current, again.entry.epoch, again.entry.is_deleted) == (True, 0, False)
     await again.release(is_deleted=True)
     once_more = await started(again.acquire())
-    await once_more.answer()
+    await once_more.result()
     assert not again.is_held
 
 
@@ -348,7 +348,7 @@ async def test_withdraw_ends_the_waiting(servers: Two) -> None:
     await one.acquire()
     waiting = await started(other.acquire())
     other.withdraw()
-    await waiting.answer()
+    await waiting.result()
     assert not other.is_held
 
 

@@ -77,7 +77,7 @@ async def test_replay_from_a_position_within_a_group_yields_the_rest(nats_url: s
 
 
 async def test_parts_without_the_last_one_have_no_effect(nats_url: str) -> None:
-    """A group that a crash has cut off was answered to nobody."""
+    """A group that a crash has cut off was not acknowledged."""
     name = new_name()
     async with engine_at(nats_url) as engine:
         async with owned_log(engine, name) as log:
@@ -119,14 +119,14 @@ async def test_owners_that_fence_at_once_overtake_each_other(nats_url: str) -> N
         opened = await asyncio.gather(*[OwnedLog.opened(each, name) for each in (engine, other) * 4])
         by_epoch = sorted(opened, key=lambda log: log.chain.epoch)
         assert len({log.chain.epoch for log in opened}) == len(opened)
-        answers = await asyncio.gather(*[log.submit(b"x") for log in by_epoch], return_exceptions=True)
-        assert [isinstance(answer, LogFailedError) for answer in answers] == [True] * 7 + [False]
+        responses = await asyncio.gather(*[log.submit(b"x") for log in by_epoch], return_exceptions=True)
+        assert [isinstance(response, LogFailedError) for response in responses] == [True] * 7 + [False]
         for log in opened:
             await log.close()
 
 
-async def test_append_whose_answer_is_lost_is_stored_once(nats_url: str) -> None:
-    """After each cut connection the place is read, and the caller gets its answer."""
+async def test_append_whose_response_is_lost_is_stored_once(nats_url: str) -> None:
+    """After each cut connection the place is read, and the caller gets its response."""
     name = new_name()
     async with (
         cutting_proxy(nats_url.removeprefix("nats://"), CuttingAppends) as proxy,
@@ -134,14 +134,14 @@ async def test_append_whose_answer_is_lost_is_stored_once(nats_url: str) -> None
         owned_log(engine, name) as log,
     ):
         for number in range(3):
-            proxy.lose_next_answer()
+            proxy.lose_next_response()
             await log.submit(b"%d" % number)
         assert proxy.cut_count == 3
         async with engine_at(nats_url) as direct, owned_log(direct, name) as later:
             assert later.payloads == [b"0", b"1", b"2"]
 
 
-async def test_append_whose_answer_is_lost_and_that_was_overtaken_fails(nats_url: str) -> None:
+async def test_append_whose_response_is_lost_and_that_was_overtaken_fails(nats_url: str) -> None:
     """The place has the fence of another server."""
     name = new_name()
     async with (
@@ -151,12 +151,12 @@ async def test_append_whose_answer_is_lost_and_that_was_overtaken_fails(nats_url
     ):
         await log.submit(b"1")
         async with engine_at(nats_url) as direct, owned_log(direct, name):
-            proxy.lose_next_answer()
+            proxy.lose_next_response()
             with pytest.raises(LogFailedError, match="another server"):
                 await log.submit(b"void")
 
 
-async def test_append_whose_place_a_former_leader_does_not_know_is_answered(
+async def test_append_whose_place_a_former_leader_does_not_know_is_acknowledged(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message that the stream counts and nobody finds yet may be the caller's own: the place is read again."""
@@ -167,15 +167,15 @@ async def test_append_whose_place_a_former_leader_does_not_know_is_answered(
         owned_log(engine, name) as log,
     ):
         stream = log.chain.stream
-        get, unanswered = stream.get, iter(range(3))
+        get, in_flight = stream.get, iter(range(3))
 
         async def get_late(sequence: int) -> bytes | None:
-            return await get(sequence) if next(unanswered, None) is None else None
+            return await get(sequence) if next(in_flight, None) is None else None
 
         monkeypatch.setattr(stream, "get", get_late)
-        proxy.lose_next_answer()
+        proxy.lose_next_response()
         stored = await log.submit(b"1")
-        assert next(unanswered, None) is None
+        assert next(in_flight, None) is None
         assert await log.read(stored) == [b"1"]
         async with engine_at(nats_url) as direct, owned_log(direct, name) as later:
             assert later.payloads == [b"1"]
@@ -217,7 +217,7 @@ def test_patience_with_what_is_missing_begins_when_it_is(
 
 
 async def test_append_goes_on_when_a_killed_engine_is_back(tmp_path: Path) -> None:
-    """The caller waits meanwhile, and nothing that was answered is lost."""
+    """The caller waits meanwhile, and nothing that was acknowledged is lost."""
     name = new_name()
     with JetStreamCluster(tmp_path, 1) as cluster:
         async with engine_at(cluster.urls[0]) as engine:
@@ -382,14 +382,14 @@ async def test_check_of_a_stream_that_lacks_messages_says_so(nats_url: str) -> N
             await check()
 
 
-async def test_submit_to_a_full_stream_is_refused_until_there_is_room(nats_url: str) -> None:
+async def test_submit_to_a_full_stream_is_refused_until_there_is_space(nats_url: str) -> None:
     """What is refused is not in the log, and what comes after `resume` is."""
     limits = StreamLimits(replicas=1, stream_bytes_max=_MIB)
     name = new_name()
     async with engine_at(nats_url) as engine:
         async with owned_log(engine, name, limits=limits) as log:
             first = await log.submit(b"x" * (_MIB // 2))
-            with pytest.raises(LogFullError, match="no room"):
+            with pytest.raises(LogFullError, match="no space"):
                 await log.submit(b"y" * (_MIB // 2))
             log.log.resume()
             second = await log.submit(b"z")

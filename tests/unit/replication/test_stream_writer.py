@@ -55,7 +55,7 @@ async def test_submit_of_a_lone_group_needs_no_thread(nats_url: str, monkeypatch
 
 
 async def _idle(log: OwnedLog) -> None:
-    """Waits until nothing is being appended: the answer comes a moment earlier."""
+    """Waits until nothing is being appended: the response comes a moment earlier."""
     writer = log.log._writer
     assert writer is not None
     await until(lambda: not writer._has_thread)
@@ -92,7 +92,7 @@ async def test_close_while_a_lone_group_is_appended_stores_it(nats_url: str) -> 
 
 
 async def test_submit_that_cannot_begin_fails_the_log(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it is, the caller has an answer, and nothing is stored behind it."""
+    """Whatever it is, the caller has a response, and nothing is stored behind it."""
 
     def refuse(*_: object) -> Never:
         raise ZeroDivisionError
@@ -115,11 +115,11 @@ async def test_submit_that_cannot_begin_fails_the_log(nats_url: str, monkeypatch
 async def test_abandon_ends_what_is_being_appended(
     nats_url: str, monkeypatch: pytest.MonkeyPatch, codec: PayloadCodec, *, has_lone: bool
 ) -> None:
-    """A channel that was lost closes at once, although the engine does not answer; later appends are refused."""
+    """A channel that was lost closes at once, although the engine does not respond; later appends are refused."""
     async with engine_at(nats_url, has_lone=has_lone) as engine, owned_log(engine, new_name(), codec=codec) as log:
         await log.submit(b"1")
         await _idle(log)
-        asked = _let_no_answer_come(engine, monkeypatch)
+        asked = _let_no_response_come(engine, monkeypatch)
         in_flight = [log.submit(b"2"), log.submit(b"3")]
         await asked.wait()
         log.chain.abandon()
@@ -131,7 +131,7 @@ async def test_abandon_ends_what_is_being_appended(
             await log.submit(b"4")
 
 
-def _let_no_answer_come(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+def _let_no_response_come(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Returns what is set once something is asked."""
     loop, asked = asyncio.get_running_loop(), asyncio.Event()
 
@@ -234,7 +234,7 @@ def _counted_calls(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]
     return calls
 
 
-@pytest.mark.parametrize("fault", ["no answer", "lost connection"])
+@pytest.mark.parametrize("fault", ["no response", "lost connection"])
 async def test_lone_group_whose_outcome_is_unknown_is_stored_once(
     nats_url: str, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
@@ -245,16 +245,16 @@ async def test_lone_group_whose_outcome_is_unknown_is_stored_once(
             first = await log.submit(b"1")
             await _idle(log)
             assert engine.lone is not None
-            if fault == "no answer":
-                _lose_answers(engine.lone, monkeypatch)
-                answered = log.submit(b"2")
+            if fault == "no response":
+                _lose_responses(engine.lone, monkeypatch)
+                responded = log.submit(b"2")
             else:
-                answered = log.submit(b"2")
+                responded = log.submit(b"2")
                 transport = engine.lone._transport
                 assert isinstance(transport, TcpTransport)
                 assert transport._io_writer is not None
                 transport._io_writer.transport.abort()
-            second = await answered
+            second = await responded
             third = await log.submit(b"3")
             places = [each.locations[0].segment_id for each in (first, second, third)]
             assert places == [places[0], places[0] + 1, places[0] + 2]
@@ -262,7 +262,7 @@ async def test_lone_group_whose_outcome_is_unknown_is_stored_once(
             assert later.payloads == [b"1", b"2", b"3"]
 
 
-def _lose_answers(lone: LoneConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+def _lose_responses(lone: LoneConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ignore(*_: object) -> None:
         pass
 
@@ -270,17 +270,17 @@ def _lose_answers(lone: LoneConnection, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(lone, "_process_msg", ignore)
 
 
-async def test_lone_group_behind_an_answer_that_did_not_come_goes_over_the_other_connection(
+async def test_lone_group_behind_an_response_that_did_not_come_goes_over_the_other_connection(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server of the engine that stands still delays one append, and is used again once it answers anything."""
+    """A server of the engine that stands still delays one append, and is used again once it responds anything."""
     async with engine_at(nats_url) as engine, owned_log(engine, new_name()) as log:
         await log.submit(b"1")
         await _idle(log)
         assert engine.lone is not None
         calls = _counted_calls(engine, monkeypatch)
         with monkeypatch.context() as losing:
-            _lose_answers(engine.lone, losing)
+            _lose_responses(engine.lone, losing)
             await log.submit(b"2")
             await _idle(log)
             await log.submit(b"3")
@@ -292,7 +292,7 @@ async def test_lone_group_behind_an_answer_that_did_not_come_goes_over_the_other
 
 
 async def test_lone_group_that_may_arrive_later_is_not_refused(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream without room refuses one whose outcome is known; another might still be stored, once there is room."""
+    """A stream without space refuses one whose outcome is known; another might still be stored, once there is space."""
     monkeypatch.setattr("millrace_server.replication.stream_reading.UNKNOWN_SECONDS_MAX", 0.5)
     limits = StreamLimits(replicas=1, stream_bytes_max=_MIB)
     async with engine_at(nats_url) as engine, owned_log(engine, new_name(), limits=limits) as log:
@@ -304,6 +304,6 @@ async def test_lone_group_that_may_arrive_later_is_not_refused(nats_url: str, mo
         await log.submit(b"z")
         await _idle(log)
         assert engine.lone is not None
-        _lose_answers(engine.lone, monkeypatch)
+        _lose_responses(engine.lone, monkeypatch)
         with pytest.raises(LogFailedError, match="exceed"):
             await log.submit(b"y" * (_MIB // 2))

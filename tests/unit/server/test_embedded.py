@@ -112,7 +112,7 @@ def test_stop_empties_memory_channels_through_their_sinks(tmp_path: Path) -> Non
 
 
 async def test_put_async_waits_without_holding_up_the_loop(tmp_path: Path) -> None:
-    """While a put waits for room, the program's event loop continues."""
+    """While a put waits for space, the program's event loop continues."""
     async with EmbeddedAgent(tables_of(tmp_path, capacity=1, keep_alive_seconds=0.2)) as agent:
         await agent.put_async("app", {}, b"a")
         waiting = asyncio.create_task(agent.put_async("app", {}, b"b"))

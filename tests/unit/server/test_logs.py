@@ -219,7 +219,7 @@ def test_log_of_a_higher_level_leaves_out_entries_but_not_those_of_a_file(tmp_pa
 
 
 def test_log_repeats_messages_of_opentelemetry_after_minutes() -> None:
-    """While no collector answers, its exporter's messages do not fill the log, whatever their arguments."""
+    """While no collector responds, its exporter's messages do not fill the log, whatever their arguments."""
     configure_logging(stream := io.StringIO())
 
     def log(logger: str, message: str, argument: float, created: float) -> None:

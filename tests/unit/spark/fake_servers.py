@@ -55,7 +55,7 @@ class FakeServers:
         self.channels: dict[tuple[str, str], FakeChannelState] = {}
         self.away: set[str] = set()
         self.silent: set[str] = set()
-        self.refusal: millrace.MillraceError = millrace.DeadlineError("no answer")
+        self.refusal: millrace.MillraceError = millrace.DeadlineError("no response")
         self.fault: Exception | None = None
         self._made_count = 0
 

@@ -81,26 +81,26 @@ def test_require_modules_without_one_says_where_and_what_to_do(module: str) -> N
     assert f"has no {missing}; install it on every node" in sentence
 
 
-def fake_python(folder: Path, answer: str) -> str:
+def fake_python(folder: Path, response: str) -> str:
     """Writes a program that prints the result of the probe."""
     program = folder / "python-of-workers"
-    program.write_text(f"#!/bin/sh\n{answer}\n")
+    program.write_text(f"#!/bin/sh\n{response}\n")
     program.chmod(0o755)
     return str(program)
 
 
 @pytest.mark.parametrize(
-    ("answer", "what"),
+    ("response", "what"),
     [
         ("echo 3.8 True", "which is Python 3.8, while this is "),
         (f"echo {sys.version_info[0]}.{sys.version_info[1]} False", "which has no millrace_spark; set"),
         ("exit 1", "which cannot be run"),
     ],
 )
-def test_check_of_a_python_that_cannot_work_says_why(tmp_path: Path, answer: str, what: str) -> None:
+def test_check_of_a_python_that_cannot_work_says_why(tmp_path: Path, response: str, what: str) -> None:
     """The error names the variable to set and its value."""
     with pytest.raises(MillraceSparkError) as refused:
-        _check(fake_python(tmp_path, answer))
+        _check(fake_python(tmp_path, response))
     assert what in str(refused.value)
     assert f"set the environment variable PYSPARK_PYTHON to {sys.executable} before" in str(refused.value)
 

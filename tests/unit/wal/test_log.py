@@ -81,23 +81,23 @@ async def test_submit_of_a_payload_that_is_too_long_is_refused_at_once(
     assert submission.locations[0].position == 64 + 37 + 132 + 132
 
 
-async def test_submit_of_many_at_once_answers_all(log: WriteAheadLog) -> None:
+async def test_submit_of_many_at_once_responses_all(log: WriteAheadLog) -> None:
     """Concurrent commits each get their own position, over several segments."""
     await _submit(log, STATE, begins_segment=True)
-    answers = []
+    responses = []
     for number in range(300):
         if number % 100 == 50:
-            answers.append(_submit(log, STATE, begins_segment=True))
-        answers.append(_submit(log, _put(b"%d" % number), needs_sync=number % 3 > 0))
-    submissions = await asyncio.gather(*answers)
+            responses.append(_submit(log, STATE, begins_segment=True))
+        responses.append(_submit(log, _put(b"%d" % number), needs_sync=number % 3 > 0))
+    submissions = await asyncio.gather(*responses)
     payloads = log.read_run([submission.locations[0] for submission in submissions])
     assert [payload for payload in payloads or () if payload != b"state"] == [b"%d" % number for number in range(300)]
     assert (log.first_segment_id, log.segment_count) == (1, 4)
     assert {submission.locations[0].segment_id for submission in submissions} == {1, 2, 3, 4}
 
 
-async def test_submit_of_many_at_once_is_answered_with_one_call_to_the_loop() -> None:
-    """However large a group is, the event loop is woken once, and answers come in the order of submissions."""
+async def test_submit_of_many_at_once_is_acknowledged_with_one_call_to_the_loop() -> None:
+    """However large a group is, the event loop is woken once, and responds come in the order of submissions."""
     log = WriteAheadLog(files_on(SimulatedDisk([DATA])))
     assert list(log.replay()) == []
     loop = asyncio.get_running_loop()
@@ -113,16 +113,16 @@ async def test_submit_of_many_at_once_is_answered_with_one_call_to_the_loop() ->
     await begun
     assert log._writer is not None
     with log._writer._lock:
-        answers = [_submit(log, _put(b"%d" % number)) for number in range(20)]
-        for answer in answers:
-            answer.add_done_callback(order.append)
-    await asyncio.gather(*answers)
-    assert order == answers
+        responses = [_submit(log, _put(b"%d" % number)) for number in range(20)]
+        for response in responses:
+            response.add_done_callback(order.append)
+    await asyncio.gather(*responses)
+    assert order == responses
     assert len(calls) == 2
     log.close()
 
 
-async def test_submit_whose_answer_raises_keeps_no_answer_from_others(log: WriteAheadLog) -> None:
+async def test_submit_whose_response_raises_keeps_no_response_from_others(log: WriteAheadLog) -> None:
     """The event loop reports an error in one callback; all others are called."""
     mistakes: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: mistakes.append(context["exception"]))
@@ -142,7 +142,7 @@ async def test_submit_whose_answer_raises_keeps_no_answer_from_others(log: Write
 
 
 def test_close_after_the_event_loop_was_closed_still_writes(tmp_path: Path) -> None:
-    """Answers to a closed event loop do not end the writer."""
+    """Responses to a closed event loop do not end the writer."""
     files = SegmentFiles(OsDisk(), [tmp_path], CHANNEL_ID)
     unheard = WriteAheadLog(files)
     assert list(unheard.replay()) == []
@@ -153,9 +153,9 @@ def test_close_after_the_event_loop_was_closed_still_writes(tmp_path: Path) -> N
         return [_submit(unheard, STATE, begins_segment=True), _submit(unheard, _put(b"record"))]
 
     with unheard._writer._lock:
-        answers = asyncio.run(submit())
+        responses = asyncio.run(submit())
     unheard.close()
-    assert not any(answer.done() for answer in answers)
+    assert not any(response.done() for response in responses)
     again = WriteAheadLog(files)
     assert [record.kind for record in again.replay()] == [Kind.STATE, Kind.PUT, Kind.SYNC_POINT]
     again.close()

@@ -66,12 +66,12 @@ def test_submit_while_a_sync_lasts_gathers_a_group_that_shares_the_next(disk: Si
         gate = Gate(disk, "sync")
         first = log.submit(b"first")
         gate.wait()
-        answers = [log.submit(b"waits %d" % number) for number in range(20)]
-        assert not any(answer.done() for answer in [first, *answers])
+        responses = [log.submit(b"waits %d" % number) for number in range(20)]
+        assert not any(response.done() for response in [first, *responses])
         writes, syncs = _count(disk, "write"), _count(disk, "sync")
         gate.open()
-        for answer in answers:
-            answer.result()
+        for response in responses:
+            response.result()
         # One sync for the first, and one for the twenty.
         assert (_count(disk, "write"), _count(disk, "sync")) == (writes + 1, syncs + 2)
     assert len(replay(disk)) == 22
@@ -88,7 +88,7 @@ def test_submit_of_a_lone_record_does_not_wait(disk: SimulatedDisk) -> None:
 
 
 def test_submit_behind_a_lone_record_does_not_wait(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single caller that was answered may never submit again."""
+    """A single acknowledged caller may never submit again."""
     monkeypatch.setattr(group_writer, "COMMIT_DELAY_SECONDS", _WAIT_SECONDS)
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
@@ -105,12 +105,12 @@ def test_submit_behind_a_lone_record_does_not_wait(disk: SimulatedDisk, monkeypa
 
 def _append_two_together(log: RunningLog) -> None:
     with log.together():
-        answers = [log.submit(b"one"), log.submit(b"other")]
-    for answer in answers:
-        answer.result()
+        responses = [log.submit(b"one"), log.submit(b"other")]
+    for response in responses:
+        response.result()
 
 
-def test_submit_after_several_were_answered_waits_for_as_many(
+def test_submit_after_several_were_acknowledged_waits_for_as_many(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two callers whose commits shared a sync submit again one after the other, and share the next."""
@@ -126,7 +126,7 @@ def test_submit_after_several_were_answered_waits_for_as_many(
         assert (_count(disk, "write"), _count(disk, "sync")) == (writes + 1, syncs + 1)
 
 
-def test_submit_before_the_thread_goes_on_from_an_answer_is_counted_once(
+def test_submit_before_the_thread_goes_on_from_an_response_is_counted_once(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A caller that submits again at once is counted only once."""
@@ -138,10 +138,10 @@ def test_submit_before_the_thread_goes_on_from_an_answer_is_counted_once(
     def come_again(_submission: Submission, _error: Exception | None) -> None:
         log.submit([(Kind.PUT, [b"again"])], needs_sync=True, done=lambda _submission, _error: done.set())
 
-    def answer_at_once(answer: Callable[[], None]) -> None:
-        answer()
+    def complete_at_once(complete: Callable[[], None]) -> None:
+        complete()
 
-    log.start(answer_at_once)
+    log.start(complete_at_once)
     started = time.monotonic()
     log.submit([(Kind.STATE, [b"state"])], needs_sync=True, begins_segment=True, done=come_again)
     assert done.wait(_WAIT_SECONDS)
@@ -178,7 +178,7 @@ def test_close_while_others_are_waited_for_writes_what_is_there(
     assert replay(disk)[-1][1] == b"one again"
 
 
-def test_submit_without_sync_is_answered_before_any(disk: SimulatedDisk) -> None:
+def test_submit_without_sync_is_acknowledged_before_any(disk: SimulatedDisk) -> None:
     """A submission without sync causes none; the next sync covers it."""
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
@@ -198,9 +198,9 @@ def test_submit_beside_others_that_need_no_sync_is_synced(disk: SimulatedDisk) -
         log.append(b"state", begins_segment=True)
         for _ in range(2):
             with log.together():
-                answers = [log.submit(b"record", needs_sync=needs_sync) for needs_sync in (False, True, False)]
-            for answer in answers:
-                answer.result()
+                responses = [log.submit(b"record", needs_sync=needs_sync) for needs_sync in (False, True, False)]
+            for response in responses:
+                response.result()
             account = log.account_now()
             for seed in range(10):
                 account.check(replay(disk.crashed(seed)))
@@ -225,8 +225,8 @@ def test_submit_that_begins_a_segment_ends_the_group_before_it(disk: SimulatedDi
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         with log.together():
-            answers = [log.submit(b"%d" % number, begins_segment=number in {2, 4}) for number in range(6)]
-        assert [answer.result().locations[0].segment_id for answer in answers] == [1, 1, 2, 2, 3, 3]
+            responses = [log.submit(b"%d" % number, begins_segment=number in {2, 4}) for number in range(6)]
+        assert [response.result().locations[0].segment_id for response in responses] == [1, 1, 2, 2, 3, 3]
     assert [payload for _kind, payload in replay(disk)] == [b"state", b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
@@ -237,9 +237,9 @@ def test_submit_of_much_at_once_is_written_in_groups(disk: SimulatedDisk, monkey
         log.append(b"state", begins_segment=True)
         before = len(disk.calls)
         with log.together():
-            answers = [log.submit(bytes(length)) for length in (400, 400, 400, 5000, 10)]
-        for answer in answers:
-            answer.result()
+            responses = [log.submit(bytes(length)) for length in (400, 400, 400, 5000, 10)]
+        for response in responses:
+            response.result()
         sizes = [call.kind for call in disk.calls[before:] if call.kind in {"write", "sync"}]
         assert sizes == ["write", "sync"] * 4
 
@@ -282,7 +282,7 @@ def test_submit_on_a_disk_that_cannot_reserve_grows_the_file(disk: SimulatedDisk
 
 
 def test_submit_after_close_is_refused(disk: SimulatedDisk) -> None:
-    """A submission to a closed log is answered with an error."""
+    """A submission to a closed log gets an error."""
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
     with pytest.raises(LogFailedError, match="the log is closed"):
@@ -290,13 +290,13 @@ def test_submit_after_close_is_refused(disk: SimulatedDisk) -> None:
 
 
 def test_close_with_submissions_waiting_writes_them(disk: SimulatedDisk) -> None:
-    """Closing answers everything submitted before."""
+    """Closing responses everything submitted before."""
     log = RunningLog(disk)
     log.append(b"state", begins_segment=True)
     with log.together():
-        answers = [log.submit(b"%d" % number, begins_segment=number == 5) for number in range(10)]
+        responses = [log.submit(b"%d" % number, begins_segment=number == 5) for number in range(10)]
     log.log.close()
-    assert all(answer.done() and answer.exception() is None for answer in answers)
+    assert all(response.done() and response.exception() is None for response in responses)
     assert len(replay(disk.crashed(1))) == 11
 
 
@@ -312,13 +312,13 @@ def test_close_with_records_that_were_not_synced_syncs_them(disk: SimulatedDisk)
 def _begin_and_await_mark(log: RunningLog, disk: SimulatedDisk) -> None:
     """Begins the first segment with a large STATE; returns during the sync of the SYNC_POINT after it."""
     begun = Gate(disk, "sync_directory")
-    answer = log.submit(b"state" * 100, begins_segment=True)
+    response = log.submit(b"state" * 100, begins_segment=True)
     begun.wait()
     mark = Gate(disk, "sync")
     begun.open()
     mark.wait()
     mark.open()
-    answer.result()
+    response.result()
 
 
 def _marks(disk: SimulatedDisk, path: Path = FIRST) -> list[int]:
@@ -389,7 +389,7 @@ def test_close_with_a_new_segment_marks_that_one_too(disk: SimulatedDisk, monkey
     assert _marks(disk, SECOND) == [end.position]
 
 
-def test_mark_that_finds_no_room_is_harmless(disk: SimulatedDisk) -> None:
+def test_mark_that_finds_no_space_is_harmless(disk: SimulatedDisk) -> None:
     """On a full disk the log closes without a last SYNC_POINT."""
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
@@ -408,11 +408,11 @@ def test_mark_that_fails_fails_the_log(disk: SimulatedDisk, monkeypatch: pytest.
         disk.fail("sync", 1, errno.EIO)
         gate.open()
         begun.result()
-        answer: Future[Submission] | None = None
-        while answer is None or answer.exception() is None:
-            answer = log.submit(needs_sync=False)
+        response: Future[Submission] | None = None
+        while response is None or response.exception() is None:
+            response = log.submit(needs_sync=False)
         with pytest.raises(LogFailedError, match="a sync of the log failed"):
-            answer.result()
+            response.result()
 
 
 def test_submit_of_first_records_that_begin_no_segment_fails_the_log(disk: SimulatedDisk) -> None:
@@ -425,12 +425,12 @@ def test_submit_of_first_records_that_begin_no_segment_fails_the_log(disk: Simul
 
 def test_submit_of_a_segment_without_records_fails_the_log(disk: SimulatedDisk) -> None:
     """A segment without a first record would look damaged."""
-    answer: Future[Exception | None] = Future()
+    response: Future[Exception | None] = Future()
     with RunningLog(disk) as log:
         log.log.submit(
-            [], needs_sync=True, begins_segment=True, done=lambda _submission, error: answer.set_result(error)
+            [], needs_sync=True, begins_segment=True, done=lambda _submission, error: response.set_result(error)
         )
-        assert isinstance(answer.result(_WAIT_SECONDS), LogFailedError)
+        assert isinstance(response.result(_WAIT_SECONDS), LogFailedError)
     assert disk.paths() == []
 
 
@@ -445,26 +445,26 @@ def test_submit_to_a_failed_log_raises_a_new_error_each_time(disk: SimulatedDisk
 
 
 def _full_once(disk: SimulatedDisk, log: RunningLog, *, waiting: int = 0) -> list["Future[Submission]"]:
-    """Makes a write find no room; returns the results of that submission and of later ones."""
+    """Makes a write find no space; returns the results of that submission and of later ones."""
     gate = Gate(disk, "write")
-    answers = [log.submit(b"refused" * 10)]
+    responses = [log.submit(b"refused" * 10)]
     gate.wait()
     disk.fail("write", 1, errno.ENOSPC)
-    answers += [log.submit(b"waits %d" % number) for number in range(waiting)]
+    responses += [log.submit(b"waits %d" % number) for number in range(waiting)]
     gate.open()
-    for answer in answers:
-        answer.exception()
-    return answers
+    for response in responses:
+        response.exception()
+    return responses
 
 
 def test_submit_behind_a_refused_one_is_refused_until_the_log_is_resumed(disk: SimulatedDisk) -> None:
-    """Submissions that may depend on missing records are refused, even if there is room for them."""
+    """Submissions that may depend on missing records are refused, even if there is space for them."""
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
-        answers = _full_once(disk, log, waiting=3)
-        answers += [log.submit(b"built on it", resumes=False), log.submit(needs_sync=True, resumes=False)]
-        answers.append(log.submit(b"state", begins_segment=True, resumes=False))
-        errors = [answer.exception() for answer in answers]
+        responses = _full_once(disk, log, waiting=3)
+        responses += [log.submit(b"built on it", resumes=False), log.submit(needs_sync=True, resumes=False)]
+        responses.append(log.submit(b"state", begins_segment=True, resumes=False))
+        errors = [response.exception() for response in responses]
         assert all(isinstance(error, LogFullError) for error in errors)
         assert {str(error) for error in errors} == {"a write to the log failed: No space left on device"}
         # One error raised repeatedly would have a growing traceback.
@@ -481,17 +481,17 @@ def test_submit_once_resumed_goes_in_though_older_ones_wait_to_be_refused(disk: 
         with log.together():
             old = [log.submit(b"built on it %d" % number, resumes=False) for number in range(3)]
             new = [log.submit(b"new %d" % number) for number in range(3)]
-        assert all(isinstance(answer.exception(), LogFullError) for answer in old)
-        assert all(answer.exception() is None for answer in new)
+        assert all(isinstance(response.exception(), LogFullError) for response in old)
+        assert all(response.exception() is None for response in new)
         # Another refusal belongs to the later generation.
-        answers = _full_once(disk, log, waiting=1)
-        assert all(isinstance(answer.exception(), LogFullError) for answer in answers)
+        responses = _full_once(disk, log, waiting=1)
+        assert all(isinstance(response.exception(), LogFullError) for response in responses)
         log.append(b"goes on")
     assert [payload for _kind, payload in replay(disk)] == [b"state", b"new 0", b"new 1", b"new 2", b"goes on"]
 
 
 def test_submit_of_two_generations_at_once_refuses_the_first_alone(disk: SimulatedDisk) -> None:
-    """If the older of two generations finds no room, the later one is written all the same."""
+    """If the older of two generations finds no space, the later one is written all the same."""
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         with log.together():
@@ -504,17 +504,17 @@ def test_submit_of_two_generations_at_once_refuses_the_first_alone(disk: Simulat
     assert [payload for _kind, payload in replay(disk)] == [b"state", b"new"]
 
 
-def test_mark_that_finds_no_room_refuses_nothing_else(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mark_that_finds_no_space_refuses_nothing_else(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refused SYNC_POINT refuses nothing else, since nothing builds on it."""
     monkeypatch.setattr(group_writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
     with RunningLog(disk) as log:
         begun = Gate(disk, "sync_directory")
-        answer = log.submit(b"state", begins_segment=True)
+        response = log.submit(b"state", begins_segment=True)
         begun.wait()
         disk.fail("write", 1, errno.ENOSPC)
         mark = Gate(disk, "truncate")
         begun.open()
-        answer.result()
+        response.result()
         mark.wait()
         mark.open()
         log.append(b"goes on", resumes=False)
@@ -537,20 +537,20 @@ def test_submit_to_a_log_that_grows_reserves_more_at_once(disk: SimulatedDisk, m
 def test_start_behind_records_goes_on_with_their_numbers(disk: SimulatedDisk) -> None:
     """A writer needs only the end of the log."""
     segments: dict[int, Segment] = {}
-    answers: list[tuple[LogPosition | None, Exception | None]] = []
+    responses: list[tuple[LogPosition | None, Exception | None]] = []
 
-    def answer(group: Sequence[Submission], error: Exception | None) -> None:
-        answers.extend((submission.end, error) for submission in group)
+    def respond(group: Sequence[Submission], error: Exception | None) -> None:
+        responses.extend((submission.end, error) for submission in group)
 
-    log = LogWriter(files_on(disk), segments, LogPosition(0, 0, 1), PayloadCodec(), answer)
+    log = LogWriter(files_on(disk), segments, LogPosition(0, 0, 1), PayloadCodec(), respond)
     log.count_in(Histograms())
     log.start(WriterThreads(), ends_with_sync_point=False)
     log.submit(Submission([(Kind.STATE, [])], True, True, 0, _ignore))
     log.submit(Submission([(Kind.PUT, [b"a", b"b"])], True, False, 0, _ignore))
     log.close()
-    assert answers == [(LogPosition(1, 96, 2), None), (LogPosition(1, 130, 3), None)]
+    assert responses == [(LogPosition(1, 96, 2), None), (LogPosition(1, 130, 3), None)]
     assert [segment.header.first_lsn for segment in segments.values()] == [1]
 
 
 def _ignore(_submission: Submission, _error: Exception | None) -> None:
-    """Ignores an answer."""
+    """Ignores a response."""

@@ -24,38 +24,38 @@ class _SharingLog:
     def __init__(self, threads: WriterThreads, number: int) -> None:
         directory = Path(f"data-{number}")
         self.disk = SimulatedDisk([directory])
-        self.answers = threading.Event()
-        self.answers.set()
+        self.may_respond = threading.Event()
+        self.may_respond.set()
         self.is_asked = threading.Event()
         self.disk.before_call = self._before_call
         self._log = WriteAheadLog(SegmentFiles(self.disk, [directory], CHANNEL_ID))
         assert list(self._log.replay()) == []
-        self._log.start(lambda answer: answer(), threads)
+        self._log.start(lambda complete: complete(), threads)
         self.append(begins_segment=True).result(_WAIT_SECONDS)
 
     def _before_call(self, kind: str, _name: str) -> None:
         if kind == "sync":
             self.is_asked.set()
-            assert self.answers.wait(_WAIT_SECONDS)
+            assert self.may_respond.wait(_WAIT_SECONDS)
 
     def append(self, *, begins_segment: bool = False) -> "Future[Submission]":
-        answer: Future[Submission] = Future()
+        response: Future[Submission] = Future()
 
         def done(submission: Submission, error: Exception | None) -> None:
             assert error is None
-            answer.set_result(submission)
+            response.set_result(submission)
 
         kind = Kind.STATE if begins_segment else Kind.PUT
         self._log.submit([(kind, [b"some"])], needs_sync=True, begins_segment=begins_segment, done=done)
-        return answer
+        return response
 
     def stall(self) -> "Future[Submission]":
-        """Appends, and returns once the disk was asked for a sync that it does not answer."""
-        self.answers.clear()
+        """Appends, and returns once the disk was asked for a sync that does not return."""
+        self.may_respond.clear()
         self.is_asked.clear()
-        answer = self.append()
+        response = self.append()
         assert self.is_asked.wait(_WAIT_SECONDS)
-        return answer
+        return response
 
     def wait_until_marked(self) -> None:
         """Waits until a SYNC_POINT is behind all else."""
@@ -83,7 +83,7 @@ def logs(threads: WriterThreads) -> Iterator[list[_SharingLog]]:
     opened = [_SharingLog(threads, number) for number in range(10)]
     yield opened
     for log in opened:
-        log.answers.set()
+        log.may_respond.set()
         log.close()
 
 
@@ -95,8 +95,8 @@ def test_append_to_many_logs_takes_no_more_threads_than_allowed(logs: list[_Shar
     """Logs share threads, however many of them have something to write."""
     before = _writers()
     for _ in range(20):
-        for answer in [log.append() for log in logs]:
-            answer.result(_WAIT_SECONDS)
+        for response in [log.append() for log in logs]:
+            response.result(_WAIT_SECONDS)
     assert _writers() <= max(before, 3)
 
 
@@ -104,21 +104,21 @@ def test_append_beside_stalled_disks_does_not_wait_for_them(logs: list[_SharingL
     """As long as a thread is left, the other logs go on."""
     stalled = [log.stall() for log in logs[:2]]
     for _ in range(5):
-        for answer in [log.append() for log in logs[2:]]:
-            answer.result(_WAIT_SECONDS)
-    assert not any(answer.done() for answer in stalled)
-    for log, answer in zip(logs, stalled, strict=False):
-        log.answers.set()
-        answer.result(_WAIT_SECONDS)
+        for response in [log.append() for log in logs[2:]]:
+            response.result(_WAIT_SECONDS)
+    assert not any(response.done() for response in stalled)
+    for log, response in zip(logs, stalled, strict=False):
+        log.may_respond.set()
+        response.result(_WAIT_SECONDS)
 
 
 def test_append_while_every_thread_is_stalled_goes_on_with_the_first_that_is_free(logs: list[_SharingLog]) -> None:
     """A log that found no thread is written as soon as there is one, and nothing is lost."""
     stalled = [log.stall() for log in logs[:3]]
     waiting = [log.append() for log in logs[3:]]
-    logs[1].answers.set()
-    for answer in [stalled[1], *waiting]:
-        answer.result(_WAIT_SECONDS)
+    logs[1].may_respond.set()
+    for response in [stalled[1], *waiting]:
+        response.result(_WAIT_SECONDS)
     assert not stalled[0].done()
 
 
@@ -135,16 +135,16 @@ def test_close_while_every_thread_is_stalled_needs_none(logs: list[_SharingLog])
 def test_close_on_several_threads_at_once_ends_each_after_the_last_write(logs: list[_SharingLog]) -> None:
     """No close returns while the log still writes."""
     log = logs[0]
-    answer = log.stall()
+    response = log.stall()
     closings = [threading.Thread(target=log.close, daemon=True) for _ in range(3)]
     for closing in closings:
         closing.start()
     assert all(closing.is_alive() for closing in closings)
-    log.answers.set()
+    log.may_respond.set()
     for closing in closings:
         closing.join(_WAIT_SECONDS)
         assert not closing.is_alive()
-    assert answer.done()
+    assert response.done()
 
 
 def test_idle_logs_without_a_thread_write_their_sync_points(
@@ -153,8 +153,8 @@ def test_idle_logs_without_a_thread_write_their_sync_points(
     """Where too many logs fall idle at once to keep their threads, each SYNC_POINT is written all the same."""
     monkeypatch.setattr(group_writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
     logs = [_SharingLog(threads, number) for number in range(10)]
-    for answer in [log.append() for log in logs]:
-        answer.result(_WAIT_SECONDS)
+    for response in [log.append() for log in logs]:
+        response.result(_WAIT_SECONDS)
     for log in logs:
         log.wait_until_marked()
         syncs = log.sync_count

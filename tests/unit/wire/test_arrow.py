@@ -32,7 +32,7 @@ EVENTS = st.lists(
 def column_batches(
     events: Sequence[Sequence[Event]], first_sequence: int = 1, times: CommitTimes = NO_TIMES
 ) -> list[tuple[int, event_pb2.EventColumns, CommitTimes]]:
-    """Batches with contiguous sequences, one for each list of events, as in answers to Read."""
+    """Batches with contiguous sequences, one for each list of events, as in responses to Read."""
     batches = []
     for batch in events:
         for columns in columns_from_events(batch):

@@ -1,7 +1,7 @@
 """google.rpc.Status and its details, without needing googleapis-common-protos.
 
 A message type may be registered once in a process. So where googleapis-common-protos is installed its modules are used,
-and only where it is not, the copies generated beside this file.
+and only where it is not, the copies generated next to this file.
 """
 
 try:

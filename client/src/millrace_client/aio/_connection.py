@@ -112,7 +112,7 @@ class Connection(Unpicklable):
         opened = self.opened()
         make = opened.unary(call.method)
         try:
-            answer = await make(
+            response = await make(
                 call.request,
                 timeout=timeout_seconds,
                 metadata=trace_metadata(),
@@ -124,7 +124,7 @@ class Connection(Unpicklable):
             raise self.errors.from_rpc(failure, call.channel, call.txn_id) from None
         except asyncio.CancelledError:
             raise self.cancelled_error(call.channel, call.txn_id) from None
-        return call.decode(answer)
+        return call.decode(response)
 
     def _has_newer_token(self, failure: grpc.RpcError, refused: _Opened) -> bool:
         """Whether a refused call is repeated, since its token's file has changed: the former one is gone at once."""
@@ -153,7 +153,7 @@ class Connection(Unpicklable):
             return outcome
 
     def run_in_background(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Runs a coroutine in a task of its own, which continues if the caller is cancelled."""
+        """Runs a coroutine in its own task, which continues if the caller is cancelled."""
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._note_background_end)
@@ -166,58 +166,61 @@ class Connection(Unpicklable):
             task.exception()
 
     async def stream(self, call: Call[T]) -> AsyncGenerator[T]:
-        """Executes a call with many answers, until its iterator is closed or dropped.
+        """Executes a call with many responses, until its iterator is closed or dropped.
 
-        Before the first answer it goes to the server that owns the channel.
+        Before the first response it goes to the server that owns the channel.
         """
         seconds = math.inf if call.wait_seconds is None else self.settings.timeout_seconds + call.wait_seconds
         repeats = stream_repeats(seconds)
         search = self.owners.search(call.owned_channel, self.settings.timeout_seconds)
         while True:
             connection = self.at(search.endpoint)
-            async with aclosing(connection.stream_once(call, repeats.left_seconds, seconds)) as answers:
+            async with aclosing(connection.stream_once(call, repeats.left_seconds, seconds)) as responses:
                 try:
-                    first = await anext(answers, None)
+                    first = await anext(responses, None)
                 except MillraceError as error:
                     if (pause_seconds := search.pause_seconds(error)) is None:
                         pause_seconds = repeats.pause_seconds(error)
                 else:
                     if first is not None:
                         yield first
-                        async for answer in answers:
-                            yield answer
+                        async for response in responses:
+                            yield response
                     return
             await asyncio.sleep(pause_seconds)
 
     async def stream_once(self, call: Call[T], left_seconds: float, seconds: float) -> AsyncGenerator[T]:
-        """Executes it once: the first answer may take `left_seconds`, and each other one `seconds`."""
+        """Executes it once: the first response may take `left_seconds`, and each other one `seconds`."""
         opened = self.opened()
-        answers = opened.streaming(call.method)(
+        responses = opened.streaming(call.method)(
             call.request, metadata=trace_metadata(), wait_for_ready=self.waits_for_connection
         )
         try:
-            while (answer := await self.read(answers, left_seconds, call.channel)) is not None:
-                yield call.decode(answer)
+            while (response := await self.read(responses, left_seconds, call.channel)) is not None:
+                yield call.decode(response)
                 left_seconds = seconds
                 self.opened()
         finally:
             if opened.process_id == os.getpid():
-                answers.cancel()
+                responses.cancel()
 
     async def read(
-        self, answers: "aio.UnaryStreamCall[Any, T] | aio.StreamStreamCall[Any, T]", seconds: float | None, channel: str
+        self,
+        responses: "aio.UnaryStreamCall[Any, T] | aio.StreamStreamCall[Any, T]",
+        seconds: float | None,
+        channel: str,
     ) -> T | None:
-        """Returns the next answer of a stream, within so long; None once the stream has ended."""
+        """Returns the next response of a stream, within this long; None once the stream has ended."""
         try:
             async with asyncio.timeout(seconds):
-                answer = await answers.read()
+                response = await responses.read()
         except TimeoutError:
             raise self.errors.deadline(channel) from None
         except grpc.RpcError as failure:
             raise self.errors.from_rpc(failure, channel) from None
         except asyncio.CancelledError:
             raise self.cancelled_error(channel) from None
-        return None if answer is aio.EOF else cast("T", answer)
+        return None if response is aio.EOF else cast("T", response)
 
     def cancelled_error(self, channel: str, txn_id: str = "") -> BaseException:
         """Returns the error for a cancelled await: closing the client cancels calls, but not their task."""

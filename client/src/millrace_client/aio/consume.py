@@ -20,8 +20,8 @@ class Delivery(DeliveredEvents):
 
     __slots__ = ("_stream",)
 
-    def __init__(self, stream: "ConsumeStream", answer: pb.ConsumeResponse) -> None:
-        super().__init__(answer)
+    def __init__(self, stream: "ConsumeStream", response: pb.ConsumeResponse) -> None:
+        super().__init__(response)
         self._stream = stream
 
     async def ack(self) -> None:
@@ -41,7 +41,7 @@ class Deliveries:
         self._channel = channel
         self._limits = limits
         self._stream: ConsumeStream | None = None
-        self._has_answer = False
+        self._has_response = False
         self._is_closed = False
         # Validates the limits at once.
         self._start = _calls.consume_start(channel, limits)
@@ -58,17 +58,17 @@ class Deliveries:
     async def __anext__(self) -> Delivery:
         if self._is_closed:
             raise StopAsyncIteration
-        if self._stream is None or not self._has_answer:
-            self._stream, answer = await self._first_answer()
-            self._has_answer = True
+        if self._stream is None or not self._has_response:
+            self._stream, response = await self._first_response()
+            self._has_response = True
         else:
-            answer = await self._stream.next_answer()
-        if answer is None:
+            response = await self._stream.next_response()
+        if response is None:
             raise StopAsyncIteration
-        return Delivery(self._stream, answer)
+        return Delivery(self._stream, response)
 
-    async def _first_answer(self) -> "tuple[ConsumeStream, pb.ConsumeResponse | None]":
-        """Starts the stream at the server that owns the channel, and returns it with its first answer.
+    async def _first_response(self) -> "tuple[ConsumeStream, pb.ConsumeResponse | None]":
+        """Starts the stream at the server that owns the channel, and returns it with its first response.
 
         If the call before was cancelled, it continues with the same stream.
         """
@@ -81,7 +81,7 @@ class Deliveries:
                 stream = self._stream = ConsumeStream(at_owner, self._channel, self._limits.idle_seconds)
                 await stream.start(self._start)
             try:
-                return stream, await stream.next_answer()
+                return stream, await stream.next_response()
             except MillraceError as error:
                 if (pause_seconds := search.pause_seconds(error)) is None:
                     raise
@@ -116,10 +116,10 @@ class ConsumeStream:
         self._is_ending = False
         self._has_ended = False
         self._settlements: list[Settlement] = []
-        # gRPC sends one message at a time; settlements that arrive meanwhile are sent together.
+        # gRPC sends one message at a time; settlements that arrive in the meantime are sent together.
         self._sending = asyncio.Lock()
         self._reading = asyncio.Lock()
-        self._answer: asyncio.Task[pb.ConsumeResponse | None] | None = None
+        self._response: asyncio.Task[pb.ConsumeResponse | None] | None = None
         self._loop = asyncio.get_running_loop()
         opened = connection.opened()
         self._process_id = opened.process_id
@@ -151,40 +151,40 @@ class ConsumeStream:
                 with suppress(grpc.RpcError, asyncio.InvalidStateError):
                     await self._call.write(request)
 
-    async def next_answer(self) -> pb.ConsumeResponse | None:
+    async def next_response(self) -> pb.ConsumeResponse | None:
         """Returns the next delivery; None once the stream has ended. Ignores deliveries while the stream is ending."""
         async with self._reading:
             while not self._has_ended:
                 try:
-                    answer = await self._read(self._timeout_seconds if self._is_ending else self._idle_seconds)
+                    response = await self._read(self._timeout_seconds if self._is_ending else self._idle_seconds)
                 except TimeoutError:
                     if self._is_ending:
                         raise self._cancel() from None
                     await self._close_sending()
                 else:
-                    if answer is not None and not self._is_ending:
-                        return answer
+                    if response is not None and not self._is_ending:
+                        return response
         return None
 
     async def _read(self, seconds: float | None) -> pb.ConsumeResponse | None:
         # Cancelling gRPC's read would cancel the stream; so the read is a task that outlives its caller.
-        if self._answer is None:
+        if self._response is None:
             reading = self._connection.read(self._call, None, self._channel)
-            self._answer = self._loop.create_task(reading)
-        await asyncio.wait((self._answer,), timeout=seconds)
-        if not self._answer.done():
+            self._response = self._loop.create_task(reading)
+        await asyncio.wait((self._response,), timeout=seconds)
+        if not self._response.done():
             raise TimeoutError
-        answered, self._answer = self._answer, None
+        responded, self._response = self._response, None
         try:
-            answer = answered.result()
+            response = responded.result()
         except BaseException:
             self._note_end()
             # If gRPC itself failed, the call may live on and keep its deliveries.
             self._call.cancel()
             raise
-        if answer is None:
+        if response is None:
             self._note_end()
-        return answer
+        return response
 
     async def finish(self, timeout_seconds: float | None = None) -> None:
         """Ends the stream cleanly within the timeout, by default the client's; otherwise cancels it."""
@@ -195,7 +195,7 @@ class ConsumeStream:
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 await self._close_sending()
-                while await self.next_answer() is not None:
+                while await self.next_response() is not None:
                     pass
         except TimeoutError:
             raise self._cancel() from None

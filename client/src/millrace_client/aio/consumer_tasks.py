@@ -21,14 +21,14 @@ from millrace_client.errors import CancelledError, StreamEndedError
 class Stream(Protocol):
     """A Consume stream as the engine needs it; see `millrace_client.aio.consume.ConsumeStream`."""
 
-    async def next_answer(self) -> pb.ConsumeResponse | None:
+    async def next_response(self) -> pb.ConsumeResponse | None:
         """Waits for the next delivery; returns None at the end of the stream."""
 
     async def settle(self, settlement: Settlement) -> None:
         """Settles a delivery."""
 
     async def finish(self, timeout_seconds: float | None = None) -> None:
-        """Ends the stream, by force after so long."""
+        """Ends the stream, by force after this long."""
 
 
 class ConsumerDelivery(TrackedDelivery):
@@ -93,7 +93,7 @@ def _wake(waiter: "asyncio.Future[None]") -> None:
 
 
 class TaskEngine(ConsumerEngine[ConsumerDelivery]):
-    """Reads each subscription in a task of its own, and hands out the deliveries. For the tasks of one event loop.
+    """Reads each subscription in its own task, and hands out the deliveries. For the tasks of one event loop.
 
     The tasks refer to the engine, never to the consumer, so that an abandoned consumer can be finalized.
     """
@@ -187,7 +187,7 @@ class TaskEngine(ConsumerEngine[ConsumerDelivery]):
         return seconds
 
     async def wait_for_stop(self, seconds: float) -> bool:
-        """Waits for so long, or until the consumer is stopped; returns whether it is stopped."""
+        """Waits for this long, or until the consumer is stopped; returns whether it is stopped."""
         return await self._wait_until(lambda: self._core.is_stopping, self._now() + seconds)
 
     async def _wait_until(self, is_so: Callable[[], bool], deadline: float | None) -> bool:
@@ -322,9 +322,9 @@ class TaskEngine(ConsumerEngine[ConsumerDelivery]):
         while True:
             await self._wait_until(lambda: self._core.may_read(subscription), None)
             # While the consumer is stopping, deliveries are ignored; reading continues until the stream's end.
-            if (answer := await stream.next_answer()) is None:
+            if (response := await stream.next_response()) is None:
                 return
-            if self._core.accept(ConsumerDelivery(self, subscription, stream, answer)):
+            if self._core.accept(ConsumerDelivery(self, subscription, stream, response)):
                 self._notify()
 
 

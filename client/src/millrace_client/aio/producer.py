@@ -31,7 +31,7 @@ class AsyncProducer(BaseProducer):
             print((await future).sequence)
 
     It gives the guarantees of `Producer`, by the same engine, on the event loop of the first `send`. Callbacks and
-    hooks run on that loop, each in a call of its own, and must not block it.
+    hooks run on that loop, each in its own call, and must not block it.
     """
 
     def _prepare_engine(self) -> None:
@@ -61,9 +61,9 @@ class AsyncProducer(BaseProducer):
         except BufferFullError:
             if self._config.overflow is not Overflow.BLOCK:
                 raise
-        return await self._send_when_there_is_room(event, key, channel, callback)
+        return await self._send_when_there_is_space(event, key, channel, callback)
 
-    async def _send_when_there_is_room(
+    async def _send_when_there_is_space(
         self, event: Event | bytes | str, key: str | bytes | None, channel: str, callback: Callback | None
     ) -> AsyncSendFuture:
         loop = asyncio.get_running_loop()
@@ -71,7 +71,7 @@ class AsyncProducer(BaseProducer):
         deadline = began + self._config.max_block_seconds
         try:
             while True:
-                freed = self._accumulator.room_freed()
+                freed = self._accumulator.space_freed()
                 await asyncio.wait((freed,), timeout=max(deadline - loop.time(), 0.0))
                 with suppress(BufferFullError):
                     return self.send_nowait(event, key, channel, callback)
@@ -161,7 +161,7 @@ class AsyncProducer(BaseProducer):
 
 
 class _LoopCallbacks:
-    """Runs callbacks on the event loop, each in a call of its own."""
+    """Runs callbacks on the event loop, each in its own call."""
 
     def __init__(self, counters: ProducerCounters) -> None:
         self._counters = counters

@@ -71,7 +71,7 @@ def _component_names(client: Client, kind: ComponentKind | None = None) -> list[
     return [component_path(one) if kind else one.name for one in client.admin.list_components()]
 
 
-def _answer(sentence: str, document: dict[str, object], *, as_json: bool) -> None:
+def _print_result(sentence: str, document: dict[str, object], *, as_json: bool) -> None:
     typer.echo(json.dumps(document) if as_json else sentence)
 
 
@@ -116,7 +116,7 @@ def end(
         raise CommandError(
             ExitCode.REFUSED, f"the server knows no transaction {txn}; see the open ones with `millrace transactions`"
         ) from error
-    _answer(f"{txn}: rolled back", {"txn_id": txn}, as_json=as_json)
+    _print_result(f"{txn}: rolled back", {"txn_id": txn}, as_json=as_json)
 
 
 @claim_app.command()
@@ -136,7 +136,7 @@ def release(
     """
     claim = client.admin.release_claim(channel, epoch)
     sentence = f"{channel}: released the claim of {claim.reader_id}, epoch {claim.epoch}"
-    _answer(sentence, {"channel": channel, "reader_id": claim.reader_id, "epoch": claim.epoch}, as_json=as_json)
+    _print_result(sentence, {"channel": channel, "reader_id": claim.reader_id, "epoch": claim.epoch}, as_json=as_json)
 
 
 @with_client
@@ -195,7 +195,7 @@ def forget(
     if not yes:
         require_confirmation(lambda: f"Forget what {producer_id} has stored in {channel}?", "nothing was forgotten")
     client.admin.forget_producer(channel, producer_id)
-    _answer(f"{channel}: forgot {producer_id}", {"channel": channel, "producer_id": producer_id}, as_json=as_json)
+    _print_result(f"{channel}: forgot {producer_id}", {"channel": channel, "producer_id": producer_id}, as_json=as_json)
 
 
 @component_app.command()
@@ -211,7 +211,7 @@ def retry(
 ) -> None:
     """Make a component that is backing off, or has failed, retry at once. For a sink group, all of its sinks retry.
 
-    The answer shows the state before the retry; see the result with `millrace components`.
+    The response shows the state before the retry; see the result with `millrace components`.
     """
     name, kind = _named(name, kind)
     try:
@@ -219,7 +219,7 @@ def retry(
     except ComponentNotFoundError as error:
         asked = question(f"{kind}s/{name}" if kind else name, lambda: _component_names(client, kind))
         raise CommandError(exit_code_of(error), sentence_of(error, client.endpoint, asked)) from error
-    _answer(f"{component_path(before)}: {_retried(before)}", document_of(before), as_json=as_json)
+    _print_result(f"{component_path(before)}: {_retried(before)}", document_of(before), as_json=as_json)
 
 
 def _named(name: str, kind: ComponentKind | None) -> tuple[str, ComponentKind | None]:

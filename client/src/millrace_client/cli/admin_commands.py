@@ -68,8 +68,8 @@ _LIMITS: dict[str, Any] = {
         min=0,
         max=99,
     ),
-    "keep_alive_seconds": _seconds("--keep-alive", "How long a commit waits for room, and a take for events."),
-    "lease_seconds": _seconds("--lease", "How long a transaction or claim lives without a call; at most an hour."),
+    "keep_alive_seconds": _seconds("--keep-alive", "How long a commit waits for space, and a take for events."),
+    "lease_seconds": _seconds("--lease", "How long a transaction or claim lasts without a call; at most an hour."),
     "open_transactions_max": _whole("--open-transactions-max", "COUNT", "Maximum number of open transactions.", min=1),
     "backup_checkpoint": Annotated[
         bool | None,
@@ -81,11 +81,11 @@ _LIMITS: dict[str, Any] = {
     "fsync": Annotated[
         FsyncPolicy | None,
         typer.Option(
-            help="Log: sync before each commit is answered, or at an interval; then a power failure may lose commits."
+            help="Log: sync before each commit is acknowledged, or at an interval that a power failure may lose."
         ),
     ],
     "fsync_interval_seconds": _seconds(
-        "--fsync-interval", "Log: how much a power failure may lose with --fsync interval."
+        "--fsync-interval", "Log: time between syncs with --fsync interval; a power failure loses at most that much."
     ),
     "compression": Annotated[Compression | None, typer.Option(help="Log: compression of new events.")],
     "memory_capacity": _events("--memory-capacity", "Spillable: events kept in memory only; a crash loses them."),
@@ -117,7 +117,7 @@ def channels(
     """List all channels and their state.
 
     AGE is how long ago the oldest event was committed. With servers, SERVER is the one that has the channel, or owns it
-    if it is replicated, and STANDBY counts those that would take it over. Exits with 3 if a server does not answer.
+    if it is replicated, and STANDBY counts those that would take it over. Exits with 3 if a server does not respond.
     """
     if servers:
         list_together(session, servers, as_json=as_json)
@@ -169,8 +169,8 @@ def create(
 def update(client: Client, name: ChannelArgument, *, as_json: JsonOption = False, **limits: Any) -> None:
     """Change limits of a channel while it is in use.
 
-    Other limits stay as they are. A higher limit applies at once. A lower one waits for free room, up to the
-    channel's keep-alive; without room nothing changes, and the command exits with 5. Of the servers that share a
+    Other limits stay as they are. A higher limit applies at once. A lower one waits for free capacity, up to the
+    channel's keep-alive; without space nothing changes, and the command exits with 5. Of the servers that share a
     replicated channel, the owner changes its own limits; a server that takes over has those of its own file.
     """
     config = ChannelConfig(**limits)
@@ -182,9 +182,9 @@ def update(client: Client, name: ChannelArgument, *, as_json: JsonOption = False
             ExitCode.LATER, f"nothing was changed: {outcome.message.rstrip('.')}; take events out, then try again"
         )
     if outcome.channel.is_overridden:
-        note(f"{name}: the server's configuration file has other limits, which its next start or reload restores")
+        note(f"{name}: the server's file has other limits, and its next start or reload restores them")
     if outcome.channel.config.type is ChannelType.REPLICATED:
-        note(f"{name}: only the server that owns the channel has them; change the files of all that share it")
+        note(f"{name}: only the owner has the new limits; change the files of all servers that share it")
     _note_shortened(outcome.channel, limits)
     fields = [field for field, value in limits.items() if value is not None]
     typer.echo(_json(outcome.channel) if as_json else updated_sentences(outcome.channel, fields))

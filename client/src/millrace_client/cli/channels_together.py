@@ -29,7 +29,7 @@ class SharedChannel:
 
 
 def list_together(session: Session, names: Sequence[str], *, as_json: bool) -> None:
-    """Writes the channels of several servers to standard output; raises CommandError if one does not answer."""
+    """Writes the channels of several servers to standard output; raises CommandError if one does not respond."""
     with ThreadPoolExecutor(SERVERS_AT_ONCE) as threads:
         asked = {name: threads.submit(_listed, one) for name, one in sessions_of(session, names)}
     found, silent = {}, 0
@@ -45,7 +45,7 @@ def list_together(session: Session, names: Sequence[str], *, as_json: bool) -> N
     else:
         show(plain_table(channels, _cells(), {"FAULT": lambda channel: channel.info.fault}))
     if silent:
-        raise CommandError(ExitCode.UNREACHABLE, f"{counted(silent, 'server')} of {len(asked)} did not answer")
+        raise CommandError(ExitCode.UNREACHABLE, f"{counted(silent, 'server')} of {len(asked)} did not respond")
 
 
 def _listed(session: Session) -> list[ChannelInfo]:

@@ -34,7 +34,7 @@ COMMANDS = {
     "producers": ("activity_commands:producers", "List the producers that a channel remembers."),
     "producer": ("activity_commands:producer_app", "Forget producers."),
     "component": ("activity_commands:component_app", "Make sources and sinks retry at once."),
-    "report": ("report_command:report", "Report on the channels of several servers, what is wrong first."),
+    "report": ("report_command:report", "Report on the channels of several servers, with problems first."),
     "dead-letter": ("dead_letter_commands:dead_letter_app", "List and replay dead letters."),
     "context": ("context_commands:context_app", "Manage contexts: named sets of connection options."),
     "bench": ("bench_command:bench_app", "Measure the throughput and the latency of a channel."),

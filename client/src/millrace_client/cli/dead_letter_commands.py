@@ -113,9 +113,9 @@ def replay_dead_letters(
 ) -> None:
     """Return events that an agent has set aside to the channels that they came from, each exactly once.
 
-    They are appended to those channels. Events that are not chosen, and events that arrive meanwhile, stay where they
-    are. Run an interrupted replay again to finish it. Exits with 1 if some events must stay, and with 4 if there was
-    none.
+    They are appended to those channels. Events that are not chosen, and events that arrive in the meantime, stay where
+    they are. Run an interrupted replay again to finish it. Exits with 1 if some events must stay, and with 4 if there
+    was none.
     """
     if to == channel:
         raise CommandError(ExitCode.USAGE, f"--to: is {to}, where the events are already; use another channel")

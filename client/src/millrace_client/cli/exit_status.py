@@ -30,7 +30,7 @@ MEANINGS = {
     ExitCode.OK: "done",
     ExitCode.REFUSED: "refused by the server, or failed; the same command would fail again",
     ExitCode.USAGE: "the command line or the input is wrong",
-    ExitCode.UNREACHABLE: "no server answered at the address, or not in time",
+    ExitCode.UNREACHABLE: "no server responded at the address, or not in time",
     ExitCode.EMPTY: "there was no event to take or to show",
     ExitCode.LATER: "refused for now (channel full or claimed, server busy); try again later",
     ExitCode.INTERRUPTED: "interrupted by Ctrl-C (`tail` and `top` then exit with 0)",
@@ -50,8 +50,8 @@ class CommandError(Exception):
 
 FINDINGS = {
     "CHANNEL_NOT_FOUND": "the server at {server} has no channel {channel}",
-    "UNAVAILABLE": "no server answers at {server}",
-    "DEADLINE": "the server at {server} did not answer in time",
+    "UNAVAILABLE": "no server responds at {server}",
+    "DEADLINE": "the server at {server} did not respond in time",
 }
 """What happened, by the error's reason, in place of a message that does not help people."""
 
@@ -71,8 +71,8 @@ ADVICE = {
     "PRODUCER_NOT_FOUND": "see the ids with `millrace producers {channel}`",
     "COMPONENT_NOT_FOUND": "see the names with `millrace components`",
     "TXNS_OPEN": "try again when the open transactions end",
-    "CHANNEL_FULL": "take events out, or make room with `millrace channel update {channel} --capacity N`",
-    "BYTES_FULL": "take events out, or make room with `millrace channel update {channel} --byte-capacity N`",
+    "CHANNEL_FULL": "take events out, or raise the capacity with `millrace channel update {channel} --capacity N`",
+    "BYTES_FULL": "take events out, or raise the capacity with `millrace channel update {channel} --byte-capacity N`",
     "DISK_FULL": "take events out, free space on the server's disk, or raise stream_bytes_max of a replicated channel",
     "TOO_MANY_TXNS": "try again when other clients have finished theirs",
     "TOO_MANY_CHANNELS": "delete channels that are not needed, or raise server.channels_max",

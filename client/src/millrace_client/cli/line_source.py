@@ -24,7 +24,7 @@ class BatchLimits:
 
     events_max: int
     body_bytes_max: int
-    """Maximum bytes of the lines; a larger line is a batch of its own."""
+    """Maximum bytes of the lines; a larger line is its own batch."""
     linger_seconds: float = 0.2
     """How long the first line waits for others while the input pauses."""
 

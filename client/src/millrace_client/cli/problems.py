@@ -25,7 +25,7 @@ def channel_problem(channel: ChannelInfo) -> tuple[Severity, str]:
         obstacle = f": {channel.fault}" if channel.fault else ""
         return Severity.WARNING, f"replaying its log, {channel.replayed_fraction:.0%} so far{obstacle}"
     if channel.state is ChannelState.STANDING_BY:
-        # Its owner's report tells how it is.
+        # Its owner's report shows how it is.
         obstacle = f": {channel.fault}" if channel.fault else ""
         return (Severity.NONE, "") if channel.owner else (Severity.ERROR, f"no server owns it{obstacle}")
     if channel.state not in {ChannelState.OPEN, ChannelState.UNKNOWN}:
@@ -34,7 +34,7 @@ def channel_problem(channel: ChannelInfo) -> tuple[Severity, str]:
     if fill < BUSY_FILL and not waiting_count:
         idle = _idle_problem(channel)
         return Severity.WARNING if idle else Severity.NONE, idle
-    waiting = f", and {counted(waiting_count, 'commit')} waiting for room" if waiting_count else ""
+    waiting = f", and {counted(waiting_count, 'commit')} waiting for space" if waiting_count else ""
     return Severity.ERROR if fill >= FULL_FILL else Severity.WARNING, f"{fill:.0%} full{waiting}"
 
 

@@ -176,7 +176,7 @@ def put(
     with _opened(file) as lines_file, ExitStack() as opened:
         others = [opened.enter_context(reached.with_options(server=address).open()) for address in also or []]
         clients = [client, *others]
-        limits = _limits([_Room.of(each, channel) for each in clients], channel, batch_size)
+        limits = _limits([_Space.of(each, channel) for each in clients], channel, batch_size)
         lines = _Lines(LineSource(lines_file), LineFormat(parse_headers(headers or []), is_json=json_lines), limits)
         routing = LineRouting([each.endpoint for each in clients], key)
         config = _config(limits, patience)
@@ -206,7 +206,7 @@ def _opened(file: Path | None) -> Iterator[FileIO]:
         yield opened
 
 
-class _Room(NamedTuple):
+class _Space(NamedTuple):
     """What a channel or a source takes at once."""
 
     event_count: int
@@ -214,7 +214,7 @@ class _Room(NamedTuple):
     is_of_source: bool = False
 
     @classmethod
-    def of(cls, client: Client, name: str) -> "_Room":
+    def of(cls, client: Client, name: str) -> "_Space":
         try:
             channel = client.admin.get_channel(name)
         except NotAChannelError:
@@ -222,8 +222,8 @@ class _Room(NamedTuple):
         return cls(channel.config.transaction_capacity, channel.gauges.body_bytes_max)
 
 
-def _limits(rooms: Sequence[_Room], name: str, batch_size: int | None) -> BatchLimits:
-    smallest = min(rooms, key=lambda room: room.event_count)
+def _limits(free: Sequence[_Space], name: str, batch_size: int | None) -> BatchLimits:
+    smallest = min(free, key=lambda space: space.event_count)
     allowed = smallest.event_count
     if batch_size is not None and batch_size > allowed:
         target, whose = ("CHANNEL", "that of the source's channels") if smallest.is_of_source else (name, "it")
@@ -234,7 +234,7 @@ def _limits(rooms: Sequence[_Room], name: str, batch_size: int | None) -> BatchL
         )
     return BatchLimits(
         events_max=min(batch_size or BATCH_EVENTS, allowed),
-        body_bytes_max=min(BATCH_BYTES_MAX, *(room.body_bytes for room in rooms)),
+        body_bytes_max=min(BATCH_BYTES_MAX, *(space.body_bytes for space in free)),
     )
 
 

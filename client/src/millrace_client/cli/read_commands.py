@@ -63,7 +63,7 @@ class EventWriter:
             raise
         except OSError as error:
             finding = f"cannot write to standard output: {error.strerror}"
-            raise CommandError(ExitCode.REFUSED, f"{finding}; make room there, and run the command again") from error
+            raise CommandError(ExitCode.REFUSED, f"{finding}; free some space, and run the command again") from error
         return count
 
     def _write_all(self, encoded: bytes) -> None:

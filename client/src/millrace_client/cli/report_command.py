@@ -65,10 +65,10 @@ def report(
     ] = _CHANNELS_SHOWN,
     as_json: JsonOption = False,
 ) -> None:
-    """Report on the channels of several servers, what is wrong first.
+    """Report on the channels of several servers, with problems first.
 
     Without servers, and unless options or the environment name one, it reports on the servers of all contexts. AGE is
-    how long ago the oldest event was committed. Exits with 3 if a server does not answer.
+    how long ago the oldest event was committed. Exits with 3 if a server does not respond.
     """
     with ThreadPoolExecutor(SERVERS_AT_ONCE) as threads:
         asked = [threads.submit(_reported, *named, interval) for named in sessions_of(session, servers or [])]
@@ -78,7 +78,7 @@ def report(
     else:
         show(_page(reports, limit))
     if unknown := [one for one in reports if one.watch is None]:
-        raise CommandError(ExitCode.UNREACHABLE, f"{counted(len(unknown), 'server')} of {len(reports)} did not answer")
+        raise CommandError(ExitCode.UNREACHABLE, f"{counted(len(unknown), 'server')} of {len(reports)} did not respond")
 
 
 def _reported(name: str, session: Session, interval_seconds: float) -> ServerReport:
@@ -126,7 +126,7 @@ def _server_table(reports: Sequence[ServerReport], rows: Sequence[ChannelRow]) -
 
     columns: dict[str, Callable[[ServerReport], str | Text]] = {
         "SERVER": lambda one: Text(one.name),
-        "STATE": lambda one: Text("no answer", style="red") if one.watch is None else Text("up"),
+        "STATE": lambda one: Text("no response", style="red") if one.watch is None else Text("up"),
         "CHANNELS>": partial(total, lambda _row: 1),
         "DEPTH>": partial(total, lambda row: row.depth),
         "IN/S>": partial(total, partial(_rate, 0)),

@@ -24,7 +24,7 @@ DEFAULT_PORT = 7070
 
 _TIMEOUT_SECONDS_MAX = 86_400
 QUESTION_SECONDS = 1.0
-"""The timeout of a call for the user's convenience, such as completion; without an answer, the command does without."""
+"""The timeout of a call that only adds convenience, such as completion; on a timeout, it is skipped."""
 
 
 def parse_server(text: str) -> str:
@@ -134,7 +134,7 @@ check_sendable = checked(_sendable)
 
 
 def completed(names: Callable[["millrace_client.Client"], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:
-    """Returns what completes names in a shell: it asks the server, and is silent if that does not answer at once."""
+    """Returns what completes names in a shell: it asks the server, and is silent if that does not respond at once."""
 
     def complete(context: typer.Context, incomplete: str) -> list[str]:
         session = current_session(context)

@@ -15,7 +15,7 @@ def question(name: str, names: Callable[[], Iterable[str]]) -> str:
         names: Asks the server for those that do. A user who may not list them is not asked.
 
     Returns:
-        The beginning of a sentence that goes on with the advice for another answer; empty if no name is similar.
+        The beginning of a sentence that continues with the advice for another response; empty if no name is similar.
     """
     # It brings gRPC, which the help does not need.
     from millrace_client import MillraceError

@@ -31,7 +31,7 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for con
 
 
 def require_confirmation(question: Callable[[], str], otherwise: str) -> None:
-    """Asks if there is a terminal; raises CommandError, which says what has not happened, if the answer is no."""
+    """Asks for confirmation on a terminal; raises CommandError, which says what was not done, if the answer is no."""
     if sys.stdin is not None and sys.stdin.isatty() and not typer.confirm(question(), err=True):
         raise CommandError(ExitCode.USAGE, f"{otherwise}; answer y, or use --yes")
 

@@ -237,7 +237,7 @@ class Upload:
     def _report_trouble(self, destination: Destination, progress: PutProgress) -> None:
         servers = destination.producer.metrics().servers
         if servers and not any(server.is_connected for server in servers):
-            error: MillraceError = UnavailableError(f"no server answers at {destination.endpoint}")
+            error: MillraceError = UnavailableError(f"no server responds at {destination.endpoint}")
             progress.waiting(error, self._patience_seconds)
         elif (trouble := destination.hooks.trouble) is not None:
             progress.waiting(MillraceError(trouble.message, reason=trouble.reason), self._patience_seconds)

@@ -107,7 +107,7 @@ def cells_of_info(headings: str) -> dict[str, Callable[[Any], str | Text]]:
 _FAULT: Mapping[str, Callable[[ChannelInfo], str]] = {"FAULT": lambda channel: channel.fault}
 _OVERRIDDEN: Mapping[str, Callable[[ChannelInfo], str]] = {
     "NOTE": lambda channel: (
-        "has other limits than the server's configuration file, whose next start or reload restores those"
+        "has other limits than the server's file, and the next start or reload restores those"
         if channel.is_overridden
         else ""
     )
@@ -165,9 +165,9 @@ def created_sentences(channel: ChannelInfo) -> str:
             durability = f"its commits survive crashes of the server; a power failure may lose those of the last {lost}"
         case _:
             durability = "its commits survive crashes and power failures"
-    room = f"{limits.capacity:,} events and {format_byte_size(limits.byte_capacity)}"
+    space = f"{limits.capacity:,} events and {format_byte_size(limits.byte_capacity)}"
     return (
-        f"{name}: created, a {limits.type} channel for {room}\n{durability}\n"
+        f"{name}: created, a {limits.type} channel for {space}\n{durability}\n"
         f"put events with `millrace put {name}`, see all settings with `millrace channel show {name}`"
     )
 

@@ -29,7 +29,7 @@ class ConsumerHooks:
         """Called when a delivery has arrived."""
 
     def settled(self, delivery: DeliveredEvents, work_seconds: float, *, is_ack: bool) -> None:
-        """Called when a delivery was acknowledged or returned, so many seconds after it was handed out."""
+        """Called when a delivery was acknowledged or returned, this many seconds after it was handed out."""
 
     def lost(self, delivery: DeliveredEvents) -> None:
         """Called when a delivery's stream broke before it was settled: its events will be delivered again."""
@@ -49,19 +49,19 @@ class ConsumerConfig:
     """The limits and times of one consumer; raises BadArgumentError if one is not allowed."""
 
     delivery_events_max: int = 0
-    """The most events of a delivery. 0: the channel's transaction capacity."""
+    """The maximum number of events of a delivery. 0: the channel's transaction capacity."""
     delivery_bytes_max: int = 0
-    """The most bytes of bodies of a delivery; a larger first event is delivered alone. 0: a share of
+    """The maximum number of bytes of bodies of a delivery; a larger first event is delivered alone. 0: a share of
     `prefetch_bytes_max`."""
     prefetch: int = 8
     """The most unsettled deliveries of each channel of each server, at most 1,000."""
     prefetch_bytes_max: int = 32 * MIB
-    """The most bytes of all unsettled deliveries together. Each channel of each server may always have one unsettled
-    delivery, so that large events are delivered and no channel starves."""
+    """The maximum number of bytes of all unsettled deliveries together. Each channel of each server may always have one
+    unsettled delivery, so that large events are delivered and no channel starves."""
     auto_ack: bool = True
     """Whether loops acknowledge a delivery after their body. False: the caller calls `ack` and `nack`."""
     idle_seconds: float | None = None
-    """Loops end when nothing was delivered for so long. None: they wait for ever."""
+    """Loops end when nothing was delivered for this long. None: they wait forever."""
     waits_for_channels: bool = False
     """Whether to wait for a channel that does not exist. False: ChannelNotFoundError."""
     reconnect_seconds: float = 0.1
@@ -74,7 +74,7 @@ class ConsumerConfig:
     close_seconds: float = 30.0
     """How long the end of a `with` block, or of `run`, waits for deliveries in hand."""
     timeout_seconds: float = 20.0
-    """How long a server may take to answer; see `connect`."""
+    """How long a server may take to respond; see `connect`."""
     tls: Tls | None = None
     """How to connect over TLS. None: plain text."""
     token: str | None = field(default=None, repr=False)
@@ -99,7 +99,7 @@ class ConsumerConfig:
         _seconds("close_seconds", self.close_seconds, is_zero_allowed=True)
 
     def limits(self, subscription_count: int) -> ConsumeLimits:
-        """Returns the limits of each of so many streams: its share of the bytes, divided by its deliveries."""
+        """Returns the limits of each of this many streams: its share of the bytes, divided by its deliveries."""
         share = max(1, self.prefetch_bytes_max // (subscription_count * self.prefetch))
         bytes_max = min(self.delivery_bytes_max, share) if self.delivery_bytes_max else share
         return ConsumeLimits(self.delivery_events_max, bytes_max, self.prefetch)

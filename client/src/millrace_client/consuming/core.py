@@ -100,8 +100,8 @@ class ConsumerCore(Generic[DeliveryT]):
         return self.buffer.take()
 
     def may_read(self, subscription: Subscription[DeliveryT]) -> bool:
-        """Whether a subscription may read on: the buffer has room, or the consumer only waits for the stream's end."""
-        return self.is_stopping or self.buffer.has_room(subscription)
+        """Whether a subscription may read on: the buffer has space, or the consumer only waits for the stream's end."""
+        return self.is_stopping or self.buffer.has_space(subscription)
 
     def accept(self, delivery: DeliveryT) -> bool:
         """Queues a delivery. Returns False if the consumer is stopping: then its events return when the stream ends."""
@@ -114,7 +114,7 @@ class ConsumerCore(Generic[DeliveryT]):
     def note_stream_end(
         self, subscription: Subscription[DeliveryT], stream: object, error: Exception | None, lived_seconds: float
     ) -> float | None:
-        """Notes that a stream has ended, because of an error or cleanly, after so long.
+        """Notes that a stream has ended, because of an error or cleanly, after this long.
 
         Returns after how long to start it again; None: not at all.
         """

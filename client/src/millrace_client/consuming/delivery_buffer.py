@@ -45,7 +45,7 @@ class DeliveryBuffer(Generic[DeliveryT]):
         self.unsettled_count = 0
         self.unsettled_bytes = 0
 
-    def has_room(self, subscription: Subscription[DeliveryT]) -> bool:
+    def has_space(self, subscription: Subscription[DeliveryT]) -> bool:
         """Whether a subscription may read another delivery. One without unsettled deliveries always may."""
         return self.unsettled_bytes < self._bytes_max or not subscription.unsettled
 

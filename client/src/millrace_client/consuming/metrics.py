@@ -36,7 +36,7 @@ class SubscriptionMetrics:
     error: Exception | None
     """What ended its last stream; None if nothing did."""
     queued_deliveries: int
-    """Deliveries that wait to be handed out."""
+    """Deliveries waiting to be handed out."""
     unsettled_deliveries: int
     """Deliveries that are not settled, including queued ones."""
 
@@ -61,7 +61,7 @@ class ConsumerMetrics:
     time: float
     """The moment, on the monotonic clock."""
     queued_deliveries: int
-    """Deliveries that wait to be handed out."""
+    """Deliveries waiting to be handed out."""
     queued_bytes: int
     """Their bytes."""
     unsettled_deliveries: int
@@ -85,7 +85,7 @@ class ConsumerMetrics:
     reconnects: int
     """Streams that broke, or could not be started."""
     work: LatencySummary
-    """How long deliveries were in hand."""
+    """How long deliveries were in progress."""
     lanes: Sequence[SubscriptionMetrics]
     """Each channel of each server."""
 
@@ -110,9 +110,9 @@ class ReportsMetrics(Protocol):
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("queued_deliveries", False, "deliveries", "Deliveries that wait to be handed out."),
+    Metric("queued_deliveries", False, "deliveries", "Deliveries waiting to be handed out."),
     Metric("queued_bytes", False, "bytes", "Bytes of these."),
-    Metric("unsettled_deliveries", False, "deliveries", "Deliveries that are out."),
+    Metric("unsettled_deliveries", False, "deliveries", "Deliveries in progress."),
     Metric("unsettled_bytes", False, "bytes", "Bytes of these."),
     Metric("delivered_events", True, "events", "Events delivered."),
     Metric("delivered_bytes", True, "bytes", "Bytes delivered."),
@@ -121,6 +121,6 @@ METRICS: tuple[Metric, ...] = (
     Metric("nacked_events", True, "events", "Events returned."),
     Metric("lost_events", True, "events", "Events handed out whose stream broke before."),
     Metric("handler_failures", True, "failures", "Handlers that raised."),
-    Metric("reconnects", True, "reconnects", "Streams that broke, or could not be begun."),
+    Metric("reconnects", True, "reconnects", "Streams that broke or could not be started."),
 )
 """All metrics that are single numbers."""

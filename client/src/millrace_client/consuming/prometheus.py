@@ -43,7 +43,9 @@ class ConsumerCollector(Collector):
         reading = GaugeMetricFamily(
             f"{_PREFIX}reading", "Whether deliveries are read.", labels=["consumer", "endpoint", "channel"]
         )
-        work = HistogramMetricFamily(f"{_PREFIX}work_seconds", "How long deliveries were in hand.", labels=["consumer"])
+        work = HistogramMetricFamily(
+            f"{_PREFIX}work_seconds", "How long deliveries were in progress.", labels=["consumer"]
+        )
         for name, metrics in states.items():
             for subscription in metrics.lanes:
                 reading.add_metric(

@@ -48,7 +48,7 @@ class Subscription(Generic[DeliveryT]):
         unsettled: All deliveries that have arrived and are not settled.
         error: What ended its last stream; None if nothing did.
         is_shared: Whether servers are known to share the channel, which one of them owns.
-        has_just_hopped: Whether it goes on at another server without a pause.
+        has_just_hopped: Whether it continues at another server without a pause.
     """
 
     def __init__(self, endpoint: str, channel: str, backoff: Backoff) -> None:
@@ -136,12 +136,12 @@ class TrackedDelivery(DeliveredEvents):
         "taken_by",
     )
 
-    def __init__(self, engine: Any, subscription: Subscription[Any], stream: Any, answer: pb.ConsumeResponse) -> None:
-        super().__init__(answer)
+    def __init__(self, engine: Any, subscription: Subscription[Any], stream: Any, response: pb.ConsumeResponse) -> None:
+        super().__init__(response)
         self._engine = engine
         self.subscription = subscription
         self.stream = stream
-        self.byte_count = answer.ByteSize()
+        self.byte_count = response.ByteSize()
         self.state = DeliveryState.QUEUED
         self.attempt = 1
         self.taken_at = 0.0

@@ -29,14 +29,14 @@ _CANCEL_SECONDS_MAX = 1.0
 class Stream(Protocol):
     """A Consume stream as the engine needs it; see `ConsumeStream`."""
 
-    def next_answer(self) -> pb.ConsumeResponse | None:
+    def next_response(self) -> pb.ConsumeResponse | None:
         """Waits for the next delivery; returns None at the end of the stream."""
 
     def settle(self, settlement: Settlement) -> None:
         """Settles a delivery; does not wait."""
 
     def end_sending(self, seconds: float) -> None:
-        """Closes the sending side, and cancels the stream after so long; does not wait."""
+        """Closes the sending side, and cancels the stream after this long; does not wait."""
 
 
 class ConsumerDelivery(TrackedDelivery):
@@ -70,7 +70,8 @@ class ConsumerDelivery(TrackedDelivery):
         """Returns the events to their places in the channel; they will be delivered again, to any consumer.
 
         Args:
-            delay_seconds: How long this consumer holds them back first. Meanwhile they count towards `prefetch` and
+            delay_seconds: How long this consumer holds them back first. In the meantime, they count towards `prefetch`
+                and
                 `prefetch_bytes_max`. They return at once if the stream ends before.
 
         Returns:
@@ -93,7 +94,7 @@ class ConsumerDelivery(TrackedDelivery):
 
 
 class ThreadedEngine(ConsumerEngine[ConsumerDelivery]):
-    """Reads each subscription in a thread of its own, and hands out the deliveries. Threads may share it.
+    """Reads each subscription in its own thread, and hands out the deliveries. Threads may share it.
 
     The threads refer to the engine, never to the consumer, so that an abandoned consumer can be finalized.
     """
@@ -165,7 +166,7 @@ class ThreadedEngine(ConsumerEngine[ConsumerDelivery]):
     def _settle(self, delivery: ConsumerDelivery, target: DeliveryState) -> bool:
         if self._core.buffer.settle(delivery, target) and target is not DeliveryState.HELD:
             self._inform_server(delivery)
-        # There may be room now, and another thread may wait for deliveries in hand.
+        # There may be space now, and another thread may wait for deliveries in hand.
         self._changed.notify_all()
         return delivery.state is target
 
@@ -212,7 +213,7 @@ class ThreadedEngine(ConsumerEngine[ConsumerDelivery]):
             return self._core.note_handler_failure(delivery, error)
 
     def wait_for_stop(self, seconds: float) -> bool:
-        """Waits for so long, or until the consumer is stopped; returns whether it is stopped."""
+        """Waits for this long, or until the consumer is stopped; returns whether it is stopped."""
         with self._changed:
             return self._changed.wait_for(lambda: self._core.is_stopping, seconds)
 
@@ -254,7 +255,7 @@ class ThreadedEngine(ConsumerEngine[ConsumerDelivery]):
         After an error it does not wait for deliveries from `receive`, which may be abandoned.
         """
         if self._process_id not in (None, os.getpid()):
-            # The parent's threads do not exist here, and its locks may be held for ever.
+            # The parent's threads do not exist here, and its locks may be held forever.
             return ConsumerCloseReport(unsettled_deliveries=0, unsettled_events=0, errors=())
         deadline = time.monotonic() + seconds
         with self._changed:
@@ -381,9 +382,9 @@ class ThreadedEngine(ConsumerEngine[ConsumerDelivery]):
             with self._changed:
                 self._changed.wait_for(lambda: self._core.may_read(subscription))
             # While the consumer is stopping, deliveries are ignored; reading continues until the stream's end.
-            if (answer := stream.next_answer()) is None:
+            if (response := stream.next_response()) is None:
                 return
-            delivery = ConsumerDelivery(self, subscription, stream, answer)
+            delivery = ConsumerDelivery(self, subscription, stream, response)
             with self._locked():
                 if self._core.accept(delivery):
                     self._arrived.notify()

@@ -1,4 +1,4 @@
-"""Events that stay in a channel are parked in open transactions while events behind them are taken."""
+"""Events that stay in a channel are parked in open transactions while events after them are taken."""
 
 import time
 from collections.abc import Callable
@@ -37,10 +37,10 @@ class LeaseKeeper:
 
 
 class ParkedEvents:
-    """Parks the oldest events of a channel; when its `with` block ends they return to their places.
+    """Parks the oldest events of a channel; when its `with` block ends they return to their positions.
 
     A take always returns the oldest events, and a transaction commits everything that it took. So to take some events
-    and leave others, the others must be parked in transactions of their own meanwhile. These are never committed:
+    and leave others, the others must be parked in transactions of their own in the meantime. These are never committed:
     whatever happens, their events return when the block or their leases end.
     """
 
@@ -52,7 +52,7 @@ class ParkedEvents:
         self._ends = ExitStack()
 
     def skip(self, count: int, last_sequence: int) -> None:
-        """Notes the next events, up to a sequence, to be parked before any event behind them is taken."""
+        """Notes the next events, up to a sequence, to be parked before any event after them is taken."""
         self._skipped_count += count
         self._skipped_last = last_sequence
 

@@ -18,7 +18,7 @@ BATCH_EVENTS = 1_000
 """The most dead letters that are taken at once."""
 
 BATCH_BYTES_MAX = 4 * 1024 * 1024
-"""The most bytes of their bodies."""
+"""The maximum number of bytes of their bodies."""
 
 REFUSED_MAX = 100_000
 """The most refused letters of a replay, which must remember each of them."""
@@ -151,8 +151,8 @@ class Replay:
 
     Letters are stored before their removal is committed, under stamps of the dead-letter channel's id and their
     sequences. So a replay that was interrupted at any point is completed by another one: nothing is lost, and nothing
-    is stored twice in a channel. Events that stay keep their places. Events that arrive meanwhile are left for the next
-    replay.
+    is stored twice in a channel. Events that stay keep their positions. Events that arrive in the meantime are left for
+    the next replay.
 
     Raises:
         ChannelNotFoundError: The dead-letter channel does not exist.
@@ -186,7 +186,7 @@ class Replay:
 
         Raises:
             ReplayError: Too many letters are refused, or other clients keep changing the queue.
-            MillraceError: The server does not answer, or refuses for longer than the retry time; letters that have
+            MillraceError: The server does not respond, or refuses for longer than the retry time; letters that have
                 returned so far stay there, and the rest is where it was.
         """
         fruitless_count = 0

@@ -31,7 +31,7 @@ few numbers cannot have too many gaps.
 """
 
 PIPELINED_BYTES_MAX = 8 * 1024 * 1024
-"""Bytes of bodies that are sent without waiting for answers."""
+"""Bytes of bodies that are sent without waiting for responses."""
 
 _PAUSE_SECONDS = 0.2
 _PAUSE_SECONDS_MAX = 1.0
@@ -42,15 +42,15 @@ class ReplayProgress(Protocol):
     """Informed while a replay runs."""
 
     def committed(self, event_count: int, body_bytes: int, /) -> None:
-        """Called when so many more events have returned."""
+        """Called when this many more events have returned."""
 
     def waiting(self, error: MillraceError, patience_seconds: float, /) -> None:
-        """Called when a channel refuses for now; the replay retries for at most so long."""
+        """Called when a channel refuses for now; the replay retries for at most this long."""
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long to retry a channel that has no room."""
+    """How long to retry a channel that has no space."""
 
     seconds: float
     clock: Callable[[], float] = time.monotonic
@@ -81,7 +81,7 @@ class Targets:
     """The channels that dead letters return to.
 
     Args:
-        channel_id: The dead-letter channel's id. With an event's sequence it identifies the event for ever, so that
+        channel_id: The dead-letter channel's id. With an event's sequence it identifies the event forever, so that
             each channel stores it once, however often it is sent.
         keep_headers: Whether events keep the headers about their rejection.
     """
@@ -200,7 +200,7 @@ def append_pipelined(channel: Channel, appends: Sequence[StampedEvents], after_e
     """Stores small appends of one producer, in order, without waiting between them; returns how many are stored.
 
     Each is stored only if all before it are. Does not report why an append is refused: the caller repeats the rest one
-    by one and learns the reason; the stamps keep events that were stored without an answer from being stored twice.
+    by one and learns the reason; the stamps keep events that were stored without a response from being stored twice.
     """
     connection = channel._connection  # noqa: SLF001 - of this package; the public API has no call for many appends
     timeout_seconds = connection.settings.timeout_seconds + KEEP_ALIVE_SECONDS
@@ -213,8 +213,8 @@ def append_pipelined(channel: Channel, appends: Sequence[StampedEvents], after_e
             session.send(append, encoded, now=0.0)
         session.half_close()
         with suppress(MillraceError):
-            for answer in session.answers():
-                _, error = session.match(answer, now=0.0)
+            for response in session.responses():
+                _, error = session.match(response, now=0.0)
                 if error is not None:
                     break
                 stored_count += 1

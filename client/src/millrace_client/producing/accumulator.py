@@ -30,10 +30,10 @@ PLACE_HEADER = "millrace-place"
 """Header with the event's number among the producer's events of its channel, from 1, in the order of `send`."""
 
 CALLBACK_BYTES = 200
-"""Bytes of the buffer that a callback takes until it has run, beside its event."""
+"""Bytes of the buffer that a callback takes until it has run, besides its event."""
 
 _CONTEXT_HEADERS = 3
-"""Header keys that the events of a batch may have beside the senders': the two above and `traceparent`."""
+"""Header keys that the events of a batch may have besides the senders': the two above and `traceparent`."""
 _HELD_HEADER_BYTES = HEADER_BYTES + SIZE_BYTES
 
 _YIELDS_MAX = 100
@@ -52,13 +52,13 @@ class Accumulator(BufferMemory):
         super().__init__(config, counters, clock)
         self._producer_id = producer_id
         self._changed = threading.Condition(self.lock)
-        # Leaves room for the context headers.
+        # Leaves space for the context headers.
         self._keys_max = max(1, min(HEADER_KEYS_MAX - _CONTEXT_HEADERS, HEADER_CELLS_MAX // config.batch_events_max))
         # A larger event goes alone, or is refused.
         self._joining_bytes_max = min(config.batch_bytes_max, config.event_bytes_limit)
         self._roomy_bytes = self.bytes_max - config.event_bytes_limit - EVENT_BYTES - CALLBACK_BYTES
         self._roomy_bytes -= HEADER_BYTES * HEADER_KEYS_MAX
-        """At most so many bytes held leave room for any event that is accepted."""
+        """At most this many bytes held leave room for any event that is accepted."""
         self._has_context = config.context_headers
         self._places: dict[str, int] = {}
         self._is_woken = False
@@ -110,7 +110,7 @@ class Accumulator(BufferMemory):
                     headers = self._with_context(buffer, headers)
                 # To count the header values takes another pass, which is needed only where the buffer is almost full.
                 if self.held_bytes > self._roomy_bytes or self.refusal is not None:
-                    self._make_room(size, headers, has_callback=callback is not None, may_wait=may_wait)
+                    self._make_space(size, headers, has_callback=callback is not None, may_wait=may_wait)
                 page = bucket.page or self._open_page(buffer, bucket)
                 bodies = page.bodies
                 position = len(bodies)
@@ -159,11 +159,11 @@ class Accumulator(BufferMemory):
         return buffer.bytes_max * len(bulk.bodies) // (4 * bulk.encoded_bytes)
 
     def put_bulk(self, buffer: ChannelBuffer, key: str | bytes | None, bulk: Bulk) -> tuple[Page, int] | None:
-        """Adds events with the same headers, side by side in one page.
+        """Adds events with the same headers, adjacent in one page.
 
         Returns:
             The page and the index of the first event; None if the events must be added one by one, because they do not
-            fit the page's headers or the buffer has no room for all of them.
+            fit the page's headers or the buffer has no space for all of them.
         """
         bucket = buffer.keyless if key is None else buffer.buckets[self._hash(key) % BUCKETS]
         is_too_much = len(bulk.bodies) > buffer.events_max or bulk.bytes_on_new_page > buffer.bytes_max
@@ -307,10 +307,10 @@ class Accumulator(BufferMemory):
         place = self._places.get(buffer.channel, self._config.first_number) + 1
         return {**headers, PRODUCER_HEADER: self._producer_id, PLACE_HEADER: str(place)}
 
-    # Room.
+    # Space.
 
-    def _make_room(self, size: int, headers: Mapping[str, str], *, has_callback: bool, may_wait: bool) -> None:
-        """Makes room for an event whose body takes `size` bytes."""
+    def _make_space(self, size: int, headers: Mapping[str, str], *, has_callback: bool, may_wait: bool) -> None:
+        """Makes space for an event whose body takes `size` bytes."""
         if self.refusal is not None:
             raise self.refusal
         bytes_max = self._config.buffer_bytes_max
@@ -319,17 +319,17 @@ class Accumulator(BufferMemory):
         if self.held_bytes + held <= bytes_max:
             return
         if held > bytes_max:
-            raise EventTooLargeError(f"event: takes {held} bytes of memory; the buffer holds at most {bytes_max}")
+            raise EventTooLargeError(f"event: needs {held} bytes of memory; the buffer holds at most {bytes_max}")
         match self._config.overflow:
             case Overflow.DROP_OLDEST:
                 self._drop_oldest(self.held_bytes + held - bytes_max)
             case Overflow.BLOCK if may_wait:
-                self._wait_for_room(held)
+                self._wait_for_space(held)
                 if self.refusal is not None:
                     raise self.refusal
         if self.held_bytes + held > bytes_max:
             raise BufferFullError(
-                f"the producer holds {self.held_bytes} bytes of events of at most {bytes_max}; send less at once, or "
+                f"the producer holds {self.held_bytes} bytes of events of at most {bytes_max}; send less at a time, or "
                 "raise buffer_bytes_max"
             )
 
@@ -348,7 +348,7 @@ class Accumulator(BufferMemory):
             needed_bytes -= self._drop_from(buffer, bucket, needed_bytes)
 
     def _drop_from(self, buffer: ChannelBuffer, bucket: OrderingBucket, needed_bytes: int) -> int:
-        """Drops events of a bucket's oldest page until so many bytes are free; returns the bytes freed."""
+        """Drops events of a bucket's oldest page until this many bytes are free; returns the bytes freed."""
         page = buffer.waiting[bucket]
         count, freed = 0, 0
         while freed < needed_bytes and count < len(page.bodies):
@@ -363,7 +363,7 @@ class Accumulator(BufferMemory):
         self.held_bytes -= freed
         self._counters.events_dropped += count
         error = EventDroppedError(
-            "the event was dropped to make room for newer ones; the producer's buffer is full",
+            "the event was dropped to make space for newer ones; the producer's buffer is full",
             channel=buffer.channel,
         )
         outcome = Outcome(buffer.channel, error=error)

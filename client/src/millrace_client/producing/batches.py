@@ -1,4 +1,4 @@
-"""Batches: events that are sent, answered and sent again together."""
+"""Batches: events that are sent, responded and sent again together."""
 
 import math
 from collections import deque
@@ -57,7 +57,7 @@ def split_in_halves(batch: Batch) -> list[Batch]:
 
 
 def split_by_size(batch: Batch, bytes_max: int) -> list[Batch]:
-    """Returns at least two batches of about so many bytes; if one event has most of them, it and its neighbours."""
+    """Returns at least two batches of about this many bytes; if one event has most of them, it and its neighbours."""
     sizes = columns_of_request(batch.request).body_sizes[:]
     if 2 * max(sizes) > sum(sizes):
         return split_around_largest(batch)
@@ -66,7 +66,7 @@ def split_by_size(batch: Batch, bytes_max: int) -> list[Batch]:
 
 
 def split_around_largest(batch: Batch) -> list[Batch]:
-    """Returns batches of the events before the largest one, of that one alone, and of those behind it."""
+    """Returns batches of the events before the largest one, of that one alone, and of those after it."""
     sizes = columns_of_request(batch.request).body_sizes[:]
     index = sizes.index(max(sizes))
     return _cut(batch, sorted({0, index, index + 1, batch.count}))

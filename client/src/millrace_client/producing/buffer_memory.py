@@ -26,43 +26,43 @@ class BufferMemory:
         self._config = config
         self._counters = counters
         self._clock = clock
-        self._has_room = threading.Condition(self.lock)
-        self._room_waiters: list[asyncio.Future[None]] = []
+        self._has_space = threading.Condition(self.lock)
+        self._space_waiters: list[asyncio.Future[None]] = []
 
-    def wait_for_room(self, held: int) -> bool:
-        """Waits for room if the overflow policy is to block; returns False once the time for waiting has passed."""
+    def wait_for_space(self, held: int) -> bool:
+        """Waits for space if the overflow policy is to block; returns False once the time for waiting has passed."""
         if self._config.overflow is not Overflow.BLOCK or not self.bytes_max - self.held_bytes < held <= self.bytes_max:
             return True
         with self.lock:
-            return self._wait_for_room(held)
+            return self._wait_for_space(held)
 
-    def _wait_for_room(self, held: int) -> bool:
-        """Waits as long as a send may; returns whether there is room, or no more events are accepted."""
+    def _wait_for_space(self, held: int) -> bool:
+        """Waits as long as a send may; returns whether there is space, or no more events are accepted."""
         began = self._clock()
-        has_ended = self._has_room.wait_for(
+        has_ended = self._has_space.wait_for(
             lambda: self.refusal is not None or self.held_bytes + held <= self.bytes_max,
             self._config.max_block_seconds,
         )
         self._counters.blocked_seconds += self._clock() - began
         return has_ended
 
-    def room_freed(self) -> "asyncio.Future[None]":
+    def space_freed(self) -> "asyncio.Future[None]":
         """Returns a future that is done when memory was released, for a task of the engine's event loop."""
         waiter = asyncio.get_running_loop().create_future()
-        self._room_waiters.append(waiter)
+        self._space_waiters.append(waiter)
         return waiter
 
     def release(self, held_bytes: int) -> None:
         with self.lock:
             self.held_bytes -= held_bytes
-            self._notify_room()
+            self._notify_space()
 
-    def _notify_room(self) -> None:
-        self._has_room.notify_all()
-        for waiter in self._room_waiters:
+    def _notify_space(self) -> None:
+        self._has_space.notify_all()
+        for waiter in self._space_waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        self._room_waiters.clear()
+        self._space_waiters.clear()
 
     def refuse_behind(self, error: MillraceError) -> bool:
         """Accepts no more events after one has failed, if the producer must leave no gap; returns whether it must."""
@@ -71,12 +71,12 @@ class BufferMemory:
         return self._config.is_resumable
 
     def refuse(self, refusal: MillraceError) -> None:
-        """Accepts no more events; wakes the senders that wait for room."""
+        """Accepts no more events; wakes the senders that wait for space."""
         with self.lock:
             self.refusal = refusal
-            self._notify_room()
+            self._notify_space()
 
 
 def stopped_error(error: MillraceError) -> ProducerClosedError:
-    """Returns the error of events behind one that failed."""
+    """Returns the error of events after one that failed."""
     return ProducerClosedError(f"the producer has stopped at an event before this one: {error.message}")

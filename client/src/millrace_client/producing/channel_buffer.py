@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from millrace_client.producing.pages import Page
 
 BUCKETS = 32
-"""The most batches with keys that can be in progress at once; a batch holds one bucket or several."""
+"""The maximum number of batches with keys that can be in progress at once; a batch holds one bucket or several."""
 
 
 class OrderingBucket:
@@ -54,11 +54,12 @@ class ChannelBuffer:
     def __init__(self, channel: str, events_max: int, bytes_max: int, *, is_ordered: bool = False) -> None:
         self.channel = channel
         self.events_max = events_max
-        """The most events of a batch; less than configured after the channel refused as many."""
+        """The maximum number of events of a batch; less than configured after the channel refused as many."""
         self.bytes_max = bytes_max
-        """The most bytes of a batch; less than configured after a server refused as many. A larger event goes alone."""
+        """The maximum number of bytes of a batch; less than configured after a server refused as many. A larger event
+        goes alone."""
         self.is_ordered = is_ordered
-        """Whether all events keep the order of `send`, whatever their keys: then one bucket holds them all."""
+        """Whether all events keep the order of `send`, regardless of their keys: then one bucket holds them all."""
         self.keyless = OrderingBucket(0, is_only=True) if is_ordered else OrderingBucket(-1)
         self.buckets = [self.keyless] * BUCKETS if is_ordered else [OrderingBucket(index) for index in range(BUCKETS)]
         self.waiting: dict[OrderingBucket, Page] = {}

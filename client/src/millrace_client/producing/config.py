@@ -21,7 +21,7 @@ class Overflow(StrEnum):
     """What a send does when the buffer is full."""
 
     BLOCK = "block"
-    """Waits for room, up to `max_block_seconds`; then raises BufferFullError."""
+    """Waits for space, up to `max_block_seconds`; then raises BufferFullError."""
     RAISE = "raise"
     """Raises BufferFullError at once."""
     DROP_OLDEST = "drop_oldest"
@@ -58,13 +58,13 @@ class ProducerConfig:
     overflow: Overflow = Overflow.BLOCK
     """What a send does when the buffer is full."""
     max_block_seconds: float = 60.0
-    """How long a send waits for room in the buffer."""
+    """How long a send waits for space in the buffer."""
     inflight_batches_max: int = 8
-    """The most batches of one server that are sent and not answered."""
+    """The maximum number of batches in flight to one server."""
     routing: Routing = Routing.ROUND_ROBIN
     """Which of several servers gets a batch."""
     timeout_seconds: float = 30.0
-    """How long a server may take to answer a batch. After that its unanswered batches are sent again. Must be longer
+    """How long a server may take to respond to a batch. After that its pending batches are sent again. Must be longer
     than the channels' keep-alive, which is how long a full channel lets an append wait."""
     delivery_timeout_seconds: float = 120.0
     """An event that is not stored this long after `send` fails with the error of its last attempt, once an attempt in

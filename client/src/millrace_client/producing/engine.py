@@ -1,6 +1,6 @@
 """The engine of a producer: takes batches out of the accumulator, sends them, and retries or settles them.
 
-It runs on one event loop and never blocks: whenever something has happened (an event, an answer, a connection that was
+It runs on one event loop and never blocks: whenever something has happened (an event, a response, a connection that was
 made or broke) or a time has come, it does what can be done and sets a timer for the next time.
 """
 
@@ -116,7 +116,7 @@ class Engine:
             server.close()
 
     def join(self, seconds: float) -> None:
-        """Waits for the reading threads after `end`, at most so long for each. For another thread."""
+        """Waits for the reading threads after `end`, at most this long for each. For another thread."""
         for server in [*self._servers, *self._owners.servers]:
             for thread in tuple(server.threads):
                 thread.join(seconds)
@@ -200,7 +200,7 @@ class Engine:
             self._set_timer(now)
             if self._deadline is not None and not self._accumulator.open_pages:
                 self.drained.set()
-        except Exception as error:  # noqa: BLE001 - a bug here must not leave futures open for ever
+        except Exception as error:  # noqa: BLE001 - a bug here must not leave futures open forever
             LOG.exception("the producer failed")
             self._abandon(InternalError(f"the producer failed because of a bug in it: {error!r}"))
         finally:
@@ -211,7 +211,7 @@ class Engine:
             self._abandon(_closed_error())
             return
         for channel in self._channels():
-            due = channel.answer_due()
+            due = channel.response_due()
             if due is not None and due <= now:
                 channel.cancel_overdue()
         timed_before = now - self._config.delivery_timeout_seconds
@@ -308,30 +308,30 @@ class Engine:
                 times.append(batch.doubted_at + self._config.move_after_seconds)
         for channel in self._channels():
             times.append(channel.paused_until)
-            if (answer_due := channel.answer_due()) is not None:
-                times.append(answer_due)
+            if (response_due := channel.response_due()) is not None:
+                times.append(response_due)
         if self._timer is not None:
             self._timer.cancel()
         # What is due already waits for something other than time, which will call `run_once`.
         later = [moment for moment in times if moment > now]
         self._timer = self._loop.call_at(min(later), self.run_once) if later else None
 
-    # Answers.
+    # Responses.
 
-    def on_answer(
-        self, channel: ServerChannel, batch: Batch, answer: pb.AppendStreamResponse, error: MillraceError | None
+    def on_response(
+        self, channel: ServerChannel, batch: Batch, response: pb.AppendStreamResponse, error: MillraceError | None
     ) -> None:
         """Settles a batch that the server has stored, and retries, splits or fails one that it refused."""
         if error is None:
             channel.note_success()
             channel.sends_singly = channel.sends_singly and bool(self._retries)
-            self._settler.store(batch, channel.address, answer)
+            self._settler.store(batch, channel.address, response)
         else:
             self._note_refusal(channel, batch, error)
         self.run_once()
 
     def on_stream_end(self, channel: ServerChannel, batches: Sequence[Batch], error: MillraceError) -> None:
-        """Retries or fails the batches that an ended stream has not answered."""
+        """Retries or fails the batches that an ended stream has not responded."""
         now = self._loop.time()
         is_too_large = error.reason == "MESSAGE_TOO_LARGE"
         if is_too_large and len(batches) > 1:
@@ -348,7 +348,7 @@ class Engine:
                 channel.note_failure(batch, error, now)
             if is_sure and batch.count > 1:
                 self._split(batch, error)
-            elif (channel.sends_singly and not is_sure) or self._policy.retries_unanswered(error, batch.attempt_count):
+            elif (channel.sends_singly and not is_sure) or self._policy.retries_in_flight(error, batch.attempt_count):
                 self._retry(channel, batch, attempt, error)
             else:
                 self._fail_after(batch, attempt, error)
@@ -453,7 +453,7 @@ def metrics_of(
 
 
 def _closed_error() -> MillraceError:
-    return ProducerClosedError("the producer was closed, and its time ran out before the event was stored")
+    return ProducerClosedError("the producer was closed, and the time limit passed before the event was stored")
 
 
 def _is_bucket_of(channels: Mapping[int, ServerChannel | None], channel: ServerChannel, bucket: OrderingBucket) -> bool:

@@ -63,29 +63,29 @@ class ProducerMetrics:
     """Estimated memory that they take, which `buffer_bytes_max` bounds."""
     buffer_bytes_max: int
     inflight_batches: int
-    """Batches sent and not answered."""
+    """Batches sent and not yet acknowledged."""
     retrying_batches: int
-    """Batches that wait for another attempt."""
+    """Batches waiting for another attempt."""
     waiting_callbacks: int
     events_stored: int
     """Includes deduplicated events."""
     events_deduplicated: int
-    """Events stored by an earlier attempt whose answer was lost."""
+    """Events stored by an earlier attempt whose response was lost."""
     events_failed: int
     """Events not stored, without the dropped ones."""
     events_dropped: int
-    """Events dropped to make room for newer ones."""
+    """Events dropped to make space for newer ones."""
     bytes_stored: int
     """Bytes of stored requests."""
     batches_stored: int
     attempts_failed: int
-    """Batches refused or not answered, counted each time."""
+    """Batches refused or without a response, counted each time."""
     retries: int
     """Failed attempts after which the batch is sent again."""
     callback_errors: int
     """Callbacks and hooks that raised."""
     blocked_seconds: float
-    """Time that sends waited for room."""
+    """Time that sends waited for space."""
     latencies: Latencies
     servers: Sequence[ServerMetrics]
 
@@ -142,13 +142,13 @@ class ProducerHooks:
     """Called by a producer as it works; override what is needed. Hooks run where callbacks run, and may be late."""
 
     def batch_stored(self, channel: str, server: str, event_count: int, seconds: float) -> None:
-        """Called when a batch was stored, so many seconds after its first event was sent."""
+        """Called when a batch was stored, this many seconds after its first event was sent."""
 
     def attempt_failed(self, channel: str, attempt: SendAttempt, event_count: int, retry_seconds: float | None) -> None:
-        """Called when a batch was refused or not answered; it is sent again after `retry_seconds`, or never if None."""
+        """Called when a batch was refused or got no response; it is resent after `retry_seconds`, or never if None."""
 
     def events_dropped(self, channel: str, event_count: int) -> None:
-        """Called when events were dropped to make room for newer ones."""
+        """Called when events were dropped to make space for newer ones."""
 
 
 class ReportsMetrics(Protocol):
@@ -159,21 +159,21 @@ class ReportsMetrics(Protocol):
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("open_events", False, "events", "Events that were sent and are not settled."),
-    Metric("buffer_bytes", False, "bytes", "Memory that open events take."),
-    Metric("buffer_bytes_max", False, "bytes", "Memory that they may take."),
-    Metric("inflight_batches", False, "batches", "Batches sent and not answered."),
-    Metric("retrying_batches", False, "batches", "Batches that wait for another attempt."),
-    Metric("waiting_callbacks", False, "callbacks", "Callbacks that are to run."),
+    Metric("open_events", False, "events", "Events that are sent but not settled."),
+    Metric("buffer_bytes", False, "bytes", "Memory used by unsettled events."),
+    Metric("buffer_bytes_max", False, "bytes", "Maximum memory for unsettled events."),
+    Metric("inflight_batches", False, "batches", "Batches sent and not yet acknowledged."),
+    Metric("retrying_batches", False, "batches", "Batches waiting for another attempt."),
+    Metric("waiting_callbacks", False, "callbacks", "Callbacks waiting to run."),
     Metric("events_stored", True, "events", "Events stored."),
-    Metric("events_deduplicated", True, "events", "Events stored by an earlier attempt whose answer was lost."),
+    Metric("events_deduplicated", True, "events", "Events stored by an earlier attempt whose response was lost."),
     Metric("events_failed", True, "events", "Events not stored."),
-    Metric("events_dropped", True, "events", "Events given up for newer ones."),
+    Metric("events_dropped", True, "events", "Events dropped to make space for newer ones."),
     Metric("bytes_stored", True, "bytes", "Bytes of requests stored."),
     Metric("batches_stored", True, "batches", "Batches stored."),
-    Metric("attempts_failed", True, "batches", "Batches refused or not answered, each time."),
+    Metric("attempts_failed", True, "batches", "Batches refused or without a response, each time."),
     Metric("retries", True, "batches", "Batches to be sent again."),
     Metric("callback_errors", True, "callbacks", "Callbacks that raised."),
-    Metric("blocked_seconds", True, "seconds", "Time that sends waited for room."),
+    Metric("blocked_seconds", True, "seconds", "Time that sends waited for space."),
 )
 """All metrics that are single numbers."""

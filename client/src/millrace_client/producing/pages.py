@@ -10,13 +10,13 @@ from millrace_client.producing.results import Callback, Outcome, failed_error
 
 # Estimates of what Python adds: to a body its object, its list entries and the future; to a header value its object.
 EVENT_BYTES = 200
-"""Bytes of the buffer that an event takes beside its own bytes."""
+"""Bytes of the buffer that an event takes besides its own bytes."""
 HEADER_BYTES = 70
-"""Bytes of the buffer that a header takes beside its value's bytes."""
+"""Bytes of the buffer that a header takes besides its value's bytes."""
 SIZE_BYTES = 5
-"""The most bytes that the wire adds to a body, and to a header value."""
+"""The maximum number of bytes that the wire adds to a body, and to a header value."""
 HEAD_BYTES = 64
-"""The most bytes that the wire adds to a column, and to a request."""
+"""The maximum number of bytes that the wire adds to a column, and to a request."""
 
 
 class Page:

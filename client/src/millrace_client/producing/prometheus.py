@@ -49,7 +49,7 @@ class ProducerCollector(Collector):
 def _server_families(metrics: Mapping[str, ProducerMetrics]) -> Iterable[Metric]:
     labels = ["producer", "server"]
     connected = GaugeMetricFamily(_PREFIX + "server_connected", "Whether a server can be reached.", labels=labels)
-    sick = GaugeMetricFamily(_PREFIX + "server_sick", "Whether a server is left alone for a while.", labels=labels)
+    sick = GaugeMetricFamily(_PREFIX + "server_sick", "Whether a server is paused after failures.", labels=labels)
     for name, measured in metrics.items():
         for server in measured.servers:
             connected.add_metric([name, server.server], server.is_connected)

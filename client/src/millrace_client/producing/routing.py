@@ -19,7 +19,7 @@ class Candidate(Protocol):
         """Whether it is not known to fail."""
 
     def is_full(self, now: float) -> bool:
-        """Whether it gets no batches only because the channel has no room."""
+        """Whether it gets no batches only because the channel has no space."""
 
     def has_capacity(self, now: float) -> bool:
         """Whether a batch could be sent now."""

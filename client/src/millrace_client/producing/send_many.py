@@ -16,7 +16,7 @@ from millrace_client.producing.sending import bulk_of, parts_of
 
 _RUN_EVENTS_MIN = 128
 _RUN_EVENTS_MAX = 512
-"""The most events that go into a page together. For 500 the lock is held for about 80 us."""
+"""The maximum number of events that go into a page together. For 500 the lock is held for about 80 us."""
 
 Key = str | bytes | None
 
@@ -39,7 +39,7 @@ class SendSummary:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Events that are side by side in a page."""
+    """Events that are adjacent in a page."""
 
     page: Page
     first: int
@@ -114,7 +114,7 @@ class SendFutures(Sequence[SendFuture]):
 def put_many(accumulator: Accumulator, buffer: ChannelBuffer, key: Key, events: Events) -> SendFutures:
     """Adds events, each as `Accumulator.put` does; events that are not accepted have failed when this returns.
 
-    Once the time for waiting has passed without room, it has passed for all of them.
+    Once the time for waiting has passed without space, it has passed for all of them.
     """
     runs: list[_Run] = []
     remaining = iter(events)
@@ -130,7 +130,7 @@ def put_many(accumulator: Accumulator, buffer: ChannelBuffer, key: Key, events: 
             bulk.add_headers(spans.event_headers({}))
         if bulk is not None:
             run_events = max(_RUN_EVENTS_MIN, min(accumulator.run_events(buffer, bulk), _RUN_EVENTS_MAX))
-        may_wait = may_wait and (bulk is None or accumulator.wait_for_room(bulk.held_bytes))
+        may_wait = may_wait and (bulk is None or accumulator.wait_for_space(bulk.held_bytes))
         place = None if bulk is None else accumulator.put_bulk(buffer, key, bulk)
         if place is not None:
             runs.append(_Run(*place, len(some)))

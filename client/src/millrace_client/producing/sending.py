@@ -70,7 +70,7 @@ class Bulk:
     columns: dict[str, list[str]]
     """Header name to the value of each event."""
     encoded_bytes: int
-    """The most bytes that they take on the wire, without the header names, which each page holds once."""
+    """The maximum number of bytes that they take on the wire, without the header names, which each page holds once."""
 
     def add_headers(self, headers: Mapping[str, str]) -> None:
         """Adds the same headers to all events, except those that the events have."""

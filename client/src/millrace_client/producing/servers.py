@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """Events of one page that are side by side in a batch."""
+    """Events of one page that are adjacent in a batch."""
 
     page: Page
     start: int
@@ -68,7 +68,7 @@ class Batch:
     """The later parts of a batch that was split; they take over its buckets one after the other."""
     attempt_count: int = 0
     doubted: "ServerChannel | None" = None
-    """The channel that may have stored it, because an attempt there was not answered."""
+    """The channel that may have stored it, because an attempt there got no response."""
     doubted_at: float = 0.0
     sent_at: float = 0.0
     last_error: MillraceError | None = None
@@ -86,7 +86,7 @@ class Batch:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether nothing behind it may be stored unless it is."""
+        """Whether nothing after it may be stored unless it is."""
         return self.buffer.is_ordered
 
     def note_attempt(self, server: str, error: MillraceError | None) -> SendAttempt:
@@ -200,16 +200,16 @@ class Server:
         self.channel.close()
 
 
-class AnswerListener(Protocol):
+class ResponseListener(Protocol):
     """Learns the outcome of batches, on the event loop."""
 
-    def on_answer(
-        self, channel: "ServerChannel", batch: Batch, answer: pb.AppendStreamResponse, error: MillraceError | None
+    def on_response(
+        self, channel: "ServerChannel", batch: Batch, response: pb.AppendStreamResponse, error: MillraceError | None
     ) -> None:
-        """Called with the server's answer for a batch, and its error if the batch was refused."""
+        """Called with the server's response for a batch, and its error if the batch was refused."""
 
     def on_stream_end(self, channel: "ServerChannel", batches: Sequence[Batch], error: MillraceError) -> None:
-        """Called when a stream has ended that will answer none of these batches."""
+        """Called when a stream has ended and none of these batches will get a response."""
 
 
 class ServerChannel:
@@ -220,7 +220,7 @@ class ServerChannel:
     """
 
     def __init__(
-        self, server: Server, name: str, policy: RetryPolicy, numbering: Numbering, listener: AnswerListener
+        self, server: Server, name: str, policy: RetryPolicy, numbering: Numbering, listener: ResponseListener
     ) -> None:
         self.server = server
         """The server that gets the batches. Another one continues with the same numbers: the channel is the same."""
@@ -249,7 +249,7 @@ class ServerChannel:
         return not self.server.is_down and now >= self.paused_until
 
     def is_full(self, now: float) -> bool:
-        """Whether it is paused only because the channel has no room."""
+        """Whether it is paused only because the channel has no space."""
         return (
             not self.server.is_down
             and now < self.paused_until
@@ -273,7 +273,7 @@ class ServerChannel:
 
     @property
     def _is_waiting(self) -> bool:
-        return self._session is not None and bool(self._session.unanswered)
+        return self._session is not None and bool(self._session.in_flight)
 
     def next_stamp(self, event_count: int) -> Stamp:
         """Returns the numbers for a batch that is sealed for this channel."""
@@ -306,7 +306,7 @@ class ServerChannel:
             self.server, self._next_server = self._next_server, None
 
     def follow(self, owner: Server, batch: Batch, error: NotOwnerError, now: float) -> float:
-        """Goes on at the owner of the channel; returns the pause of the batch that was refused here.
+        """Continues at the owner of the channel; returns the pause of the batch that was refused here.
 
         The first hop is immediate, further ones wait, so that servers that name each other are asked now and then.
         """
@@ -331,43 +331,43 @@ class ServerChannel:
             self.paused_until = now + pause_seconds
             self.last_error = error
 
-    def answer_due(self) -> float | None:
-        """Returns when the next answer must have come; None if no batch is in progress."""
+    def response_due(self) -> float | None:
+        """Returns when the next response must have come; None if no batch is in progress."""
         session = self._session
-        if session is None or not session.unanswered:
+        if session is None or not session.in_flight:
             return None
         return session.waiting_since + self.server.config.timeout_seconds
 
     def cancel_overdue(self) -> None:
-        """Ends a stream that does not answer."""
+        """Ends a stream that does not respond."""
         if self._session is not None:
             self._session.cancel(self.server.errors.deadline(self.name))
 
     def abort(self) -> list[Batch]:
-        """Ends the stream without a report; returns the batches that it has not answered."""
+        """Ends the stream without a report; returns the batches that it has not responded."""
         session, self._session = self._session, None
         if session is None:
             return []
         session.cancel()
-        batches = session.take_unanswered()
+        batches = session.take_in_flight()
         self.server.inflight_count -= len(batches)
         return batches
 
-    def take_answer(self, session: ThreadedAppendSession[Batch], answer: pb.AppendStreamResponse) -> None:
-        """Reports the answer for the oldest batch in progress."""
-        if self._session is not session or not session.unanswered:
+    def take_response(self, session: ThreadedAppendSession[Batch], response: pb.AppendStreamResponse) -> None:
+        """Reports the response for the oldest batch in progress."""
+        if self._session is not session or not session.in_flight:
             return
-        batch, error = session.match(answer, self.server.loop.time())
+        batch, error = session.match(response, self.server.loop.time())
         self.server.inflight_count -= 1
         self._move_if_idle()
-        self._listener.on_answer(self, batch, answer, error)
+        self._listener.on_response(self, batch, response, error)
 
     def take_end(self, session: ThreadedAppendSession[Batch], error: MillraceError) -> None:
-        """Reports the batches that an ended stream has not answered."""
+        """Reports the batches that an ended stream has not responded."""
         if self._session is not session:
             return
         self._session = None
-        batches = session.take_unanswered()
+        batches = session.take_in_flight()
         self.server.inflight_count -= len(batches)
         self.server.check_health()
         self._move_if_idle()
@@ -375,7 +375,7 @@ class ServerChannel:
 
 
 class _Reader:
-    """A thread that hands a session's answers over to the event loop.
+    """A thread that hands a session's responses over to the event loop.
 
     gRPC's asyncio API would need no threads. But it serves all event loops of a process through one queue, and a
     program whose own loop uses it too would find the other loop's noise in its log.
@@ -385,8 +385,8 @@ class _Reader:
         self._channel = channel
         self._session = session
         self._loop = channel.server.loop
-        self._answers: deque[pb.AppendStreamResponse] = deque()
-        channel.server.start_thread(self._read, "answers")
+        self._responses: deque[pb.AppendStreamResponse] = deque()
+        channel.server.start_thread(self._read, "responses")
 
     def _read(self) -> None:
         channel = self._channel
@@ -394,19 +394,19 @@ class _Reader:
             f"{channel.address} closed the stream", channel=channel.name, code=grpc.StatusCode.UNAVAILABLE
         )
         try:
-            for answer in self._session.answers():
-                self._answers.append(answer)
-                if len(self._answers) == 1:
+            for response in self._session.responses():
+                self._responses.append(response)
+                if len(self._responses) == 1:
                     call_in_loop(self._loop, self._hand_over)
         except MillraceError as failure:
             error = failure
         call_in_loop(self._loop, self._finish, error)
 
     def _hand_over(self) -> None:
-        while self._answers:
-            # The answer is removed only afterwards, so that the reading thread sees that a hand-over is in progress.
-            self._channel.take_answer(self._session, self._answers[0])
-            self._answers.popleft()
+        while self._responses:
+            # The response is removed only afterwards, so that the reading thread sees that a hand-over is in progress.
+            self._channel.take_response(self._session, self._responses[0])
+            self._responses.popleft()
 
     def _finish(self, error: MillraceError) -> None:
         self._hand_over()

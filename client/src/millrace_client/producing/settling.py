@@ -38,7 +38,7 @@ class RateLimitedLog:
         self._is_unreachable = False
 
     def retrying(self, server: str, channel: str, error: MillraceError, pause_seconds: float) -> None:
-        """Logs that a batch was refused or not answered and is sent again."""
+        """Logs that a batch was refused or got no response, and is sent again."""
         if self._is_due(server, channel, error.reason):
             message = "a batch for %s at %s is sent again, first in %.1f s: %s"
             LOG.warning(message, channel, server, pause_seconds, error.message)
@@ -95,7 +95,7 @@ class BatchSettler:
         if hooks is not None:
             accumulator.on_drop = self._note_drop
 
-    def store(self, batch: Batch, server: str, answer: pb.AppendStreamResponse) -> None:
+    def store(self, batch: Batch, server: str, response: pb.AppendStreamResponse) -> None:
         batch.note_attempt(server, None)
         seconds = self._clock() - batch.created_at
         counters = self._counters
@@ -103,17 +103,17 @@ class BatchSettler:
         counters.batches_stored += 1
         counters.bytes_stored += len(batch.request)
         counters.note_latency(seconds, batch.count)
-        new_count = _new_count(answer, batch.count)
+        new_count = _new_count(response, batch.count)
         counters.events_deduplicated += batch.count - new_count
         outcome = Outcome(
             batch.channel,
-            first_sequence=answer.first_sequence,
+            first_sequence=response.first_sequence,
             # A batch is stored as a whole, and a resumed producer first sends again what it stored last: so the events
             # stored before are all of the batch, or its beginning.
             repeated_count=batch.count - new_count,
             attempts=tuple(batch.attempts),
             attempt_count=batch.attempt_count,
-            commit_time=time_if_said(answer, "commit_time"),
+            commit_time=time_if_said(response, "commit_time"),
         )
         if batch.span is not None:
             end_batch_span(batch.span, batch.attempt_count, None)
@@ -121,7 +121,7 @@ class BatchSettler:
         self._settle(batch, outcome)
 
     def fail(self, batch: Batch, error: MillraceError) -> None:
-        """Settles a batch that will not be stored, and where no gap is allowed everything behind it."""
+        """Settles a batch that will not be stored, and where no gap is allowed everything after it."""
         self.retries.discard(batch)
         if batch.doubted is not None:
             batch.doubted.note_gap()
@@ -171,7 +171,7 @@ class BatchSettler:
         self._run_and_release(callbacks, outcome, page.held_bytes)
 
     def stop_behind(self, error: MillraceError) -> None:
-        """Fails everything behind an event that failed, if the producer must leave no gap."""
+        """Fails everything after an event that failed, if the producer must leave no gap."""
         if self._accumulator.refuse_behind(error):
             self.fail_expired(float("inf"), lambda _channel: stopped_error(error))
 
@@ -227,11 +227,11 @@ class BatchSettler:
         self._call_hooks(lambda hooks: hooks.events_dropped(channel, event_count))
 
 
-def _new_count(answer: pb.AppendStreamResponse, event_count: int) -> int:
-    """Returns how many events of a batch were not stored before. A source answers without their sequences."""
-    if answer.first_sequence:
-        return answer.last_sequence - answer.first_sequence + 1
-    return 0 if answer.deduplicated else event_count
+def _new_count(response: pb.AppendStreamResponse, event_count: int) -> int:
+    """Returns how many events of a batch were not stored before. A source responds without their sequences."""
+    if response.first_sequence:
+        return response.last_sequence - response.first_sequence + 1
+    return 0 if response.deduplicated else event_count
 
 
 def _job(callback: Callback, outcome: Outcome, offset: int) -> Job:

@@ -111,7 +111,7 @@ class HealthWatch:
         self._backoff = backoff
         self._report = report
         self._watch: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(_WATCH_PATH)
-        self._has_answered = False
+        self._has_responded = False
         self._is_ending = False
         self._wakeup = threading.Event()
         self._call: grpc.RpcContext | None = None
@@ -135,7 +135,7 @@ class HealthWatch:
                 if self._is_ending:
                     # Another watch may have begun, whose reports count.
                     return
-                failure_count = 1 if self._has_answered else failure_count + 1
+                failure_count = 1 if self._has_responded else failure_count + 1
                 self._report(False, True)
                 self._wakeup.clear()
                 if not self._is_ending:
@@ -149,19 +149,19 @@ class HealthWatch:
                     self._wakeup.clear()
 
     def _watch_until_end(self, *, wait_for_ready: bool) -> grpc.StatusCode:
-        self._has_answered = False
+        self._has_responded = False
         try:
             call = self._watch(_WHOLE_SERVER, wait_for_ready=wait_for_ready)
             self._call = call
             if self._is_ending:
                 call.cancel()
             for status in call:
-                self._has_answered = True
+                self._has_responded = True
                 self._report(status == _SERVING, status != _SERVING)
         except grpc.RpcError as failure:
             code: grpc.StatusCode = failure.code()
             return code
         except ValueError:
-            # The gRPC channel was closed meanwhile.
+            # The gRPC channel was closed in the meantime.
             return grpc.StatusCode.CANCELLED
         return grpc.StatusCode.UNAVAILABLE

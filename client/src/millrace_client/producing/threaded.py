@@ -1,4 +1,4 @@
-"""Runs the engine on a thread of its own, for programs without an event loop."""
+"""Runs the engine on its own thread, for programs without an event loop."""
 
 import asyncio
 import atexit

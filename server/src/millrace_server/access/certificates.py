@@ -16,7 +16,7 @@ _CERTIFICATES_MAX = 1_024
 
 
 class ClientCertificate(NamedTuple):
-    """What a connection's certificate says about its client. An unreadable one names nobody and counts as expired."""
+    """What a connection's certificate says about its client. An unreadable one names no one and counts as expired."""
 
     name: str | None = None
     expiry_time: float = 0.0
@@ -49,7 +49,7 @@ def read_certificate(certificate: bytes) -> ClientCertificate:
         key = parsed.public_key()
         rsa_bits = key.key_size if isinstance(key, rsa.RSAPublicKey) else None
         return ClientCertificate(_name_in(parsed), parsed.not_valid_after_utc.timestamp(), rsa_bits)
-    except Exception:  # noqa: BLE001 - a certificate that the library cannot read identifies nobody
+    except Exception:  # noqa: BLE001 - a certificate that the library cannot read identifies no one
         return ClientCertificate()
 
 

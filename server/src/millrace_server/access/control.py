@@ -138,7 +138,7 @@ class AccessControl:
         self._notify()
 
     async def prepare(self) -> None:
-        """Fetches the keys of JSON Web Tokens; if their URL does not answer soon, `follow` keeps trying."""
+        """Fetches the keys of JSON Web Tokens; if their URL does not respond soon, `follow` keeps trying."""
         if self._jwts is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PREPARATION_SECONDS):

@@ -32,7 +32,7 @@ _TIME_MAX = 1 << 40
 _VERIFIED_MAX = 4_096
 _REFRESH_SECONDS = 300.0
 _RETRY_SECONDS = 5.0
-_ANSWER_SECONDS_MAX = 5.0
+_RESPONSE_SECONDS_MAX = 5.0
 _FETCH_SECONDS_MAX = 10.0
 _READ_BYTES = 64 << 10
 _BYTES_MAX = 1 << 20
@@ -60,7 +60,7 @@ class JwtSettings(BaseModel, frozen=True, extra="forbid"):
 
     jwks_url: str | None = Field(None, validate_default=True)
     """URL of the issuer's public keys: HTTPS, or HTTP on a loopback address. They are fetched every 5 minutes, and when
-    a token names an unknown key. If the URL does not answer, the previous keys stay in use."""
+    a token names an unknown key. If the URL does not respond, the previous keys stay in use."""
 
     jwks_ca: NamedPath | None = None
     """File of the certificate authorities, in PEM, for the certificate of `jwks_url`; by default the system's."""
@@ -69,7 +69,7 @@ class JwtSettings(BaseModel, frozen=True, extra="forbid"):
     """File of a bearer token that is sent to `jwks_url`, such as that of a Kubernetes service account."""
 
     identity_claim: str = Field("sub", min_length=1)
-    """The claim that holds the name of the identity."""
+    """The claim with the name of the identity."""
 
     @field_validator("jwks_file")
     @classmethod
@@ -315,13 +315,13 @@ class _KeysUrl:
             # A text that is no token would be in the library's error.
             request.add_unredirected_header("Authorization", f"Bearer {_read_token(token_file)}")
         content = b""
-        with self._opener().open(request, timeout=_ANSWER_SECONDS_MAX) as answer:
-            if answer.status != HTTPStatus.OK:
-                raise ValueError(f"it answers {answer.status} {answer.reason}")
-            while part := answer.read1(_READ_BYTES):
+        with self._opener().open(request, timeout=_RESPONSE_SECONDS_MAX) as response:
+            if response.status != HTTPStatus.OK:
+                raise ValueError(f"it returned {response.status} {response.reason}")
+            while part := response.read1(_READ_BYTES):
                 content += part
                 if len(content) > _BYTES_MAX or time.monotonic() > deadline:
-                    raise ValueError(f"the answer has more than {_BYTES_MAX} bytes, or takes too long")
+                    raise ValueError(f"the response has more than {_BYTES_MAX} bytes, or takes too long")
         return content
 
     def _opener(self) -> urllib.request.OpenerDirector:
@@ -330,11 +330,11 @@ class _KeysUrl:
         return urllib.request.build_opener(
             urllib.request.ProxyHandler(proxies),
             urllib.request.HTTPSHandler(context=_context_of(self._settings.jwks_ca)),
-            _AnyAnswer,
+            _AnyResponse,
         )
 
 
-class _AnyAnswer(urllib.request.HTTPErrorProcessor):
+class _AnyResponse(urllib.request.HTTPErrorProcessor):
     """Follows no redirect: the address that is configured is the one that is trusted."""
 
     def http_response(self, _request: Any, response: Any) -> Any:

@@ -52,13 +52,15 @@ class Quota:
         open_transactions: int | None = None,
     ) -> None:
         self.requests = None if bytes_per_second is None else Bucket("bytes_per_second", bytes_per_second)
-        self.answers = None if read_bytes_per_second is None else Bucket("read_bytes_per_second", read_bytes_per_second)
+        self.responses = (
+            None if read_bytes_per_second is None else Bucket("read_bytes_per_second", read_bytes_per_second)
+        )
         self.open_transactions = open_transactions
         self.refused_transactions = 0  # How many were not begun because of it.
 
     @property
     def buckets(self) -> list[Bucket]:
-        return [bucket for bucket in (self.requests, self.answers) if bucket is not None]
+        return [bucket for bucket in (self.requests, self.responses) if bucket is not None]
 
 
 UNBOUNDED = Quota()

@@ -41,7 +41,8 @@ class AuthSettings(BaseModel, frozen=True, extra="forbid"):
     """File with lines `NAME:sha256:HEX`, written by `millraced token make NAME`; it is reread when it changes."""
 
     jwt: JwtSettings | None = None
-    """The table `[auth.jwt]`: JSON Web Tokens of another issuer, such as those of Kubernetes service accounts."""
+    """The table `[auth.jwt]`: accepts JSON Web Tokens of another issuer, such as those of Kubernetes service
+    accounts."""
 
     audit_file: NamedPath | None = None
     """File to which the log's `audit` entries are also appended; after it is renamed, a new one is created."""

@@ -126,7 +126,7 @@ def make_token(path: Path, name: str) -> str:
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         before = b"\n" if size and os.pread(descriptor, 1, size - 1) != b"\n" else b""
-        # In one write: a server that reads the file meanwhile never sees a part of the line.
+        # In one write: a server that reads the file in the meantime never sees a part of the line.
         file.write(before + f"{name}:{_KIND}:{hash_of(token)}\n".encode())
         os.fsync(descriptor)
     return token

@@ -56,7 +56,7 @@ class _RunnerEntry:
     """Whether it was asked to stop; then it must be replaced, however long stopping takes."""
 
     def fits(self, plan: _RunnerPlan | None) -> bool:
-        """Whether it can go on as it is. A part that has failed is restarted."""
+        """Whether it can continue as it is. A part that has failed is restarted."""
         has_failed = self.runner.component.state is ComponentState.FAILED
         return plan is not None and self.config == plan.config and not has_failed and not self.is_stopping
 
@@ -97,7 +97,7 @@ class Agent:
     async def change(self, config: AgentConfig, grace_seconds: float) -> AgentChanges:
         """Changes to another configuration: stops the parts that it does not have, and starts the new ones.
 
-        A part whose configuration is equal goes on untouched; each of the others has `grace_seconds` to finish.
+        A part whose configuration is equal continues untouched; each of the others has `grace_seconds` to finish.
         """
         plans = self._plans(config)
         former = set(self._entries)
@@ -212,7 +212,7 @@ class Agent:
         if await entry.runner.stop(grace_seconds):
             del self._entries[key]
         else:
-            # It keeps its entry: a second runner beside it would do its work twice.
+            # It keeps its entry: a second runner next to it would do its work twice.
             _log.error("did not stop in time", part=str(key), grace_seconds=grace_seconds)
 
 

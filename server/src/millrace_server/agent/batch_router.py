@@ -49,7 +49,7 @@ class Routing(NamedTuple):
     """The channels that may miss events."""
     dead_letter_channel: str | None = None
     has_callers: bool = False
-    """Whether somebody waits for each batch. Without a dead-letter channel, a batch with events that can never be
+    """Whether someone waits for each batch. Without a dead-letter channel, a batch with events that can never be
     stored is then refused."""
 
 
@@ -138,13 +138,13 @@ class BatchRouter:
             await attempt.storing.finish()
         except asyncio.CancelledError:
             if self.fan_out.has_accepted(attempt.stamp) and not attempt.is_repeat:
-                # The commits go on, and a repeat only finds them.
+                # The commits continue, and a repeat only finds them.
                 self._note_stored(attempt)
             raise
         if attempt.is_repeat:
             self._component.mark_running()
             return
-        # Not above: a commit that goes on may still fail, and then the batch comes again.
+        # Not above: a commit that continues may still fail, and then the batch comes again.
         attempt.run.note_stored()
         if attempt.batches is not None:
             self._optional.offer(
@@ -161,7 +161,7 @@ class BatchRouter:
             return False
         enough = all if self._load_balancer is None else any
         return all(channel.fault is None for channel in channels) and enough(
-            channel.has_room(*size) for channel in channels
+            channel.has_space(*size) for channel in channels
         )
 
     async def _run_steps(self, attempt: BatchAttempt) -> None:

@@ -97,7 +97,8 @@ class Delivery:
         except MillraceError:
             self._on_end(self, False)
             raise
-        # By the commit, not by this call: if the sink is cancelled meanwhile, the events are removed all the same.
+        # By the commit, not by this call: if the sink is cancelled in the meantime, the events are removed all the
+        # same.
         commit.add_done_callback(lambda ended: self._on_end(self, ended.error is None))
         await commit
 
@@ -237,7 +238,7 @@ class ChannelReader:
         return self._component.state is ComponentState.BACKING_OFF
 
     def report_problem(self, reason: str) -> None:
-        """Shows in the sink's state why it makes no progress while it goes on trying; its next settle clears that."""
+        """Shows in the sink's state why it makes no progress while it keeps trying; its next settle clears that."""
         self._component.mark_backing_off(reason)
 
     def note_incident(self, incident: str, count: int = 1) -> None:

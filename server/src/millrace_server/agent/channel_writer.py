@@ -68,12 +68,12 @@ class ChannelWriter:
 
     @property
     def events_max(self) -> int:
-        """The most events that a batch should have. Read it for each batch: it changes with the channels."""
+        """The maximum number of events for a batch. Read it for each batch: it changes with the channels."""
         return self._limits.events_max
 
     @property
     def body_bytes_max(self) -> int:
-        """The most bytes that a batch's bodies should have, unless it is one event. It changes as well."""
+        """The maximum number of bytes that a batch's bodies should have, unless it is one event. It changes as well."""
         return self._limits.body_bytes_max
 
     def required_configs(self) -> dict[str, ChannelConfig]:
@@ -100,7 +100,7 @@ class ChannelWriter:
         self._component.mark_stopped(reason)
 
     def report_problem(self, reason: str) -> None:
-        """Shows in the source's state why it makes no progress while it goes on trying; its next batch clears that."""
+        """Shows in the source's state why it makes no progress while it keeps trying; its next batch clears that."""
         self._component.mark_backing_off(reason)
 
     def count_dropped(self, count: int) -> None:

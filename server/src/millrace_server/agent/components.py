@@ -34,7 +34,7 @@ class ComponentState(_KeyedEnum):
     """Moves; any is legal except out of STOPPED, which is final.
 
     STARTING -> RUNNING        it has started to work
-    any      -> BACKING_OFF    it could not work, and retries by itself
+    any      -> BACKING_OFF    it could not work, and retries automatically
     any      -> FAILED         it could not work, and a retry cannot help
     BACKING_OFF, FAILED -> RUNNING    it works again; FAILED after `retry` only
     any      -> STANDING_BY    it is healthy, and another works: a sink of its group with a higher priority, or the

@@ -119,7 +119,7 @@ class Terms(NamedTuple):
     """What a batch may ask of its channels."""
 
     waited_seconds: float = 0.0
-    """How long it has waited already, of the time that a commit may wait for room."""
+    """How long it has waited already, of the time that a commit may wait for space."""
     also_draining: bool = False
     """Whether it is stored while the server drains: it ends transactions that were open before."""
     is_bounded: bool = True
@@ -160,7 +160,7 @@ class FanOut:
         last: str | None = None,
         terms: Terms = NO_DEMANDS,
     ) -> "Storing":
-        """Submits the commits of a batch, as soon as there is room for all of them; see `store`.
+        """Submits the commits of a batch, as soon as there is space for all of them; see `store`.
 
         Without a stamp, channels without events get no commit.
         """
@@ -249,7 +249,7 @@ class _Append:
         clock = asyncio.get_running_loop().time
         began = clock()
         with _naming(self.channel):
-            await self.channel.appends.wait_for_room(self.plan, self._seconds_left)
+            await self.channel.appends.wait_for_space(self.plan, self._seconds_left)
         self._seconds_left = max(self._seconds_left - (clock() - began), 0.0)
         # All that wait in the line now came later.
         self._has_waited = True
@@ -293,7 +293,7 @@ class Storing:
 
     async def finish(self) -> None:
         """Waits until all are durable; raises the error of the first that is not."""
-        # If the caller is cancelled, the commits go on.
+        # If the caller is cancelled, the commits continue.
         aborts = [await append.wait(commit) for append, commit in self._submitted]
         for error in [*self._refusals, *aborts]:
             if error is not None:
@@ -319,7 +319,7 @@ async def _plan_with_space(appends: Sequence[_Append]) -> list[Commit]:
         commits = [append.plan() for append in appends]
         for append, commit in zip(appends, commits, strict=True):
             if not append.is_admitted(commit):
-                # Meanwhile the space in other channels may be taken, so all are planned again.
+                # In the meantime, the space in other channels may be taken, so all are planned again.
                 await append.wait_for_space()
                 break
         else:

@@ -60,7 +60,7 @@ class SinkRunner:
 
     @property
     def may_drain(self) -> bool:
-        """Whether it may still empty its channel by itself."""
+        """Whether it may still take from its channel on its own."""
         return self.component.state not in {ComponentState.FAILED, ComponentState.STOPPED}
 
     async def _run(self) -> None:

@@ -64,7 +64,8 @@ class ReplicatingConfig(SelectorConfig):
     """Every event to every channel."""
 
     optional: list[OwnChannelName] = Field(default_factory=list)
-    """Channels that never delay the source: they miss what they cannot take at once. The others must take it."""
+    """Channels that never delay the source: they miss events that they cannot accept at once. All other channels must
+    accept every event."""
 
     @property
     def optional_channels(self) -> frozenset[str]:
@@ -101,7 +102,8 @@ class MultiplexingConfig(SelectorConfig):
     dropped."""
 
     optional: dict[str, _OneOrMoreChannels] = Field(default_factory=dict)
-    """Further channels for each value that never delay the source: they miss what they cannot take at once."""
+    """Further channels for each value, which never delay the source: they miss events that they cannot accept at
+    once."""
 
     @property
     def optional_channels(self) -> frozenset[str]:
@@ -144,9 +146,10 @@ class _Multiplexing:
 class LoadBalancingConfig(SelectorConfig):
     """Each event goes to one of the channels.
 
-    While another channel has space, a full one is passed over; with `key_hash` its events wait for it. If the source
+    While another channel has space, a full one is skipped; with `key_hash`, its events wait for it. If the source
     can read its events again after a crash, as `taildir` does, the channels should all be of type `file` with each
-    commit synced: a channel that has lost what it had accepted gets again what went to another one.
+    commit synced: otherwise, after a channel has lost accepted events, it may get events again that went to another
+        channel.
     """
 
     type: Literal["load_balancing"]
@@ -247,7 +250,7 @@ class CustomSelectorConfig(SelectorConfig):
     """Keyword arguments of the factory."""
 
     optional: list[OwnChannelName] = Field(default_factory=list)
-    """Channels that never delay the source: they miss what they cannot take at once."""
+    """Channels that never delay the source: they miss events that they cannot accept at once."""
 
     @property
     def optional_channels(self) -> frozenset[str]:

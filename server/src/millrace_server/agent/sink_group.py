@@ -102,7 +102,7 @@ async def _always() -> bool:
 
 
 class SinkGroup:
-    """Runs the sinks of a group, each with a state and a back-off of its own.
+    """Runs the sinks of a group, each with a state and its own back-off.
 
     It implements `Sink`, so that a group runs like a single sink. The factories of its sinks are called on threads.
     """
@@ -161,7 +161,7 @@ class SinkGroup:
         await failover.wait_until_first(member.priority)
 
     def _report_failure(self, failing: "_Member", error: Exception) -> None:
-        """Marks the group as backing off once none of its sinks works, and as failed once none will by itself."""
+        """Marks the group as backing off once none of its sinks works, and as failed once none can recover."""
         failing.reason = describe(error)
         others = [member.component.state for member in self._members if member is not failing]
         if isinstance(error, ComponentFailedError) and all(state is ComponentState.FAILED for state in others):
@@ -223,7 +223,7 @@ class _Member:
 def member_backoff(component: Component, max_seconds: float) -> Backoff:
     """Returns the back-off of one sink of a group.
 
-    A server's request for a shorter delay does not count: the other sinks work meanwhile, and each retry of a sink with
-    a higher priority would interrupt them.
+    A server's request for a shorter delay does not count: the other sinks work in the meantime, and each retry of a
+    sink with a higher priority would interrupt them.
     """
     return Backoff(min(1.0, max_seconds), max_seconds, lambda: component.batch_count, can_shorten=False)

@@ -19,16 +19,16 @@ def _check_unique(names: list[str]) -> list[str]:
 
 
 class SinkGroupConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
-    """Several sinks that empty one channel together."""
+    """Several sinks that take from one channel together."""
 
     sinks: Annotated[list[ChannelName], Field(min_length=2), AfterValidator(_check_unique)]
-    """Its sinks, which all have the same `channel`; for `failover` in the order of their priority."""
+    """Its sinks, all with the same `channel`; for `failover`, in the order of their priority."""
 
     policy: Literal["failover", "load_balancing"] = "failover"
     """How the sinks share the work.
 
-    `failover`: one at a time, the first healthy one. `load_balancing`: all of them at the same time, each as much as it
-    can deliver.
+    `failover`: one at a time, the first healthy one. `load_balancing`: all of them at the same time, each at its own
+    speed.
     """
 
     backoff_seconds_max: float = Field(30.0, gt=0, le=3_600, allow_inf_nan=False)

@@ -17,7 +17,7 @@ class Backoff:
 
     Args:
         count_done: Returns how much work has been done so far. If given, the delays start over only after progress,
-            never because time has passed: a server that accepts connections and never answers takes long to fail.
+            never because time has passed: a server that accepts connections and never responds takes long to fail.
         can_shorten: Whether a requested delay may be shorter than the one that is due.
     """
 
@@ -73,8 +73,8 @@ class ComponentError(Exception):
         self.retry_delay_seconds = retry_delay_seconds
 
 
-class AnswerTimeoutError(ComponentError):
-    """Raised when a server has not answered in time."""
+class ResponseTimeoutError(ComponentError):
+    """Raised when a server has not responded in time."""
 
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)

@@ -17,7 +17,7 @@ class _Call(NamedTuple):
 
 
 class WorkerThread:
-    """Calls one function after another on a thread of its own.
+    """Calls one function after another on its own thread.
 
     For calls that may block for any time, such as those of a file system that hangs or of a user's own interceptor. The
     thread starts with the first call; it ends after `shutdown`, or once the object is no longer referenced. Unlike an
@@ -31,7 +31,7 @@ class WorkerThread:
     def submit(self, function: Callable[[], ResultT]) -> "asyncio.Future[ResultT]":
         """Queues a call; returns the future of its result.
 
-        If the future is cancelled, a call that has not started is skipped; one that has started goes on.
+        If the future is cancelled, a call that has not started is skipped; one that has started continues.
         """
         if self._calls is None:
             self._calls = SimpleQueue()
@@ -60,7 +60,7 @@ def _work(calls: "SimpleQueue[_Call | None]") -> None:
             continue
         try:
             result = call.function()
-        except BaseException as error:  # noqa: BLE001 - it is the caller's, who must not wait for ever
+        except BaseException as error:  # noqa: BLE001 - it is the caller's, who must not wait forever
             _set(call.result, call.result.set_exception, _as_exception(error))
         else:
             _set(call.result, call.result.set_result, result)
@@ -82,6 +82,6 @@ def _set(future: "asyncio.Future[Any]", setter: Callable[[Any], None], value: ob
             # Marks an exception as retrieved: asyncio must not log it if the caller has gone.
             future.exception()
 
-    # The loop may have been closed meanwhile, before a file system answers at last.
+    # The loop may have been closed in the meantime, before a file system responds at last.
     with suppress(RuntimeError):
         future.get_loop().call_soon_threadsafe(set_unless_done)

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from millrace_server.channels.batches import Form, StoredColumns
 from millrace_server.channels.config import ChannelConfig
-from millrace_server.channels.queue import AnswerLimits, TakeLimits
+from millrace_server.channels.queue import ResponseLimits, TakeLimits
 from millrace_server.errors import (
     BytesFullError,
     ChannelFullError,
@@ -22,12 +22,12 @@ from millrace_server.errors import (
 )
 
 FREE_BYTES_SECONDS = 0.1
-"""How long a measurement of the free space counts; written bytes are subtracted meanwhile."""
+"""How long a measurement of the free space counts; written bytes are subtracted in the meantime."""
 
 DISK_RETRY_DELAY_SECONDS = 1.0
 
 REFUSAL_SECONDS = 60.0
-"""How long a put that the disk had no room for counts while others are stored: its caller may have given up."""
+"""How long a put that the disk had no space for counts while others are stored: its caller may have given up."""
 
 _UNLIMITED_BYTES = 1 << 62
 _OPEN_BYTES_RETRY_DELAY_SECONDS = 1.0
@@ -36,7 +36,7 @@ _ROWS_BYTES_MAX = 8 << 20
 
 
 def always_allowed() -> None:
-    """Allows a call to go on after any wait."""
+    """Allows a call to continue after any wait."""
 
 
 class Waiter:
@@ -69,8 +69,8 @@ class Waiter:
 class WaitQueue:
     """A FIFO queue of calls that wait for one condition.
 
-    Waking is a hint to the first waiter, which checks the condition again and keeps its place where it does not hold. A
-    waiter that leaves wakes the next one where there may be more to have.
+    Waking is a hint to the first waiter, which checks the condition again and keeps its position where it does not
+    hold. A waiter that leaves wakes the next one where there may be more to have.
     """
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class Capacity:
     def full_error(self, event_count: int, body_bytes: int, waited_seconds: float) -> MillraceError:
         message = (
             f"the channel holds {self.event_count} events of {self.events_max} and {self.body_bytes} body bytes of "
-            f"{self.body_bytes_max}; no room for {event_count} more with {body_bytes} in {waited_seconds:g} s"
+            f"{self.body_bytes_max}; no capacity for {event_count} more with {body_bytes} within {waited_seconds:g} s"
         )
         kind = (
             ChannelFullError if event_count > 0 and self.event_count + event_count > self.events_max else BytesFullError
@@ -162,16 +162,16 @@ class Medium(NamedTuple):
     """What keeps a channel's log, in the words of messages."""
 
     name: str
-    """What has room, or none."""
+    """What has space, or none."""
     keeper: str
-    """What answers, or does not."""
+    """What responses, or does not."""
     remedy: str
-    """What makes room, beside taking events out."""
+    """What makes space, besides taking events out."""
 
     @property
     def silence(self) -> str:
-        """Says that it does not answer."""
-        return f"the {self.keeper} does not answer; commits wait for it"
+        """Says that it does not respond."""
+        return f"the {self.keeper} does not respond; commits wait for it"
 
 
 DISK = Medium("disk", "disk", "free space on the disk")
@@ -179,7 +179,7 @@ STREAM = Medium("stream", "engine", "raise stream_bytes_max")
 
 
 class FreeSpace(Protocol):
-    """What tells how much a disk, or a stream, still takes."""
+    """What shows how much a disk, or a stream, still takes."""
 
     def free_bytes(self, directory: Path) -> int:
         """Returns the free bytes; may block."""
@@ -188,15 +188,15 @@ class FreeSpace(Protocol):
 class DiskSpace:
     """Keeps puts from filling the disk, so that takes and checkpoints, which free far more, find some space.
 
-    The data directory with the least space counts. It is measured on threads, since a disk that does not answer would
+    The data directory with the least space counts. It is measured on threads, since a disk that does not respond would
     hold up the event loop; until then the last measurement counts, less the bytes of puts that were in flight then or
     came later.
 
     Attributes:
         medium: What is called a disk here: it may be a stream.
         min_free_bytes: Bytes that puts leave free.
-        checkpoint_trouble: Why no checkpoint has room, in a sentence; empty where it has.
-        is_short: A put was refused, and it is not known yet that there is room.
+        checkpoint_trouble: Why no checkpoint has space, in a sentence; empty where it has.
+        is_short: A put was refused, and it is not known yet that there is space.
         is_full: What is short could not be freed.
     """
 
@@ -239,30 +239,31 @@ class DiskSpace:
         return self._clock() >= self._measured.measured_at + FREE_BYTES_SECONDS
 
     @property
-    def lacks_room(self) -> bool:
-        """Whether there is still too little room for what was refused."""
+    def lacks_space(self) -> bool:
+        """Whether there is still too little space for what was refused."""
         return self.is_short and self.free_bytes < self._wanted_bytes
 
     @property
     def _wanted_bytes(self) -> int:
-        # A disk may refuse what it seems to have room for, because of a quota: then it must get more free than it had.
+        # A disk may refuse what it seems to have space for, because of a quota: then it must get more free than it had.
         return max(self.min_free_bytes, self._refusing_bytes) + self._refused_bytes
 
     @property
     def trouble(self) -> str:
-        """What is lacking, and what to do, in a sentence; empty while there is room."""
-        # Also while room is being made: who was refused must find the reason here.
-        if not (self.is_full or self.lacks_room):
+        """What is lacking, and what to do, in a sentence; empty while there is space."""
+        # Also while space is being made: who was refused must find the reason here.
+        if not (self.is_full or self.lacks_space):
             return self.checkpoint_trouble
         return (
-            f"the {self.medium.name} has no room for puts: {max(self.free_bytes, 0)} bytes are free, and a put of "
+            f"the {self.medium.name} has no space for puts: {max(self.free_bytes, 0)} bytes are free, and a put of "
             f"{self._refused_bytes} bytes needs {self._wanted_bytes} (min_free_bytes is {self.min_free_bytes}); take "
             f"events out, or {self.medium.remedy}"
         )
 
     def measure(self) -> None:
         """Measures the free space; blocks on the disk. Any thread may call it."""
-        # Before the disk is asked: what is written meanwhile counts twice until the next time, rather than not at all.
+        # Before the disk is asked: what is written in the meantime counts twice until the next time, rather than not at
+        # all.
         measured_at, settled_bytes = self._clock(), self._settled_bytes
         free_bytes = {path: self._disk.free_bytes(path) for path in self._directories}
         fewest_bytes = min(free_bytes[path] for path in self._data_dirs)
@@ -289,11 +290,11 @@ class DiskSpace:
         self._given_bytes += byte_count
 
     def settle(self, byte_count: int) -> None:
-        """Notes that puts of so many reserved bytes have ended, stored or aborted: the next measurement shows which."""
+        """Notes that puts of this many reserved bytes have ended; the next measurement shows how."""
         self._settled_bytes += byte_count
 
     def refuse_above_free(self, byte_count: int) -> None:
-        """Raises DiskFullError where puts of so many bytes would leave too little space."""
+        """Raises DiskFullError where puts of this many bytes would leave too little space."""
         free_bytes = self.free_bytes
         if free_bytes - byte_count < self.min_free_bytes:
             self._refuse(byte_count)
@@ -309,14 +310,14 @@ class DiskSpace:
         self._refuse(byte_count)
 
     def note_stored(self, byte_count: int) -> None:
-        """Notes that the disk has taken puts of so many reserved bytes.
+        """Notes that the disk has taken puts of this many reserved bytes.
 
         That ends a shortage if no put was refused for a while.
         """
         self.settle(byte_count)
         self._refusing_bytes = 0
         if self._clock() >= self._refused_at + REFUSAL_SECONDS:
-            # It may be larger than the whole disk. Then no room would ever be enough.
+            # It may be larger than the whole disk. Then no space would ever be enough.
             self._refused_bytes = 0
 
     def _refuse(self, byte_count: int) -> None:
@@ -325,7 +326,7 @@ class DiskSpace:
         self.is_short = True
 
     def end_shortage(self) -> None:
-        """Notes that there is room for all that was refused."""
+        """Notes that there is space for all that was refused."""
         self._refused_bytes = self._refusing_bytes = 0
         self.is_short = self.is_full = False
 
@@ -344,13 +345,13 @@ class ChannelLimits:
     """Refuses requests that are too large for a channel, or for a source's limiting channels."""
 
     def __init__(
-        self, config: ChannelConfig, answer_bytes_max: int, limiting: LimitingChannels = NAMED_CHANNEL
+        self, config: ChannelConfig, response_bytes_max: int, limiting: LimitingChannels = NAMED_CHANNEL
     ) -> None:
         self._limiting = limiting
         self.transaction_capacity = config.transaction_capacity
         self._body_bytes_max = config.body_bytes_max
         self._open_body_bytes_max = config.open_body_bytes_max
-        self._answer_bytes_max = answer_bytes_max
+        self._response_bytes_max = response_bytes_max
 
     def refuse_too_large(self, batches: Sequence[StoredColumns]) -> None:
         """Raises EventTooLargeError where one event could not be stored, or not be fetched."""
@@ -362,10 +363,10 @@ class ChannelLimits:
                     EventTooLargeError,
                     f"events: a body has {stored.largest_body_bytes} bytes; {{}} allows {body_bytes_max} in all",
                 )
-            if (index := stored.first_index_above(self._answer_bytes_max)) is not None:
+            if (index := stored.first_index_above(self._response_bytes_max)) is not None:
                 raise EventTooLargeError(
                     f"events[{index}]: with its headers it would not fit into a response, which the server's "
-                    f"message_bytes_max limits to {self._answer_bytes_max} bytes of events"
+                    f"message_bytes_max limits to {self._response_bytes_max} bytes of events"
                 )
 
     def refuse_above_open_bytes(self, batches: Sequence[StoredColumns]) -> None:
@@ -397,7 +398,7 @@ class ChannelLimits:
         if open_body_bytes + body_bytes > self._open_body_bytes_max:
             raise BytesFullError(
                 f"open transactions hold {open_body_bytes} body bytes; with {body_bytes} more they would exceed what "
-                f"they may hold together, {self._open_body_bytes_max}; put again when some of them have ended",
+                f"they may hold together, {self._open_body_bytes_max}; retry when some of them have ended",
                 retry_delay_seconds=_OPEN_BYTES_RETRY_DELAY_SECONDS,
             )
 
@@ -406,23 +407,23 @@ class ChannelLimits:
         left = self.transaction_capacity - take_count
         if left <= 0:
             raise TxnCapacityError(
-                f"the transaction has taken {take_count} events, all that transaction_capacity allows; "
+                f"the transaction has taken {take_count} events, the maximum that transaction_capacity allows; "
                 "commit it or roll it back",
                 txn_id=txn_id,
             )
         return left
 
-    def answer_limits(self, limits: TakeLimits, events_max: int) -> AnswerLimits:
-        """Returns the limits of one answer of at most `events_max` events."""
-        answer_bytes_max = self._answer_bytes_max
+    def response_limits(self, limits: TakeLimits, events_max: int) -> ResponseLimits:
+        """Returns the limits of one response of at most `events_max` events."""
+        response_bytes_max = self._response_bytes_max
         if limits.form is Form.ROWS:
-            # Rows are encoded one by one, which holds up all other calls: so an answer in rows is small.
+            # Rows are encoded one by one, which holds up all other calls: so a response in rows is small.
             events_max = min(events_max, _ROWS_MAX)
-            answer_bytes_max = min(answer_bytes_max, _ROWS_BYTES_MAX)
-        return AnswerLimits(
+            response_bytes_max = min(response_bytes_max, _ROWS_BYTES_MAX)
+        return ResponseLimits(
             events_max=min(limits.events_max or events_max, events_max),
             body_bytes_max=limits.body_bytes_max or _UNLIMITED_BYTES,
-            answer_bytes_max=answer_bytes_max,
+            response_bytes_max=response_bytes_max,
             form=limits.form,
         )
 

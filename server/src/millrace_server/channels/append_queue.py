@@ -52,12 +52,13 @@ class AppendQueue:
     """Begins appends in their order.
 
     Small ones that come while others are being stored wait for these, and are then stored in one commit. Where that is
-    refused, or must wait for room, each begins on its own.
+    refused, or must wait for space, each begins on its own.
 
     A commit of its own costs as much as many small appends. So where several were stored together, the next commit
-    waits for as many, as the log waits for the callers of a group: answered together, they usually send again together.
-    Where many have arrived meanwhile, it waits longer, for as many more: under such a load, callers mostly wait for the
-    event loop, which has less to do with fewer, larger commits. A lone append never waits.
+    waits for as many, as the log waits for the callers of a group: responded together, they usually send again
+        together.
+    Where many have arrived in the meantime, it waits longer, for as many more: under such a load, callers mostly wait
+    for the event loop, which has less to do with fewer, larger commits. A lone append never waits.
     """
 
     def __init__(self, appends: Appends, *, shares_commits: bool = True) -> None:
@@ -90,7 +91,7 @@ class AppendQueue:
         while appends := self._next_together():
             if len(appends) == 1 or not may_share or not self._begin_together(appends):
                 for append in appends:
-                    # Once one waits for room, those behind it may not take that together: they might overtake it.
+                    # Once one waits for space, those after it may not take that together: they might overtake it.
                     may_share &= self._begin(append)
 
     def _next_together(self) -> list[QueuedAppend]:

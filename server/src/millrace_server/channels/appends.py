@@ -28,7 +28,7 @@ class Appends:
         *,
         also_draining: bool = False,
     ) -> Receipt:
-        """Puts and commits at once, all or none, as soon as there is room.
+        """Puts and commits at once, all or none, as soon as there is space.
 
         `recheck` is as in `commit`. `also_draining` is for the server's own sinks that set events aside: sinks continue
         while the server drains, since they drain it.
@@ -48,7 +48,7 @@ class Appends:
     def begin_append(
         self, batches: Sequence[StoredColumns], stamp: Stamp | None, *, also_draining: bool = False
     ) -> Commit | None:
-        """Submits an append; returns None where it must wait for room, with `append_later`."""
+        """Submits an append; returns None where it must wait for space, with `append_later`."""
         self._count_attempts(batches)
         commit = self.plan_append(batches, stamp, also_draining=also_draining)
         if not self._contents.admits(commit):
@@ -79,7 +79,7 @@ class Appends:
                 if commit is None:
                     commit = plan()
                     if not self._contents.admits(commit):
-                        commit = await self._contents.wait_for_room(plan, keep_alive_seconds)
+                        commit = await self._contents.wait_for_space(plan, keep_alive_seconds)
                     self.submit_append(commit)
                 return await commit
             except asyncio.CancelledError:
@@ -94,7 +94,7 @@ class Appends:
     def begin_together(self, batches: Sequence[StoredColumns], stamp: Stamp | None, append_count: int) -> Commit | None:
         """Submits the events of several appends as one commit.
 
-        Returns None, and has done nothing, where one of them is refused, was stored before, or must wait for room.
+        Returns None, and has done nothing, where one of them is refused, was stored before, or must wait for space.
         """
         with suppress(MillraceError):
             commit = self.plan_append(batches, stamp)
@@ -135,26 +135,26 @@ class Appends:
         return self._contents.plan(puts, [], stamp)
 
     def refuse_unfit(self, commit: Commit) -> None:
-        """Raises the error with which `submit_append` would refuse a planned append that has room."""
+        """Raises the error with which `submit_append` would refuse a planned append that has space."""
         if stamp := commit.stamp:
             self._contents.ledger.refuse_gap(stamp)
         self._core.committer.refuse_unfit(commit)
 
     def admits(self, commit: Commit, *, had_turn: bool = False) -> bool:
-        """Whether a planned append need not wait for room; after its turn (`had_turn`) it may pass waiting ones."""
+        """Whether a planned append need not wait for space; after its turn (`had_turn`) it may pass waiting ones."""
         if had_turn:
             return self._contents.capacity.admits(commit.event_count, commit.body_bytes)
         return self._contents.admits(commit)
 
-    async def wait_for_room(self, plan: Callable[[], Commit], seconds: float) -> None:
-        """Waits for an append's turn and for room; see `Contents.wait_for_room`."""
-        _ = await self._contents.wait_for_room(plan, seconds)
+    async def wait_for_space(self, plan: Callable[[], Commit], seconds: float) -> None:
+        """Waits for an append's turn and for space; see `Contents.wait_for_space`."""
+        _ = await self._contents.wait_for_space(plan, seconds)
 
     def full_error(self, commit: Commit) -> MillraceError:
         return self._contents.capacity.full_error(commit.event_count, commit.body_bytes, 0.0)
 
     def submit_append(self, commit: Commit, append_count: int = 1) -> None:
-        # Checked at the submission, no earlier: what the stamp comes after may have waited for room before it.
+        # Checked at the submission, no earlier: what the stamp comes after may have waited for space before it.
         if stamp := commit.stamp:
             self._contents.ledger.refuse_gap(stamp)
         commit.txn_count = append_count

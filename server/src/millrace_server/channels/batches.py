@@ -1,7 +1,7 @@
 """Events as a channel stores them: the received columns, and windows on them.
 
 Nothing in here copies an event. A channel keeps the bytes of a request's columns as they were received. The queue, the
-transactions and the answers hold windows on them; only a window that is sent is cut out.
+transactions and the responses hold windows on them; only a window that is sent is cut out.
 """
 
 from array import array
@@ -18,7 +18,7 @@ from millrace_server.channels.plain_columns import count_plain
 from millrace_server.errors import MillraceError
 from millrace_server.wal.records import Location
 
-# Upper bounds of what protobuf adds: to a batch in an answer; to an event with a time of its own; to one row for its
+# Upper bounds of what protobuf adds: to a batch in a response; to an event with its own time; to one row for its
 # headers' tags and lengths.
 _BATCH_BYTES = 64
 _OFFSET_BYTES = 5
@@ -26,7 +26,7 @@ _ROW_HEADERS_BYTES = 24 * (HEADER_KEYS_MAX + 1)
 
 
 class Form(Enum):
-    """How events travel in an answer."""
+    """How events travel in a response."""
 
     ROWS = "rows"
     COLUMNS = "columns"
@@ -70,7 +70,7 @@ class StoredColumns:
         self._cutter: ColumnsCutter | None = None
         self.offsets: array[int] | None = None
         self.record_count = 1
-        # Whether an answer may have all as one batch. A run may have too many header keys, which is known once it was
+        # Whether a response may have all as one batch. A run may have too many header keys, which is known once it was
         # read.
         self.is_batch = True
 
@@ -123,7 +123,7 @@ class StoredColumns:
     @property
     def raw(self) -> Buffer:
         """The serialized columns, read from the log where they are not in memory."""
-        # Another thread may have it forgotten meanwhile.
+        # Another thread may have it forgotten in the meantime.
         if (raw := self._raw) is not None:
             return raw
         assert self._source is not None, "columns are in memory or in a log"
@@ -175,12 +175,12 @@ class StoredColumns:
     def largest_body_bytes(self) -> int:
         return max(_parsed(self.raw).body_sizes[:], default=0)
 
-    def first_index_above(self, answer_bytes_max: int) -> int | None:
-        """Returns the first event that alone, in either form, might not fit an answer; None if all do."""
+    def first_index_above(self, response_bytes_max: int) -> int | None:
+        """Returns the first event that alone, in either form, might not fit a response; None if all do."""
         # No event has more in it than the whole, however it is encoded.
-        if self.raw_bytes + _ROW_HEADERS_BYTES <= answer_bytes_max:
+        if self.raw_bytes + _ROW_HEADERS_BYTES <= response_bytes_max:
             return None
-        return _first_above(self.cutter(), 0, self.count, answer_bytes_max)
+        return _first_above(self.cutter(), 0, self.count, response_bytes_max)
 
     def cutter(self, *, keep: bool = False) -> ColumnsCutter:
         """Returns a cutter of these columns; `keep` stores it for the next call, until the batch is gone."""
@@ -231,14 +231,14 @@ class Window:
         """Yields the headers and the body of each event."""
         return self.stored.cutter().rows(self.start, self.stop)
 
-    def fit(self, body_bytes_max: int, answer_bytes_max: int, form: Form) -> "Fit":
+    def fit(self, body_bytes_max: int, response_bytes_max: int, form: Form) -> "Fit":
         """Returns how many of the first events stay within both limits."""
         offset_bytes = _OFFSET_BYTES if self.stored.offsets else 0
         is_batch = self.is_whole and self.stored.is_batch
         if form is Form.COLUMNS and is_batch and self.body_bytes <= body_bytes_max:
-            answer_bytes = self.stored.raw_bytes + _BATCH_BYTES + offset_bytes * self.count
-            if answer_bytes <= answer_bytes_max:
-                return Fit(self.count, self.body_bytes, answer_bytes)
+            response_bytes = self.stored.raw_bytes + _BATCH_BYTES + offset_bytes * self.count
+            if response_bytes <= response_bytes_max:
+                return Fit(self.count, self.body_bytes, response_bytes)
         cutter = self.stored.cutter()
         own_bound = cutter.columns_bytes_bound if form is Form.COLUMNS else cutter.rows_bytes_bound
 
@@ -251,7 +251,7 @@ class Window:
         while low < high:
             middle = (low + high + 1) // 2
             if (
-                bound(self.start, middle) <= answer_bytes_max
+                bound(self.start, middle) <= response_bytes_max
                 and cutter.key_count(self.start, middle) <= HEADER_KEYS_MAX
             ):
                 low = middle
@@ -262,11 +262,11 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The first events of a window that stay within an answer's limits."""
+    """The first events of a window that stay within a response's limits."""
 
     count: int  # 0 where the first event alone exceeds a limit.
     body_bytes: int
-    answer_bytes: int  # An upper bound of their encoded size.
+    response_bytes: int  # An upper bound of their encoded size.
 
 
 @dataclass(slots=True)
@@ -360,7 +360,7 @@ class StoredBatch:
         return [StoredBatch(self.first_sequence, front, time), StoredBatch(self.first_sequence + stop, back, time)]
 
     def measured_bytes(self, start: int, stop: int, share: int) -> int:
-        """Returns the bytes of some bodies, or a `share` if they cannot be read: who reads these events is told so."""
+        """Returns the bytes of some bodies, or a `share` if they cannot be read; their readers then get an error."""
         try:
             return self.part(start, stop).window.body_bytes
         except MillraceError:
@@ -386,12 +386,12 @@ def _parsed(raw: Buffer) -> event_pb2.EventColumns:
     return event_pb2.EventColumns.FromString(raw)  # type: ignore[arg-type] # its stubs know bytes only
 
 
-def _first_above(cutter: ColumnsCutter, start: int, stop: int, answer_bytes_max: int) -> int | None:
+def _first_above(cutter: ColumnsCutter, start: int, stop: int, response_bytes_max: int) -> int | None:
     # A range's bound is above that of each event in it: one look clears a whole range, where most are cleared.
-    if max(cutter.columns_bytes_bound(start, stop), cutter.rows_bytes_bound(start, stop)) <= answer_bytes_max:
+    if max(cutter.columns_bytes_bound(start, stop), cutter.rows_bytes_bound(start, stop)) <= response_bytes_max:
         return None
     if stop - start == 1:
         return start
     middle = (start + stop) // 2
-    first = _first_above(cutter, start, middle, answer_bytes_max)
-    return _first_above(cutter, middle, stop, answer_bytes_max) if first is None else first
+    first = _first_above(cutter, start, middle, response_bytes_max)
+    return _first_above(cutter, middle, stop, response_bytes_max) if first is None else first

@@ -22,7 +22,7 @@ from millrace_server.channels.config import ChannelConfig, check_identifier
 from millrace_server.channels.contents import ChannelCounters, Contents, Subscriber
 from millrace_server.channels.deliveries import Deliveries
 from millrace_server.channels.forecast import Forecast, Forecaster
-from millrace_server.channels.queue import AnswerBudget, TakeLimits
+from millrace_server.channels.queue import ResponseBudget, TakeLimits
 from millrace_server.channels.queue_times import QueueTimes
 from millrace_server.channels.stamps import StampLedger
 from millrace_server.channels.transactions import Transactions, TxnDirectory
@@ -56,7 +56,7 @@ class ChannelGauges(NamedTuple):
     body_bytes_max: int
     open_transactions: int  # Deliveries included.
     waiting_takes: int  # Takes that wait for an event.
-    waiting_commits: int  # Commits that wait for room.
+    waiting_commits: int  # Commits that wait for space.
     producers: int  # Producers whose stamps are remembered.
     claims: int  # 1 while a reader's claim lives, else 0.
     first_sequence: int  # The oldest queued sequence; the next one where the queue is empty.
@@ -73,14 +73,14 @@ class Taking:
     events: Sequence[StoredBatch]
     """Each a batch of one."""
     kept: set[int] = field(default_factory=set)
-    """The sequences of those that return to their places."""
+    """The sequences of those that return to their positions."""
 
 
 class Channel:
     """A named, ordered queue of events.
 
     All methods run on the event loop that created the channel. Those that are not coroutines are atomic. The holder of
-    `updating` changes the configuration: a change may wait for room, and the next one builds on it.
+    `updating` changes the configuration: a change may wait for space, and the next one builds on it.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class Channel:
         config: ChannelConfig,
         storage: ChannelStorage,
         directory: TxnDirectory,
-        answer_bytes_max: int,
+        response_bytes_max: int,
     ) -> None:
         self.name = name
         self.channel_id = storage.channel_id
         self.start_time = time.time()
         self.updating = asyncio.Lock()
-        self._core = ChannelCore(name, config, storage, directory.limit, answer_bytes_max)
+        self._core = ChannelCore(name, config, storage, directory.limit, response_bytes_max)
         self._contents = storage.contents
         self._clock = asyncio.get_running_loop().time
         self._forecaster = Forecaster(storage.contents.capacity)
@@ -212,7 +212,7 @@ class Channel:
         """Returns when the channel will be full or empty; see `Forecaster`."""
         return self._forecaster.forecast()
 
-    def has_room(self, event_count: int, body_bytes: int) -> bool:
+    def has_space(self, event_count: int, body_bytes: int) -> bool:
         return self._contents.capacity.admits(event_count, body_bytes)
 
     def refuse_if_closed(self) -> None:
@@ -244,12 +244,12 @@ class Channel:
         self._contents.unsubscribe(subscriber)
 
     def parts(self, batch: StoredBatch, form: Form) -> Iterator[StoredBatch]:
-        """Splits a batch into parts that each fit an answer; most batches fit whole."""
+        """Splits a batch into parts that each fit a response; most batches fit whole."""
         start = 0
         while start < batch.count:
             rest = batch.part(start, batch.count)
-            answer = self._core.limits.answer_limits(TakeLimits(form=form), rest.count)
-            count = AnswerBudget(answer).admit(rest)
+            response = self._core.limits.response_limits(TakeLimits(form=form), rest.count)
+            count = ResponseBudget(response).admit(rest)
             yield rest.part(0, count)
             start += count
 
@@ -272,7 +272,7 @@ class Channel:
         """Waits until there is an event after a sequence, or the time has passed. The claim's lease is paused.
 
         Raises:
-            NotClaimedError, ChannelClaimedError, StaleEpochError: The claim has ended meanwhile.
+            NotClaimedError, ChannelClaimedError, StaleEpochError: The claim has ended in the meantime.
         """
         give_up = self._clock() + wait_seconds
         with claim.lease.paused(), self._contents.readers.join() as waiter:

@@ -10,7 +10,7 @@ from millrace_server.channels.claims import ClaimRegistry
 from millrace_server.channels.committer import ClaimRecord, Committer
 from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.contents import Contents
-from millrace_server.channels.queue import AnswerLimits, TakeLimits
+from millrace_server.channels.queue import ResponseLimits, TakeLimits
 from millrace_server.channels.retention import Retention
 from millrace_server.channels.transaction import EndedTxns, TxnLimit
 from millrace_server.errors import DrainingError, MillraceError
@@ -32,27 +32,27 @@ class ChannelCore:
     """The state that a channel's transactions and deliveries share."""
 
     def __init__(
-        self, name: str, config: ChannelConfig, storage: ChannelStorage, server_limit: TxnLimit, answer_bytes_max: int
+        self, name: str, config: ChannelConfig, storage: ChannelStorage, server_limit: TxnLimit, response_bytes_max: int
     ) -> None:
         self.name = name
         self.config = config
         self.contents = storage.contents
         self.committer = storage.committer
         self.claims = ClaimRegistry(storage.contents, storage.committer, storage.epochs_from)
-        self.limits = ChannelLimits(config, answer_bytes_max)
+        self.limits = ChannelLimits(config, response_bytes_max)
         self.server_limit = server_limit
         self.channel_limit = TxnLimit(f"channel {name!r}", lambda: self.config.open_transactions_max)
         self.is_draining = False
         self.draining_error: Callable[[], MillraceError] = _stopping
         self.retention = Retention(name, storage.contents, storage.committer)
         self.retention.enforce(config.retention_seconds)
-        self._answer_bytes_max = answer_bytes_max
+        self._response_bytes_max = response_bytes_max
         if storage.claim is not None:
             self.claims.restore(storage.claim)
 
     def enforce(self, config: ChannelConfig, limiting: LimitingChannels = NAMED_CHANNEL) -> None:
         self.config = config
-        self.limits = ChannelLimits(config, self._answer_bytes_max, limiting)
+        self.limits = ChannelLimits(config, self._response_bytes_max, limiting)
         self.committer.enforce(config)
         self.contents.capacity.resize(config.capacity, config.body_bytes_max)
         self.retention.enforce(None if self.is_draining else config.retention_seconds)
@@ -74,11 +74,11 @@ class ChannelCore:
         self.channel_limit.count(change)
         self.server_limit.count(change)
 
-    def largest_answer(self, limits: TakeLimits) -> AnswerLimits:
-        """Returns the limits of an answer of as many events as a transaction may take."""
-        return self.limits.answer_limits(limits, self.limits.transaction_capacity)
+    def largest_response(self, limits: TakeLimits) -> ResponseLimits:
+        """Returns the limits of a response of as many events as a transaction may take."""
+        return self.limits.response_limits(limits, self.limits.transaction_capacity)
 
-    def take_removable(self, limits: AnswerLimits) -> list[StoredBatch]:
+    def take_removable(self, limits: ResponseLimits) -> list[StoredBatch]:
         """Takes the oldest events.
 
         Where the log has failed and the oldest events are in memory only, they are taken without any of the log, so

@@ -32,8 +32,8 @@ _OWNER_DELAY_SECONDS = 0.2
 _PROGRESS_SECONDS = 2.0
 
 _WHY_NOT_OPENED: tuple[tuple[type[Exception], str], ...] = (
-    (KeyMissingError, "an encryption key is missing, or another was given for it"),
-    (ChannelMovedError, "it was moved into an engine by millraced migrate, and its directory says where to"),
+    (KeyMissingError, "an encryption key is missing, or a different key was given for it"),
+    (ChannelMovedError, "millraced migrate moved it into an engine, and its directory says which"),
 )
 """What clients may know."""
 
@@ -45,18 +45,18 @@ class ChannelState(enum.Enum):
     STANDING_BY -> REPLAYING  this server is taking over
     OPEN -> STANDING_BY       it leaves the channel to another server, or has lost it
     REPLAYING -> OPEN         the log was read back
-    REPLAYING -> LOG_FAILED   it could not be opened: a missing key, a directory in use, a disk that does not answer
+    REPLAYING -> LOG_FAILED   it could not be opened: a missing key, a directory in use, a disk that does not respond
     REPLAYING -> CORRUPT      what was synced is not what was written
     OPEN -> LOG_FAILED        a write or a sync failed
     OPEN -> CORRUPT           something was read that is not what was written
-    OPEN -> STALLED           the disk does not answer; commits wait
-    STALLED -> OPEN           it answers again
-    OPEN -> DISK_FULL         the disk has no room for puts, or for checkpoints
+    OPEN -> STALLED           the disk does not respond; commits wait
+    STALLED -> OPEN           it responds again
+    OPEN -> DISK_FULL         the disk has no space for puts, or for checkpoints
     DISK_FULL -> OPEN         it has again
     STALLED -> LOG_FAILED     as from OPEN
     STALLED -> CORRUPT        as from OPEN
     DISK_FULL -> STALLED      as from OPEN, as to LOG_FAILED and CORRUPT
-    STALLED -> DISK_FULL      it answers again
+    STALLED -> DISK_FULL      it responds again
     """
 
     OPEN = "open"
@@ -177,7 +177,7 @@ class ChannelHandle:
             raise self.not_owner_error(owner)
         obstacle = self._waits_for()
         raise ReplayingError(
-            f"channel {self.name!r} is being read back from its log, {self.progress.fraction:.0%} so far"
+            f"channel {self.name!r} is replaying its log, {self.progress.fraction:.0%} so far"
             f"{': ' if obstacle else ''}{obstacle}",
             retry_delay_seconds=_RETRY_DELAY_SECONDS,
             channel=self.name,

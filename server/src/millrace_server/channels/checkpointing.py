@@ -15,14 +15,14 @@ from millrace_server.channels.records import batches_message, first_needed_segme
 from millrace_server.channels.recovery import Recovered
 from millrace_server.errors import DiskFullError, MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
-from millrace_server.wal.checkpoints import NO_ROOM, Checkpoint
+from millrace_server.wal.checkpoints import NO_SPACE, Checkpoint
 from millrace_server.wal.interfaces import Checkpoints, Log
 
 KEPT_BYTES = 1 << 20
-"""A segment without events is used further up to this size: less room than the next events get ahead of their need."""
+"""A segment without events is used further up to this size: less space than the next events get ahead of their need."""
 
 FULL_DISK_KEPT_BYTES = 64 << 10
-"""The same where puts lack room."""
+"""The same where puts lack space."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -69,7 +69,7 @@ class Checkpointing:
 
     @property
     def replay_bytes(self) -> int:
-        """Bytes of the log behind the newest checkpoint, which a restart would read."""
+        """Bytes of the log after the newest checkpoint, which a restart would read."""
         return self._log.byte_count_behind(self._position)
 
     def start(self) -> None:
@@ -143,27 +143,27 @@ class Checkpointing:
         if is_short:
             # However many puts are refused.
             await asyncio.sleep(self._freed_at + FREE_BYTES_SECONDS - self._clock())
-            await self._free_room()
+            await self._free_space()
             self._freed_at = self._clock()
         if not is_short or self._clock() >= self._tried_at + self._journal.config.checkpoint_interval_seconds:
             await self.make()
 
-    async def _free_room(self) -> None:
-        """Frees what nothing needs any more where puts lack room, and wakes those that wait for it."""
+    async def _free_space(self) -> None:
+        """Frees what nothing needs any more where puts lack space, and wakes those that wait for it."""
         space, bytes_before = self._journal.disk_space, self._log.byte_count()
         await self._journal.measure()
-        while space.lacks_room and self._may_free():
+        while space.lacks_space and self._may_free():
             byte_count = self._log.byte_count()
             await self.make()
             await self._journal.measure()
             if self._log.byte_count() >= byte_count and not self._holds_back:
                 self._frees_again_at = self._clock() + DISK_RETRY_DELAY_SECONDS
-        self._journal.report_room()
+        self._journal.report_space()
         if not space.is_short or self._log.byte_count() < bytes_before:
             self._disk_waiters.wake_all()
 
     def _may_free(self) -> bool:
-        """Whether a checkpoint may free segments; it is not worth its room and its syncs otherwise."""
+        """Whether a checkpoint may free segments; it is not worth its space and its syncs otherwise."""
         if self._clock() < self._frees_again_at:
             return False
         if self._holds_back or self._begins_anew:
@@ -187,7 +187,7 @@ class Checkpointing:
                 # Once this returns, the log is synced up to the snapshot's position. A checkpoint must never be ahead
                 # of its log: replay takes its position as proof of a sync.
                 snapshot = await self._snapshot(begins_anew=begins_anew)
-                # On a thread, from an immutable snapshot: the channel continues meanwhile.
+                # On a thread, from an immutable snapshot: the channel continues in the meantime.
                 await asyncio.to_thread(self._write, snapshot)
             except Exception as error:  # noqa: BLE001 - whatever it is, the next one must be tried
                 self._note_failure(error)
@@ -198,7 +198,7 @@ class Checkpointing:
 
     async def _snapshot(self, *, begins_anew: bool) -> Snapshot:
         if begins_anew:
-            # A refusal changes nothing. The previous checkpoint has more room than the new segment needs.
+            # A refusal changes nothing. The previous checkpoint has more space than the new segment needs.
             with suppress(DiskFullError):
                 return await self._journal.snapshot(begins_segment=True)
             if await asyncio.to_thread(self._files.remove_previous):
@@ -217,10 +217,10 @@ class Checkpointing:
         self._is_failing = True
         # Tried again later, not at once: what failed now will fail in the next moment too.
         self._holds_back, self._seen_count = False, -1
-        if isinstance(error, OSError) and error.errno in NO_ROOM:
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
             medium = self._journal.disk_space.medium
             self._journal.report_checkpoints(
-                f"the {medium.name} has no room for checkpoints, so the log only grows; {medium.remedy}"
+                f"the {medium.name} has no space for checkpoints, so the log only grows; {medium.remedy}"
             )
 
     def _note_success(self) -> None:

@@ -105,7 +105,7 @@ class ClaimRegistry:
         self._epoch += 1
         self.claim = Claim(reader_id, self._epoch, Lease(lease_seconds, self.end), owner)
         self.claim.durable = durable
-        # Takes that wait for events must answer that the channel is claimed now.
+        # Takes that wait for events must now fail, since the channel is claimed.
         self._contents.takers.wake_all()
         return self.claim
 
@@ -182,7 +182,7 @@ class ClaimRegistry:
     def read(
         self, reader_id: str, epoch: int | None, from_sequence: int, to_sequence: int
     ) -> AsyncGenerator[StoredBatch]:
-        """Yields a range in batches, checking the claim before each; its lease is paused meanwhile.
+        """Yields a range in batches, checking the claim before each; its lease is paused in the meantime.
 
         Args:
             reader_id: The reader.
@@ -217,7 +217,7 @@ class ClaimRegistry:
                         yield batch
                 position = batches[-1].end_sequence
                 if position < end:
-                    # A purge meanwhile must not pass for the end of the range.
+                    # A purge in the meantime must not pass for the end of the range.
                     self._check_range(position, end)
 
     def _check_range(self, first: int, end: int) -> None:
@@ -226,7 +226,7 @@ class ClaimRegistry:
             raise SequenceGoneError(f"to_sequence: {end} does not exist yet; the next sequence is {following}")
         if first > following:
             raise SequenceGoneError(f"from_sequence: {first} does not exist yet; the next sequence is {following}")
-        # Where only to_sequence is given, the oldest may lie behind it.
+        # Where only to_sequence is given, the oldest may are after it.
         if first != end and min(first, end) < oldest:
             raise SequenceGoneError(f"sequence {min(first, end)} is acknowledged; the oldest that is not is {oldest}")
 
@@ -244,7 +244,7 @@ class ClaimRegistry:
             )
         while True:
             await self._contents.prefetch_end(through_sequence)
-            # Again, since it may have ended meanwhile.
+            # Again, since it may have ended in the meantime.
             self._require(reader_id, epoch)
             taken = self._contents.take_through(through_sequence, REMOVED_BATCHES_MAX)
             await remove(self._contents, self._committer, taken)

@@ -34,10 +34,10 @@ class Receipt(NamedTuple):
 class CommitState(enum.Enum):
     """Moves; any other is illegal.
 
-    PLANNED -> PREPARED    it holds its sequences, its stamp and its room; no reader sees it
+    PLANNED -> PREPARED    it holds its sequences, its stamp and its space; no reader sees it
     PREPARED -> DURABLE    it is in the log (written, and synced first unless `fsync` is `interval`), or in memory
                            where it needs no log; readers see it
-    PREPARED -> ABORTED    the log refused it; its sequences, stamp and room are free again
+    PREPARED -> ABORTED    the log refused it; its sequences, stamp and space are free again
     ABORTED -> PREPARED    it puts nothing, so the journal submits it again on a full disk
     """
 
@@ -96,7 +96,7 @@ class JournalEntry:
         """Ends with an error, after `abort`."""
 
     def use_retry(self) -> bool:
-        """Returns whether it is submitted again after the log had no room for it; a commit allows this once."""
+        """Returns whether it is submitted again after the log had no space for it; a commit allows this once."""
         return False
 
     def ending_txns(self) -> Iterable[tuple[str, Receipt]]:
@@ -131,7 +131,7 @@ class Commit(JournalEntry):
         is_purge: The takes are removed without a delivery to a consumer.
         on_committed: Called once it is durable, from the event loop or before `Committer.submit` returns.
         on_aborted: Called once it is aborted; its takes are still out of the queue.
-        on_abandoned: Called when its only caller has left. A commit of a channel goes on; see `Entrance`.
+        on_abandoned: Called when its only caller has left. A commit of a channel continues; see `Entrance`.
         puts_whole_columns: The stored columns hold no other events than the puts.
         event_count: Events that the channel gains; negative where it loses some. So is `body_bytes`.
         first_sequence: The first sequence of its puts, from PREPARED on, as are `commit_time`, `batches`, `acceptance`
@@ -162,7 +162,7 @@ class Commit(JournalEntry):
         "is_purge",
         "merged",
         "needs_record",
-        "needs_room",
+        "needs_space",
         "needs_sync",
         "on_abandoned",
         "on_aborted",
@@ -218,7 +218,7 @@ class Commit(JournalEntry):
         self.puts_whole_columns = put_count == columns_count
         self.take_count = take_count
         self.event_count, self.body_bytes = put_count - take_count, put_body_bytes - take_body_bytes
-        self.needs_room = self.event_count > 0 or self.body_bytes > 0
+        self.needs_space = self.event_count > 0 or self.body_bytes > 0
         # Set from PREPARED on, and not before: a commit of a channel in memory is created for each append.
         self.records: Sequence[Record]
         self.context: CommitContext
@@ -230,7 +230,7 @@ class Commit(JournalEntry):
 
     @classmethod
     def repeated(cls, receipt: Receipt) -> "Commit":
-        """Returns a durable commit that answers the repeat of one that ended before."""
+        """Returns a durable commit that responds to the repeat of one that ended before."""
         commit = cls([], [])
         commit.state, commit.receipt = CommitState.DURABLE, receipt
         return commit

@@ -25,7 +25,7 @@ _COMMITS_MIN = 4
 
 
 def pairs_end(records: Sequence[LogRecord], start: int) -> int:
-    """Returns the index behind the pairs of PUT and COMMIT records that begin at an index."""
+    """Returns the index after the pairs of PUT and COMMIT records that begin at an index."""
     stop = start
     while stop + 1 < len(records) and records[stop].kind is Kind.PUT and records[stop + 1].kind is Kind.COMMIT:
         stop += _PAIR

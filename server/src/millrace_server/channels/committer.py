@@ -39,7 +39,7 @@ class Committer(Protocol):
 
     @property
     def disk_trouble(self) -> str:
-        """What the disk lacks room for, in a sentence; empty while it has room."""
+        """What the disk lacks space for, in a sentence; empty while it has space."""
 
     @property
     def memory_event_count(self) -> int:
@@ -55,7 +55,7 @@ class Committer(Protocol):
         """Prepares a commit that was planned just now, and makes it durable: before this returns, or later.
 
         Raises:
-            DiskFullError: There is no room for the puts; the commit is still PLANNED.
+            DiskFullError: There is no space for the puts; the commit is still PLANNED.
             ChannelLogFailedError: The log has failed; the commit is still PLANNED.
             DrainingError: The channel is being closed.
         """
@@ -85,7 +85,7 @@ class MemoryCommitter:
         """Nothing depends on the configuration."""
 
     def refuse_unfit(self, _commit: Commit) -> None:
-        """Memory takes each commit that has room."""
+        """Memory takes each commit that has space."""
 
     def submit(self, commit: Commit) -> None:
         self._contents.prepare(commit)

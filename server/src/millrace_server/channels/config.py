@@ -68,7 +68,8 @@ class ChannelConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """Maximum number of events in the channel, including taken ones until their commit."""
 
     transaction_capacity: EventCount
-    """The maximum number of puts, and of takes, of one transaction. Defaults to `capacity` if that is smaller."""
+    """The maximum number of puts, and separately of takes, in one transaction. Defaults to `capacity` if that is
+    smaller."""
 
     byte_capacity: ByteCount
     """Bytes for bodies and headers together."""
@@ -77,7 +78,7 @@ class ChannelConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """Percentage of `byte_capacity` that is reserved for headers."""
 
     keep_alive_seconds: Seconds = 3.0
-    """Seconds that a commit waits for room, and a take for an event."""
+    """Seconds that a commit waits for space, and a take for an event."""
 
     lease_seconds: float = Field(30.0, gt=0, le=SECONDS_MAX, allow_inf_nan=False)
     """Seconds without a call after which a transaction or claim expires."""
@@ -87,8 +88,8 @@ class ChannelConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
 
     retention_seconds: float | None = Field(None, gt=0, le=RETENTION_SECONDS_MAX, allow_inf_nan=False)
     """Events are removed as if consumed this many seconds after their commit, or up to a second later. None: never.
-    Events that an open transaction has taken stay with it. Those that a release without commit times has stored count
-    as committed when the server opened the channel."""
+    Events that an open transaction has taken stay with it. Events stored by a release without commit times count as
+    committed when the server opened the channel."""
 
     @property
     def body_bytes_max(self) -> int:
@@ -149,7 +150,8 @@ class MemoryChannelConfig(ChannelConfig):
     """Maximum number of events in the channel, including taken ones until their commit."""
 
     transaction_capacity: EventCount = 100
-    """The maximum number of puts, and of takes, of one transaction. Defaults to `capacity` if that is smaller."""
+    """The maximum number of puts, and separately of takes, in one transaction. Defaults to `capacity` if that is
+    smaller."""
 
     byte_capacity: ByteCount = Field(default_factory=_share_of_memory)
     """Bytes for bodies and headers together."""
@@ -159,7 +161,7 @@ class EncryptionConfig(BaseModel, frozen=True, extra="forbid", defer_build=True)
     """The keys that encrypt a channel's files. To rotate: add a key, make it the active one, keep the old one."""
 
     keys: dict[KeyId, NamedPath]
-    """The file of each key by the key's id. A key is needed as long as the channel has records that it encrypted."""
+    """The file of each key, by the key's id. A key is needed as long as the channel has records encrypted with it."""
 
     active_key: KeyId
     """Id of the key that encrypts new records; one of `keys`."""
@@ -184,7 +186,8 @@ class LogChannelConfig(ChannelConfig):
     """Maximum number of events in the channel, including taken ones until their commit."""
 
     transaction_capacity: EventCount = 10_000
-    """The maximum number of puts, and of takes, of one transaction. Defaults to `capacity` if that is smaller."""
+    """The maximum number of puts, and separately of takes, in one transaction. Defaults to `capacity` if that is
+    smaller."""
 
     byte_capacity: ByteCount = 8 * GIB
     """Bytes for bodies and headers together."""
@@ -194,8 +197,8 @@ class LogChannelConfig(ChannelConfig):
 
     segment_bytes_max: ByteSize = Field(256 * MIB, ge=64 * KIB, le=SEGMENT_BYTES_MAX)
     """Size at which a segment ends and the next one begins. The space of consumed events is freed in whole segments,
-    or all of it once the channel is empty, so on a small disk choose a small part of its size. Segments are larger
-    where the state of stamps and transactions, with which each begins, would fill more than half of this size."""
+    or all of it once the channel is empty, so on a small disk choose a small fraction of its size. Segments are larger
+    if the state of stamps and transactions, with which each segment begins, would fill more than half of this size."""
 
     compression: Literal["none", "zstd"] = "none"
     """Compression of new records; existing records stay as they are."""
@@ -214,12 +217,12 @@ class LogChannelConfig(ChannelConfig):
 
     @property
     def sync_interval_seconds(self) -> float | None:
-        """Seconds from one sync of the log to the next; None: before each commit is answered."""
+        """Seconds from one sync of the log to the next; None: before each commit is acknowledged."""
         return None
 
     @property
     def keeps_previous_checkpoint(self) -> bool:
-        """Whether the second newest checkpoint is kept too."""
+        """Whether to keep the second newest checkpoint too."""
         return True
 
     @property
@@ -240,18 +243,18 @@ class DiskChannelConfig(LogChannelConfig):
     """Directory for checkpoints, in a subdirectory of the channel's name. None: the first of `data_dirs`."""
 
     backup_checkpoint: bool = True
-    """Whether the second newest checkpoint is kept too."""
+    """Whether to keep the second newest checkpoint too."""
 
     min_free_bytes: ByteSize = Field(500 * MIB, ge=0, le=BYTES_MAX)
     """Bytes that puts leave free on each disk, for takes, checkpoints and other programs. With 0, a full disk may
     refuse takes too, until something on it is deleted."""
 
     fsync: Literal["commit", "interval"] = "commit"
-    """When the log is synced. `commit`: before each commit is answered. `interval`: every `fsync_interval_seconds`; a
-    power failure loses commits since the last sync."""
+    """When the log is synced. `commit`: before each commit is acknowledged. `interval`: every `fsync_interval_seconds`;
+    a power failure loses commits since the last sync."""
 
     fsync_interval_seconds: float = Field(1.0, ge=0.01, le=SECONDS_MAX, allow_inf_nan=False)
-    """Seconds from one sync to the next where `fsync` is `interval`."""
+    """Seconds from one sync to the next if `fsync` is `interval`."""
 
     @property
     def on_disk(self) -> "DiskChannelConfig":
@@ -318,23 +321,24 @@ def _share_of_stream(fields: dict[str, Any]) -> int:
 
 
 class ReplicatedChannelConfig(LogChannelConfig):
-    """Settings of a channel in a log that an engine replicates: it outlives its machine.
+    """Settings of a channel with a log that an engine replicates: it survives the loss of its machine.
 
-    One of the servers that have it in their files owns it at a time; the others stand by, and take over when it ends.
+    One of the servers with the channel in their files owns it at a time; the others stand by, and take over when the
+    owner stops.
     """
 
     type: Literal["replicated"]
     """In a stream of an engine: a commit survives the loss of a machine."""
 
     engine: EngineSettings
-    """The engine that keeps the log."""
+    """The engine that stores the log."""
 
     min_free_bytes: ByteSize = Field(default_factory=_share_of_stream, ge=0, le=BYTES_MAX)
     """Bytes that puts leave free in the stream, for takes and checkpoints."""
 
     @field_validator("min_free_bytes")
     @classmethod
-    def _check_leaves_room(cls, min_free_bytes: int, info: ValidationInfo) -> int:
+    def _check_leaves_space(cls, min_free_bytes: int, info: ValidationInfo) -> int:
         engine: EngineSettings | None = info.data.get("engine")
         if engine is not None and min_free_bytes >= engine.stream_bytes_max:
             raise ValueError(

@@ -13,7 +13,7 @@ from millrace_server.channels.admission import Capacity, WaitQueue
 from millrace_server.channels.batches import StoredBatch, Window
 from millrace_server.channels.commit import Commit, CommitState, Receipt
 from millrace_server.channels.log_columns import LogColumns
-from millrace_server.channels.queue import AnswerLimits, EventQueue
+from millrace_server.channels.queue import EventQueue, ResponseLimits
 from millrace_server.channels.queue_times import QueueTimes
 from millrace_server.channels.stamps import Stamp, StampLedger
 from millrace_server.errors import (
@@ -101,7 +101,7 @@ class Contents:
     """The committed events of one channel, queued or taken.
 
     A commit is planned, waits until it is admitted, is planned again, and is prepared: between its last plan and its
-    preparation nothing else happens. A prepared commit holds its sequences and its room. It is applied once it is
+    preparation nothing else happens. A prepared commit holds its sequences and its space. It is applied once it is
     durable, or aborted. Commits are applied in the order in which they were prepared, and aborted from the last one on.
 
     `may_be_read` says whether no other server can own the channel, so that nothing is taken that may be gone there.
@@ -136,7 +136,7 @@ class Contents:
         self.capacity = capacity
         self.ledger = StampLedger()
         self.takers = WaitQueue()
-        self.disk_waiters = WaitQueue()  # Commits that the disk had no room for.
+        self.disk_waiters = WaitQueue()  # Commits that the disk had no space for.
         self.readers = WaitQueue()
         self.counters = ChannelCounters()
         self.next_sequence = next_sequence
@@ -180,7 +180,7 @@ class Contents:
         return first.first_sequence + index, first.time_at(index)
 
     def expired_end(self, time: int) -> int:
-        """Returns the sequence behind the last event committed before a time; 0 if the oldest in the queue was not.
+        """Returns the sequence after the last event committed before a time; 0 if the oldest in the queue was not.
 
         Events without a time were committed before the channel was opened, and before all that have one.
         """
@@ -227,7 +227,7 @@ class Contents:
         self.refuse_if_closed()
         if not self.may_be_read():
             raise NotOwnerError(
-                f"channel {self._name!r} may be owned by another server now, since the engine does not answer",
+                f"channel {self._name!r} may be owned by another server now, since the engine does not respond",
                 retry_delay_seconds=_UNCERTAIN_SECONDS,
                 channel=self._name,
                 address="",
@@ -259,26 +259,26 @@ class Contents:
         if commit.put_count > self.capacity.events_max or commit.put_body_bytes > self.capacity.body_bytes_max:
             raise TxnCapacityError(
                 f"the commit puts {commit.put_count} events with {commit.put_body_bytes} body bytes; the whole channel "
-                f"holds {self.capacity.events_max} and {self.capacity.body_bytes_max}; commit less at once"
+                f"holds {self.capacity.events_max} and {self.capacity.body_bytes_max}; commit less at a time"
             )
         return commit
 
     def admits(self, commit: Commit) -> bool:
-        """Whether a planned commit can be prepared now: there is room, and no earlier one waits for it."""
-        if not commit.needs_room:
+        """Whether a planned commit can be prepared now: there is space, and no earlier one waits for it."""
+        if not commit.needs_space:
             return True
         return not self.capacity.waiters and self.capacity.admits(commit.event_count, commit.body_bytes)
 
-    async def wait_for_room(self, plan: Callable[[], Commit], keep_alive_seconds: float) -> Commit:
-        """Waits in the queue for room.
+    async def wait_for_space(self, plan: Callable[[], Commit], keep_alive_seconds: float) -> Commit:
+        """Waits in the queue for space.
 
         Args:
-            plan: Plans the commit again, each time there may be room. An error, or a commit that another call has
-                submitted meanwhile, ends the wait.
+            plan: Plans the commit again, each time there may be space. An error, or a commit that another call has
+                submitted in the meantime, ends the wait.
             keep_alive_seconds: How long to wait.
 
         Raises:
-            ChannelFullError, BytesFullError: There was no room in time.
+            ChannelFullError, BytesFullError: There was no space in time.
         """
         clock = asyncio.get_running_loop().time
         give_up = clock() + keep_alive_seconds
@@ -287,9 +287,9 @@ class Contents:
                 while True:
                     is_woken = await waiter.wait(give_up - clock())
                     commit = plan()
-                    if commit.state is not CommitState.PLANNED or not commit.needs_room:
+                    if commit.state is not CommitState.PLANNED or not commit.needs_space:
                         return commit
-                    # A waiter that was woken out of turn must not overtake; one whose time is up takes what room there
+                    # A waiter that was woken out of turn must not overtake; one whose time is up takes what space there
                     # is.
                     is_turn = self.capacity.waiters.is_first(waiter) or not is_woken
                     if is_turn and self.capacity.admits(commit.event_count, commit.body_bytes):
@@ -297,16 +297,16 @@ class Contents:
                     if not is_woken:
                         raise self.capacity.full_error(commit.event_count, commit.body_bytes, keep_alive_seconds)
         finally:
-            # There may be room for the next one too, or it needs less than this one did.
+            # There may be space for the next one too, or it needs less than this one did.
             self.capacity.waiters.wake_next()
 
     async def wait_for_disk(self, seconds: float) -> bool:
-        """Waits until the disk may have room for a commit that it had none for; returns False where it has not."""
+        """Waits until the disk may have space for a commit that it had none for; returns False where it has not."""
         with self.disk_waiters.join() as waiter:
             return await waiter.wait(seconds)
 
     def prepare(self, commit: Commit) -> None:
-        """Assigns a planned commit its time and its sequences, accepts its stamp, and reserves its room."""
+        """Assigns a planned commit its time and its sequences, accepts its stamp, and reserves its space."""
         commit.move(CommitState.PREPARED)
         commit_time = self.last_commit_time = commit.commit_time = max(self.clock() // 1000, self.last_commit_time)
         first_sequence = next_sequence = self._assigned_sequence
@@ -319,7 +319,7 @@ class Contents:
             commit.acceptance = self.ledger.accept(commit.stamp, commit_time)
         else:
             commit.acceptance = self.ledger.forget(commit.forgotten_producer) if commit.forgotten_producer else None
-        if commit.needs_room:
+        if commit.needs_space:
             self.capacity.change(max(commit.event_count, 0), max(commit.body_bytes, 0))
         self._assigned_sequence = next_sequence
         commit.receipt = Receipt.of(
@@ -367,7 +367,7 @@ class Contents:
         give_up = clock() + keep_alive_seconds
         is_woken = True
         try:
-            # First in the line: commits that wait for room would take what this waits for.
+            # First in the line: commits that wait for space would take what this waits for.
             with self.capacity.waiters.join(at_front=True) as waiter:
                 while self.capacity.event_count > events_max or self.capacity.body_bytes > body_bytes_max:
                     if not is_woken:
@@ -381,7 +381,7 @@ class Contents:
 
     # Takes.
 
-    async def prefetch(self, limits: AnswerLimits) -> None:
+    async def prefetch(self, limits: ResponseLimits) -> None:
         """Reads the events for a take with these limits into memory, without blocking the event loop."""
         while self._columns is not None:
             first = _first_of(self.queue, limits.events_max)
@@ -411,8 +411,8 @@ class Contents:
                 yield batch
             left = left[len(group) :]
 
-    def take(self, limits: AnswerLimits) -> list[StoredBatch]:
-        """Takes the oldest events; they keep their room until they are removed or put back."""
+    def take(self, limits: ResponseLimits) -> list[StoredBatch]:
+        """Takes the oldest events; they keep their space until they are removed or put back."""
         return self._mark_taken(self.queue.take(limits))
 
     async def take_events(self, sequences: Sequence[int]) -> list[StoredBatch]:

@@ -10,7 +10,7 @@ from millrace_server.channels.activity import ConsumerInfo, OpenTransaction, Ori
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel_core import ChannelCore
 from millrace_server.channels.commit import Commit, Receipt
-from millrace_server.channels.queue import AnswerLimits, TakeLimits
+from millrace_server.channels.queue import ResponseLimits, TakeLimits
 from millrace_server.channels.transaction import Outcome, Transaction, TxnState
 from millrace_server.channels.transactions import Transactions
 from millrace_server.errors import MillraceError
@@ -73,13 +73,13 @@ class Deliveries:
         try:
             with self._contents.takers.join() as waiter:
                 while True:
-                    await self._contents.prefetch(core.largest_answer(limits))
+                    await self._contents.prefetch(core.largest_response(limits))
                     self._contents.refuse_if_closed()
                     if not is_wanted():
                         return None
                     core.claims.refuse_if_claimed()
                     core.refuse_one_more()
-                    batches = self._take(core.largest_answer(limits))
+                    batches = self._take(core.largest_response(limits))
                     if batches:
                         break
                     await waiter.wait(_FOREVER_SECONDS)
@@ -91,7 +91,7 @@ class Deliveries:
         core.count_open(1)
         return delivery
 
-    def _take(self, limits: AnswerLimits) -> list[StoredBatch]:
+    def _take(self, limits: ResponseLimits) -> list[StoredBatch]:
         batches = self._core.take_removable(limits)
         fault = self._core.committer.fault
         if fault is not None and not (batches and not batches[0].is_in_log):
@@ -127,7 +127,7 @@ class Deliveries:
     def join(self, delivery: Transaction, other: Transaction) -> None:
         """Joins two deliveries: from now on the other's events are settled or returned with the first's."""
         if delivery not in self._open or other not in self._open:
-            # The channel was deleted meanwhile, and has ended both.
+            # The channel was deleted in the meantime, and has ended both.
             return
         assert delivery.committing is None, "a delivery that is being settled cannot grow"
         assert other.committing is None, "a delivery that is being settled cannot be joined"

@@ -10,7 +10,7 @@ crash harmless at any point:
   from each. So the next start finishes a deletion that was begun.
 - A repair writes the new log into subdirectories, marks the channel as repaired, which decides, and puts the new
   segments in the place of the old ones. If that is interrupted, the next start finishes it. The new segments have
-  higher ids, so both are told apart wherever it was interrupted.
+  higher ids, so both can be distinguished wherever it was interrupted.
 
 A channel that was moved into an engine leaves a `channel.json` behind that says where to. It is not opened here again:
 an empty channel in its place would accept events that no consumer of the moved one sees.
@@ -45,7 +45,7 @@ REPAIRED = "repaired"
 """The subdirectory with the segments that a repair has written."""
 
 KEPT_INFIX = ".before-repair-"
-"""In the name of the copy, beside the channel, of its files before a repair."""
+"""In the name of the copy, besides the channel, of its files before a repair."""
 
 _LOG_FILE = re.compile(r"segment-\d{12}\.(log|new)|checkpoint(\.previous|\.new)?")
 
@@ -243,7 +243,7 @@ def _indexes(name: str, data_dirs: Sequence[Path], files: Mapping[Path, ChannelF
     if missing:
         raise DirectoryError(
             f"channel {name!r} has {known_count} data directories, numbered from 0; {', '.join(missing)} is not among "
-            f"those given, {', '.join(map(str, data_dirs))}: name all of them, and see that their disks are mounted"
+            f"those given, {', '.join(map(str, data_dirs))}: name all of them, and check that their disks are mounted"
         )
     known = {path: index for index, path in holders.items()}
     new_indexes = itertools.count(known_count)

@@ -36,7 +36,7 @@ class Engines:
         self._shared: dict[str, SharedEngine] = {}
 
     def serve_at(self, address: str) -> None:
-        """Tells where clients reach this server; empty if they do not."""
+        """Shows where clients reach this server; empty if they do not."""
         self._address = address
         self._is_serving.set()
 

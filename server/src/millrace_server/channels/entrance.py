@@ -64,7 +64,7 @@ class Entrance:
         channel: Takes the appends and the transactions.
     """
 
-    def __init__(self, name: str, directory: TxnDirectory, answer_bytes_max: int) -> None:
+    def __init__(self, name: str, directory: TxnDirectory, response_bytes_max: int) -> None:
         self._name = name
         self._limits: EntranceLimits | None = None
         self._committer = _RoutingCommitter(name)
@@ -74,7 +74,7 @@ class Entrance:
             channel_id=secrets.token_hex(16), contents=contents, committer=self._committer, epochs_from=0
         )
         config = MemoryChannelConfig(type="memory", capacity=CAPACITY_MAX, byte_capacity=BYTES_MAX)
-        self.channel = Channel(name, config, storage, directory, answer_bytes_max)
+        self.channel = Channel(name, config, storage, directory, response_bytes_max)
         # Only the source's channels know whether they can store an append: one must not have others refused with it.
         self.channel.append_queue = AppendQueue(self.channel.appends, shares_commits=False)
 
@@ -97,7 +97,7 @@ class Entrance:
         return self.channel
 
     def not_a_channel(self) -> NotAChannelError:
-        """Returns the error for a call that only channels answer."""
+        """Returns the error for a call that only channels support."""
         error = NotAChannelError(
             f"channel: {self._name!r} is a source of type grpc, which takes events and holds none; events can be "
             "appended to it, and read from its channels",
@@ -183,5 +183,5 @@ class _RoutingCommitter:
         """Nothing is stored."""
 
     def record_claim(self, _claim: ClaimRecord) -> "asyncio.Future[None] | None":
-        """Nobody claims an entrance."""
+        """No one claims an entrance."""
         return None

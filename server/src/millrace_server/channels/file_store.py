@@ -70,7 +70,7 @@ class FileStores:
         self._disk = disk
         self._histograms = histograms or Histograms()
         self._recent = RecentMemory()
-        # By the file systems that a log is on, so that one that does not answer holds up the logs of no other.
+        # By the file systems that a log is on, so that one that does not respond holds up the logs of no other.
         self._writers: dict[frozenset[int], WriterThreads] = {}
         # Their own threads: reading logs back takes long, and reads of other channels must not wait behind it.
         self._openers = ThreadPoolExecutor(OPENERS_MAX, thread_name_prefix="channel-opener")
@@ -90,7 +90,7 @@ class FileStores:
                 file = ChannelFile.read(path)
                 if file is not None and file.is_deleted:
                     _remove_deleted(open_directories(path.name, [path], path))
-                    _log.info("the deletion of a channel was finished", channel=path.name)
+                    _log.info("the deletion of a channel was completed", channel=path.name)
             except (OSError, DirectoryError) as error:
                 _log.warning("a directory below the channels cannot be used", path=str(path), error=str(error))
 

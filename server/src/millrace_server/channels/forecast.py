@@ -1,4 +1,4 @@
-"""When a channel will be full, or empty, if it goes on as it does."""
+"""When a channel will be full, or empty, if it continues as it does."""
 
 import time
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class _Sample(NamedTuple):
 class Forecaster:
     """Forecasts from the net growth of the last one to two minutes.
 
-    It samples the channel when it is asked, so a channel that nobody looks at costs nothing.
+    It samples the channel when it is asked, so a channel that no one looks at costs nothing.
     """
 
     def __init__(self, capacity: Capacity, clock: Callable[[], float] = time.monotonic) -> None:
@@ -61,9 +61,9 @@ class Forecaster:
         if seconds < _SECONDS_MIN:
             return Forecast(0.0 if is_full else None, None)
         grown, grown_bytes = event_count - before.event_count, body_bytes - before.body_bytes
-        rooms = (capacity.events_max - event_count, grown), (capacity.body_bytes_max - body_bytes, grown_bytes)
+        free = (capacity.events_max - event_count, grown), (capacity.body_bytes_max - body_bytes, grown_bytes)
         return Forecast(
-            0.0 if is_full else min((room * seconds / growth for room, growth in rooms if growth > 0), default=None),
+            0.0 if is_full else min((space * seconds / growth for space, growth in free if growth > 0), default=None),
             event_count * seconds / -grown if grown < 0 < event_count else None,
         )
 

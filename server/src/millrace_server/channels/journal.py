@@ -1,7 +1,7 @@
 """The journal: makes a channel's commits durable by writing them to its log, in order.
 
 All entries in flight are prepared, so that later commits build on them, and no reader sees them before they are on
-the disk. When the disk has no room, they are all aborted, the last entry first; those without puts are then
+the disk. When the disk has no space, they are all aborted, the last entry first; those without puts are then
 submitted again.
 """
 
@@ -35,12 +35,12 @@ from millrace_server.wal.interfaces import Log
 from millrace_server.wal.records import LogFullError, LogTakenOverError, Mergeable, Submission
 
 STALL_SECONDS = 2.0
-"""After this long without an answer from the disk the channel counts as stalled."""
+"""After this long without a response from the disk the channel counts as stalled."""
 
 _STALL_CHECK_SECONDS_MIN = 0.1
 
 _ROTATION_PAUSE_SECONDS = 1.0
-"""How long a full segment continues after the disk had no room for a new one."""
+"""How long a full segment continues after the disk had no space for a new one."""
 
 
 _TAKEN_OVER_SECONDS = 0.2
@@ -79,7 +79,7 @@ class Journal:
         self.config = config
         disk_space.min_free_bytes = config.reserved_bytes
         self.change_count = 0  # Grows with each change since the last checkpoint.
-        self.disk_full_at = -math.inf  # When the disk last had no room, on the event loop's clock.
+        self.disk_full_at = -math.inf  # When the disk last had no space, on the event loop's clock.
         self.before_snapshot: Callable[[], None] = lambda: None
         self.on_new_segment: Callable[[], None] = lambda: None
         self.on_first_change: Callable[[], None] | None = None  # Called once, with the next change.
@@ -149,27 +149,27 @@ class Journal:
             raise
 
     def report_checkpoints(self, trouble: str) -> None:
-        """Tells once that checkpoints have no room, `trouble`, and once that they have again, an empty string."""
+        """Tells once that checkpoints have no space, `trouble`, and once that they have again, an empty string."""
         before, self.disk_space.checkpoint_trouble = self.disk_space.checkpoint_trouble, trouble
         if before != trouble:
-            self.on_change(trouble or "checkpoints have room again")
+            self.on_change(trouble or "checkpoints have space again")
 
     async def measure(self) -> None:
         """Measures the free space of the directories; where that fails, the last measurement stays."""
         with suppress(OSError):
             await asyncio.to_thread(self.disk_space.measure)
 
-    def report_room(self) -> None:
-        """Tells once that the disk has no room for puts, and once that it has again."""
+    def report_space(self) -> None:
+        """Tells once that the disk has no space for puts, and once that it has again."""
         space, was_full = self.disk_space, self.disk_space.is_full
-        if space.lacks_room:
+        if space.lacks_space:
             space.is_full = True
             if not was_full:
                 self.on_change(space.trouble)
         elif space.is_short:
             space.end_shortage()
             if was_full:
-                self.on_change(f"the {space.medium.name} has room for puts again")
+                self.on_change(f"the {space.medium.name} has space for puts again")
 
     def record_rollback(self, txn_id: str, *, has_expired: bool) -> None:
         if not self._fault:
@@ -185,10 +185,10 @@ class Journal:
         return future
 
     async def snapshot(self, *, begins_segment: bool = False) -> Snapshot:
-        """Returns the channel at a position of the log that is synced by then; commits continue meanwhile.
+        """Returns the channel at a position of the log that is synced by then; commits continue in the meantime.
 
         `begins_segment`: in a new segment, which has all that is needed of the log where this holds no events. Raises
-        DiskFullError where there is no room for it; the former segment is then used further.
+        DiskFullError where there is no space for it; the former segment is then used further.
         """
         self.refuse_after_fault()
         self._must_rotate = begins_segment
@@ -197,7 +197,7 @@ class Journal:
         future: asyncio.Future[Snapshot] = self._loop.create_future()
         self.enqueue(SnapshotEntry(self.context, self.state(), future))
         self._must_rotate = False
-        # A snapshot is no change by itself.
+        # A snapshot alone is not a change.
         self.change_count = change_count
         return await asyncio.shield(future)
 
@@ -298,7 +298,7 @@ class Journal:
         if self.is_stalled != is_stalled:
             self.is_stalled = is_stalled
             medium = self.disk_space.medium
-            self.on_change(medium.silence if is_stalled else f"the {medium.keeper} answers again")
+            self.on_change(medium.silence if is_stalled else f"the {medium.keeper} responds again")
 
     def _done(
         self,
@@ -322,7 +322,7 @@ class Journal:
         else:
             assert submission.end is not None
             first = self._in_flight.popleft()
-            assert first is entry, "the log answers in order"
+            assert first is entry, "the log responds in order"
             if state_records:
                 self._state_bytes = submission.locations[0].payload_length
                 self._segment_bytes += self._state_bytes
@@ -347,7 +347,7 @@ class Journal:
         if refused_bytes := max(map(_record_bytes, aborted)):
             self.disk_space.refuse_written(refused_bytes)
             self.on_full_disk()
-        # Without puts, or without a new segment, there may be room.
+        # Without puts, or without a new segment, there may be space.
         may_fit = self._is_rotating or any(entry.has_puts for entry in aborted)
         if self._is_rotating:
             # The full segment is used further, as far as its space goes.
@@ -361,7 +361,7 @@ class Journal:
             else:
                 entry.fail(
                     DiskFullError(
-                        f"the {self.disk_space.medium.name} has no room for the channel's log; nothing was changed",
+                        f"the {self.disk_space.medium.name} has no space for the channel's log; nothing was changed",
                         retry_delay_seconds=DISK_RETRY_DELAY_SECONDS,
                     )
                 )
@@ -378,7 +378,7 @@ class Journal:
     def _fault_error(self) -> MillraceError:
         if self._is_taken_over:
             return NotOwnerError(
-                "another server has taken the channel over; it is not known whether it has what was sent here last",
+                "another server has taken the channel over; it is unknown whether it has the last commits sent here",
                 retry_delay_seconds=_TAKEN_OVER_SECONDS,
                 address="",
             )

@@ -53,7 +53,7 @@ def read_columns(log: Log, wanted: Sequence[StoredColumns], *, cached_only: bool
             return []
         if len(puts) != stored.record_count:
             raise LogCorruptError(
-                f"segment {stored.location.segment_id}: behind byte {stored.location.position} there are {len(puts)} "
+                f"segment {stored.location.segment_id}: after byte {stored.location.position} there are {len(puts)} "
                 f"PUT records of {stored.record_count}"
             )
         raw, key_count = merged(puts)
@@ -71,7 +71,7 @@ class RecentColumns:
         self.bytes_max = bytes_max
         self._columns: deque[StoredColumns] = deque()
         self._bytes = 0
-        # A channel that is being read back may have to read columns, on a thread of its own.
+        # A channel that is being read back may have to read columns, on its own thread.
         self._lock = threading.Lock()
 
     def add(self, stored: StoredColumns) -> None:
@@ -92,10 +92,12 @@ class RecentMemory:
     read: RecentColumns = field(default_factory=lambda: RecentColumns(READ_BYTES_MAX))
 
 
-_LOCKED = "stored events cannot be decrypted: a key is missing, or another was given for it; see the server's log"
+_LOCKED = (
+    "stored events cannot be decrypted: a key is missing, or a different key was given for it; see the server's log"
+)
 _DAMAGED = (
-    "stored events cannot be read back as they were written; the server's log tells where, and `millraced log verify` "
-    "how much is concerned"
+    "stored events cannot be read back as they were written; the server's log says where, and `millraced log verify` "
+    "how much is affected"
 )
 
 
@@ -164,7 +166,7 @@ class LogColumns:
         oldest = min(location.segment_id for location in locations)
         if self.first_segment_id <= oldest < self._log.first_segment_id:
             # PeekEvents holds no segments back: they are removed even while it still reads their events.
-            return SequenceGoneError("the events were consumed meanwhile, and their segment was removed")
+            return SequenceGoneError("the events have been consumed in the meantime, and their segment was removed")
         try:
             self.refuse_reading()
         except MillraceError as refusal:

@@ -49,7 +49,7 @@ class Stage(enum.Enum):
 
     STANDING_BY -> TAKING_OVER   this server has got the lease
     TAKING_OVER -> SERVING       the log is fenced and read back, the lease confirmed, and the channel open for calls
-    TAKING_OVER -> STANDING_BY   another server was faster, or the engine does not answer
+    TAKING_OVER -> STANDING_BY   another server was faster, or the engine does not respond
     TAKING_OVER -> FAILED        the log is damaged, needs a key that is missing, or the channel does not open
     SERVING -> LEAVING           the server stops, or the channel moves to another one
     SERVING -> LOSING            the lease is lost, another server has appended, or the log has failed
@@ -105,7 +105,7 @@ class Ownership:
         self._left_at = StreamEnd()
         self._shared: SharedEngine | None = None
         self._connecting_since = self._clock()
-        self._connecting_error = "it has not answered yet"
+        self._connecting_error = "it has not responded yet"
         self._lease: ChannelLease | None = None
         self._departing: asyncio.Future[_Departure] | None = None
         self._departed = asyncio.Event()
@@ -209,7 +209,7 @@ class Ownership:
     async def _run(self) -> None:
         try:
             await self._own()
-        except Exception as error:  # noqa: BLE001 - a bug of ours concerns this channel; the others go on
+        except Exception as error:  # noqa: BLE001 - a bug of ours concerns this channel; the others continue
             _log.exception("a replicated channel has failed", channel=self._handle.name)
             self._handle.mark_failed(error)
 
@@ -251,7 +251,7 @@ class Ownership:
             return None
 
     def _stand_by(self, obstacle: str = "") -> None:
-        """Leaves the channel to others; `obstacle`: what prevents this server from taking it over, beside its owner."""
+        """Leaves the channel to others; `obstacle`: what else prevents this server from taking it over."""
         self._handle.mark_standing_by(self._owner, lambda: obstacle or self._silence())
 
     def _silence(self) -> str:
@@ -337,7 +337,7 @@ class Ownership:
                 async with asyncio.timeout(shared.leases.members.renew_seconds):
                     await self._ending.wait()
             return None
-        except Exception as error:  # noqa: BLE001 - whatever it is concerns this channel; the others go on
+        except Exception as error:  # noqa: BLE001 - whatever it is concerns this channel; the others continue
             self._move(Stage.FAILED)
             handle.store = None
             handle.mark_failed(error)
@@ -374,7 +374,7 @@ class Ownership:
             await opened.abandon()
         else:
             self._move(Stage.LEAVING)
-            # An engine that does not answer holds it up no longer than the lease.
+            # An engine that does not respond holds it up no longer than the lease.
             lease.on_lost = opened.chain.abandon
             await self._hand_over(channel, opened)
             lease.on_lost = self._lose
@@ -395,7 +395,7 @@ class Ownership:
     async def _keep_checking(self, chain: Chain) -> None:
         """Looks once a lease whether the stream is whole: a channel at rest would not notice its loss.
 
-        Opening the channel again shows what is wrong, and whether it can go on.
+        Opening the channel again shows what is wrong, and whether it can continue.
         """
         assert self._shared is not None, "the channel is served"
         while True:
@@ -426,7 +426,7 @@ class Ownership:
         except MillraceError as error:
             self._close(channel)
             await opened.abandon()
-            _log.warning("a channel is left without a checkpoint", channel=self._handle.name, error=str(error))
+            _log.warning("a channel is released without a checkpoint", channel=self._handle.name, error=str(error))
 
     def _close(self, channel: Channel) -> None:
         self._hooks.cease()

@@ -15,7 +15,7 @@ from millrace_server.errors import MillraceError
 _READ_AHEAD = 4_096
 
 RUN_EVENTS_MAX = 1_000
-"""Events of a run: a take of some of them reads all. Many takes are of so many, and get a whole run."""
+"""Events of a run: a take of some of them reads all. Many takes are of this many, and get a whole run."""
 
 RUN_BYTES_MAX = 512 << 10
 """Bytes of a run in its segment, with what lies between its records."""
@@ -25,19 +25,19 @@ _REQUEST_EVENTS_MAX = 32
 _REQUEST_BYTES_MAX = 4 << 10
 
 OFFSET_MAX = (1 << 32) - 1
-"""Microseconds from the first commit of a run to the last: an answer has 32 bits for them."""
+"""Microseconds from the first commit of a run to the last: a response has 32 bits for them."""
 
 _HEADER_BYTES_MIN = 9
 """Bytes of a header whose key has two characters, and whose value is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerLimits:
-    """The limits of one answer."""
+class ResponseLimits:
+    """The limits of one response."""
 
     events_max: int  # At least 1.
     body_bytes_max: int  # A first event that is larger is returned alone.
-    answer_bytes_max: int  # Bytes of the encoded events, a hard limit.
+    response_bytes_max: int  # Bytes of the encoded events, a hard limit.
     form: Form
 
 
@@ -56,7 +56,7 @@ class EventQueue:
     There are gaps where events were taken: a rollback puts them back into their place, so that the order of events is
     always the order of their commits.
 
-    Small batches that lie one behind the other in the log are one run: an entry for each of a million single events
+    Small batches that lie one after the other in the log are one run: an entry for each of a million single events
     would cost more memory than the events take on the disk, and reading them back a million reads. Only the last run
     grows, until something reads it: a holder of a batch of the queue relies on it to stay as it is.
     """
@@ -113,10 +113,10 @@ class EventQueue:
         if batch is self._growing:
             self._growing = None
 
-    def take(self, limits: AnswerLimits) -> list[StoredBatch]:
+    def take(self, limits: ResponseLimits) -> list[StoredBatch]:
         """Removes and returns the oldest events within the limits; after an error all are still queued."""
         taken: list[StoredBatch] = []
-        meter = AnswerBudget(limits)
+        meter = ResponseBudget(limits)
         try:
             while self._batches:
                 self._end_run_in(self._batches[0])
@@ -147,7 +147,7 @@ class EventQueue:
         if not back:
             return
         queue, index = self._batches, self._index_after(back[0].first_sequence)
-        # At its ends, a deque is quick: what lies before stands behind the others meanwhile.
+        # At its ends, a deque is quick: what precedes it is at the other end in the meantime.
         queue.rotate(-index)
         later_count = len(queue) - index
         for batch in back:
@@ -192,7 +192,7 @@ class EventQueue:
             batch, first = self._batches[index], first_sequence + removed
             if batch.first_sequence > first:
                 break
-            # The range may go on in the next batch.
+            # The range may continue in the next batch.
             part_count = min(batch.end_sequence - first, count - removed)
             part_bytes = body_bytes
             if removed + part_count < count:
@@ -253,7 +253,7 @@ class EventQueue:
         return batch
 
     def _index_of(self, sequence: int) -> int:
-        """Returns the index of the batch that holds a sequence; of the first one behind it if none does."""
+        """Returns the index of the batch that holds a sequence; of the first one after it if none does."""
         index = self._index_after(sequence)
         return index - 1 if index and self._batches[index - 1].end_sequence > sequence else index
 
@@ -280,14 +280,14 @@ _first_sequence = attrgetter("first_sequence")
 _last_time = attrgetter("last_time")
 
 
-class AnswerBudget:
-    """Counts down the limits of an answer, batch by batch."""
+class ResponseBudget:
+    """Counts down the limits of a response, batch by batch."""
 
-    def __init__(self, limits: AnswerLimits) -> None:
+    def __init__(self, limits: ResponseLimits) -> None:
         self._form = limits.form
         self._events_left = limits.events_max
         self._body_bytes_left = limits.body_bytes_max
-        self._answer_bytes_left = limits.answer_bytes_max
+        self._response_bytes_left = limits.response_bytes_max
         self._is_empty = True
 
     def first_of(self, batches: Iterable[StoredBatch]) -> Iterator[StoredBatch]:
@@ -303,9 +303,9 @@ class AnswerBudget:
         """Counts the batch's first events that still fit, and returns their number."""
         if not self._events_left:
             return 0
-        fit = batch.window.fit(self._body_bytes_left, self._answer_bytes_left, self._form)
+        fit = batch.window.fit(self._body_bytes_left, self._response_bytes_left, self._form)
         if not fit.count and self._is_empty:
-            # A first event that is larger than the caller wants comes alone. It does fit an answer: that was checked
+            # A first event that is larger than the caller wants comes alone. It does fit a response: that was checked
             # when it was stored.
             self._events_left = 0
             return 1
@@ -313,7 +313,7 @@ class AnswerBudget:
         self._is_empty = False
         self._events_left -= count
         self._body_bytes_left -= fit.body_bytes
-        self._answer_bytes_left -= fit.answer_bytes
+        self._response_bytes_left -= fit.response_bytes
         return count
 
 
@@ -328,14 +328,14 @@ def is_small(stored: StoredColumns) -> bool:
 
 
 def may_merge(event_count: int, raw_bytes: int, body_bytes: int, place_bytes: int) -> bool:
-    """Whether columns with so many events and bytes in all, in a place of so many bytes, may be merged."""
+    """Whether columns with this many events and bytes in all, in a place of this many bytes, may be merged."""
     # Merged, each key has a size for each event: should all keys differ, reading them would take seconds.
     keys_max = (raw_bytes - body_bytes) // _HEADER_BYTES_MIN
     return event_count <= RUN_EVENTS_MAX and place_bytes <= RUN_BYTES_MAX and keys_max * event_count <= HEADER_CELLS_MAX
 
 
 def _run_of(last: StoredBatch, batch: StoredBatch) -> StoredBatch | None:
-    """Returns a small batch or a run with a small batch behind it, or None if they do not fit together.
+    """Returns a small batch or a run with a small batch after it, or None if they do not fit together.
 
     The run grows in place; a batch that is no run yet is left as it is.
     """

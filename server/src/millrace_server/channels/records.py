@@ -266,7 +266,7 @@ class State:
     kept_sequence: int = 0
 
     def encoded(self) -> Iterator[bytes]:
-        """Yields the encoded message in pieces, as `slices` does: one behind the other, protobuf joins their lists."""
+        """Yields the encoded message in pieces, as `slices` does: one after the other, protobuf joins their lists."""
         yield pb.State(
             next_sequence=self.next_sequence,
             claim=None if self.claim is None else _claim_message(self.claim),
@@ -357,9 +357,9 @@ def restore_ended(message: pb.EndedTxns, ended: EndedTxns) -> None:
 
 
 def batches_message(batches: Sequence[StoredBatch], before: StoredBatch | None = None) -> pb.Batches:
-    """Returns the message of batches that all lie in the log, by sequence, behind the message that ends with `before`.
+    """Returns the message of batches that all are in the log, by sequence, behind the message that ends with `before`.
 
-    Encoded one behind the other, such messages are one: protobuf joins their lists.
+    Encoded one after the other, such messages are one: protobuf joins their lists.
     """
     places = [_located(batch) for batch in batches]
     stored = [batch.window.stored for batch in batches]
@@ -412,7 +412,7 @@ def _located(batch: StoredBatch) -> Location:
 def restore_batches(message: pb.Batches, source: ColumnsSource) -> Iterator[StoredBatch]:
     """Yields the batches of a checkpoint in order, and joins neighbours in one PUT record or run.
 
-    They may be separate because a transaction had taken some of them. If it rolled back, the log behind the checkpoint
+    They may be separate because a transaction had taken some of them. If it rolled back, the log after the checkpoint
     may take them as one range.
     """
     stored_at: dict[Location, StoredColumns] = {}

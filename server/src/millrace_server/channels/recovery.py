@@ -74,7 +74,7 @@ def recover(
     *,
     read_only: bool = False,
 ) -> Recovered:
-    """Restores a channel from its newest valid checkpoint and the log behind it, or from the whole log.
+    """Restores a channel from its newest valid checkpoint and the log after it, or from the whole log.
 
     `source` reads columns later. With `read_only` nothing on the disk changes, and the log cannot be started.
 
@@ -133,7 +133,7 @@ def _portions(records: Iterator[LogRecord]) -> Iterator[list[LogRecord]]:
 def _within(
     long_replays: AbstractContextManager[object], portions: Iterator[list[LogRecord]]
 ) -> Iterator[list[LogRecord]]:
-    """Yields the records: if they are many, those behind the first within `long_replays`."""
+    """Yields the records: if they are many, those after the first within `long_replays`."""
     count = 0
     for portion in portions:
         count += len(portion)
@@ -223,7 +223,7 @@ class StateRecovery(Replay[Location]):
 
 
 class _Recovery(StateRecovery):
-    """Builds a channel's state from a checkpoint and the records behind it."""
+    """Builds a channel's state from a checkpoint and the records after it."""
 
     def __init__(self, source: ColumnsSource, checkpoint: Checkpoint | None) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ _SLICE_SECONDS = 0.003
 _PAUSE_SECONDS = 0.001
 
 _ENVELOPE_BYTES = 1024
-"""Bytes of an answer besides its events: tags, lengths and counts."""
+"""Bytes of a response besides its events: tags, lengths and counts."""
 
 _MEASURING_SECONDS = 0.1
 """How long a listing waits for the channels' disks to be measured."""
@@ -101,7 +101,7 @@ class ChannelRegistry:
         self._openings: dict[str, asyncio.Task[None]] = {}
         self._opening = asyncio.Semaphore(OPENERS_MAX)
         self._closings: set[asyncio.Task[None]] = set()
-        self._answer_bytes_max = message_bytes_max - _ENVELOPE_BYTES
+        self._response_bytes_max = message_bytes_max - _ENVELOPE_BYTES
         self.histograms = Histograms()
         self.refused = Counter(dict.fromkeys(all_reasons(), 0))
         self._stores = FileStores(channels_dir, disk or OsDisk(), self.histograms)
@@ -158,7 +158,7 @@ class ChannelRegistry:
         self._shared.add(handle, hooks, is_new=is_new)
 
     def serve_at(self, address: str) -> None:
-        """Tells where clients reach this server; empty if they do not. Without it no replicated channel is opened."""
+        """Shows where clients reach this server; empty if they do not. Without it no replicated channel is opened."""
         self._address = address
         if self._shared is not None:
             self._shared.serve_at(address)
@@ -171,7 +171,7 @@ class ChannelRegistry:
         handle.log_progress_later()
         try:
             handle.store = await self._stores.open(handle.name, config, handle.progress, handle.report_change)
-        except Exception as error:  # noqa: BLE001 - whatever it is concerns this channel; the others go on
+        except Exception as error:  # noqa: BLE001 - whatever it is concerns this channel; the others continue
             handle.mark_failed(error)
         else:
             self._open_with(handle, config, handle.store.storage)
@@ -179,7 +179,7 @@ class ChannelRegistry:
             del self._openings[handle.name]
 
     def _open_with(self, handle: ChannelHandle, config: ChannelConfig, storage: ChannelStorage) -> Channel:
-        channel = Channel(handle.name, config, storage, self.transactions, self._answer_bytes_max)
+        channel = Channel(handle.name, config, storage, self.transactions, self._response_bytes_max)
         if self._is_draining and config.replicated is None:
             channel.drain()
         if self._handles.get(handle.name) is handle:
@@ -191,7 +191,7 @@ class ChannelRegistry:
         return [self._handles[name] for name in sorted(self._handles)]
 
     async def visit(self) -> AsyncGenerator[ChannelHandle]:
-        """Yields all channels for a listing, and lets others run meanwhile: there may be thousands of channels."""
+        """Yields all channels for a listing, and lets other tasks run, since there may be thousands."""
         await self.measure_disks()
         slices = TimeSlices()
         for handle in self.handles():
@@ -226,7 +226,7 @@ class ChannelRegistry:
             self._entrances.pop(name).channel.delete()
         for name in names - self._entrances.keys():
             assert name not in self._handles, "the caller has checked it"
-            entrance = self._entrances[name] = Entrance(name, self.transactions, self._answer_bytes_max)
+            entrance = self._entrances[name] = Entrance(name, self.transactions, self._response_bytes_max)
             if self._is_draining:
                 entrance.channel.drain()
 
@@ -401,7 +401,7 @@ class ChannelRegistry:
         await self._shared.move(name, server)
 
     async def measure_disks(self) -> None:
-        """Measures the free space of all directories; disks that do not answer soon keep their last measurements."""
+        """Measures the free space of all directories; disks that do not respond soon keep their last measurements."""
         if self._measuring is None or self._measuring.done():
             spaces = [handle.store.disk_space for handle in self._handles.values() if handle.store]
             if not any(space.is_outdated for space in spaces):

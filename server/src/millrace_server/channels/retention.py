@@ -45,7 +45,7 @@ class Retention:
         contents.on_return = self._expire
 
     def enforce(self, seconds: float | None) -> None:
-        """Keeps events for so long from now on; None: for ever."""
+        """Keeps events for this long from now on; None: forever."""
         self.stop()
         if seconds is None:
             self._ages = None

@@ -32,7 +32,7 @@ class SharedChannels:
         return iter(tuple(self._ownerships))
 
     def serve_at(self, address: str) -> None:
-        """Tells where clients reach this server, which owns no channels before; empty if they do not."""
+        """Shows where clients reach this server, which owns no channels before; empty if they do not."""
         self._engines.serve_at(address)
 
     def add(self, handle: ChannelHandle, hooks: OwnershipHooks, *, is_new: bool) -> None:

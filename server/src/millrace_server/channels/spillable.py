@@ -8,7 +8,7 @@ puts fit there and the log holds no event of the channel. Otherwise it goes to t
 the last event of the log has been consumed: returning to memory as soon as one event has left it would scatter the
 events that a crash loses over the whole queue, and the disk would start and stop for each handful of events. So the
 queue is one part in memory, followed by one in the log, and a crash loses the oldest events and leaves no gap between
-those that remain. Only where the disk has no room does memory take what it can hold, also behind the log.
+those that remain. Only where the disk has no space does memory take what it can hold, also behind the log.
 
 A commit that takes events of the log is written to the log with its puts: in memory these would be lost by a crash, and
 what was taken for them would be gone. A commit that takes from memory needs no record. So a commit that concerns memory
@@ -50,10 +50,10 @@ from millrace_server.errors import DiskFullError, DrainingError, MillraceError
 from millrace_server.wal.records import Location, LogPosition, Record
 
 DISK_FULL_SECONDS = 10.0
-"""For this long after the disk had no room, commits that fit go to memory without trying the disk."""
+"""For this long after the disk had no space, commits that fit go to memory without trying the disk."""
 
 _RESERVING_PAUSE_SECONDS = 1.0
-"""For this long after the disk had no room, no sequences are reserved."""
+"""For this long after the disk had no space, no sequences are reserved."""
 
 _SPILL_BYTES = 16 << 20
 """Bytes of columns that one write stores when the channel is closed."""
@@ -281,7 +281,7 @@ class SpillableCommitter:
         self.tier.end()
         # A last checkpoint is due: it gives the rest of the reserve back, and stores what was consumed out of memory.
         self._journal.note_change()
-        reason = "it took longer than the server was given to stop"
+        reason = "it took longer than the time limit for stopping"
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 try:
@@ -294,7 +294,7 @@ class SpillableCommitter:
                     reason = str(error)
         if self.tier.event_count:
             _log.error(
-                "events that were in memory only are lost",
+                "events that were only in memory are lost",
                 channel=self._name,
                 events=self.tier.event_count,
                 reason=reason,

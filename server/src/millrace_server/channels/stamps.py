@@ -43,7 +43,7 @@ class Stamp:
         if self.oldest_open is not None and self.oldest_open > self.first:
             raise BadArgumentError(
                 f"stamp.oldest_open_sequence: is {self.oldest_open}; it must not be above stamp.first_sequence, "
-                f"{self.first}, which is sent just now"
+                f"{self.first}, which this call sends"
             )
 
     @property
@@ -51,7 +51,7 @@ class Stamp:
         return self.last - self.first + 1
 
     def follows(self, before: "Stamp") -> bool:
-        """Whether its numbers are the next ones behind those of another stamp, which may be stored with them."""
+        """Whether its numbers are the next ones after those of another stamp, which may be stored with them."""
         return (
             self.first == before.last + 1
             and self.producer_id == before.producer_id
@@ -169,7 +169,7 @@ class StampLedger:
     def undo(self, acceptance: "Acceptance") -> None:
         """Reverses an acceptance; all later ones must have been reversed before."""
         if acceptance.forgotten is not None:
-            # Perhaps the very same, where there was no room for any passing one.
+            # Perhaps the very same, where there was no space for any passing one.
             _put_first(*acceptance.forgotten, self._group_of(acceptance.forgotten[0]))
         group = self._group_of(acceptance.producer_id)
         accepted = group[acceptance.producer_id] = self._writable(group[acceptance.producer_id])

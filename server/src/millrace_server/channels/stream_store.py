@@ -31,7 +31,7 @@ _OPENERS_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """A channel's stream as what stores its log, and as the room that it has."""
+    """A channel's stream as what stores its log, and as the space that it has."""
 
     identity: ChannelIdentity
     chain: Chain
@@ -142,7 +142,7 @@ class StreamStores:
         return OpenStream(store, chain)
 
     async def delete(self, name: str, limits: StreamLimits) -> None:
-        """Deletes a channel's stream; raises EngineError where the engine does not answer."""
+        """Deletes a channel's stream; raises EngineError where the engine does not respond."""
         await asyncio.wrap_future(self._engine.call(Stream(self._engine, name, limits).delete()))
 
     def _take_over(

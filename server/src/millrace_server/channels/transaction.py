@@ -21,7 +21,7 @@ ENDED_MAX = 10_000
 class TxnState(enum.Enum):
     """Moves; any other is illegal.
 
-    OPEN -> COMMITTED      commit(), once there is room for the puts, and they are durable
+    OPEN -> COMMITTED      commit(), once there is space for the puts, and they are durable
     OPEN -> ROLLED_BACK    rollback()
     OPEN -> EXPIRED        rolled back because the lease ran out
     """
@@ -52,7 +52,7 @@ class Outcome:
         """Raises the error for a call on an ended transaction."""
         if self.state is TxnState.EXPIRED:
             raise LeaseExpiredError(
-                "the transaction's lease ran out without a call, and it was rolled back; begin a new one", txn_id=txn_id
+                "the transaction's lease expired, and it was rolled back; begin a new one", txn_id=txn_id
             )
         raise TxnStateError(f"the transaction is {self.state.value} already", txn_id=txn_id)
 
@@ -140,7 +140,7 @@ class Transaction:
         self.lease.cancel()
 
     def begin_commit(self, commit: Commit) -> None:
-        """Allows no changes until the commit has ended; the lease is paused meanwhile."""
+        """Allows no changes until the commit has ended; the lease is paused in the meantime."""
         self.committing = commit
         self.lease.pause()
 
@@ -163,7 +163,7 @@ class Transaction:
         return self._count_from("put_offset", put_offset, self.put_count)
 
     def take_count_from(self, take_offset: int | None) -> int:
-        """Returns how many events were taken from an offset on: their answer was lost, they are sent again."""
+        """Returns how many events were taken from an offset on: their response was lost, they are sent again."""
         return self._count_from("take_offset", take_offset, self.take_count)
 
     def _count_from(self, field: str, offset: int | None, count: int) -> int:

@@ -15,7 +15,7 @@ from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
 from millrace_server.channels.channel_core import ChannelCore
 from millrace_server.channels.commit import Commit, CommitState, Receipt
 from millrace_server.channels.config import check_channel_name, check_identifier
-from millrace_server.channels.queue import AnswerBudget, TakeLimits
+from millrace_server.channels.queue import ResponseBudget, TakeLimits
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transaction import EndedTxns, Outcome, Transaction, TxnLimit, TxnState
 from millrace_server.errors import (
@@ -91,7 +91,7 @@ class TxnDirectory:
             check_channel_name(channel)
         self._refuse_unless_known(channel)
         raise TxnNotFoundError(
-            "no transaction with this id is known: it was never begun, it ended long ago, or the server was restarted",
+            "no transaction with this id is known: it never existed, it ended long ago, or the server was restarted",
             txn_id=txn_id,
         )
 
@@ -216,7 +216,7 @@ class Transactions:
             is_woken = True
             with txn.lease.paused(), takers.join() as waiter:
                 while True:
-                    await self._contents.prefetch(core.largest_answer(limits))
+                    await self._contents.prefetch(core.largest_response(limits))
                     batches, take_count = self._take_now(txn_id, limits, take_offset)
                     if batches and txn.lease.waiting_calls > 1:
                         # A repeat of this call may wait too: it has to return the same events.
@@ -224,7 +224,7 @@ class Transactions:
                     if batches or not is_woken:
                         return batches, take_count
                     if give_up > self._clock():
-                        # An empty answer would say that the whole wait has passed.
+                        # An empty response would say that the whole wait has passed.
                         core.refuse_if_draining()
                     is_woken = await waiter.wait(give_up - self._clock())
         finally:
@@ -235,12 +235,12 @@ class Transactions:
         core = self._core
         if again_count := txn.take_count_from(take_offset):
             self._contents.refuse_reading()
-            meter = AnswerBudget(core.limits.answer_limits(limits, again_count))
+            meter = ResponseBudget(core.limits.response_limits(limits, again_count))
             again = list(meter.first_of(txn.last_taken(again_count)))
             return again, txn.take_count - again_count + sum(batch.count for batch in again)
         left_count = core.limits.takes_left(txn.take_count, txn_id)
         core.claims.refuse_if_claimed()
-        batches = core.take_removable(core.limits.answer_limits(limits, left_count))
+        batches = core.take_removable(core.limits.response_limits(limits, left_count))
         txn.add_takes(batches)
         return batches, txn.take_count
 
@@ -249,7 +249,7 @@ class Transactions:
     async def commit(
         self, txn_ids: Sequence[str], stamp: Stamp | None, recheck: Callable[[], None] = always_allowed
     ) -> Receipt:
-        """Commits transactions, all or none, as soon as there is room for their puts. They stay open after an error.
+        """Commits transactions, all or none, as soon as there is space for their puts. They stay open after an error.
 
         `recheck` is called after each wait, and raises where the caller may not commit any more.
         """
@@ -265,7 +265,7 @@ class Transactions:
             commit = self._plan_commit(txn_ids, stamp)
             if commit.state is CommitState.PLANNED and not self._contents.admits(commit):
                 with self._leases_paused(txn_ids):
-                    commit = await self._contents.wait_for_room(plan, self._core.config.keep_alive_seconds)
+                    commit = await self._contents.wait_for_space(plan, self._core.config.keep_alive_seconds)
             try:
                 if commit.state is CommitState.PLANNED:
                     self._submit(commit, txn_ids)
@@ -325,7 +325,7 @@ class Transactions:
             self._roll_back(self._find_open(txn_id), TxnState.ROLLED_BACK)
 
     def roll_back_unless(self, may_keep: Callable[[Transaction], bool]) -> None:
-        """Rolls back open transactions that may not be kept any more; whatever waits for room is checked again."""
+        """Rolls back open transactions that may not be kept any more; whatever waits for space is checked again."""
         for txn in tuple(self._open.values()):
             if txn.committing is None and not may_keep(txn):
                 self._roll_back(txn, TxnState.ROLLED_BACK)
@@ -352,7 +352,7 @@ class Transactions:
         return txn
 
     def expire_all(self) -> None:
-        """Rolls back all open transactions as if their leases had expired; those that are being committed go on."""
+        """Rolls back all open transactions as if their leases had expired; those that are being committed continue."""
         for txn in tuple(self._open.values()):
             if txn.committing is None:
                 self._expire(txn)
@@ -376,7 +376,7 @@ class Transactions:
         txn.end(state)
         # A commit in flight counts as one waiting call.
         if txn.lease.waiting_calls > int(txn.committing is not None):
-            # Its waiting calls must answer at once, and not keep others waiting behind them.
+            # Its waiting calls must respond at once, and not keep others waiting behind them.
             self._contents.takers.wake_all()
             self._contents.capacity.waiters.wake_all()
             self._contents.disk_waiters.wake_all()

@@ -36,7 +36,10 @@ def import_flume(
     ] = None,
     *,
     allow_plaintext: Annotated[
-        bool, typer.Option("--allow-plaintext", help="Let sources listen without TLS where other machines reach them.")
+        bool,
+        typer.Option(
+            "--allow-plaintext", help="Let sources listen without TLS on addresses that other machines can reach."
+        ),
     ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail, and write nothing, if anything has no counterpart.")
@@ -119,7 +122,7 @@ def _report(imported: "ImportedAgent", lines: dict[str, str]) -> None:
         complain(f"{place}{note.key}: {fate}: {note.sentence}")
     for agent, count in imported.other_agents.items():
         owner = f"agent {agent}" if agent else "no agent"
-        complain(f"{_counted(count)} of {owner}: not looked at")
+        complain(f"{_counted(count)} of {owner}: ignored")
     total = sum(imported.counts.values())
     parts = ", ".join(f"{imported.counts.get(fate, 0)} {word}" for fate, word in FATE_WORDS.items())
     defaults = ", ".join(f"{count} {FATE_WORDS[fate]}" for fate, count in imported.default_counts.items())
@@ -142,7 +145,7 @@ def _check(toml: str, output: Path | None) -> None:
             load_settings(output)
     except SettingsError as error:
         for problem in error.problems:
-            complain(f"to be fixed by hand: {problem.located(error.source)}")
+            complain(f"to be fixed manually: {problem.located(error.source)}")
         raise typer.Exit(EXIT_BAD_SETTINGS) from None
 
 

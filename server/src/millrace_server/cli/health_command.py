@@ -17,7 +17,7 @@ def health(
     """Ask a server on this machine whether it is serving; for the health checks of containers.
 
     The certificate is not verified, since it need not be valid for the address at which the server is asked. Exits
-    with 1 if the server does not answer, or is stopping.
+    with 1 if the server does not respond, or is stopping.
     """
     import ssl
     from http.client import HTTPException, InvalidURL
@@ -29,8 +29,8 @@ def health(
     unverified = ssl.create_default_context()
     unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
     try:
-        with urlopen(url, timeout=_TIMEOUT_SECONDS, context=unverified) as answer:  # noqa: S310 - checked above
-            text = answer.read(1_000).decode(errors="replace")
+        with urlopen(url, timeout=_TIMEOUT_SECONDS, context=unverified) as response:  # noqa: S310 - checked above
+            text = response.read(1_000).decode(errors="replace")
     except (ValueError, InvalidURL):
         raise _wrong(url) from None
     except (OSError, HTTPException) as error:
@@ -55,5 +55,5 @@ def _reason(error: Exception) -> str:
     if isinstance(cause, RemoteDisconnected):
         return "closed the connection; with server.tls, the address begins with https"
     if isinstance(cause, HTTPException):
-        return "does not answer in HTTP; server.http_listen is the port to ask"
+        return "does not respond in HTTP; server.http_listen is the port to ask"
     return (isinstance(cause, OSError) and cause.strerror) or str(cause)

@@ -16,7 +16,7 @@ _LINE_LENGTH_MAX = 100_000
 
 log_app = typer.Typer(
     help="Read a channel's log without a server, and repair one in files. Exit codes: 0 the log is intact, 1 it is "
-    "damaged, 2 the command line is wrong, 3 the log is in use, a key is missing, its engine does not answer, or "
+    "damaged, 2 the command line is wrong, 3 the log is in use, a key is missing, its engine does not respond, or "
     "another version wrote it.",
     no_args_is_help=True,
 )

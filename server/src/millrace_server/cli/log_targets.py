@@ -99,7 +99,7 @@ def find_log(
     chosen = choose_log(directories, config, channel, key)
     if not chosen.is_configured:
         return find_layout(chosen.data_dirs), chosen.codec
-    # Without duplicates: the checkpoints may be beside the segments.
+    # Without duplicates: the checkpoints may be next to the segments.
     everything = list(dict.fromkeys([*chosen.data_dirs, chosen.checkpoint_dir]))
     return find_layout(everything, chosen.checkpoint_dir), chosen.codec
 

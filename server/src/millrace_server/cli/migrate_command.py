@@ -57,7 +57,7 @@ def migrate(
 
 @contextmanager
 def _stream_place(channel: str, config: "ReplicatedChannelConfig", key: list[str] | None) -> "Iterator[StreamPlace]":
-    """Connects to the engine until the end of the block; raises UnavailableError if it does not answer."""
+    """Connects to the engine until the end of the block; raises UnavailableError if it does not respond."""
     import asyncio
 
     from millrace_server.cli.log_targets import stream_codec

@@ -84,7 +84,7 @@ def _files(name: str, channel: DiskChannelConfig, data_dir: Path) -> str:
     where = f"in {' and '.join(map(str, data_dirs))}"
     if channel.checkpoint_dir:
         where += f", its checkpoints in {channel.checkpoint_dir / name}"
-    synced = "before each commit is answered"
+    synced = "before each commit is acknowledged"
     if channel.fsync == "interval":
         synced = f"every {channel.fsync_interval_seconds:g} s, so a power failure loses the commits since the last sync"
     return f"{where}; it is synced {synced}"

@@ -1,4 +1,4 @@
-"""The check that the audit log has a file of its own: it appends to whatever file it is given."""
+"""The check that the audit log has its own file: it appends to whatever file it is given."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

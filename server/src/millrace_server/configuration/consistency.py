@@ -205,7 +205,7 @@ def unreachable_owner(tables: Mapping[str, Any], default_listen: str) -> list[Pr
     return [
         Problem(
             ("server", "advertise"),
-            f"is missing; it must be the address of this server, since other servers tell it to clients of replicated "
+            f"is missing; it must be the address of this server, since other servers give it to clients of replicated "
             f"channels, and server.listen is {shown_value(listen)}",
         )
     ]
@@ -214,8 +214,8 @@ def unreachable_owner(tables: Mapping[str, Any], default_listen: str) -> list[Pr
 def with_engine(tables: Mapping[str, Any]) -> tuple[Mapping[str, Any], set[SettingPath]]:
     """Gives the server's `engine`, if there is one, to replicated channels without one.
 
-    Returns both the tables and the paths of the lacking engines: what is wrong with an engine is told of the server's
-    table alone.
+    Returns both the tables and the paths of the lacking engines: what is wrong with an engine is informed of the
+    server's table alone.
     """
     server, lacking = tables.get("server"), _channels_without_engine(tables)
     if lacking and isinstance(server, dict) and "engine" in server:

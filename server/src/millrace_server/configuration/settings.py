@@ -46,11 +46,11 @@ ComponentName = ChannelName
 
 
 class TracingSettings(BaseModel, frozen=True, extra="forbid"):
-    """Traces. OpenTelemetry's environment variables, `OTEL_*`, say where spans are sent and which are sampled."""
+    """Traces. OpenTelemetry's environment variables, `OTEL_*`, set where spans are sent and which are sampled."""
 
     event_context: bool = False
-    """Sources add the W3C headers `traceparent` and `tracestate` to events that have none, so that what consumes the
-    events is linked to the source's batch."""
+    """Sources add the W3C headers `traceparent` and `tracestate` to events that have none, so that the spans of
+    consumers are linked to the source's batch."""
 
 
 class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
@@ -65,7 +65,7 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """Listen without `[auth]` on addresses that other machines can reach; anyone who can connect may do everything."""
 
     tls: TlsSettings | None = None
-    """The certificate with which gRPC and HTTP are served over TLS. Without it they are served in plain text."""
+    """The certificate for serving gRPC and HTTP over TLS. Without it, they are served in plain text."""
 
     listen: str = "127.0.0.1:7070"
     """`host:port` of gRPC; port 0 means any free port."""
@@ -74,8 +74,8 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """`host:port` of HTTP: health, metrics, channels, the console; port 0 means any free port."""
 
     advertise: str | None = None
-    """`host:port` of gRPC as clients and other servers reach it, if not at `listen`: behind an address that is
-    forwarded, or where `listen` names all of the machine's addresses. HTTP requests may use its host, too."""
+    """`host:port` at which clients and other servers reach gRPC, if it differs from `listen`: behind a forwarded
+    address, or if `listen` is a wildcard address. HTTP requests may use its host, too."""
 
     http_hosts: list[HostName] = Field(default_factory=list)
     """Additional `Host` names, without a port, that HTTP requests may use besides the address it listens on and
@@ -95,16 +95,16 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     to `connections_max`."""
 
     data_dir: Path = Path("millrace-data")
-    """Directory of the server's data. A relative path is resolved against the working directory."""
+    """Directory for the server's data. A relative path is resolved against the working directory."""
 
     message_bytes_max: ByteSize = Field(64 * MIB, ge=4 * KIB, le=1 * GIB)
     """Maximum size of a request or response message."""
 
     engine: EngineSettings | None = None
-    """The `engine` of replicated channels that have none of their own, and of those that clients create."""
+    """The `engine` of replicated channels without their own table, and of those that clients create."""
 
     channels_max: int = Field(1_000, ge=1, le=1_000_000)
-    """Clients can create channels until the server has this many; configured channels count too."""
+    """Maximum number of channels that clients can create, including configured channels."""
 
     open_transactions_max: int = Field(10_000, ge=1, le=1_000_000)
     """Maximum number of open transactions in all channels."""
@@ -113,7 +113,7 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
         default_factory=lambda fields: _INFLIGHT_MESSAGES * fields["message_bytes_max"], ge=4 * KIB, le=1024 * GIB
     )
     """Maximum bytes of all requests in progress. With `[auth]` and without client certificates, also of what
-    connections without a valid token have sent; above it, those that have sent most are closed."""
+    connections without a valid token have sent; above the limit, the connections that have sent most are closed."""
 
     inflight_bytes_per_connection_max: ByteSize = Field(
         default_factory=lambda fields: min(
@@ -135,7 +135,7 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     OpenTelemetry; it needs `pip install 'millrace-server[opentelemetry]'`."""
 
     shutdown_grace_seconds: float = Field(10.0, ge=0, le=3600, allow_inf_nan=False)
-    """Grace period of open transactions when the server stops."""
+    """Grace period for open transactions when the server stops."""
 
     @field_validator("listen", "http_listen")
     @classmethod

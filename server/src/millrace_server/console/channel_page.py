@@ -26,7 +26,7 @@ _PERMISSIONS = (Permission.PEEK, Permission.APPEND, Permission.TAKE, Permission.
 
 
 class ChannelPage:
-    """Describes one channel for each answer."""
+    """Describes one channel for each response."""
 
     def __init__(self, shown: ShownServer, calls: Calls) -> None:
         self._shown = shown

@@ -1,4 +1,4 @@
-"""Server-sent events: an answer that goes on until its reader leaves, or may not read any more."""
+"""Server-sent events: a response that continues until its reader leaves, or may not read any more."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ class EventStream(Response):
         except MillraceError as error:
             last = b"event: refused\n" + _encoded({"reason": error.reason, "message": str(error)})
         except asyncio.CancelledError:
-            # The reader has left, or the server stops: then the answer ends in order.
+            # The reader has left, or the server stops: then the response ends in order.
             pass
         await send({"type": "http.response.body", "body": last})
 

@@ -24,7 +24,7 @@ SCANNED_BYTES_MAX = 16 << 20
 """Bytes of their bodies."""
 
 SHOWN_BYTES_MAX = 4 << 20
-"""Bytes of bodies in one answer."""
+"""Bytes of bodies in one response."""
 
 FOLLOWED_EVENTS_MAX = 100
 """Events of one message to a follower; the rest is counted."""

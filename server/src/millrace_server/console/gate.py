@@ -24,7 +24,7 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 class Gate:
-    """Wraps the endpoints of the API: finds the session of a request, and answers errors as JSON."""
+    """Wraps the endpoints of the API: finds the session of a request, and responds errors as JSON."""
 
     def __init__(self, access: AccessControl | None, *, has_tls: bool) -> None:
         self.sessions = None if access is None else Sessions(access)
@@ -72,5 +72,5 @@ class Gate:
 
 
 def refusal_response(refused: RefusedError) -> Response:
-    """Returns the answer to a request that is refused."""
+    """Returns the response to a request that is refused."""
     return Refusal(refused.status, refused.reason, str(refused), refused.retry_delay_seconds).response()

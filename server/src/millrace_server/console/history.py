@@ -116,7 +116,7 @@ class History:
         for handle in self._registry.handles():
             await slices.pause_if_over()
             if (channel := handle.channel_if_open) is not None:
-                # It compares with what it was asked before: so there is an answer once somebody looks.
+                # It compares with what it was asked before: so there is a response once someone looks.
                 channel.forecast()
             found.add(key := channel_key(handle.name))
             self._add(key, sample_of_channel(channel))
@@ -148,12 +148,12 @@ class History:
         return _UNKNOWN_RATES
 
     def depths(self, key: Key, points_max: int) -> list[float | None]:
-        """Returns the depths of the last hour, the newest last, at most so many."""
+        """Returns the depths of the last hour, the newest last, at most this many."""
         _, depths, *_ = self._points(key, points_max)
         return [None if math.isnan(depth) else depth for depth in depths]
 
     def span(self, key: Key, points_max: int) -> Span:
-        """Returns the last hour in at most so many points; each rate is that of the time since the point before."""
+        """Returns the last hour in at most this many points; each rate is that of the time since the point before."""
         times, _, puts, takes = self._points(key, points_max)
         set_ahead = self._wall_clock() - self._clock()
 
@@ -169,7 +169,7 @@ class History:
         )
 
     def _points(self, key: Key, points_max: int) -> list["array[float]"]:
-        """Returns the times, depths and counts of at most so many samples, of which the newest is one."""
+        """Returns the times, depths and counts of at most this many samples, of which the newest is one."""
         samples = self._samples.get(key, _NO_SAMPLES)
         count = len(samples) // _WIDTH
         step = max(math.ceil(count / points_max), 1)

@@ -22,7 +22,7 @@ from millrace_server.console.troubles import (
 _TROUBLES_MAX = 100
 _SPARKLINE_POINTS = 60
 
-# An answer for so many channels takes less than a hundredth of this time.
+# A response for this many channels takes less than a hundredth of this time.
 _POLL_SECONDS = 2.0
 _CHANNELS_OF_A_POLL = 1_000
 
@@ -40,7 +40,7 @@ class OverviewQuery(BaseModel, extra="forbid"):
 
 
 class Overview:
-    """Reads all channels for each answer, and describes those of one page."""
+    """Reads all channels for each response, and describes those of one page."""
 
     def __init__(self, shown: ShownServer) -> None:
         self._shown = shown

@@ -80,7 +80,7 @@ class Console:
         self._sampling = asyncio.create_task(self._shown.history.follow())
 
     def stop(self) -> None:
-        """Ends the history and all answers that go on."""
+        """Ends the history and all responses that continue."""
         for task in (self._sampling, *self._followers):
             if task is not None:
                 task.cancel()
@@ -166,8 +166,8 @@ class Console:
         with self._calls.admitted(request, "PeekEvents", pb.PeekEventsRequest(channel=name)) as call:
             call.admit(0)
             response = respond(await browse(self._shown.registry.get(name), query, describe))
-            if (answers := call.quota.answers) is not None:
-                answers.count(len(response.body))
+            if (responses := call.quota.responses) is not None:
+                responses.count(len(response.body))
             return response
 
     async def _act(self, request: Request) -> Response:

@@ -26,7 +26,7 @@ class _Count(NamedTuple):
 class SlowSyncs:
     """Compares the syncs so far with those of up to a minute ago.
 
-    It counts when it is asked, so it costs nothing while nobody looks.
+    It counts when it is asked, so it costs nothing while no one looks.
     """
 
     def __init__(self, syncs: HistogramFamily, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,7 +35,7 @@ class SlowSyncs:
         self._counts: deque[_Count] = deque(maxlen=_COUNTS_MAX)
 
     def trouble(self) -> Trouble | None:
-        """Returns that one in a hundred syncs or more was slow; None if fewer were, or if nobody has asked before."""
+        """Returns that one in a hundred syncs or more was slow; None if fewer were, or if no one has asked before."""
         now = self._count()
         self._counts.append(now)
         while now.time - self._counts[0].time > _WINDOW_SECONDS:

@@ -57,7 +57,7 @@ _STATE_ADVICE = {
     "`millraced log repair`, or restore a backup.",
     ChannelState.LOG_FAILED: "See the server's log for the cause, mend it, and restart the server; what was committed "
     "is in the log.",
-    ChannelState.STALLED: "Check the disk: it does not answer reads or writes. Commits continue once it does.",
+    ChannelState.STALLED: "Check the disk: it does not respond reads or writes. Commits continue once it does.",
     ChannelState.STANDING_BY: "Check the engine's nodes and this server's credentials; the channel recovers by itself.",
     ChannelState.REPLAYING: "Check the engine's nodes and this server's credentials; the channel recovers by itself.",
     ChannelState.DISK_FULL: "Free space on the disk, or take or purge events; takes are still served.",
@@ -71,7 +71,7 @@ def trouble_of_channel(reading: ChannelReading, dead_letter_channels: Collection
 
 def _troubles_of_channel(reading: ChannelReading, dead_letter_channels: Collection[str]) -> Iterator[Trouble]:
     handle, name, channel = reading.handle, reading.name, reading.channel
-    # To stand by, or to be read back, needs nobody unless something prevents this server from going on.
+    # To stand by, or to be read back, needs no one unless something prevents this server from going on.
     if handle.trouble and (advice := _STATE_ADVICE.get(handle.state)) is not None:
         yield Trouble("channel", name, Severity.ERROR, handle.trouble, advice)
     if channel is None or not reading.depth:
@@ -94,7 +94,7 @@ def _capacity_troubles(reading: ChannelReading, channel: Channel) -> Iterator[Tr
     advice = "See whether its consumers keep up; add consumers, or enlarge the channel."
     if reading.fill >= 1.0 or channel.has_waiting_commits:
         waiting = channel.gauges().waiting_commits
-        commits = f"; {counted(waiting, 'commit waits', 'commits wait')} for room" if waiting else ""
+        commits = f"; {counted(waiting, 'commit waits', 'commits wait')} for space" if waiting else ""
         yield Trouble("channel", reading.name, Severity.ERROR, f"it is full{commits}", advice)
     elif reading.fill >= _NEARLY_FULL:
         yield Trouble("channel", reading.name, Severity.WARNING, f"it is {reading.fill:.0%} full", advice)
@@ -144,7 +144,7 @@ def trouble_of_component(component: Component) -> Trouble | None:
 
 
 def trouble_of_disks(handles: Iterable[ChannelHandle]) -> Trouble | None:
-    """Returns that a disk is nearly full, of several the one with the least room; None if each has enough."""
+    """Returns that a disk is nearly full, of several the one with the least space; None if each has enough."""
     spaces = [handle.store.disk_space for handle in handles if handle.store is not None]
     if not spaces:
         return None

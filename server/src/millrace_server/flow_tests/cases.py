@@ -140,7 +140,7 @@ class CaseFile(_Model):
     """The whole file."""
 
     time: Annotated[str, AfterValidator(_check_time)] = DEFAULT_TIME
-    """The time at which each case begins; it stands still except for `after_seconds` and waits of `throttle`."""
+    """The time at which each case begins; it is paused except for `after_seconds` and waits of `throttle`."""
 
     host: str = "test-host"
     """The name of the machine."""

@@ -1,4 +1,4 @@
-"""Trials: events pass a source's interceptors and selector, on a clock that stands still."""
+"""Trials: events pass a source's interceptors and selector, on a clock that is paused."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from millrace_server.agent.settings import AnySourceConfig
 from millrace_server.agent.supervision import ComponentError
 
 ANY_CHANNEL = "*"
-"""Stands for one of the source's channels, which a load balancer picks by what has room."""
+"""Stands for one of the source's channels, which a load balancer picks by what has space."""
 
 Row = tuple[Mapping[str, str], bytes]
 """The headers and the body of an event."""

@@ -88,7 +88,7 @@ class ImportedAgent:
         return {fate: fates.count(fate) for fate in (Fate.CHANGED, Fate.LEFT_OUT) if fate in fates}
 
     def toml(self) -> str:
-        """Returns the configuration, with a comment beside what has changed in meaning or is left out."""
+        """Returns the configuration, with a comment next to what has changed in meaning or is left out."""
         head = [f"Converted from Flume's agent {self.agent}."]
         comments: dict[tuple[str, str], list[str]] = {("", ""): head}
         for note in self.notes:

@@ -65,7 +65,7 @@ def client_tls(options: Options) -> Table | None:
 
 
 def store_tls(options: Options, names: StoreNames) -> Table:
-    """Returns the table `tls` of a client with a truststore, and perhaps a keystore of its own."""
+    """Returns the table `tls` of a client with a truststore, and perhaps its own keystore."""
     trusted, password = _said(options, names, "trust"), _said(options, names, "trust_password")
     own, own_password = _said(options, names, "key"), _said(options, names, "key_password")
     table: Table = {}
@@ -104,7 +104,7 @@ def _said(options: Options, names: StoreNames, what: str) -> str:
 
 
 def _stem(options: Options, store: str) -> str:
-    """Returns the path of the files in PEM, without suffix: in the directory for them, or beside the keystore."""
+    """Returns the path of the files in PEM, without suffix: in the directory for them, or next to the keystore."""
     name = PurePosixPath(store or options.place.name)
     directory = options.shared.tls_directory
     return str(directory / f"{options.place.name}-{name.stem}" if directory else name.with_suffix(""))

@@ -210,14 +210,14 @@ class AdminService:
         yield from (channel for channel in channels if call.may(Permission.DESCRIBE, channel.name))
 
     async def _list_transactions(self, request: pb.ListTransactionsRequest) -> pb.ListTransactionsResponse:
-        answer = pb.ListTransactionsResponse()
+        response = pb.ListTransactionsResponse()
         slices = TimeSlices()
         for channel in self._with_transactions(request.channel):
             await slices.pause_if_over()
             for transaction in channel.list_transactions():
-                answer.transactions.append(transaction_message(transaction))
+                response.transactions.append(transaction_message(transaction))
                 await slices.pause_if_over()
-        return answer
+        return response
 
     async def _end_transaction(self, request: pb.EndTransactionRequest) -> pb.EndTransactionResponse:
         channel = self._registry.transactions.find(request.txn_id).name
@@ -231,23 +231,23 @@ class AdminService:
 
     async def _list_producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
         check_channel_name(request.channel)
-        answer = pb.ListProducersResponse()
+        response = pb.ListProducersResponse()
         slices = TimeSlices()
         async for channel in self._listed(request.channel):
             for producer in islice(channel.ledger.describe(), PRODUCERS_LISTED_MAX):
-                answer.producers.append(producer_message(producer))
+                response.producers.append(producer_message(producer))
                 await slices.pause_if_over()
-        return answer
+        return response
 
     async def _forget_producer(self, request: pb.ForgetProducerRequest) -> pb.ForgetProducerResponse:
         await self._registry.get(request.channel).forget_producer(request.producer_id)
         return pb.ForgetProducerResponse()
 
     async def _list_consumers(self, request: pb.ListConsumersRequest) -> pb.ListConsumersResponse:
-        answer = pb.ListConsumersResponse()
+        response = pb.ListConsumersResponse()
         async for channel in self._listed(request.channel):
-            answer.consumers.extend(consumer_message(channel.name, one) for one in channel.list_consumers())
-        return answer
+            response.consumers.extend(consumer_message(channel.name, one) for one in channel.list_consumers())
+        return response
 
 
 def _may(permission: Permission, component: Component) -> bool:

@@ -54,7 +54,7 @@ class Call:
         """Waits until a message of a stream may be received; raises QuotaExceededError if that takes too long."""
 
     async def send(self, byte_count: int) -> None:
-        """Waits until an answer of a stream may be sent."""
+        """Waits until a response of a stream may be sent."""
 
     def may(self, _permission: Permission, _channel: str) -> bool:
         """Whether the caller may do this."""

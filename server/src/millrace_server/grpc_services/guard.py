@@ -32,7 +32,7 @@ _CACHE_SECONDS = 1.0
 _CALLERS_MAX = 4_096
 
 _APPEND_WAIT_SECONDS = 10.0
-"""How long an append of a stream waits for its turn: less than a producer waits for its answer."""
+"""How long an append of a stream waits for its turn: less than a producer waits for its response."""
 
 _LOOK_SECONDS = 0.25
 """How often a waiting stream checks whether its quota has changed."""
@@ -53,7 +53,7 @@ class Rule(NamedTuple):
     lasts: bool = False
     """Whether it may last long: then it ends once it is no longer allowed."""
     reads: bool = False
-    """Whether its answers hold stored data: it waits or is refused while its caller is above the read quota."""
+    """Whether its responses hold stored data: it waits or is refused while its caller is above the read quota."""
     finishes: bool = False
     """Whether it completes or renews earlier work, which no quota prevents."""
 
@@ -162,7 +162,7 @@ class GuardedCall(Call):
         return self
 
     def _await_expiry(self) -> None:
-        """Checks again once the credentials expire, by a clock that may be set meanwhile."""
+        """Checks again once the credentials expire, by a clock that may be set in the meantime."""
         remaining = self._caller.identity.expiry_time - time.time()
         if remaining < math.inf and self._refusal is None:
             delay = min(max(remaining, 0.0), _EXPIRY_CHECK_SECONDS)
@@ -249,9 +249,9 @@ class GuardedCall(Call):
                 requests.count(byte_count)
             else:
                 requests.admit(byte_count)
-        if (answers := self.quota.answers) is not None and self._rule.reads:
-            # The answer's size is not known yet: it counts once it is sent, and may leave the bucket in deficit.
-            answers.admit(0)
+        if (responses := self.quota.responses) is not None and self._rule.reads:
+            # The response's size is not known yet: it counts once it is sent, and may leave the bucket in deficit.
+            responses.admit(0)
 
     async def receive(self, byte_count: int) -> None:
         if (requests := self.quota.requests) is not None:
@@ -261,10 +261,10 @@ class GuardedCall(Call):
                 await self._pass(requests, byte_count, requests.admit(byte_count, _APPEND_WAIT_SECONDS))
 
     async def send(self, byte_count: int) -> None:
-        if (answers := self.quota.answers) is not None:
-            seconds = answers.count(byte_count)
+        if (responses := self.quota.responses) is not None:
+            seconds = responses.count(byte_count)
             if self._rule.reads:
-                await self._pass(answers, byte_count, seconds)
+                await self._pass(responses, byte_count, seconds)
 
     async def _pass(self, bucket: Bucket, byte_count: int, seconds: float) -> None:
         """Waits that long, or until the quota has changed."""

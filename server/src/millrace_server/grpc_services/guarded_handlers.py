@@ -34,7 +34,7 @@ class GuardedHandlers(grpc.GenericRpcHandler):
     def __init__(
         self, guard: Guard, service: str, handlers: Mapping[str, Any], *, reads_unauthenticated: bool = False
     ) -> None:
-        """`reads_unauthenticated`: the handlers answer some unauthenticated requests, which must arrive promptly."""
+        """`reads_unauthenticated`: the handlers serve some unauthenticated requests, which must arrive promptly."""
         self._guard = guard
         self._handlers = {f"/{service}/{name}": handler for name, handler in handlers.items()}
         seconds = _UNAUTHENTICATED_SECONDS if reads_unauthenticated else None
@@ -124,8 +124,8 @@ class GuardedServer:
             try:
                 with self._enter(name, context) as call:
                     call.check(None)
-                    async for answer in handler.stream_stream(requests, context):
-                        yield answer
+                    async for response in handler.stream_stream(requests, context):
+                        yield response
             except MillraceError as error:
                 status = end_status(error, None)
             else:

@@ -148,24 +148,24 @@ def micros_of(field: str, encoded: Timestamp) -> int:
 
 
 def receipt_response(kind: type[ReceiptT], receipt: Receipt) -> ReceiptT:
-    """Returns the answer to a commit or an append."""
+    """Returns the response to a commit or an append."""
     # Field by field: with keywords, and another message for the time, it takes twice as long.
-    answer = kind()
-    answer.first_sequence, answer.last_sequence, is_deduplicated, commit_time = receipt
+    response = kind()
+    response.first_sequence, response.last_sequence, is_deduplicated, commit_time = receipt
     if is_deduplicated:
-        answer.deduplicated = True
+        response.deduplicated = True
     if commit_time:
-        set_timestamp(answer.commit_time, commit_time)
-    return answer
+        set_timestamp(response.commit_time, commit_time)
+    return response
 
 
-def encode_append_answer(receipt: Receipt) -> bytes:
+def encode_append_response(receipt: Receipt) -> bytes:
     """Encodes the AppendStreamResponse of an append, of which there are many with the same commit time."""
     first_sequence, last_sequence, is_deduplicated, commit_time = receipt
-    answer = pb.AppendStreamResponse(first_sequence=first_sequence, last_sequence=last_sequence)
+    response = pb.AppendStreamResponse(first_sequence=first_sequence, last_sequence=last_sequence)
     if is_deduplicated:
-        answer.deduplicated = True
-    return answer.SerializeToString() + _commit_time_field(commit_time)
+        response.deduplicated = True
+    return response.SerializeToString() + _commit_time_field(commit_time)
 
 
 @lru_cache(maxsize=16)
@@ -173,9 +173,9 @@ def _commit_time_field(micros: int) -> bytes:
     return pb.AppendStreamResponse(commit_time=timestamp_of(micros)).SerializeToString()
 
 
-def encode_batches(answer: Message, batches_field: int, batches: Iterable[StoredBatch], form: Form) -> bytes:
+def encode_batches(response: Message, batches_field: int, batches: Iterable[StoredBatch], form: Form) -> bytes:
     """Encodes a response with batches in a field of type EventBatch; stored columns are sent as they are."""
-    pieces: list[Buffer] = [answer.SerializeToString()]
+    pieces: list[Buffer] = [response.SerializeToString()]
     for batch in batches:
         encoded = _columns_batch(batch) if form is Form.COLUMNS else _rows_batch(batch)
         pieces += [field_head(batches_field, sum(map(len, encoded))), *encoded]

@@ -26,12 +26,12 @@ from millrace_server.histograms import Histograms
 
 _log = structlog.get_logger(__name__)
 
-Answer = Message | bytes
+Response = Message | bytes
 Context = aio.ServicerContext[bytes, bytes]
 Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
 _ReceivedT = TypeVar("_ReceivedT")
-_AnswerT = TypeVar("_AnswerT")
-_Handle = Callable[[_ReceivedT, Context], Coroutine[Any, Any, _AnswerT]]
+_ResponseT = TypeVar("_ResponseT")
+_Handle = Callable[[_ReceivedT, Context], Coroutine[Any, Any, _ResponseT]]
 
 
 class InflightBytes:
@@ -88,7 +88,7 @@ class Admission:
 
 def _overloaded(whose: str, held: int, maximum: int) -> OverloadedError:
     return OverloadedError(
-        f"requests of {whose} that are in progress hold {held} bytes of at most {maximum}; send less at once",
+        f"requests of {whose} that are in progress hold {held} bytes of at most {maximum}; send less at a time",
         retry_delay_seconds=_RETRY_DELAY_SECONDS,
     )
 
@@ -142,33 +142,33 @@ class Rpcs:
         method = f"{service.full_name}/{name}"
         return lambda context: TracedCall(spans, method, enter(context), context)
 
-    def _timed(self, kind: type[Message], handle: _Handle[_ReceivedT, _AnswerT]) -> _Handle[_ReceivedT, _AnswerT]:
+    def _timed(self, kind: type[Message], handle: _Handle[_ReceivedT, _ResponseT]) -> _Handle[_ReceivedT, _ResponseT]:
         """Returns a handler that also counts the duration of each call, by the code that the call ends with."""
         durations, method = self._durations, _method_of(kind)
         succeeded = durations.of(method, "OK")
 
-        async def timed(received: _ReceivedT, context: Context) -> _AnswerT:
+        async def timed(received: _ReceivedT, context: Context) -> _ResponseT:
             started = monotonic()
-            answering = handle(received, context)
+            responding = handle(received, context)
             # See `_abort`.
             del received
             code: grpc.StatusCode | None = grpc.StatusCode.CANCELLED
             try:
-                answer = await answering
+                response = await responding
             except Exception:
                 code = context.code()
                 raise
             else:
                 # A stream that fails returns nonetheless.
                 code = context.code()
-                return answer
+                return response
             finally:
                 histogram = succeeded if code is None else durations.of(method, code.name)
                 histogram.observe_traced(monotonic() - started, current_trace_id())
 
         return timed
 
-    def unary(self, kind: type[RequestT], serve: Callable[[RequestT], Awaitable[Answer]]) -> Handler:
+    def unary(self, kind: type[RequestT], serve: Callable[[RequestT], Awaitable[Response]]) -> Handler:
         """Handles one request with one response."""
         enter = self._traced_entrance(kind)
 
@@ -188,7 +188,7 @@ class Rpcs:
         return grpc.unary_unary_rpc_method_handler(self._timed(kind, handle))
 
     def unary_with_events(
-        self, kind: type[EventsRequestT], serve: Callable[[EventsRequestT, Columns | None], Awaitable[Answer]]
+        self, kind: type[EventsRequestT], serve: Callable[[EventsRequestT, Columns | None], Awaitable[Response]]
     ) -> Handler:
         """Handles one request, whose columns stay encoded, with one response."""
         enter = self._traced_entrance(kind)
@@ -208,7 +208,7 @@ class Rpcs:
 
         return grpc.unary_unary_rpc_method_handler(self._timed(kind, handle))
 
-    def server_stream(self, kind: type[RequestT], serve: Callable[[RequestT], AsyncGenerator[Answer]]) -> Handler:
+    def server_stream(self, kind: type[RequestT], serve: Callable[[RequestT], AsyncGenerator[Response]]) -> Handler:
         """Handles one request with a stream of responses."""
         enter = self._traced_entrance(kind)
 
@@ -223,10 +223,10 @@ class Rpcs:
                     # connection breaks before the first response.
                     await context.send_initial_metadata(())
                     call.check(request)
-                    async with aclosing(serve(request)) as answers:
+                    async with aclosing(serve(request)) as responses:
                         with ending_with_caller():
-                            async for answer in answers:
-                                await _send(context, answer, call)
+                            async for response in responses:
+                                await _send(context, response, call)
             except Exception as error:  # noqa: BLE001 - every failure becomes a status
                 _fail_stream(context, self._end(error, request))
 
@@ -256,7 +256,7 @@ class MessageStream:
     read: Callable[[], Awaitable[object]]
     """Returns the next message, encoded; no bytes after the last one."""
     count: Callable[[int], None]
-    """Counts so many bytes of a message as in progress until `release`; refuses what exceeds a limit."""
+    """Counts this many bytes of a message as in progress until `release`; refuses what exceeds a limit."""
     release: Callable[[int], None]
 
     def __init__(self, context: Context, inflight: InflightBytes, call: Call) -> None:
@@ -271,11 +271,11 @@ class MessageStream:
         """Returns a context in which a message counts as in progress."""
         return self._inflight.admit(len(raw), self._call.peer)
 
-    def write(self, answer: bytes) -> Awaitable[None]:
-        """Sends an answer; see `ending_with_caller`."""
+    def write(self, response: bytes) -> Awaitable[None]:
+        """Sends a response; see `ending_with_caller`."""
         if self._call.quota is UNBOUNDED:
-            return self._context.write(answer)
-        return _send(self._context, answer, self._call)
+            return self._context.write(response)
+        return _send(self._context, response, self._call)
 
 
 async def _abort(context: Context, status: EndStatus) -> NoReturn:
@@ -294,8 +294,8 @@ def _fail_stream(context: Context, status: EndStatus) -> None:
     context.set_code(status.code)
 
 
-async def _send(context: Context, answer: Answer, call: Call) -> None:
-    encoded = _encoded(answer)
+async def _send(context: Context, response: Response, call: Call) -> None:
+    encoded = _encoded(response)
     if call.quota is not UNBOUNDED:
         await call.send(len(encoded))
     await context.write(encoded)
@@ -303,22 +303,22 @@ async def _send(context: Context, answer: Answer, call: Call) -> None:
 
 @contextmanager
 def ending_with_caller() -> Iterator[None]:
-    """Cancels what writes to a stream whose caller disconnects meanwhile, since gRPC has not cancelled the call yet."""
+    """Cancels writes to a stream when its caller disconnects, since gRPC has not cancelled the call yet."""
     try:
         yield
     except aio.InternalError as error:
         raise asyncio.CancelledError from error
 
 
-def _counted(answer: Answer, call: Call) -> bytes:
-    encoded = _encoded(answer)
-    if (answers := call.quota.answers) is not None:
-        answers.count(len(encoded))
+def _counted(response: Response, call: Call) -> bytes:
+    encoded = _encoded(response)
+    if (responses := call.quota.responses) is not None:
+        responses.count(len(encoded))
     return encoded
 
 
-def _encoded(answer: Answer) -> bytes:
-    return answer if isinstance(answer, bytes) else answer.SerializeToString()
+def _encoded(response: Response) -> bytes:
+    return response if isinstance(response, bytes) else response.SerializeToString()
 
 
 _RETRY_DELAY_SECONDS = 0.5

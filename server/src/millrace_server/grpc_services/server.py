@@ -203,7 +203,7 @@ def _options(settings: ServerSettings) -> list[tuple[str, int]]:
         ("grpc.max_allowed_incoming_connections", _connection_limits(settings).total_max),
         ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_SECONDS * _SECOND)),
         ("grpc.http2.min_ping_interval_without_data_ms", 10 * _SECOND),
-        # A consumer whose machine has failed closes nothing: only an unanswered ping returns its events to the queue.
+        # A consumer on a failed machine closes nothing: only an unacknowledged ping returns its events to the queue.
         ("grpc.keepalive_time_ms", 60 * _SECOND),
         ("grpc.keepalive_timeout_ms", 20 * _SECOND),
         ("grpc.max_connection_idle_ms", _HOUR),

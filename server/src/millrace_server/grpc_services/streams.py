@@ -24,7 +24,7 @@ from millrace_server.errors import BadArgumentError, DrainingError, MillraceErro
 from millrace_server.grpc_services.call import current_call
 from millrace_server.grpc_services.messages import (
     consume_response,
-    encode_append_answer,
+    encode_append_response,
     form_of,
     nonempty_events_of,
     parse,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 UNDER_WAY_MAX = 64
-"""Appends of one stream that are not answered yet; at this number the server stops reading."""
+"""Appends of one stream that have no response yet; at this number the server stops reading."""
 
 UNDER_WAY_BYTES_MAX = 16 << 20
 """Bytes of their requests; a single larger request is admitted."""
@@ -49,19 +49,19 @@ _APPEND = (Permission.APPEND,)
 
 
 class _Append:
-    """One request of an AppendStream, from its arrival until it is answered."""
+    """One request of an AppendStream, from its arrival until it gets a response."""
 
     __slots__ = (
         "_call",
         "_is_counted",
         "_span",
         "_started_at",
-        "answer",
         "batches",
         "byte_count",
         "channel",
         "is_abandoned",
         "request",
+        "response",
         "stamp",
     )
 
@@ -76,7 +76,7 @@ class _Append:
         self._started_at = monotonic()
         self.byte_count = byte_count
         self.request: pb.AppendStreamRequest | None = None
-        self.answer: bytes | None = None
+        self.response: bytes | None = None
         self.is_abandoned = False
 
     def parse(self, raw: bytes) -> None:
@@ -115,7 +115,7 @@ class _Append:
         return self._call.begin(self)
 
     def end(self, receipt: Receipt) -> None:
-        self.answer = encode_append_answer(receipt)
+        self.response = encode_append_response(receipt)
         if self._span is not None:
             note_commit(self._span, self.channel.name, receipt)
         self._end(self._call.succeeded, None)
@@ -124,7 +124,7 @@ class _Append:
         refused = refusal(error, self.request)
         self._call.registry.count_refusal(refused, ())
         self._call.caller.note_refusal(refused, self.request)
-        self.answer = pb.AppendStreamResponse(error=status_of(refused)).SerializeToString()
+        self.response = pb.AppendStreamResponse(error=status_of(refused)).SerializeToString()
         self._end(self._call.durations.of(code_of(refused).name), refused)
 
     def _end(self, durations: Histogram, error: MillraceError | None) -> None:
@@ -140,8 +140,8 @@ class _Append:
 class AppendStreamCall:
     """One AppendStream.
 
-    Each append begins after the earlier ones, and is answered after the earlier ones. So several share an fsync, and
-    the events of a stream are stored in order.
+    Each append begins after the earlier ones, and gets its response after theirs. So several share an fsync,
+    and the events of a stream are stored in order.
     """
 
     def __init__(self, registry: ChannelRegistry, stream: MessageStream) -> None:
@@ -150,42 +150,42 @@ class AppendStreamCall:
         self.durations = registry.histograms.stream_appends
         self.succeeded = self.durations.of("OK")
         self.caller = current_call()
-        self._unanswered: deque[_Append] = deque()
-        # Appends that wait for room. While there are any, each later one is a task too: tasks start in the order of
+        self._in_flight: deque[_Append] = deque()
+        # Appends that wait for space. While there are any, each later one is a task too: tasks start in the order of
         # their creation, and an append takes its place before its first await.
         self._late: set[asyncio.Task[Receipt]] = set()
         self._bytes = 0
-        self._has_room = asyncio.Event()
-        self._has_answer = asyncio.Event()
+        self._has_space = asyncio.Event()
+        self._has_response = asyncio.Event()
         self._is_half_closed = False
 
     async def run(self) -> None:
-        answering = asyncio.ensure_future(self._answer())
+        responding = asyncio.ensure_future(self._respond())
         reading = asyncio.ensure_future(self._read())
         try:
-            await asyncio.wait({answering, reading}, return_when=asyncio.FIRST_EXCEPTION)
-            for task in (reading, answering):
+            await asyncio.wait({responding, reading}, return_when=asyncio.FIRST_EXCEPTION)
+            for task in (reading, responding):
                 if task.done():
                     task.result()
         finally:
-            answering.cancel()
+            responding.cancel()
             reading.cancel()
             for storing in self._late:
                 storing.cancel()
-            for append in self._unanswered:
+            for append in self._in_flight:
                 append.abandon()
 
     async def _read(self) -> None:
         while isinstance(raw := await self.stream.read(), bytes):
-            while not self._is_room_for(len(raw)):
-                self._has_room.clear()
-                await self._has_room.wait()
+            while not self._is_space_for(len(raw)):
+                self._has_space.clear()
+                await self._has_space.wait()
             self._receive(raw, None if self.caller.quota is UNBOUNDED else await self._refusal(len(raw)))
         self._is_half_closed = True
-        self._has_answer.set()
+        self._has_response.set()
 
-    def _is_room_for(self, byte_count: int) -> bool:
-        if len(self._unanswered) >= UNDER_WAY_MAX:
+    def _is_space_for(self, byte_count: int) -> bool:
+        if len(self._in_flight) >= UNDER_WAY_MAX:
             return False
         return not self._bytes or self._bytes + byte_count <= UNDER_WAY_BYTES_MAX
 
@@ -199,38 +199,38 @@ class AppendStreamCall:
 
     def _receive(self, raw: bytes, refusal: MillraceError | None) -> None:
         append = _Append(self, len(raw))
-        self._unanswered.append(append)
+        self._in_flight.append(append)
         self._bytes += append.byte_count
         if refusal is not None:
             append.refuse(refusal)
             return
         try:
             append.parse(raw)
-        except Exception as error:  # noqa: BLE001 - answers one request and does not end the stream
+        except Exception as error:  # noqa: BLE001 - fails one request and does not end the stream
             append.refuse(error)
         else:
             append.channel.append_queue.add(append, may_wait=not self._late)
 
-    async def _answer(self) -> None:
-        unanswered = self._unanswered
+    async def _respond(self) -> None:
+        in_flight = self._in_flight
         with ending_with_caller():
-            while unanswered or not self._is_half_closed:
-                while unanswered and (answer := unanswered[0].answer) is not None:
-                    await self.stream.write(answer)
-                    self._bytes -= unanswered.popleft().byte_count
-                    self._has_room.set()
-                self._has_answer.clear()
-                if unanswered or not self._is_half_closed:
-                    await self._has_answer.wait()
+            while in_flight or not self._is_half_closed:
+                while in_flight and (response := in_flight[0].response) is not None:
+                    await self.stream.write(response)
+                    self._bytes -= in_flight.popleft().byte_count
+                    self._has_space.set()
+                self._has_response.clear()
+                if in_flight or not self._is_half_closed:
+                    await self._has_response.wait()
 
     def begin(self, append: _Append) -> Commit | None:
-        """Begins an append on its own; returns None where it was refused, or waits for room."""
+        """Begins an append on its own; returns None where it was refused, or waits for space."""
         appends = append.channel.appends
         store: Callable[..., Coroutine[Any, Any, Receipt]] = appends.append
         if not self._late:
             try:
                 commit = appends.begin_append(append.batches, append.stamp)
-            except Exception as error:  # noqa: BLE001 - answers one request and does not end the stream
+            except Exception as error:  # noqa: BLE001 - fails one request and does not end the stream
                 append.refuse(error)
                 return None
             if commit is not None:
@@ -248,16 +248,16 @@ class AppendStreamCall:
         except asyncio.CancelledError:
             # The caller has left.
             return
-        except Exception as error:  # noqa: BLE001 - answers one request and does not end the stream
+        except Exception as error:  # noqa: BLE001 - fails one request and does not end the stream
             append.refuse(error)
         else:
             append.end(receipt)
 
     def on_end(self, append: _Append) -> None:
-        """Notes the answer of an append, which is sent behind those of the earlier ones."""
+        """Notes the response of an append, which is sent behind those of the earlier ones."""
         append.release()
-        if append is self._unanswered[0]:
-            self._has_answer.set()
+        if append is self._in_flight[0]:
+            self._has_response.set()
 
 
 PREFETCH_DEFAULT = 8

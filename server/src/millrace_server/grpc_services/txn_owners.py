@@ -45,7 +45,7 @@ class TxnOwners:
                 self.roll_back_revoked()
 
     def roll_back_revoked(self) -> None:
-        """Rolls back what may not be kept any more, and has all calls checked again that wait for room."""
+        """Rolls back what may not be kept any more, and has all calls checked again that wait for space."""
         self._proofs = {
             name: (identity, credentials)
             for name, (identity, credentials) in self._proofs.items()

@@ -13,7 +13,7 @@ from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import ChannelExistsError, DiskFullError, TooManyChannelsError
 from millrace_server.hosting.data_dir import Catalog
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 ResultT = TypeVar("ResultT")
 
@@ -25,7 +25,7 @@ class ChannelChanges:
     """
 
     def __init__(self, registry: ChannelRegistry, catalog: Catalog, channels_max: float = math.inf) -> None:
-        """`channels_max`: with so many channels, configured ones too, no more can be created."""
+        """`channels_max`: with this many channels, configured ones too, no more can be created."""
         self._registry = registry
         self._catalog = catalog
         self._channels_max = channels_max
@@ -82,7 +82,7 @@ class ChannelChanges:
             Why nothing was changed; empty on success.
         """
         channel = self._registry.get(name)
-        # Serializes updates: one that waits for room must not undo the changes of another.
+        # Serializes updates: one that waits for space must not undo the changes of another.
         async with channel.updating:
             former = channel.config
             message = await channel.update(change(former))
@@ -128,9 +128,9 @@ async def _write(write: Callable[..., None], *arguments: object) -> None:
     try:
         await asyncio.to_thread(write, *arguments)
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in _NO_SPACE:
             raise
-        raise DiskFullError("the disk has no room for the server's catalog of channels; free some space") from None
+        raise DiskFullError("the disk has no space for the server's catalog of channels; free some space") from None
 
 
 async def _to_completion(change: Coroutine[Any, Any, ResultT]) -> ResultT:

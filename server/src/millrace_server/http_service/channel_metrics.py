@@ -59,7 +59,7 @@ GAUGES = Measures(
     Measure("BodyBytesMax", "body_bytes_max", "Bytes of bodies that may be held.", "body_bytes_max"),
     Measure("OpenTransactions", "open_transactions", "Open transactions.", "open_transactions"),
     Measure("WaitingTakes", "waiting_takes", "Takes that wait for an event.", "waiting_takes"),
-    Measure("WaitingCommits", "waiting_commits", "Commits waiting for room.", "waiting_commits"),
+    Measure("WaitingCommits", "waiting_commits", "Commits waiting for space.", "waiting_commits"),
     Measure("Producers", "producers", "Producers whose stamps are remembered.", "producers"),
     Measure("Claims", "claims", "1 while a reader's claim lives, else 0.", "claims"),
     Measure("FirstSequence", "first_sequence", "Oldest queued sequence.", "first_sequence"),

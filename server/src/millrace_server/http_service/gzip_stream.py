@@ -21,7 +21,7 @@ def accepts_gzip(request: Request) -> bool:
 
 
 async def gzipped(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yields a gzip file of all parts, which threads compress meanwhile: zlib does not need the interpreter."""
+    """Yields a gzip file of all parts, which threads compress in the meantime: zlib does not need the interpreter."""
     compressor = zlib.compressobj(_LEVEL, wbits=_GZIP_FORMAT)
     waiting = bytearray()
     async for part in parts:

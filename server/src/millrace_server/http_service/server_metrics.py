@@ -44,7 +44,7 @@ def _buckets_of(histogram: Histogram) -> list[tuple[str, float] | tuple[str, flo
     """Returns each bucket's bound, the observations up to it, and its exemplar if it has one."""
     buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
     bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
-    # A copy, since another thread may count meanwhile.
+    # A copy, since another thread may count in the meantime.
     for index, (bound, count) in enumerate(zip(bounds, accumulate([*histogram.counts]), strict=True)):
         if (exemplar := histogram.exemplars.get(index)) is None:
             buckets.append((bound, count))

@@ -25,7 +25,7 @@ Range = tuple[int, int]
 
 
 class Piece(NamedTuple):
-    """Events that lie side by side in one PUT record."""
+    """Adjacent events in one PUT record."""
 
     first_sequence: int
     event_count: int
@@ -65,8 +65,8 @@ class ChannelAccount(StateRecovery):
         present: Sequences in the channel, whether or not their events can be read.
         doubtful: Sequences that a lost record may have removed from it.
         unstamped: Sequences whose stamps are lost.
-        is_doubtful: Whether a record is lost of which nobody knows what it said.
-        kept_sequence: In a log that a repair or a migration has written, the sequence behind the last event that it
+        is_doubtful: Whether a record is lost of which no one knows what it said.
+        kept_sequence: In a log that a repair or a migration has written, the sequence after the last event that it
             kept: from there up to the reserve there is none. 0: another log, or other states followed.
     """
 
@@ -114,7 +114,7 @@ class ChannelAccount(StateRecovery):
 
     @property
     def _gap(self) -> range:
-        """The sequences behind the last event that a repair has kept, which no event has."""
+        """The sequences after the last event that a repair has kept, which no event has."""
         return range(self.kept_sequence, self.reserved_sequence if self.kept_sequence else 0)
 
     def dense(self, sequence: int) -> int:

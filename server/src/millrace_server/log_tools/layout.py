@@ -29,7 +29,7 @@ class DamagedError(ToolError):
     """Raised when the files are damaged, so that the tool cannot do what was asked."""
 
 
-class NoRoomError(ToolError):
+class NoSpaceError(ToolError):
     """Raised when what is to be written does not fit where it is written to."""
 
 

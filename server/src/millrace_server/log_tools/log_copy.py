@@ -10,7 +10,7 @@ from millrace.v1 import event_pb2
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.records import State, state_record
 from millrace_server.channels.recovery import Recovered
-from millrace_server.log_tools.layout import DamagedError, NoRoomError, ToolError
+from millrace_server.log_tools.layout import DamagedError, NoSpaceError, ToolError
 from millrace_server.log_tools.verify import differences
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.format import Kind
@@ -30,10 +30,10 @@ async def write_log(log: Log, state: State, parts: Iterable[Part]) -> None:
     """Writes a channel to a log that was started and holds nothing.
 
     What lies between the parts, and behind them, is passed over as the reserve of each STATE allows. Each COMMIT tells
-    the gaps beside it, so that they are known whatever else of the log is lost.
+    the gaps next to it, so that they are known whatever else of the log is lost.
 
     Raises:
-        NoRoomError: The log has no room for it.
+        NoSpaceError: The log has no space for it.
         ToolError: The log refuses it for another reason.
     """
     records: list[Record] = [state_record(state)]
@@ -118,7 +118,7 @@ async def _submit(log: Log, records: Sequence[Record], *, begins_segment: bool) 
         if error is None:
             stored.set_result(None)
         else:
-            kind = NoRoomError if isinstance(error, LogFullError) else ToolError
+            kind = NoSpaceError if isinstance(error, LogFullError) else ToolError
             stored.set_exception(kind(f"cannot write the new log: {error}"))
 
     log.submit(records, needs_sync=True, begins_segment=begins_segment, done=done)

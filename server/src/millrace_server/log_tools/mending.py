@@ -80,7 +80,7 @@ class LogMender:
             self.lsn = first_lsn
             self._has_beginning = first_lsn == 1
         elif first_lsn >= self.lsn:
-            # Of the records of a first segment that has lost its header, too, nobody knows how many there were.
+            # Of the records of a first segment that has lost its header, too, no one knows how many there were.
             self.lsn = self.lsn or max(first_lsn - _RECORDS_MIN, 1)
             self._miss_before(first_lsn)
         # The first record is a STATE: if that alone is lost, no event is.
@@ -224,7 +224,7 @@ class LogMender:
         self._pending, self._missing, self._missing_bytes = {}, [], 0
 
     def _settle(self, lsn: int, next_sequence: int | None, *, is_of_repair: bool = False) -> None:
-        """Accounts for the records before an LSN, where the next sequence is this one; None: nobody knows.
+        """Accounts for the records before an LSN, where the next sequence is this one; None: no one knows.
 
         `is_of_repair`: the record there was written by a repair, and so were all before it.
         """
@@ -300,7 +300,7 @@ class LogMender:
         return not (is_step_explained and are_commits_alone(groups))
 
     def _lose_groups(self, groups: list[Group], next_sequence: int | None) -> None:
-        """Names all sequences that the groups may have: which of them are whose, nobody can tell.
+        """Names all sequences that the groups may have: which of them are whose, no one can tell.
 
         A group may also have been the events of a MEMORY_STATE, which had their sequences long before.
         """
@@ -347,7 +347,7 @@ class LogMender:
         if self.has_reserves and lost_first < lost_end:
             self._skip(lost_first, lost_end)
         account.lose_stamps(begin, account.next_sequence)
-        # A PUT and its COMMIT leave no room for a TAKE.
+        # A PUT and its COMMIT leave no space for a TAKE.
         missing_count = sum(len(group.missing) for group in groups if not group.is_commit_alone)
         has_no_take = next_sequence is not None and lost_first < lost_end and missing_count == _PAIR
         for group in groups:

@@ -3,7 +3,7 @@
 At each moment at most one of the two can be opened by a server. A stream is marked until all is in it, and a marked one
 is opened by no server; files are written under another name. When the copy was compared with the original, files that
 were moved are renamed to `NAME.migrated`, with a mark in their place, and a stream that was moved stays marked. So a
-migration that was interrupted is run again: it then goes on, or begins again where nothing was decided.
+migration that was interrupted is run again: it then continues, or begins again where nothing was decided.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from millrace_server.histograms import Histograms
 from millrace_server.log_tools.backup import os_errors_as_refusals
 from millrace_server.log_tools.layout import (
     DamagedError,
-    NoRoomError,
+    NoSpaceError,
     UnavailableError,
     UsageError,
     find_layout,
@@ -104,7 +104,7 @@ def into_stream(source: FilesPlace, target: StreamPlace) -> int:
     """Moves a channel from files into a stream; returns the number of its events.
 
     Raises:
-        DirectoryInUseError, UnavailableError: A server uses the channel, or the engine does not answer.
+        DirectoryInUseError, UnavailableError: A server uses the channel, or the engine does not respond.
         UsageError: There is no such channel, or another one is in the stream, or the stream is to be too small.
         DamagedError: The files are damaged; or the stream returns something else than was written.
     """
@@ -159,7 +159,7 @@ def _fill_stream(target: StreamPlace, state: StreamState, recovered: Recovered) 
     log.start(WriterThreads(), Histograms())
     try:
         asyncio.run(write_log(log, *copied(recovered)))
-    except NoRoomError as error:
+    except NoSpaceError as error:
         needed = sum(len(bytes(batch.window.columns())) for batch in recovered.queue)
         raise UsageError(
             f"stream {target.stream.name}: stream_bytes_max is {target.limits.stream_bytes_max}, and the events alone "
@@ -235,7 +235,7 @@ def into_files(source: StreamPlace, target: FilesPlace) -> int:
     """Moves a channel from a stream into files; returns the number of its events.
 
     Raises:
-        UnavailableError: A server owns the channel, or the engine does not answer.
+        UnavailableError: A server owns the channel, or the engine does not respond.
         UsageError: There is no such channel, or something else is where the files are to be.
         DamagedError: The stream is damaged; or the disk returns something else than was written.
     """

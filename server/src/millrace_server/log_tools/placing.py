@@ -10,7 +10,7 @@ from millrace_server.wal.log import LogRecord
 
 @dataclass(slots=True)
 class Group:
-    """PUT and TAKE records side by side, and what is missing behind them: first of all, perhaps, their COMMIT."""
+    """Adjacent PUT and TAKE records, and what is missing after them: first of all, perhaps, their COMMIT."""
 
     missing: range
     """LSNs."""
@@ -29,7 +29,7 @@ class Group:
 
 
 class Step(NamedTuple):
-    """From the sequence behind the records before some groups to that of the record behind them."""
+    """From the sequence after the records before some groups to that of the record after them."""
 
     first: int
     end: int

@@ -1,4 +1,4 @@
-"""A channel's files as they were at one moment, while a server goes on writing and removing them."""
+"""A channel's files as they were at one moment, while a server continues writing and removing them."""
 
 import errno
 import os

@@ -41,7 +41,7 @@ class DamageKind(enum.Enum):
     CONTENT = "content"
     """A record whose checksums match contradicts itself or those before it."""
     UNDECODABLE = "sealed"
-    """A payload whose checksum matches cannot be decoded, although its key decrypts others: somebody has changed it."""
+    """A payload whose checksum matches cannot be decoded, although its key decrypts others: someone has changed it."""
     MISSING = "missing"
     """A segment does not exist."""
     FOREIGN = "foreign"
@@ -49,7 +49,7 @@ class DamageKind(enum.Enum):
     HEADER = "header"
     """Only the segment's header is damaged. It can be rebuilt."""
     TOO_LONG = "too long"
-    """Bytes lie behind the segment's end. They can be cut off."""
+    """Bytes are after the segment's end. They can be cut off."""
 
 
 LOSSLESS = {DamageKind.HEADER, DamageKind.TOO_LONG}

@@ -108,7 +108,7 @@ def stream_view(name: str, settings: EngineSettings, codec: PayloadCodec) -> Ite
 
     Raises:
         DamagedError: There is no stream.
-        UnavailableError: The engine does not answer.
+        UnavailableError: The engine does not respond.
     """
     try:
         engine = asyncio.run(Engine.connected(settings.servers, settings))

@@ -252,7 +252,7 @@ def _endings_differ(one: EndedTxns, other: EndedTxns) -> bool:
         return True
     if len(mine) >= ENDED_MAX or len(theirs) >= ENDED_MAX:
         return False
-    # Rollbacks are recorded only if the disk has room, so only committed transactions must agree.
+    # Rollbacks are recorded only if the disk has space, so only committed transactions must agree.
     known = mine | theirs
     return any(known[txn_id].state is TxnState.COMMITTED for txn_id in mine.keys() ^ theirs.keys())
 

@@ -119,7 +119,7 @@ def open_view(layout: ChannelLayout, *, is_live: bool = True) -> LogView:
 
 
 def _open_all(layout: ChannelLayout, opened: ExitStack) -> _OpenFiles | None:
-    """Opens all files; returns None if one was removed meanwhile."""
+    """Opens all files; returns None if one was removed in the meantime."""
     # The checkpoints first: what one refers to existed before it, and stays until it has a successor.
     before = {path for _, path in segment_paths(layout.directories)}
     checkpoints = {
@@ -189,7 +189,7 @@ class Tail:
     torn_bytes: int = 0
     """Bytes between the last record and the last byte that is not zero."""
     is_damaged: bool = False
-    """Whether a record behind the last one proves that synced bytes are damaged."""
+    """Whether a record after the last one proves that synced bytes are damaged."""
 
 
 @dataclass(slots=True)
@@ -202,13 +202,13 @@ class _Progress:
 
 
 def find_tail(file: File, layout: ChannelLayout, segment_id: int, *, is_live: bool) -> Tail:
-    """Finds the end of a log's last segment, which may grow meanwhile and get a successor.
+    """Finds the end of a log's last segment, which may grow in the meantime and get a successor.
 
     If `is_live`, a server may be writing, so a proof is worth waiting for.
     """
     scanner = _scanner(file, layout, segment_id)
     progress = _scan(scanner, _Progress(SEGMENT_HEADER_BYTES, 0))
-    # All that was acknowledged before this call lies before this position.
+    # All that was acknowledged before this call is before this position.
     wanted = progress.end
     deadline = time.monotonic() + (PROOF_SECONDS_MAX if is_live else 0.0)
     while not progress.is_damaged:
@@ -235,7 +235,7 @@ def _scan(scanner: SegmentScanner, progress: _Progress) -> _Progress:
         evidence = scanner.synced_position_behind(progress.end + 1)
         if max(evidence, SEGMENT_HEADER_BYTES + 1) <= progress.end:
             return progress
-        # A record behind states that this position was synced before it was written. If the position is valid by now,
+        # A record after states that this position was synced before it was written. If the position is valid by now,
         # it was only read too early; if not, it never will be.
         if scanner.record_at(progress.end) is None:
             progress.is_damaged = True
@@ -243,7 +243,7 @@ def _scan(scanner: SegmentScanner, progress: _Progress) -> _Progress:
 
 
 def _last_end(scanner: SegmentScanner, start: int, wanted: int) -> int:
-    """Returns the end of the last record that ends at or before `wanted` and was not truncated meanwhile."""
+    """Returns the end of the last record that ends at or before `wanted` and was not truncated in the meantime."""
     ends = (record.end for record in scanner.records(start))
     return max((end for end in ends if end <= wanted), default=start)
 

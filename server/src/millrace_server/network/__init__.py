@@ -64,7 +64,7 @@ class Address:
 
     @property
     def is_unspecified(self) -> bool:
-        """Whether it stands for all of the machine's addresses, so that nobody can connect to it by this name."""
+        """Whether it stands for all of the machine's addresses, so that no one can connect to it by this name."""
         try:
             return ipaddress.ip_address(self.host).is_unspecified
         except ValueError:

@@ -53,7 +53,7 @@ class ConnectionLimits(NamedTuple):
 
     @classmethod
     def of_http(cls, connections_max: int, address_max: int | None) -> Self:
-        """Returns the limits of HTTP, for which gRPC leaves some files, so that probes are answered."""
+        """Returns the limits of HTTP, for which gRPC leaves some files, so that probes get responses."""
         return cls._within_files(connections_max, address_max, 1 - _GRPC_SHARE)
 
     @classmethod
@@ -96,7 +96,7 @@ class Places:
     """The places of a listener's connections, in all and for each address.
 
     A new connection takes the place of the one that has waited longest, of its own address if that has too many. If
-    all others are at work, there are `spare_count` more places, in which requests can be refused with an answer.
+    all others are at work, there are `spare_count` more places, in which requests can be refused with a response.
     """
 
     def __init__(self, total_max: int, address_max: int | None = None, spare_count: int = 0) -> None:
@@ -111,7 +111,7 @@ class Places:
 
     def take(self, address: str) -> Place | None:
         """Returns a place for an idle connection; None if there is none."""
-        if not self._make_room(address):
+        if not self._make_space(address):
             return None
         place = Place(self, address)
         self._taken.add(place)
@@ -119,7 +119,7 @@ class Places:
         self.queue(place)
         return place
 
-    def _make_room(self, address: str) -> bool:
+    def _make_space(self, address: str) -> bool:
         if self._counts[address] >= self._address_max:
             return self._end_oldest(self._waiting_of.get(address, {}))
         busy_count = len(self._taken) - len(self._waiting)

@@ -134,7 +134,7 @@ def _bytes_received(connection: socket.socket) -> int:
 
 
 def _open_sockets() -> Iterator[tuple[int, socket.socket]]:
-    """Yields the TCP sockets of this process with their inodes, duplicated, as they may be closed meanwhile."""
+    """Yields the TCP sockets of this process with their inodes, duplicated, as they may be closed in the meantime."""
     for file in tuple(_FILES.iterdir()):
         with suppress(OSError):
             duplicate = os.dup(int(file.name))

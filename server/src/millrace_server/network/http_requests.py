@@ -39,7 +39,7 @@ class Refusal(NamedTuple):
     """After how long a repeat may succeed; None if it cannot."""
 
     def response(self, headers: Mapping[str, str] = {}) -> JSONResponse:
-        """Returns the answer, which has the same form for all HTTP listeners."""
+        """Returns the response, which has the same form for all HTTP listeners."""
         if self.retry_delay_seconds is not None:
             headers = {**headers, "Retry-After": str(max(math.ceil(self.retry_delay_seconds), 1))}
         return JSONResponse({"reason": self.reason, "message": self.message}, self.status, headers)
@@ -49,7 +49,7 @@ class RequestCheck:
     """Checks the heads of requests to a listener.
 
     A page of another site that a browser shows must neither send requests nor, under a name that its owner has directed
-    to this server, read answers.
+    to this server, read responses.
     """
 
     def __init__(self, listen: str, host_names: Iterable[str], setting: str) -> None:

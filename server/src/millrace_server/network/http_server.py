@@ -28,10 +28,10 @@ _OWN_HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
-"""An answer may have others of these, such as a page with scripts."""
+"""A response may have others of these, such as a page with scripts."""
 
 SECURITY_HEADERS = _FIXED_HEADERS | _OWN_HEADERS
-"""Headers of all answers, for browsers."""
+"""Headers of all responses, for browsers."""
 
 _DATE_SECONDS = 1.0
 
@@ -50,7 +50,7 @@ class HttpLimits(NamedTuple):
     """The same for each address, whose further connections close its own, or are closed if none of these waits."""
     idle_seconds_max: float = 15.0
     """A connection is closed if a complete request head takes longer than this to arrive, or if it does not read its
-    answer for this long."""
+    response for this long."""
     closing_seconds_max: int = 1
     """Grace period of requests in progress when the server stops."""
 
@@ -107,7 +107,7 @@ class _UvicornConfig(uvicorn.Config):
 
 
 class _WithOwnHeaders:
-    """Adds the headers that an answer lacks."""
+    """Adds the headers that a response lacks."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -168,7 +168,7 @@ def certificate_of(scope: Scope) -> bytes | None:
 
 
 class _UvicornProtocol(H11Protocol):
-    """A connection that is closed if no request arrives in time, or if others need its place meanwhile."""
+    """A connection that is closed if no request arrives in time, or if others need its place in the meantime."""
 
     config: _UvicornConfig
     _idle: asyncio.TimerHandle

@@ -26,7 +26,7 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 class TlsSettings(BaseModel, frozen=True, extra="forbid"):
-    """The server's certificate, and whose clients it admits. The files are read again when they change."""
+    """The server's certificate, and the client certificates that it accepts. The files are reread when they change."""
 
     verify_mode: ClassVar[ssl.VerifyMode] = ssl.CERT_OPTIONAL
     """How certificates are asked for over HTTP: a probe of `/healthz` has none, and the application refuses everything
@@ -41,7 +41,7 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
     """File of the certificate's key, in PEM, without a password. It must not be world-readable."""
 
     client_ca: NamedPath | None = None
-    """File of the CA certificates, in PEM, with which clients' certificates are verified."""
+    """File of CA certificates, in PEM, for verifying clients' certificates."""
 
     client_certificate: Literal["off", "required"] = Field("off", validate_default=True)
     """Whether clients must have a certificate. Over HTTP, `/healthz` needs none."""
@@ -175,7 +175,7 @@ class TlsFiles:
         last = [self.material]
 
         def fetch() -> Any:
-            # gRPC calls this for each handshake, in a thread of its own; None keeps the former files.
+            # gRPC calls this for each handshake, in its own thread; None keeps the former files.
             if self.material is last[0]:
                 return None
             last[0] = self.material

@@ -34,7 +34,7 @@ from millrace_server.network.tls import TlsFiles
 from millrace_server.process.memory import tuned_allocator, tuned_garbage_collector
 from millrace_server.process.reloading import Reloader
 
-_LAST_ANSWERS_SECONDS = 1.0
+_LAST_RESPONSES_SECONDS = 1.0
 """Grace period of calls in progress once no transaction is open."""
 
 _OPENING_SECONDS = 1.0
@@ -146,7 +146,7 @@ async def _listening(
             await http_service.start(http_socket)
             yield {"grpc": grpc_address, "http": str(http_address)}
         finally:
-            await grpc_server.stop(0.0 if requests.is_urgent else _LAST_ANSWERS_SECONDS)
+            await grpc_server.stop(0.0 if requests.is_urgent else _LAST_RESPONSES_SECONDS)
             await http_service.stop()
 
 
@@ -190,7 +190,7 @@ EXIT_SECONDS = 3.0
 
 
 def run(settings: Settings, address_file: Path | None, load_again: Callable[[], Settings] | None) -> None:
-    """Does the same as `serve`, on an event loop of its own; then the process ends even if a thread never ends."""
+    """Does the same as `serve`, on its own event loop; then the process ends even if a thread never ends."""
 
     async def serve_and_exit() -> None:
         await serve(settings, address_file, load_again)

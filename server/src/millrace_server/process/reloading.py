@@ -108,7 +108,7 @@ class Reloader:
             self._access.replace(settings.roles, settings.identities)
         flows = self._flows(settings, report)
         self._registry.set_entrances(flows.entrances())
-        # New channels come before the flows, which may use them; changes of others may have to wait for room.
+        # New channels come before the flows, which may use them; changes of others may have to wait for space.
         self._create_channels(settings, report)
         updating = asyncio.ensure_future(self._update_channels(settings, report))
         changing = asyncio.ensure_future(self._agent.change(flows, self.shutdown_grace_seconds))

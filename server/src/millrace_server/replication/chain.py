@@ -81,7 +81,7 @@ class Chain:
             sequence_known: The last message that the stream is known to have had; 0 without any.
 
         Raises:
-            EngineError: The engine does not answer.
+            EngineError: The engine does not respond.
             LogCorruptError: The stream ends before that message.
         """
         body = json.dumps({"address": address, "nonce": secrets.token_hex(8)}).encode()
@@ -263,7 +263,7 @@ class Chain:
         """Looks whether the engine has all messages still; does not block.
 
         The future raises:
-            EngineError: The engine does not answer.
+            EngineError: The engine does not respond.
             LogCorruptError: The stream lacks messages, or is another one.
             StreamMissingError: There is none.
         """

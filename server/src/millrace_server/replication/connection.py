@@ -29,19 +29,19 @@ _DENIALS_MAX = 20
 
 
 class _Waiting(NamedTuple):
-    """What has the answer to a message, unless its caller has left, and what ends the wait for it."""
+    """What has the response to a message, unless its caller has left, and what ends the wait for it."""
 
-    answer: "asyncio.Future[bytes]"
+    response: "asyncio.Future[bytes]"
     timer: asyncio.TimerHandle
 
     def end(self, result: bytes | Exception) -> None:
         self.timer.cancel()
-        if self.answer.done():
+        if self.response.done():
             return
         if isinstance(result, Exception):
-            self.answer.set_exception(result)
+            self.response.set_exception(result)
         else:
-            self.answer.set_result(result)
+            self.response.set_result(result)
 
 
 class Connection(Client):
@@ -49,15 +49,15 @@ class Connection(Client):
 
     The time that an append takes is that of the engine, of the copies, and of the hops between tasks. A copy of half a
     megabyte takes a tenth of a millisecond, and more where its memory is new. So this sends the pieces as they are, at
-    once, and has one subscription for all answers.
+    once, and has one subscription for all responses.
     """
 
     def __init__(self, access: EngineAccess) -> None:
         super().__init__()
         self._access = access
-        self._answers = ""
+        self._responses = ""
         self._numbers = itertools.count()
-        # By the subjects of the answers; also those whose callers have left, until their time is over.
+        # By the subjects of the responses; also those whose callers have left, until their time is over.
         self._waiting: dict[str, _Waiting] = {}
         self._on_loss: Callable[[], object]
         self._denials: set[str] = set()  # What the engine does not permit, as far as it was logged.
@@ -77,58 +77,58 @@ class Connection(Client):
             disconnected_cb=self._fail_waiting,
             max_reconnect_attempts=_FOREVER,
             reconnect_time_wait=_RECONNECT_SECONDS,  # type: ignore[arg-type] # any number is accepted
-            # A server that stands still is left after two of them.
+            # A server that hangs is left after two of them.
             ping_interval=_PING_SECONDS,
         )
-        answers = self.new_inbox()
-        await self.subscribe(f"{answers}.*", cb=_ignore_late)
-        self._answers = answers
+        responses = self.new_inbox()
+        await self.subscribe(f"{responses}.*", cb=_ignore_late)
+        self._responses = responses
 
     @property
     def is_open(self) -> bool:
-        """Whether messages can be sent: it is connected, and listens for answers."""
-        return self.is_connected and bool(self._answers)
+        """Whether messages can be sent: it is connected, and listens for responses."""
+        return self.is_connected and bool(self._responses)
 
     async def ask(self, subject: str, headers: Mapping[str, str], pieces: Sequence[Piece], seconds: float) -> bytes:
-        """Sends a message and returns the answer; see `send`."""
+        """Sends a message and returns the response; see `send`."""
         return await self.send(subject, headers, pieces, seconds)
 
     def send(
         self, subject: str, headers: Mapping[str, str], pieces: Sequence[Piece], seconds: float
     ) -> "asyncio.Future[bytes]":
-        """Sends a message, and returns what will have the answer.
+        """Sends a message, and returns what will have the response.
 
         Args:
             subject: Where to.
             headers: Its headers, which need no escaping.
             pieces: The message.
-            seconds: How long to wait for the answer.
+            seconds: How long to wait for the response.
 
         Raises:
             ConnectionError: There is no connection; it was not sent.
             nats.errors.MaxPayloadError: It is larger than the engine takes; it was not sent.
 
         The future raises:
-            ConnectionError: The connection was lost meanwhile.
-            TimeoutError: There is no answer in time.
+            ConnectionError: The connection was lost in the meantime.
+            TimeoutError: There is no response in time.
             nats.errors.NoRespondersError: Nothing listens there.
         """
         if not self.is_open:
             # It would be sent later, when nothing expects it any more.
             raise ConnectionError("there is no connection to the engine")
-        reply = f"{self._answers}.{next(self._numbers)}"
+        reply = f"{self._responses}.{next(self._numbers)}"
         self._send_now(_encoded(subject, reply, headers, pieces, self.max_payload))
         loop = asyncio.get_running_loop()
         # Not `asyncio.timeout`, which is for tasks, and takes longer.
         waiting = _Waiting(loop.create_future(), loop.call_later(seconds, self._give_up, reply))
         self._waiting[reply] = waiting
-        return waiting.answer
+        return waiting.response
 
     def _give_up(self, reply: str) -> None:
         self._waiting.pop(reply).end(TimeoutError())
 
     def _send_now(self, message: Sequence[Piece]) -> None:
-        """Sends a message behind all that waits to be sent, without the task of the base class that does so."""
+        """Sends a message after all that waits to be sent, without the task of the base class that does so."""
         assert self._transport is not None, "it is connected"
         try:
             self._transport.writelines([*self._pending, *message])  # type: ignore[list-item] # it takes views, too
@@ -147,19 +147,19 @@ class Connection(Client):
             _log.warning("the engine's user lacks a permission that servers need", error=message)
 
     async def _fail_waiting(self) -> None:
-        """Lets all that wait for an answer know that the connection was lost, so that they get none."""
+        """Fails everything that waits for a response, since the connection was lost."""
         lost, self._waiting = self._waiting, {}
         for waiting in lost.values():
             waiting.end(ConnectionError("the connection to the engine was lost"))
         self._on_loss()
 
     async def close(self) -> None:
-        """Closes the connection; never raises, and does not wait for an engine that stands still."""
+        """Closes the connection; never raises, and does not wait for an engine that hangs."""
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await super().close()
         except (nats.errors.Error, OSError):
-            # It broke meanwhile.
+            # It broke in the meantime.
             if self._transport:
                 self._transport.close()  # type: ignore[no-untyped-call] # nats-py has few types
 
@@ -200,7 +200,7 @@ class Connection(Client):
             await self._process_op_err(nats.errors.Error(message))
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        """Gives an answer to what waits for it, without the queue and the task that each subscription has."""
+        """Gives a response to what waits for it, without the queue and the task that each subscription has."""
         waiting = self._waiting.pop(subject.decode(), None)
         if waiting is None:
             await super()._process_msg(sid, subject, reply, data, headers)
@@ -211,7 +211,7 @@ class Connection(Client):
 
 
 async def _ignore_late(_message: Msg) -> None:
-    """Nothing waits for this answer any more."""
+    """Nothing waits for this response any more."""
 
 
 def _encoded(

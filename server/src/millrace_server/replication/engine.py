@@ -1,4 +1,4 @@
-"""The connection to the engine: NATS on an event loop of its own, which any thread may use."""
+"""The connection to the engine: NATS on its own event loop, which any thread may use."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ MESSAGE_BYTES_MIN = 64 << 10
 """Larger groups of records are several messages, but each of these is synced by a quorum."""
 
 CALL_SECONDS = 3.0
-"""How long one request waits for its answer."""
+"""How long one request waits for its response."""
 
 _CONNECT_SECONDS = 10.0
 
@@ -126,15 +126,15 @@ class Engine:
 
     async def request(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Awaits a request of the connection; raises ConnectionError as soon as the connection is lost."""
-        answering = asyncio.ensure_future(coroutine)
+        responding = asyncio.ensure_future(coroutine)
         losing = asyncio.ensure_future(self._connection_lost.wait())
         try:
-            await asyncio.wait({answering, losing}, return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done():
+            await asyncio.wait({responding, losing}, return_when=asyncio.FIRST_COMPLETED)
+            if not responding.done():
                 raise ConnectionError("the connection to the engine was lost")
-            return answering.result()
+            return responding.result()
         finally:
-            answering.cancel()
+            responding.cancel()
             losing.cancel()
 
     @property
@@ -158,9 +158,9 @@ class Engine:
         self._loop.call_soon_threadsafe(act)
 
     def close(self) -> None:
-        """Closes the connections; blocks, but not for an engine that does not answer.
+        """Closes the connections; blocks, but not for an engine that does not respond.
 
-        The event loop of a lone one must go on meanwhile.
+        The event loop of a lone one must continue in the meantime.
         """
         if self.lone is not None:
             self.lone.close_from_thread()
@@ -171,7 +171,7 @@ class Engine:
 
     async def _end(self) -> None:
         await self.nats.close()
-        # A connection that broke meanwhile leaves some behind.
+        # A connection that broke in the meantime leaves some behind.
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()

@@ -18,14 +18,14 @@ _TOKENS = ("credentials_file", "nkey_file", "password_file", "token_file")
 
 
 class EngineTls(BaseModel, frozen=True, extra="forbid", defer_build=True):
-    """How the server connects to the engine over TLS. The files are read again for each connection."""
+    """How the server connects to the engine over TLS. The files are reread for each connection."""
 
     ca: NamedPath | None = None
-    """File of the CA certificates, in PEM, with which the certificates of the engine's servers are verified; by default
-    the operating system's."""
+    """File of the CA certificates, in PEM, for verifying the certificates of the engine's servers; by default the
+    operating system's."""
 
     certificate: NamedPath | None = None
-    """File of this server's own certificate, followed by the intermediate ones, where the engine asks for one."""
+    """File of this server's certificate, followed by the intermediate ones, if the engine requires one."""
 
     private_key: NamedPath | None = Field(None, validate_default=True)
     """File of its key, without a password. It must not be world-readable."""
@@ -65,7 +65,7 @@ class EngineAccess(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """How the server connects to the engine, and proves who it is: by one of these files, or by none."""
 
     tls: EngineTls | None = None
-    """The table `tls`: how to connect over TLS. With it, a server of the engine without TLS is refused."""
+    """The table `tls`: how to connect over TLS. With it, engine servers without TLS are refused."""
 
     credentials_file: NamedPath | None = None
     """File of a user's JWT and its key, as `nsc` writes it. The key is never sent."""
@@ -143,7 +143,7 @@ class Credentials(BaseModel, frozen=True, arbitrary_types_allowed=True):
     def read(cls, path: Path) -> Self:
         """Reads a file that `nsc` has written; raises ValueError, which shows nothing of the content."""
         lines = _read_text(path).splitlines()
-        # Each of the two is the line behind one that begins with dashes and BEGIN.
+        # Each of the two is the line after one that begins with dashes and BEGIN.
         found = [following.strip() for line, following in pairwise(lines) if "-BEGIN " in line]
         if len(found) != len(("JWT", "seed")):
             raise ValueError(f"is {json.dumps(str(path))}, which does not hold a user's JWT and seed as nsc writes it")

@@ -16,7 +16,8 @@ from millrace_server.replication.engine_access import EngineAccess
 _BYTES_MAX = 1 << 50
 
 RENEWALS_PER_LEASE = 5
-"""So many renewals fit into a lease: an owner may miss some of them, and the engine may elect a leader meanwhile."""
+"""So many renewals fit into a lease: an owner may miss some of them, and the engine may elect a leader in the
+meantime."""
 
 
 def _checked_url(url: str, schemes: tuple[str, ...], example: str) -> str:
@@ -45,7 +46,7 @@ MonitoringUrl = Annotated[
 
 
 class EngineSettings(EngineAccess):
-    """The engine that keeps the logs of replicated channels: NATS JetStream, of nats-server 2.12 or newer.
+    """The engine that stores the logs of replicated channels: NATS JetStream, with nats-server 2.12 or newer.
 
     All servers that share a channel have the same settings.
     """
@@ -54,23 +55,24 @@ class EngineSettings(EngineAccess):
     """NATS JetStream."""
 
     servers: list[ServerUrl] = Field(min_length=1)
-    """URLs of the engine's servers, such as `nats://n1.example:4222`. Any that can be reached is used."""
+    """URLs of the engine's servers, such as `nats://n1.example:4222`. The server connects to any that it can reach."""
 
     monitoring_urls: list[MonitoringUrl] = Field(default_factory=list)
-    """URLs at which the engine's servers show their state, such as `http://n1.example:8222`. The server then warns of
-    those that do not sync what they store, since a power failure of most of them would lose acknowledged events."""
+    """URLs at which the engine's servers show their state, such as `http://n1.example:8222`. The server then warns
+    about those that do not sync their writes, since a power failure of a majority of them would lose acknowledged
+    events."""
 
     replicas: Literal[1, 3, 5] = 3
-    """Number of the engine's servers that keep each event. A commit is acknowledged once more than half of these have
+    """Number of engine servers that store each event. A commit is acknowledged once more than half of them have
     it."""
 
     stream_bytes_max: ByteSize = Field(10 * GIB, ge=4 * MIB, le=_BYTES_MAX)
-    """Bytes that one channel's log and checkpoints take at each of the engine's servers, which reserve them. They hold
-    about `byte_capacity`, the headers of the events, and what is kept until the next checkpoint but one."""
+    """Bytes reserved for one channel's log and checkpoints on each engine server. They hold about `byte_capacity`, the
+    headers of the events, and everything that is kept until the next checkpoint but one."""
 
     lease_seconds: float = Field(15.0, ge=1.0, le=600.0, allow_inf_nan=False)
-    """Seconds without a sign of life after which another server takes over. Below 10 s, the election of a leader in the
-    engine can cost a server its channels, but loses no events."""
+    """Seconds after which another server takes over if the owner has not renewed its lease. Below 10 s, the election of
+    a leader in the engine can cost a server its channels, but loses no events."""
 
     @field_validator("type")
     @classmethod

@@ -1,4 +1,4 @@
-"""Groups of records in a stream: each is a small segment of its own, whose id is the sequence of its first message."""
+"""Groups of records in a stream: each is its own small segment, whose id is the sequence of its first message."""
 
 import threading
 from collections import OrderedDict
@@ -32,7 +32,7 @@ class GroupBytes:
         return segment.file
 
     def size(self) -> int:
-        """Returns the position behind the last byte."""
+        """Returns the position after the last byte."""
         return self.start + len(self.content)
 
     def read(self, length: int, position: int) -> bytes | memoryview:
@@ -96,7 +96,7 @@ class GroupReader:
         return None if groups is None else RecordReader(groups, self._codec).read_puts(location, cached_only=False)
 
     def keep(self, segments: Iterable[Segment]) -> None:
-        """Keeps groups until newer ones need the room."""
+        """Keeps groups until newer ones need the space."""
         with self._lock:
             for segment in segments:
                 if segment.segment_id not in self._cached:

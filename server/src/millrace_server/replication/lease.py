@@ -76,7 +76,7 @@ class ChannelLease:
 
     @property
     def is_current(self) -> bool:
-        """Whether this server has the lease for certain, also after it has stood still. Takes and peeks need that."""
+        """Whether this server has the lease for certain, even after it was paused. Takes and peeks need that."""
         return self.is_held and self._members.is_current
 
     def observe(self, entry: Entry) -> None:
@@ -151,7 +151,7 @@ class ChannelLease:
         self._session = ""
 
     def _is_ours(self) -> bool:
-        """Whether the entry names this server's session: also where a write succeeded and its answer was lost."""
+        """Whether the entry names this server's session: also where a write succeeded and its response was lost."""
         return self._holder.session == self._members.session != ""
 
     def _seconds_to_wait(self) -> float:
@@ -217,7 +217,7 @@ class ChannelLease:
         return self._holder == holder
 
     async def _has_written(self, value: bytes, revision: int) -> bool:
-        """Whether a write whose answer was lost has succeeded, as far as can be known."""
+        """Whether a write whose response was lost has succeeded, as far as can be known."""
         try:
             entry = await self._bucket.read(self._key)
         except EntriesUnavailableError:

@@ -34,7 +34,7 @@ BUCKET = "MILLRACE_OWNERS"
 _MOVES_AT_ONCE = 10
 
 _FORGET_LEASES = 10
-"""After so many leases each server looks again which sessions have ended long ago."""
+"""After this many leases each server looks again which sessions have ended long ago."""
 
 ResultT = TypeVar("ResultT")
 
@@ -51,7 +51,7 @@ class JetStreamBucket(Bucket):
     async def opened(cls, engine: Engine, replicas: int) -> "JetStreamBucket":
         """Opens the bucket, and creates it where there is none, on so many of the engine's servers.
 
-        Raises EngineError if the engine refuses it, or does not answer.
+        Raises EngineError if the engine refuses it, or does not respond.
         """
         config = KeyValueConfig(bucket=BUCKET, history=1, replicas=replicas)
         try:
@@ -102,7 +102,7 @@ class JetStreamBucket(Bucket):
                 found = await watcher.updates(silence_seconds)
                 yield None if found is None else (found.key, _entry(found))
         finally:
-            # On a closed connection it fails, in place of the cancellation, and the watch would begin again for ever.
+            # On a closed connection it fails, in place of the cancellation, and the watch would begin again forever.
             with suppress(nats.errors.Error):
                 await watcher.stop()
 
@@ -236,5 +236,5 @@ async def _bucket_in(engine: Engine, config: KeyValueConfig) -> KeyValue:
 
 
 def _entry(found: KeyValue.Entry) -> Entry | None:
-    """Returns an entry; one that was deleted has no value, and is nobody's."""
+    """Returns an entry; one that was deleted has no value, and is no one's."""
     return None if found.revision is None else Entry(found.value or b"", found.revision)

@@ -15,7 +15,7 @@ class LoneConnection(Connection):
     """Is on the event loop of those who append, so that an append that waits for no other waits for no thread either.
 
     Two changes of threads take a twentieth of the time of an append of half a megabyte. All else goes over the engine's
-    first connection, also the questions about a message that was not answered here: leases are renewed on the event
+    first connection, also the questions about a message that got no response here: leases are renewed on the event
     loop of that one, while this one may be busy.
     """
 
@@ -31,11 +31,11 @@ class LoneConnection(Connection):
     ) -> "asyncio.Future[bytes]":
         """Sends a message; see `Connection.send`.
 
-        Raises ConnectionError also while its server, which did not answer in time, may stand still: else each append
+        Raises ConnectionError also while its server, which did not respond in time, may be paused: else each append
         would wait as long for it, though the first connection may be to another one.
         """
         if self._is_silent:
-            raise ConnectionError("the engine's server did not answer")
+            raise ConnectionError("the engine's server did not respond")
         return super().send(subject, headers, pieces, seconds)
 
     def _give_up(self, reply: str) -> None:
@@ -43,12 +43,12 @@ class LoneConnection(Connection):
         super()._give_up(reply)
 
     async def _process_pong(self) -> None:
-        """Notes that the server answers, as it is asked to every few seconds and when a connection has been made."""
+        """Notes that the server responds, as it is asked to every few seconds and when a connection has been made."""
         self._is_silent = False
         await super()._process_pong()
 
     def close_from_thread(self) -> None:
-        """Closes the connection from another thread; blocks, but not for an engine that does not answer."""
+        """Closes the connection from another thread; blocks, but not for an engine that does not respond."""
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
 
     async def _end(self) -> None:

@@ -75,7 +75,7 @@ class Membership:
 
     @property
     def is_current(self) -> bool:
-        """Whether no other server can own this one's channels, also after it has stood still."""
+        """Whether no other server can own this one's channels, even after it was paused."""
         # It stops before others begin, even if its clock is a fifth slower.
         window_seconds = self.lease_seconds - self.renew_seconds
         return bool(self.session) and self.clock() < self._renewed_at + window_seconds
@@ -86,7 +86,7 @@ class Membership:
         return self.clock() - self._renewed_at
 
     def start(self) -> None:
-        """Begins a session as soon as the engine answers, and another one whenever it was lost."""
+        """Begins a session as soon as the engine responds, and another one whenever it was lost."""
         self._running = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
@@ -205,7 +205,7 @@ class Membership:
                 "this server could not renew its session in time; other servers may own its channels now", session=lost
             )
             self.on_lost()
-            # Nothing of this server goes on in it, so nothing need wait until it expires.
+            # Nothing of this server continues in it, so nothing need wait until it expires.
             await self._end(lost, self._revision)
 
     async def _begin(self) -> None:
@@ -243,7 +243,7 @@ class Membership:
             try:
                 self._revision = await self._bucket.write(session_key(session), value, self._revision)
             except EntryConflictError:
-                # An earlier write whose answer was lost may have succeeded.
+                # An earlier write whose response was lost may have succeeded.
                 entry = await self._bucket.read(session_key(session))
                 if entry is None or Member.decoded(entry.value).is_ended:
                     raise

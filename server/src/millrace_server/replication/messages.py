@@ -12,7 +12,7 @@ is refused. All integers are little-endian.
     32   8  epoch: sequence of the owner's FENCE, 0 in the FENCE itself
     40   8  GROUP: sequence of its first part. CHECKPOINT: segment id of its log position
     48   8  position: of the group's first byte in its segment, or of the checkpoint
-    56   8  LSN of the group's first record, or of the next record behind the checkpoint
+    56   8  LSN of the group's first record, or of the next record after the checkpoint
     64   8  CHECKPOINT: sequence of the previous one's last part, 0 if there is none
     72   4  index of this part
     76   4  number of parts

@@ -17,7 +17,7 @@ class EntryConflictError(Exception):
 
 
 class EntriesUnavailableError(Exception):
-    """Raised when the engine does not answer; an entry may have been written or not."""
+    """Raised when the engine does not respond; an entry may have been written or not."""
 
 
 class Entry(NamedTuple):

@@ -1,4 +1,4 @@
-"""One stream of the engine, and what its answers mean."""
+"""One stream of the engine, and what its responses mean."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ HEADER_BYTES_MAX = 512
 """Most bytes of a message's NATS headers and subject."""
 
 # The stream's own limit, and those of the server and of the account.
-_NO_ROOM = {10077, 10023, 10028, 10047, 10002}
+_NO_SPACE = {10077, 10023, 10028, 10047, 10002}
 _NAME_IN_USE = 10058
 
 
@@ -64,7 +64,7 @@ class Stream(StreamReader):
             may_create: False for a channel that had a stream: its loss must not pass in silence.
 
         Raises:
-            EngineError: The engine refuses it, or does not answer.
+            EngineError: The engine refuses it, or does not respond.
             LogCorruptError: A stream of this name was not made by Millrace, or there is none, and there must be one.
             MigratingError: It is none that a server may own now.
         """
@@ -130,7 +130,7 @@ class Stream(StreamReader):
     async def _refused(self, error: APIError) -> EngineError:
         """Returns why the engine refuses a stream with these limits."""
         told = f"{self._limits.replicas} replicas of {self._limits.stream_bytes_max} bytes: {reason_of(error)}"
-        if error.err_code in _NO_ROOM:
+        if error.err_code in _NO_SPACE:
             account = await self._jetstream.account_info()
             told += _limit_of(account)
         return EngineError(f"stream {self.name} with {told}")
@@ -140,7 +140,7 @@ class Stream(StreamReader):
     ) -> None:
         """Appends a message, given in pieces, at a sequence. Once this returns, a quorum of the replicas has it.
 
-        While the engine does not answer, the outcome is unknown: the place is read until it is known.
+        While the engine does not respond, the outcome is unknown: the place is read until it is known.
 
         Args:
             subject: `LOG` or `CHECKPOINT`.
@@ -151,7 +151,7 @@ class Stream(StreamReader):
         Raises:
             LogTakenOverError: Another server's message is there, so this one never will be; or another server has
                 appended behind it, and whether it was stored is unknown.
-            LogFullError: The stream has no room, and does not have it.
+            LogFullError: The stream has no space, and does not have it.
             LogFailedError: The stream was set back or deleted, or the engine refuses the message or its outcome is
                 unknown for too long.
         """
@@ -178,9 +178,9 @@ class Stream(StreamReader):
         raise asyncio.CancelledError
 
     def _refuse(self, problem: Exception, *, may_arrive_later: bool) -> NoReturn:
-        """Raises LogFullError for a message that has no room, and never will be stored; otherwise EngineError."""
-        if isinstance(problem, APIError) and problem.err_code in _NO_ROOM and not may_arrive_later:
-            raise LogFullError(f"the stream has no room: {problem.description}")
+        """Raises LogFullError for a message that has no space, and never will be stored; otherwise EngineError."""
+        if isinstance(problem, APIError) and problem.err_code in _NO_SPACE and not may_arrive_later:
+            raise LogFullError(f"the stream has no space: {problem.description}")
         raise EngineError(f"stream {self.name}: {reason_of(problem)}")
 
     async def _publish(self, subject: str, pieces: Sequence[Piece], sequence: int) -> None:
@@ -195,7 +195,7 @@ class Stream(StreamReader):
         """Whether a message is stored at a sequence; False if nothing is, so that it can be tried again.
 
         Raises:
-            EngineError: The engine does not answer.
+            EngineError: The engine does not respond.
             LogTakenOverError: See `append`.
             SetBackError: The stream lacks messages, or the server that was asked does not know of them yet.
         """
@@ -206,7 +206,7 @@ class Stream(StreamReader):
             raise LogTakenOverError(f"stream {self.name}: another server has appended message {sequence}")
         last = (await self.state()).last_sequence
         if last > sequence:
-            # What was there, this message or another one, has been removed, or a leader that was replaced answered.
+            # What was there, this message or another one, has been removed, or a leader that was replaced responded.
             raise LogTakenOverError(f"stream {self.name}: another server has appended behind message {sequence}")
         if last == sequence:
             raise SetBackError(f"stream {self.name}: ends with message {sequence}, which is missing")
@@ -221,14 +221,14 @@ class Stream(StreamReader):
         return await self.state()
 
     async def delete(self) -> None:
-        """Deletes the stream, with everything in it; raises EngineError where the engine does not answer."""
+        """Deletes the stream, with everything in it; raises EngineError where the engine does not respond."""
         with self._errors(), suppress(NotFoundError):
             await self._jetstream.delete_stream(self.name)
 
 
-def refuse_unless_stored(answer: bytes) -> None:
-    """Raises APIError if a message was not stored, given the engine's answer to it."""
-    found = json.loads(answer)
+def refuse_unless_stored(response: bytes) -> None:
+    """Raises APIError if a message was not stored, given the engine's response to it."""
+    found = json.loads(response)
     if "error" in found:
         raise APIError.from_error(found["error"])
 

@@ -37,8 +37,8 @@ class StreamCheckpoints:
         """Appends a checkpoint, and removes those before the previous one.
 
         Raises:
-            OSError: The stream has no room for it.
-            EngineError: The engine does not answer.
+            OSError: The stream has no space for it.
+            EngineError: The engine does not respond.
         """
         try:
             try:
@@ -66,7 +66,7 @@ class StreamCheckpoints:
             self._kept = [(first, self._chain.last_sequence), *self._kept[:1]]
 
     def remove_previous(self) -> bool:
-        """Removes the previous checkpoint, for room in a full stream; returns False where there is none."""
+        """Removes the previous checkpoint, for space in a full stream; returns False where there is none."""
         if len(self._kept) < _KEPT:
             return False
         self._chain.purge_checkpoints_before(self._kept[0][0])
@@ -77,7 +77,7 @@ class StreamCheckpoints:
         """Yields the checkpoints that are complete and valid, the newest first.
 
         Raises:
-            EngineError: The engine does not answer.
+            EngineError: The engine does not respond.
             KeyMissingError: One is encrypted with a key that was not given.
             UnknownVersionError: Another version of Millrace wrote one.
         """

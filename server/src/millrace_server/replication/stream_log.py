@@ -15,7 +15,7 @@ from millrace_server.replication.groups import GroupAssembler, GroupBytes, Group
 from millrace_server.replication.messages import NOWHERE, Message, MessageKind
 from millrace_server.replication.stream_reading import LOG
 from millrace_server.wal.format import RECORD_HEAD_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader
-from millrace_server.wal.group_writer import Answer, GroupWriter
+from millrace_server.wal.group_writer import GroupWriter, OnDone
 from millrace_server.wal.groups import encode_group
 from millrace_server.wal.log import LogRecord
 from millrace_server.wal.payload_codec import Payload, PayloadCodec
@@ -36,11 +36,11 @@ class _Ended(NamedTuple):
 class StreamWriter(GroupWriter):
     """Writes each group as one message, or as some where it is larger."""
 
-    def __init__(self, chain: Chain, end: LogPosition, codec: PayloadCodec, answer: Answer) -> None:
-        super().__init__(end, codec, answer, chain.body_bytes_max)
+    def __init__(self, chain: Chain, end: LogPosition, codec: PayloadCodec, on_done: OnDone) -> None:
+        super().__init__(end, codec, on_done, chain.body_bytes_max)
         self._chain = chain
         self._ended: _Ended | None = None
-        # Callers who were answered together submit again together: the first of them is not alone.
+        # Callers that were acknowledged together submit again together: the first of them is not alone.
         self._was_alone = True
 
     def use(self, threads: WriterThreads) -> None:
@@ -48,7 +48,7 @@ class StreamWriter(GroupWriter):
         self._threads = threads
 
     def submit(self, submission: Submission) -> None:
-        """Queues records behind all that were submitted before, or begins to append them if there are none."""
+        """Queues records after all that were submitted before, or begins to append them if there are none."""
         if not self._begins_alone(submission):
             super().submit(submission)
 
@@ -64,7 +64,7 @@ class StreamWriter(GroupWriter):
         if not may_begin or not self._chain.turn.acquire(blocking=False):
             return False
         if self._takes_place():
-            # Whatever it is, the thread meets it too, and answers with it.
+            # Whatever the error is, the thread gets it too, and reports it.
             with suppress(Exception):
                 group = [submission]
                 if self._known_error(group) is None:
@@ -77,7 +77,7 @@ class StreamWriter(GroupWriter):
 
     def _end_alone(self, group: list[Submission], ended: _Ended) -> None:
         self._ended = ended
-        self._write_and_answer(group)
+        self._write_and_complete(group)
         self._chain.turn.release()
         self._leave()
 
@@ -161,7 +161,7 @@ class StreamLog(Submitting[StreamWriter]):
         """Yields the log's records in order; see `WriteAheadLog.replay`.
 
         Raises:
-            EngineError: The engine does not answer.
+            EngineError: The engine does not respond.
             KeyMissingError: A record is encrypted with a key that was not given.
             LogCorruptError: A message is missing or damaged.
             UnknownVersionError: Another version of Millrace wrote a message.
@@ -220,8 +220,8 @@ class StreamLog(Submitting[StreamWriter]):
         self._end = LogPosition(group.segment_id, position, lsn)
 
     def start(self, threads: WriterThreads, histograms: Histograms) -> None:
-        """Starts to accept records behind those that replay found, on threads that logs of the same engine share."""
-        self._writer = StreamWriter(self._chain, self._end, self._codec, self._answer)
+        """Starts to accept records after those that replay found, on threads that logs of the same engine share."""
+        self._writer = StreamWriter(self._chain, self._end, self._codec, self._complete)
         self._writer.count_in(histograms)
         self._writer.use(threads)
 
@@ -237,7 +237,7 @@ class StreamLog(Submitting[StreamWriter]):
         """Removes the messages before a group; returns about how many.
 
         Raises:
-            EngineError: The engine does not answer; a later call removes them.
+            EngineError: The engine does not respond; a later call removes them.
         """
         count = segment_id - self._first_segment_id
         if count <= 0:

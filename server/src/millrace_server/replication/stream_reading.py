@@ -24,11 +24,11 @@ CHECKPOINT = "checkpoint"
 """The last parts of the subjects of a stream."""
 
 MISSING_SECONDS_MAX = 10.0
-"""How long a stream, or its newest messages, may seem to be missing, one answer of the engine after the other: servers
-of the engine that start, and new leaders, may not know of them yet."""
+"""How long a stream, or its newest messages, may seem to be missing, one response of the engine after the other:
+servers of the engine that start, and new leaders, may not know of them yet."""
 
 UNKNOWN_SECONDS_MAX = 300.0
-"""How long the outcome of an append, or a read, may stay unknown while the engine does not answer."""
+"""How long the outcome of an append, or a read, may stay unknown while the engine does not respond."""
 
 RETRY_SECONDS = 0.1
 _FETCHES_MAX = 8
@@ -86,7 +86,7 @@ class StreamReader:
         """Returns the stream's state.
 
         Raises:
-            EngineError: The engine does not answer.
+            EngineError: The engine does not respond.
             LogCorruptError: A stream of this name was not made by Millrace.
             StreamMissingError: There is none.
         """
@@ -169,7 +169,7 @@ class StreamReader:
         """Returns the messages from a sequence up to another (excluded), with their sequences; some may be missing.
 
         Raises:
-            EngineError: The engine does not answer.
+            EngineError: The engine does not respond.
             SetBackError: The stream ends before the first one, though it had more.
         """
         found: list[tuple[int, bytes]] = []
@@ -203,7 +203,7 @@ class StreamReader:
             pass
         finally:
             await subscription.unsubscribe()
-        # A connection that was lost meanwhile may have left something out; the leader knows.
+        # A connection that was lost in the meantime may have left something out; the leader knows.
         return list(_contiguous(found, first))
 
     async def _next(self, sequence: int) -> tuple[int, bytes]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 _log = structlog.stdlib.get_logger(__name__)
 
 _SECONDS = 3.0
-_ANSWER_BYTES_MAX = 1 << 20
+_RESPONSE_BYTES_MAX = 1 << 20
 _NANOSECONDS = 1_000_000_000
 
 
@@ -56,7 +56,7 @@ def _warn(url: str) -> None:
 def _storage_of(url: str) -> _Storage:
     """Returns what a server of the engine says of its JetStream; raises OSError or ValueError."""
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/varz", timeout=_SECONDS) as answer:  # noqa: S310 - it was checked
-            return _Server.model_validate_json(answer.read(_ANSWER_BYTES_MAX)).jetstream.config
+        with urllib.request.urlopen(f"{url.rstrip('/')}/varz", timeout=_SECONDS) as response:  # noqa: S310 - it was checked
+            return _Server.model_validate_json(response.read(_RESPONSE_BYTES_MAX)).jetstream.config
     except (HTTPException, ValidationError):
         raise ValueError("it is not the monitoring port of a nats-server with JetStream") from None

@@ -1,6 +1,6 @@
 """Checkpoints: a channel's state at a position in its log, so that replay begins there and not at the beginning.
 
-A checkpoint is one file, written beside the previous one, synced, and renamed. The previous one is kept under another
+A checkpoint is one file, written next to the previous one, synced, and renamed. The previous one is kept under another
 name: if the newest is damaged, replay begins at the older one and reads some more of the log.
 
     0   8  magic, "MILLCHKP"
@@ -43,7 +43,7 @@ _CHECKSUM = struct.Struct("<I")
 _STATE_START = _HEAD.size + _CHECKSUM.size
 _TEMPORARY = "checkpoint.new"
 # Unlike in the writer, no descriptors: removing a file does not free one.
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 # What a state is encoded with in place of a record's kind. No record has it, so neither decodes as the other.
 _STATE_KIND = 0
@@ -97,7 +97,7 @@ class CheckpointFiles:
         try:
             self._write_temporary(checkpoint)
         except OSError as error:
-            if error.errno not in NO_ROOM or not self.remove_previous():
+            if error.errno not in NO_SPACE or not self.remove_previous():
                 raise
             self._write_temporary(checkpoint)
         # Renamed, not copied: the newest must stay complete under one of the two names at every moment.
@@ -110,10 +110,10 @@ class CheckpointFiles:
         self._disk.sync_directory(self._directory)
 
     def remove_previous(self) -> bool:
-        """Removes the previous checkpoint, for room on a full disk; returns False where the newest does not suffice.
+        """Removes the previous checkpoint, for space on a full disk; returns False where the newest does not suffice.
 
-        It is about to be replaced anyway, and what needs its room may free far more. Until the next checkpoint there is
-        one only, which was just read and is valid.
+        It is about to be replaced anyway, and what needs its space may free far more. Until the next checkpoint there
+        is one only, which was just read and is valid.
         """
         if not {NEWEST, PREVIOUS} <= set(self._disk.list(self._directory)):
             return False
@@ -182,7 +182,7 @@ class CheckpointFiles:
         try:
             state = self._codec.decode(_STATE_KIND, known_flags, encoded, self._context(position))
         except (LogCorruptError, KeyMismatchError):
-            # Its checksum matches, so somebody changed it or the key's content; the log tells which. A missing key, in
+            # Its checksum matches, so someone changed it or the key's content; the log shows which. A missing key, in
             # contrast, is raised: the operator can supply it.
             return None
         return Checkpoint(position, bytes(state), is_previous=path.name == PREVIOUS)

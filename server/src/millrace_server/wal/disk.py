@@ -178,7 +178,7 @@ class OsFile:
         return end or self.size()
 
     def close(self) -> None:
-        # Reset first, so that a second close cannot close somebody else's reused descriptor.
+        # Reset first, so that a second close cannot close someone else's reused descriptor.
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

@@ -232,7 +232,7 @@ def encode_record_head(seed: int, *fields: int) -> bytes:
 
 
 def payload_checksum(pieces: Sequence[bytes | memoryview]) -> int:
-    """Returns the CRC-32 of a payload that lies in pieces."""
+    """Returns the CRC-32 of a payload that is in pieces."""
     # Piece by piece: joining them would copy every payload once more.
     checksum = 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Forms groups of submissions and writes one at a time, on a thread that the writer has only meanwhile.
+"""Forms groups of submissions and writes one at a time, on a thread that the writer occupies only for that time.
 
 While one group is being written, the next one forms: commits that wait at the same time share one write (group commit).
 """
@@ -28,28 +28,29 @@ SYNC_POINT_DELAY_SECONDS = 0.05
 _NONE_AWAITED = sys.maxsize
 _FOREVER = -1
 
-Answer = Callable[[Sequence[Submission], Exception | None], None]
+OnDone = Callable[[Sequence[Submission], Exception | None], None]
 
 
 class GroupWriter(ABC):
     """Writes at the end of a log, from one thread at a time, which it has only while there is something to write.
 
-    Callers do not wait for an answer before they submit what builds on it. When a group is refused, all later
-    submissions of its generation or an earlier one are therefore refused too; those of later generations are written.
+    Callers do not wait for the outcome of a submission before they submit what builds on it. When a group is refused,
+    all later submissions of its generation or an earlier one are therefore refused too; those of later generations are
+    written.
 
     Args:
         end: The end of the log.
         codec: Encodes payloads.
-        answer: Called on the writer's thread with each group that was written, refused or failed, and its error.
+        on_done: Called on the writer's thread with each group that was written, refused or failed, and its error.
         group_bytes_max: Bytes that one write takes together, unless a single submission is larger.
     """
 
     _threads: WriterThreads
     _group_sizes: Histogram
 
-    def __init__(self, end: LogPosition, codec: PayloadCodec, answer: Answer, group_bytes_max: int) -> None:
+    def __init__(self, end: LogPosition, codec: PayloadCodec, on_done: OnDone, group_bytes_max: int) -> None:
         self.codec = codec
-        self._answer = answer
+        self._on_done = on_done
         self._group_bytes_max = group_bytes_max
         self._end = end
         self._pending: deque[Submission] = deque()
@@ -83,7 +84,7 @@ class GroupWriter(ABC):
         self._group_sizes = histograms.groups.of()
 
     def submit(self, submission: Submission) -> None:
-        """Queues records behind all that were submitted before. A closing log fails them."""
+        """Queues records after all that were submitted before. A closing log fails them."""
         with self._lock:
             is_closing, has_thread = self._is_closing, self._has_thread
             if not is_closing:
@@ -94,8 +95,8 @@ class GroupWriter(ABC):
                 if len(self._pending) >= self._awaited_count:
                     self._wake()
         if is_closing:
-            # Outside the lock, since the answer may submit again.
-            self._answer([submission], LogFailedError("the log is closed"))
+            # Outside the lock, since the callback may submit again.
+            self._on_done([submission], LogFailedError("the log is closed"))
         elif not has_thread:
             self._threads.run(self._run)
 
@@ -117,18 +118,18 @@ class GroupWriter(ABC):
     def _run(self) -> None:
         while (group := self._next_group()) is not None:
             if group:
-                self._write_and_answer(group)
+                self._write_and_complete(group)
             else:
                 self._write_sync_point()
 
-    def _write_and_answer(self, group: list[Submission]) -> None:
+    def _write_and_complete(self, group: list[Submission]) -> None:
         error = self._write_or_refuse(group)
         if error is None:
             self._group_sizes.observe(len(group))
-        # Before the answer: a caller that submits again right after it is already pending then, and would be counted
+        # Before the callback: a caller that submits again right after it is already pending then, and would be counted
         # twice.
         self._expected_count = len(self._pending) + _sibling_count(group)
-        self._answer(group, error)
+        self._on_done(group, error)
 
     def _next_group(self) -> list[Submission] | None:
         """Returns the next group; an empty one when a SYNC_POINT is due; None once the thread is given back."""
@@ -151,8 +152,8 @@ class GroupWriter(ABC):
             elif self._has_left(is_closing=is_closing, owes_sync_point=not has_sync_point):
                 return None
         self._owes_sync_point = False
-        # Callers who were answered together usually submit again together. Without this delay the first one back
-        # would get a sync of its own and the others would wait for two. A lone caller never waits.
+        # Callers that were acknowledged together usually submit again together. Without this delay the first one back
+        # would get its own sync and the others would wait for two. A lone caller never waits.
         if len(self._pending) < expected_count:
             self._wait_for(expected_count, delayed_until - time.monotonic())
         return self._take_group()
@@ -230,7 +231,7 @@ class GroupWriter(ABC):
         if self._failure is not None:
             return type(self._failure)(*self._failure.args)
         if self._refusal is not None and group[0].generation <= self._refused_generation:
-            # There may be room again, but this group builds on records that are not in the log.
+            # There may be space again, but this group builds on records that are not in the log.
             return LogFullError(*self._refusal.args)
         return None
 

@@ -26,7 +26,7 @@ def encode_group(
         synced_position: How much of the segment was synced before.
 
     Returns:
-        The bytes, and the end of the log behind them.
+        The bytes, and the end of the log after them.
     """
     # The hot loop of every commit: local variables, no object per record but its location, and no copy of a
     # payload, whose pieces go to the vectored write as they are.

@@ -51,7 +51,7 @@ class Log(Protocol):
         done: Done,
         mergeable: Mergeable | None = None,
     ) -> int:
-        """Appends records behind those submitted before, all of them or none; `done` is called in this order."""
+        """Appends records after those submitted before, all of them or none; `done` is called in this order."""
 
     def resume(self) -> None:
         """Accepts submissions again after one ended with LogFullError."""
@@ -76,7 +76,7 @@ class Checkpoints(Protocol):
         """Replaces the newest checkpoint durably."""
 
     def remove_previous(self) -> bool:
-        """Removes the previous checkpoint for room; returns False where the newest does not suffice."""
+        """Removes the previous checkpoint for space; returns False where the newest does not suffice."""
 
     def valid_checkpoints(self) -> Iterator[Checkpoint]:
         """Yields the checkpoints that exist and are valid, the newest first."""

@@ -86,7 +86,7 @@ class WriteAheadLog(Submitting[LogWriter]):
 
     def byte_count(self) -> int:
         """Returns the size of all segments."""
-        # A copy, since the writer's thread may add a segment meanwhile.
+        # A copy, since the writer's thread may add a segment in the meantime.
         return sum(segment.file.size() for segment in list(self._segments.values()))
 
     def byte_count_behind(self, start: LogPosition | None) -> int:
@@ -94,7 +94,7 @@ class WriteAheadLog(Submitting[LogWriter]):
         first_id, position, _ = start or _EMPTY
         end = self._follows if self._writer is None else self._writer.end
         byte_count = 0
-        # A copy, since the writer's thread may add a segment meanwhile.
+        # A copy, since the writer's thread may add a segment in the meantime.
         for segment_id, segment in list(self._segments.items()):
             if segment_id >= first_id:
                 byte_count += end.position if segment_id == end.segment_id else segment.file.size()
@@ -146,7 +146,7 @@ class WriteAheadLog(Submitting[LogWriter]):
         position = start.position if start else SEGMENT_HEADER_BYTES
         lsn = start.lsn if start else segment.header.first_lsn
         # A segment gets its name only after its first record was synced, so that record is never a torn tail. What
-        # lies before a checkpoint's position was synced before the checkpoint was written.
+        # is before a checkpoint's position was synced before the checkpoint was written.
         synced_length = following.header.previous_length if following else max(position, SEGMENT_HEADER_BYTES + 1)
         if segment.file.size() < synced_length:
             raise LogCorruptError(
@@ -188,7 +188,7 @@ class WriteAheadLog(Submitting[LogWriter]):
 
     def _truncate_tail(self, segment: Segment, end: int, synced_position: int) -> None:
         """Truncates the last segment to its last record and makes that record and all before it durable."""
-        # Valid records may lie behind the hole. Once new records fill the hole, replay would reach the old ones.
+        # Valid records may be after the hole. Once new records fill the hole, replay would reach the old ones.
         segment.file.truncate(end)
         # Rewritten, not only synced: after a failed sync the kernel may show pages that it never wrote and no longer
         # considers dirty. What any record states as synced is durable and need not be rewritten.
@@ -209,18 +209,18 @@ class WriteAheadLog(Submitting[LogWriter]):
         histograms: Histograms | None = None,
         spare_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """Starts to accept records behind those that replay found.
+        """Starts to accept records after those that replay found.
 
         Args:
-            call_soon: Schedules answers; called on the writer's thread, once for each group. By default answers go to
-                the event loop of the first caller that submits.
+            call_soon: Schedules callbacks; called on the writer's thread, once for each group. By default callbacks go
+                to the event loop of the first caller that submits.
             threads: The threads that logs of the same disk share; by default its own.
             histograms: Where its writes and syncs are counted.
             spare_bytes: Returns how many bytes of the disks' free space may be preallocated; by default any number.
         """
         assert self._is_writable, "a log is replayed to its end before it is started"
         self._call_soon = call_soon
-        self._writer = LogWriter(self._files, self._segments, self._end, self._codec, self._answer)
+        self._writer = LogWriter(self._files, self._segments, self._end, self._codec, self._complete)
         self._writer.count_in(histograms or Histograms())
         if spare_bytes is not None:
             self._writer.spare_bytes = spare_bytes
@@ -234,7 +234,7 @@ class WriteAheadLog(Submitting[LogWriter]):
         Any thread may call it, also while segments are removed.
 
         Args:
-            locations: Preferably in the order in which they lie in the log.
+            locations: Preferably in the order in which they are in the log.
             cached_only: Whether to return None rather than wait for the disk, as far as the system can tell. The event
                 loop may call it then.
 
@@ -262,7 +262,7 @@ class WriteAheadLog(Submitting[LogWriter]):
         Raises:
             OSError: Some may have been removed; another call removes the rest.
         """
-        # Sorting makes a copy, so the writer's thread may add a segment meanwhile.
+        # Sorting makes a copy, so the writer's thread may add a segment in the meantime.
         removed = [old for old in sorted(self._segments) if old < segment_id]
         assert len(removed) < max(1, len(self._segments)), "the segment that is written to stays"
         for old in removed:

@@ -138,7 +138,7 @@ class PayloadCodec:
         # Compression comes first: ciphertext does not compress.
         associated = _associated_data(context, kind, flags, key_id)
         ciphertext = self._ciphers[self.active_key_id].encrypt(nonce, whole, associated)
-        # The key's id lies in front, in the clear: without it a reader would have to try all keys.
+        # The key's id is in front, in the clear: without it a reader would have to try all keys.
         return flags, [bytes([len(key_id)]) + key_id + nonce, ciphertext]
 
     def decode(self, kind: int, flags: Flags, payload: Payload, context: bytes) -> Payload:
@@ -222,7 +222,7 @@ def _decompress(payload: Payload) -> bytes:
         # Decompression allocates this much, so a damaged or hostile frame must not choose it; -1 where it states none.
         if not 0 <= length <= PAYLOAD_BYTES_MAX:
             raise LogCorruptError(f"it cannot be decompressed: it claims to have {length} bytes")
-        # The frame is the whole payload, so anything behind it is damage.
+        # The frame is the whole payload, so anything after it is damage.
         return _THREAD_STATE.decompressor.decompress(payload, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise LogCorruptError(f"it cannot be decompressed: {error}") from None

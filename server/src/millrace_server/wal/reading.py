@@ -142,7 +142,7 @@ class SegmentScanner:
         Raises:
             LogCorruptError: It was synced once, so it is damage.
         """
-        # A crash may keep valid records behind a hole, since a disk writes sectors in any order. They were all written
+        # A crash may keep valid records after a hole, since a disk writes sectors in any order. They were all written
         # before the hole was synced, and say so. Only a record written after that sync proves that the hole is damage.
         evidence = max(synced_length, self.synced_position_behind(position + 1))
         if evidence > position:
@@ -212,7 +212,7 @@ class _Window:
             # A record torn at the file's end states more than there is; that must not allocate memory for it.
             wanted = min(max(length, _READ_BYTES), max(self._size - position, 0))
             self._start = position
-            # Starts at the position, not at a block border: scans go forward, so what lies before is not needed.
+            # Starts at the position, not at a block border: scans go forward, so what is before is not needed.
             self._bytes = self._file.read(wanted, position)
         offset = position - self._start
         return memoryview(self._bytes)[offset : offset + length]

@@ -19,7 +19,7 @@ class LogTakenOverError(LogFailedError):
 
 
 class LogFullError(Exception):
-    """Raised when the disk had no room. None of the submission's records is in the log, and the log stays usable."""
+    """Raised when the disk had no space. None of the submission's records is in the log, and the log stays usable."""
 
 
 # A NamedTuple, not a dataclass: one is created for each record, and creating a tuple is much faster.
@@ -50,7 +50,7 @@ Done = Callable[["Submission", Exception | None], None]
 
 
 class Mergeable(Protocol):
-    """What a submission writes, by itself or as one with its neighbours."""
+    """What a submission writes, automatically or merged with its neighbours."""
 
     def merge(self, neighbours: Sequence[Any]) -> Iterable[tuple[int, Sequence[Record]]]:
         """Yields the records that store the first neighbours, the next ones and so on, each time with their number.
@@ -62,7 +62,7 @@ class Mergeable(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Submission:
-    """Records that are appended side by side: all of them, or none if the submission is refused.
+    """Records that are appended together: all of them, or none if the submission is refused.
 
     A crash may leave a prefix of them, so the record that gives the others effect comes last.
     """
@@ -76,8 +76,8 @@ class Submission:
     done: Done
     """Called once the records are written, and synced if `needs_sync`; never on the writer's thread."""
     mergeable: Mergeable | None = None
-    """Replaces `records`, which then only tell how much room it takes, when the submission is written."""
-    # Written by the writer's thread before it schedules the answer, read by the caller afterwards: no lock is needed.
+    """Replaces `records`, which then only tell how much space it takes, when the submission is written."""
+    # Written by the writer's thread before it schedules the callback, read by the caller afterwards: no lock is needed.
     locations: Sequence[Location] = ()
     """Where the records lie; submissions that were merged have the same. Set by the writer."""
     end: LogPosition | None = None

@@ -1,4 +1,4 @@
-"""Takes submissions from the event loop to the writer of a log, and the answers back."""
+"""Passes submissions from the event loop to the writer of a log, and the outcomes back."""
 
 import asyncio
 import threading
@@ -16,7 +16,7 @@ from millrace_server.wal.records import Done, Mergeable, Record, Submission
 WriterT = TypeVar("WriterT", bound=GroupWriter)
 
 CallSoon = Callable[[Callable[[], None]], object]
-"""Schedules a call on the thread that awaits answers."""
+"""Schedules a call on the thread that awaits the outcomes."""
 
 
 class Submitting(Generic[WriterT]):
@@ -43,18 +43,18 @@ class Submitting(Generic[WriterT]):
         done: Done,
         mergeable: Mergeable | None = None,
     ) -> int:
-        """Appends records behind those submitted before: all of them, or none if they are refused.
+        """Appends records after those submitted before: all of them, or none if they are refused.
 
         A crash may leave a prefix of them, so the record that gives the others effect comes last. Payloads are encoded
         later, on the writer's thread, so they must not change.
 
         Args:
             records: For each its kind and the pieces of its payload. None at all is a barrier.
-            needs_sync: Whether to answer only once they, and all before them, are durable.
+            needs_sync: Whether to complete only once they, and all before them, are durable.
             begins_segment: Whether to put them at the start of a new segment. A log's first records must, and there
                 must be at least one.
             done: Called on the event loop, in the order of submissions, with the submission, which has its records'
-                locations and their end by then, and with None, or LogFullError if the disk had no room (see
+                locations and their end by then, and with None, or LogFullError if the disk had no space (see
                 `resume`), or LogFailedError if the log has failed.
             mergeable: What may be written as one with its neighbours, instead of the records, of which only the size
                 counts then.
@@ -80,17 +80,18 @@ class Submitting(Generic[WriterT]):
         """Accepts submissions again after one ended with LogFullError.
 
         Until this call, all later submissions are refused as well, since they may build on the refused one. Those that
-        were submitted before it and are not answered yet still are.
+        were submitted before it and are not acknowledged yet still are.
         """
         # Never decremented or reset: the writer compares it with the last refused generation.
         self._generation += 1
 
-    def _answer(self, group: Sequence[Submission], error: Exception | None) -> None:
-        assert self._call_soon is not None, "an answered caller has submitted"
-        # A loop that was closed meanwhile has no waiting callers; the writer must still write its last SYNC_POINT.
+    def _complete(self, group: Sequence[Submission], error: Exception | None) -> None:
+        assert self._call_soon is not None, "a submission is completed only after it was submitted"
+        # A loop that was closed in the meantime has no waiting callers; the writer must still write its last
+        # SYNC_POINT.
         with suppress(RuntimeError):
-            # One call for a group: waking the event loop costs more than all of the answers.
-            self._call_soon(partial(_answer_all, group, error))
+            # One call for a group: waking the event loop costs more than all of the callbacks.
+            self._call_soon(partial(_complete_all, group, error))
 
 
 def _waking_call(loop: asyncio.AbstractEventLoop) -> CallSoon:
@@ -112,13 +113,13 @@ def _check_lengths(records: Sequence[Record]) -> None:
         raise ValueError(f"a record's payload may have {PAYLOAD_BYTES_MAX} bytes; one has {longest}")
 
 
-def _answer_all(group: Sequence[Submission], error: Exception | None) -> None:
+def _complete_all(group: Sequence[Submission], error: Exception | None) -> None:
     failures = []
     for submission in group:
         try:
             # In the order of submission, on which the journal relies: it applies commits in this order.
             submission.done(submission, error)
-        except Exception as failure:  # noqa: BLE001 - whatever it is, the other callers must get their answers
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the other callers must get their outcomes
             failures.append(failure)
     if failures:
-        raise ExceptionGroup("answers of the log failed", failures)
+        raise ExceptionGroup("callbacks of the log failed", failures)

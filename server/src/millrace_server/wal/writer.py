@@ -9,7 +9,7 @@ from typing import Never
 
 from millrace_server.histograms import Histogram, Histograms
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Kind, SegmentHeader
-from millrace_server.wal.group_writer import Answer, GroupWriter, needs_sync
+from millrace_server.wal.group_writer import GroupWriter, OnDone, needs_sync
 from millrace_server.wal.groups import encode_group
 from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.records import LogFailedError, LogFullError, LogPosition, Submission
@@ -24,8 +24,8 @@ PREALLOCATE_BYTES_MAX = 32 << 20
 GROUP_BYTES_MAX = 16 << 20
 """Bytes that one write and sync takes together, unless a single submission is larger."""
 
-# These errors pass once somebody frees space or descriptors. All others fail the log.
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
+# These errors pass once someone frees space or descriptors. All others fail the log.
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
 
 
 class LogWriter(GroupWriter):
@@ -37,7 +37,7 @@ class LogWriter(GroupWriter):
             location in one of them.
         end: The end of the log.
         codec: Encodes payloads.
-        answer: Called on the writer's thread with each group that was written, refused or failed, and its error.
+        response: Called on the writer's thread with each group that was written, refused or failed, and its error.
 
     Attributes:
         spare_bytes: Returns how many bytes of the disks' free space may be preallocated; set it before the start.
@@ -51,9 +51,9 @@ class LogWriter(GroupWriter):
         segments: dict[int, Segment],
         end: LogPosition,
         codec: PayloadCodec,
-        answer: Answer,
+        on_done: OnDone,
     ) -> None:
-        super().__init__(end, codec, answer, GROUP_BYTES_MAX)
+        super().__init__(end, codec, on_done, GROUP_BYTES_MAX)
         self._files = files
         self._segments = segments
         self._segment = segments.get(end.segment_id)
@@ -84,7 +84,7 @@ class LogWriter(GroupWriter):
         # Outside any generation: nothing builds on it, and a refusal of it refuses nothing else.
         nobody_waits = Submission([(Kind.SYNC_POINT, [])], True, False, 0, lambda _submission, _error: None)
         self._try_to_write([nobody_waits])
-        # Also when there was no room for it. It is optional evidence: the next sync is followed by the next attempt,
+        # Also when there was no space for it. It is optional evidence: the next sync is followed by the next attempt,
         # rather than a full disk by one every 50 ms.
         self._sync_point_position = self._synced_position
 
@@ -105,7 +105,7 @@ class LogWriter(GroupWriter):
         if not encoded:
             return
         try:
-            # A SYNC_POINT, a head alone, allocates nothing: an idle log holds no room that it does not use.
+            # A SYNC_POINT, a head alone, allocates nothing: an idle log holds no space that it does not use.
             if len(encoded) > 1:
                 self._preallocate(end.position)
             self._segment.file.write(encoded, self._end.position)
@@ -122,7 +122,7 @@ class LogWriter(GroupWriter):
         ahead = min(PREALLOCATE_BYTES_MAX, max(PREALLOCATE_BYTES_MIN, position))
         length = position - self._preallocated_position + ahead
         # An almost full disk, or a file system without fallocate: the file then grows with each write. Whether there
-        # is room for the records themselves, the write finds out.
+        # is space for the records themselves, the write finds out.
         with suppress(OSError):
             # Many logs that preallocate would take what puts leave free for takes and checkpoints.
             if length <= self.spare_bytes():
@@ -184,7 +184,7 @@ class LogWriter(GroupWriter):
             # The new segment must take no records, since a crash may remove its name; nor may the old one, since the
             # name may survive and the old one's length would no longer match. No file is left to write to.
             raise LogFailedError(f"the sync of a new segment's name failed: {error}") from error
-        # Before the answer: a caller may read a location in this segment as soon as it has one.
+        # Before the callback: a caller may read a location in this segment as soon as it has one.
         self._segments[segment.segment_id] = segment
         self._segment, self._end = segment, end
         self._synced_position = self._preallocated_position = end.position
@@ -192,7 +192,7 @@ class LogWriter(GroupWriter):
 
 
 def _refusal(what: str, error: OSError) -> LogFullError | LogFailedError:
-    kind = LogFullError if error.errno in _NO_ROOM else LogFailedError
+    kind = LogFullError if error.errno in _NO_SPACE else LogFailedError
     return kind(f"{what}: {error.strerror}")
 
 

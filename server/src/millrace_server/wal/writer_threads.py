@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 THREADS_MAX = 32
-"""Logs that may write at the same time; a disk that does not answer occupies one for each log that waits for it."""
+"""Logs that may write at the same time; a disk that does not respond occupies one for each log that waits for it."""
 
 IDLE_SECONDS = 5.0
 """How long a thread without work waits for some before it ends."""
@@ -16,7 +16,7 @@ Work = Callable[[], None]
 class WriterThreads:
     """Runs the writers of logs, each on a thread that it has until it returns.
 
-    Threads start when they are needed and end when they are idle. So one whose disk does not answer delays no other,
+    Threads start when they are needed and end when they are idle. So one whose disk does not respond delays no other,
     up to `threads_max` of them; then the others wait for a thread. All methods may be called on any thread.
     """
 

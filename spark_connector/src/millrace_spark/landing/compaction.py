@@ -19,7 +19,7 @@ from millrace_spark.landing.storage import Storage, StorageError, StoredFile, jo
 from millrace_spark.landing.swap import STAGING_PREFIX, Intent, recover, swap
 
 FILES_MAX = 1_000
-"""The most files of one merge, which bounds the work that a crash undoes."""
+"""The maximum number of files of one merge, which bounds the work that a crash undoes."""
 
 
 class Merge(NamedTuple):

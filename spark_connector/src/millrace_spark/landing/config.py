@@ -126,7 +126,7 @@ class SourceConfig(BaseModel, frozen=True, extra="forbid"):
     """How long a claim outlives a killed landing; default: 30."""
 
     retry_seconds: float | None = Field(None, gt=0, le=86_400, allow_inf_nan=False)
-    """How long calls to a server that does not answer are retried; default: 120."""
+    """How long calls to a server that does not respond are retried; default: 120."""
 
     tls: TlsConfig | None = None
     """How to connect over TLS, also to the servers of `bad_lines`; default: plain text. The table `[source.tls]` has

@@ -122,7 +122,7 @@ class Landing:
 
         Raises:
             OptionError: The configuration does not fit the data.
-            MillraceSparkError: A server is unreachable or refuses, or files cannot be written. A restart goes on.
+            MillraceSparkError: A server is unreachable or refuses, or files cannot be written. A restart continues.
         """
         try:
             # Before anything is claimed, so that a wrong schema or column does not block other readers.

@@ -63,7 +63,7 @@ def name_of(path: str) -> str:
 class WorkFolder:
     """The folder for everything but the landed files.
 
-    It is beside the landed files, so that readers of those find only complete files, whatever names they match.
+    It is next to the landed files, so that readers of those find only complete files, whatever names they match.
     """
 
     path: str

@@ -129,12 +129,12 @@ class Publisher:
     def _commit(self, path: str, record: BatchRecord) -> None:
         """Writes a record, unless another landing has written it in the meantime.
 
-        This happens only without a lock, where a landing goes on until it notices that its claim has ended.
+        This happens only without a lock, where a landing continues until it notices that its claim has ended.
         """
         is_first = self.storage.create(path, record.as_text())
-        # If an answer was lost and the call repeated, the existing record is that of this attempt.
+        # If a response was lost and the call repeated, the existing record is that of this attempt.
         is_own = is_first or self.storage.read(path) == record.as_text()
-        # Another landing that went on with later batches has removed the record of this one.
+        # Another landing that continued with later batches has removed the record of this one.
         is_late = any(
             known.batch_id > record.batch_id for known in _stored_records(self.storage, self.work, self.query_id)
         )

@@ -36,7 +36,7 @@ class ShardOffset:
 
     @property
     def event_count(self) -> int:
-        """The most events in the range: sequences that were consumed before the claim are missing."""
+        """The maximum number of events in the range: sequences that were consumed before the claim are missing."""
         return self.to_sequence - self.from_sequence
 
 
@@ -93,11 +93,11 @@ class ShardProgress:
     rate: float
     """Events that arrived per second, recently."""
     reachable: bool
-    """Whether the server answered the last call; if not, the other figures are those of its last answer."""
+    """Whether the server responded to the last call; if not, the other figures are those of its last response."""
 
 
 class ArrivalRate:
-    """Events per second, over the last second or the time between two answers, whichever is longer."""
+    """Events per second, over the last second or the time between two responses, whichever is longer."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -188,7 +188,7 @@ class TriggerLimits:
 
     events_max: int | None
     bytes_max: int | None
-    """The most bytes of bodies, by their mean size; None for no limit."""
+    """The maximum number of bytes of bodies, by their mean size; None for no limit."""
     events_min: int
     """The fewest events, unless the batch has waited for `delay_seconds_max`."""
     delay_seconds_max: float

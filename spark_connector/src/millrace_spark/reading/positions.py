@@ -24,7 +24,7 @@ class DataLossPolicy:
     """The option `failOnDataLoss`.
 
     Args:
-        is_fatal: Whether a loss ends the query. Otherwise each loss is logged once, and the query goes on.
+        is_fatal: Whether a loss ends the query. Otherwise each loss is logged once, and the query continues.
     """
 
     def __init__(self, *, is_fatal: bool) -> None:
@@ -40,7 +40,7 @@ class DataLossPolicy:
             _log.warning("%s; failOnDataLoss is false, so the query continues with the remaining events", what)
 
     def position(self, shard: Shard, offset: ShardOffset, view: ShardView) -> ShardOffset:
-        """Returns the offset to go on from: the given one, or the nearest one that still exists."""
+        """Returns the offset to continue from: the given one, or the nearest one that still exists."""
         first, following = view.first_sequence, view.next_sequence
         if offset.channel_id != view.channel_id:
             self.report(

@@ -29,7 +29,7 @@ class ClaimedRange:
 
     @property
     def event_count(self) -> int:
-        """The most events in the range: sequences that were consumed before the claim are missing."""
+        """The maximum number of events in the range: sequences that were consumed before the claim are missing."""
         return self.next_sequence - self.first_sequence
 
     def split(self, part_count: int) -> Iterator["RangePartition"]:
@@ -57,7 +57,7 @@ def split_among_tasks(ranges: Iterable[ClaimedRange], events_max: int, count_min
 
     Args:
         ranges: The ranges to read.
-        events_max: The most events of a part.
+        events_max: The maximum number of events of a part.
         count_min: The fewest parts of all ranges, if there are enough events. Larger ranges have more parts.
     """
     full = [claimed for claimed in ranges if claimed.event_count]

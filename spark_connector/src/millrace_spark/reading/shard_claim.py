@@ -29,7 +29,7 @@ class ShardRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardView:
-    """The state of a shard by the server's last answer."""
+    """The state of a shard by the server's last response."""
 
     channel_id: str
     epoch: int
@@ -37,8 +37,8 @@ class ShardView:
     first_sequence: int
     next_sequence: int
     rate: float = 0.0
-    answered: ShardRequest | None = None
-    """The request that this answers; None before the first request."""
+    responded: ShardRequest | None = None
+    """The request that this responses; None before the first request."""
     acknowledged: int = 0
     """The last sequence that was acknowledged."""
     failure: millrace.MillraceError | None = None
@@ -95,10 +95,10 @@ class ShardClaim:
                 self._changed.notify_all()
 
     def is_known(self) -> bool:
-        """Whether `view` answers the request for events, or the server cannot answer at the moment."""
+        """Whether `view` responds to the request for events, or the server cannot respond at the moment."""
         request, view = self._request, self.view
         has_events = request is None or view.next_sequence > request.from_sequence
-        return has_events or view.answered == request or not view.is_ready
+        return has_events or view.responded == request or not view.is_ready
 
     def is_settled(self) -> bool:
         """Whether the events of the request are acknowledged, or cannot be at the moment."""
@@ -155,9 +155,9 @@ class ShardClaim:
         return self._is_released or self.view.lost is not None or self.view.fault is not None
 
     def _has_work(self) -> bool:
-        # Before the first request, and after its answer, the next call only renews the claim.
+        # Before the first request, and after its response, the next call only renews the claim.
         is_idle = self._request is None or (
-            self.view.answered == self._request and self.view.next_sequence > self._request.from_sequence
+            self.view.responded == self._request and self.view.next_sequence > self._request.from_sequence
         )
         return self._is_over() or not is_idle
 
@@ -166,8 +166,8 @@ class ShardClaim:
         if request.through_sequence > acknowledged:
             acknowledged = request.through_sequence
             self._claim.acknowledge(acknowledged)
-        # The first call of a request does not wait, so that the stream has an answer; later calls wait for events.
-        is_waiting = self.view.answered == request and self.view.next_sequence <= request.from_sequence
+        # The first call of a request does not wait, so that the stream has a response; later calls wait for events.
+        is_waiting = self.view.responded == request and self.view.next_sequence <= request.from_sequence
         self._claim.renew(wait_seconds=self._seconds_between_calls if is_waiting else 0.0)
         self._rate.update(self._claim.next_sequence)
         self._pause_seconds = _PAUSE_SECONDS
@@ -177,7 +177,7 @@ class ShardClaim:
                 first_sequence=self._claim.first_sequence,
                 next_sequence=self._claim.next_sequence,
                 rate=self._rate.rate,
-                answered=request,
+                responded=request,
                 acknowledged=acknowledged,
                 failure=None,
             )
@@ -200,6 +200,6 @@ class ShardClaim:
 def ends_claim(error: millrace.MillraceError) -> bool:
     """Whether an error of a call under a claim says that the claim has ended."""
     if isinstance(error, millrace.UnauthenticatedError):
-        # The claim goes on as long as its lease, and another token may come in time.
+        # The claim continues as long as its lease, and another token may come in time.
         return False
     return error.advice is millrace.RetryAdvice.LOST or isinstance(error, millrace.ChannelNotFoundError)

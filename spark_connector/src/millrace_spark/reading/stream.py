@@ -29,7 +29,7 @@ WAIT_SECONDS = 1.0
 """The longest wait for events in one call of Spark, which would otherwise call in a busy loop while idle."""
 
 _GRACE_SECONDS = 0.25
-"""The longest wait for the answers of other shards when some already have events."""
+"""The longest wait for the responses of other shards when some already have events."""
 
 _LAST_ACKNOWLEDGEMENT_SECONDS_MAX = 10.0
 

@@ -24,11 +24,11 @@ from millrace_spark.shards import Shard, is_pattern
 DISCOVERY_SECONDS = 5.0
 """The interval of the search for new channels."""
 
-_ANSWER_SECONDS_MAX = 2.0
+_RESPONSE_SECONDS_MAX = 2.0
 _RELEASE_SECONDS_MAX = 2.0
 _THREADS_MAX = 16
 
-Answer = TypeVar("Answer")
+Response = TypeVar("Response")
 
 _log = logging.getLogger("millrace_spark")
 
@@ -66,7 +66,7 @@ class StreamClaims:
 
     @property
     def views(self) -> dict[Shard, ShardView]:
-        """The state of each shard by its server's last answer."""
+        """The state of each shard by its server's last response."""
         with self.changed:
             return {shard: claim.view for shard, claim in self._claims.items()}
 
@@ -77,20 +77,20 @@ class StreamClaims:
                     self._claims[shard].request(request)
 
     def ready_views(self) -> dict[Shard, ShardView]:
-        """Returns the views of the shards that have answered their request."""
+        """Returns the views of the shards that have responded their request."""
         with self.changed:
             known = {shard: claim.view for shard, claim in self._claims.items() if claim.is_known()}
             return {shard: view for shard, view in known.items() if view.is_ready}
 
     def mean_body_bytes(self, shards: Iterable[Shard]) -> dict[Shard, float]:
-        """Returns the mean body size of each channel by the last answer, without channels that never answered."""
+        """Returns the mean body size of each channel by the last response, without channels that have had none."""
         shards = set(shards)
         sizes = self._query(dict.fromkeys(shards, self._mean_size))
         self._body_bytes.update((shard, size) for shard, size in sizes.items() if size is not None)
         return {shard: size for shard, size in self._body_bytes.items() if shard in shards}
 
     def first_events(self, from_sequences: Mapping[Shard, int]) -> dict[Shard, int | None]:
-        """Returns the first event at or after a sequence, None if there is none; without shards that do not answer."""
+        """Returns the first event at or after a sequence, None if there is none; without shards that do not respond."""
 
         def ask(shard: Shard) -> int | None:
             return self._claims[shard].first_event(from_sequences[shard])
@@ -108,7 +108,7 @@ class StreamClaims:
         return Bounds.since(found, {shard: view.next_sequence for shard, view in self.views.items()})
 
     def all_known(self) -> bool:
-        """Whether each shard has answered its request, or cannot at the moment."""
+        """Whether each shard has responded to its request, or cannot at the moment."""
         with self.changed:
             return all(claim.is_known() for claim in self._claims.values())
 
@@ -152,7 +152,7 @@ class StreamClaims:
             self._claims.pop(shard).stop()
 
     def release(self) -> None:
-        """Ends all claims whose servers answer in time; may be repeated."""
+        """Ends all claims whose servers respond in time; may be repeated."""
         self._is_released.set()
         with self.changed:
             claims = list(self._claims.values())
@@ -167,30 +167,30 @@ class StreamClaims:
         for client in self._clients.values():
             client.close()
 
-    def _query(self, questions: Mapping[Shard, Callable[[Shard], Answer]]) -> dict[Shard, Answer]:
-        """Calls all servers in parallel; returns the answers that arrive in time.
+    def _query(self, questions: Mapping[Shard, Callable[[Shard], Response]]) -> dict[Shard, Response]:
+        """Calls all servers in parallel; returns the responses that arrive in time.
 
         Raises:
-            MillraceSparkError: A server refuses, or has not answered for too long.
+            MillraceSparkError: A server refuses, or has not responded for too long.
         """
         if not questions:
             return {}
         executor = ThreadPoolExecutor(min(len(questions), _THREADS_MAX), thread_name_prefix="millrace-query")
         futures = {executor.submit(call, shard): shard for shard, call in questions.items()}
-        answered, late = wait(futures, _ANSWER_SECONDS_MAX)
+        responded, late = wait(futures, _RESPONSE_SECONDS_MAX)
         executor.shutdown(wait=False, cancel_futures=True)
-        answers = {}
-        for future in answered:
+        responses = {}
+        for future in responded:
             shard = futures[future]
             try:
-                answers[shard] = future.result()
+                responses[shard] = future.result()
                 self._failing_since.pop(shard, None)
             except millrace.MillraceError as error:
                 self._record_failure(shard, error)
         for future in late:
             shard = futures[future]
             self._record_failure(shard, millrace.DeadlineError("the server is slow to describe the channel"))
-        return answers
+        return responses
 
     def _record_failure(self, shard: Shard, error: millrace.MillraceError) -> None:
         if ends_claim(error):

@@ -1,7 +1,7 @@
 """`spark.readStream.format("millrace")`, as Spark drives it.
 
 The order of Spark's calls, on which acknowledging relies, was found by experiment: when it calls `latestOffset(start)`,
-all that lies before `start` stands in its commit log. So that is when events are removed from their channels, and a
+all that is before `start` stands in its commit log. So that is when events are removed from their channels, and a
 channel is drained fully, by the last call of an AvailableNow run too.
 """
 

@@ -82,7 +82,7 @@ def read_partition(
 ) -> Iterator[pa.RecordBatch]:
     """Reads a partition of a claimed range.
 
-    Retries for `retry_seconds` if the server is unreachable, and goes on after the last batch that arrived.
+    Retries for `retry_seconds` if the server is unreachable, and continues after the last batch that arrived.
 
     Raises:
         MillraceSparkError: The claim has ended, the events are gone, or the server is unreachable.

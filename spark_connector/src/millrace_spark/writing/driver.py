@@ -45,7 +45,9 @@ PUT_ADVICE: Mapping[str, str] = {
 }
 """Advice on a refused put of a task."""
 
-_FULL = "there was no room for retrySeconds; consume events, give the channel a larger capacity, or write less at once"
+_FULL = (
+    "the channel was full for retrySeconds; consume events, give the channel a larger capacity, or write less at a time"
+)
 _KNOWN_MAX = 100
 
 
@@ -65,7 +67,7 @@ def commit_advice(*, is_streaming: bool) -> Mapping[str, str]:
 
 
 def check_targets(options: WriteOptions) -> None:
-    """Checks that each server answers, and has the channel if the options name one."""
+    """Checks that each server responds, and has the channel if the options name one."""
     with connected(options.endpoints, options.security) as clients:
         homes: dict[str, str] = {}
         for endpoint, client in clients.items():
@@ -85,7 +87,7 @@ def _channels(admin: millrace.Admin, name: str) -> Sequence[millrace.ChannelInfo
 
 
 check_targets_once = lru_cache(_KNOWN_MAX)(check_targets)
-"""Does the same once per process, so that a stream goes on during an outage of a server."""
+"""Does the same once per process, so that a stream continues during an outage of a server."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def task_puts(messages: Iterable[WriterCommitMessage | None]) -> list[TaskPuts]:
 
 
 TXNS_MAX = 1_000
-"""The most transactions of one Commit."""
+"""The maximum number of transactions of one Commit."""
 
 _SHARDS_AT_ONCE = 16
 
@@ -206,7 +208,7 @@ def _check_txn_count(puts: ShardPuts) -> None:
         raise MillraceSparkError(
             f"channel {puts.shard.channel} at {puts.shard.endpoint}: the batch's {puts.event_count:,} events are in "
             f"{len(puts.txn_ids):,} transactions, and one commit takes {TXNS_MAX:,}; raise the channel's "
-            "transaction_capacity, write with fewer tasks (coalesce), or write less at once"
+            "transaction_capacity, write with fewer tasks (coalesce), or write less at a time"
         )
 
 
@@ -267,7 +269,7 @@ def _roll_back_at(client: millrace.Client, txns: Iterable[tuple[str, str]]) -> N
         try:
             client.channel(channel).rollback(txn_id)
         except millrace.MillraceError as error:
-            # Transactions that have ended are fine; one may have been committed without an answer to the driver.
+            # Transactions that have ended are fine; one may have been committed without a response to the driver.
             if error.advice is millrace.RetryAdvice.UNREACHABLE:
                 _log.info("%s: transactions end with their leases: %s", client.endpoint, error)
                 return

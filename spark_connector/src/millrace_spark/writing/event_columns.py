@@ -18,7 +18,7 @@ from millrace.v1 import event_pb2
 from millrace_spark.errors import MillraceSparkError
 
 MESSAGE_ROWS_MAX = 10_000
-"""The most events of one message: the default transaction capacity of a file channel."""
+"""The maximum number of events of one message: the default transaction capacity of a file channel."""
 
 MESSAGE_BYTES_MAX = 8 * 1024 * 1024
 """Rows with more bytes become several messages, of at least one event each; a server's default limit is 64 MiB."""

@@ -70,12 +70,12 @@ class LeaseKeeper:
             for txn in txns:
                 if self._is_stopped.is_set() and not is_last:
                     return
-                if not _is_answered(txn):
+                if not _is_responded(txn):
                     break
 
 
-def _is_answered(txn: millrace.Transaction) -> bool:
-    """Renews a transaction; returns whether its server answered."""
+def _is_responded(txn: millrace.Transaction) -> bool:
+    """Renews a transaction; returns whether its server responded."""
     try:
         txn.renew()
     except millrace.MillraceError as error:

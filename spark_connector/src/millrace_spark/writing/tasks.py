@@ -24,7 +24,8 @@ SHARDS_MAX = 1_000
 """The most shards of one task; each has an open transaction and rows in memory."""
 
 BUFFERED_BYTES_MAX = 64 * 1024 * 1024
-"""The most bytes of rows that a task buffers, for all shards together, until there are enough for a message."""
+"""The maximum number of bytes of rows that a task buffers, for all shards together, until there are enough for a
+message."""
 
 _CALL_SECONDS_MIN = 10.0
 """The shortest deadline of a call, however short retrySeconds is."""
@@ -129,7 +130,7 @@ class _ShardWriter:
         self._txn: millrace.Transaction | None = None
         self._txn_ids: list[str] = []
         self._capacity: int | None = None
-        self._room = 0
+        self._space = 0
         self._message_events_max = sys.maxsize
         self._event_count = 0
 
@@ -160,9 +161,9 @@ class _ShardWriter:
         cutter: ColumnsCutter | None = None
         start = 0
         while start < columns.count:
-            if not self._room:
+            if not self._space:
                 self._begin()
-            stop = min(start + min(self._room, self._message_events_max), columns.count)
+            stop = min(start + min(self._space, self._message_events_max), columns.count)
             part = columns
             if stop - start < columns.count:
                 cutter = cutter or ColumnsCutter(columns)
@@ -173,7 +174,7 @@ class _ShardWriter:
                 # The channel's transaction capacity may have been reduced since it was read.
                 known, self._capacity = self._capacity, None
                 self._begin()
-                if self._room >= (known or 0):
+                if self._space >= (known or 0):
                     raise
                 continue
             except millrace.MessageTooLargeError:
@@ -184,13 +185,13 @@ class _ShardWriter:
                 self._message_events_max = part.count // 2
                 self._begin()
                 continue
-            self._room -= stop - start
+            self._space -= stop - start
             self._event_count += stop - start
             start = stop
 
     def _begin(self) -> None:
         retries = RetryPolicy(self._options.retry_seconds, TRANSIENT)
-        self._txn, self._room = retries.call(self._running)
+        self._txn, self._space = retries.call(self._running)
         self._txn_ids.append(self._txn.txn_id)
         self._keeper.add(self._shard, self._txn.txn_id)
 
@@ -203,6 +204,6 @@ class _ShardWriter:
 
     def _put_into_txn(self, columns: event_pb2.EventColumns) -> None:
         txn = self._txn
-        assert txn is not None, "there is room only in a transaction"
+        assert txn is not None, "there is space only in a transaction"
         # If the outcome of a put is unknown, the transaction fails with another error, which is not retried.
         RetryPolicy(self._options.retry_seconds, {millrace.RetryAdvice.FULL}).call(lambda: txn.put_columns(columns))

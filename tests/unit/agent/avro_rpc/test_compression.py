@@ -18,7 +18,7 @@ def test_inflater_of_any_pieces_returns_what_was_deflated(frames: list[bytes], l
         assert b"".join(out for piece in pieces for out in inflater.feed(piece)) == frame
 
 
-@pytest.mark.parametrize("deflater", [Deflater(6), Deflater.for_answers()])
+@pytest.mark.parametrize("deflater", [Deflater(6), Deflater.for_responses()])
 def test_deflated_can_be_decompressed_by_zlib(deflater: Deflater) -> None:
     """The streams are zlib's, as Netty's decoder expects them."""
     stream = zlib.decompressobj()

@@ -11,7 +11,7 @@ from io import BytesIO
 import fastavro
 import pytest
 
-from millrace_server.agent.avro_rpc.calls import call_head, error_answer, read_answer, read_call, status_answer
+from millrace_server.agent.avro_rpc.calls import call_head, error_response, read_call, read_response, status_response
 from millrace_server.agent.avro_rpc.event_reader import EventReader
 from millrace_server.agent.avro_rpc.framing import Frame, FrameReader, framed
 from millrace_server.agent.avro_rpc.handshakes import ServerHandshakes, handshake_request, read_welcome
@@ -57,13 +57,13 @@ APPEND = spaced("00") + spaced("0c") + b"append" + EVENT
 APPEND_BATCH = spaced("00 16") + b"appendBatch" + spaced("04") + EVENT + EVENT_WITHOUT_HEADERS + spaced("00")
 """The name has 11 bytes; the parameter is an array with a block of two items."""
 
-OK_ANSWER = spaced("00 00 00")
+OK_RESPONSE = spaced("00 00 00")
 """Metadata: an empty map; no error; Status.OK, index 0."""
-FAILED_ANSWER = spaced("00 00 02")
-ERROR_ANSWER = spaced("00 01 00 0a") + b"wrong"
+FAILED_RESPONSE = spaced("00 00 02")
+ERROR_RESPONSE = spaced("00 01 00 0a") + b"wrong"
 """Metadata; an error; the first branch of its union, a string; 5 bytes."""
 
-OK_FRAME = spaced("00000007 00000001 00000007") + WELCOME_BOTH + OK_ANSWER
+OK_FRAME = spaced("00000007 00000001 00000007") + WELCOME_BOTH + OK_RESPONSE
 """Serial 7, a list of one buffer, whose length is 7."""
 
 
@@ -75,7 +75,7 @@ def test_protocol_has_the_text_and_hash_of_flume() -> None:
 
 
 @pytest.mark.parametrize(
-    ("received", "answered"),
+    ("received", "responded"),
     [
         (HANDSHAKE_BY_HASH, WELCOME_BOTH),
         (HANDSHAKE_BY_TEXT, WELCOME_BOTH),
@@ -83,11 +83,11 @@ def test_protocol_has_the_text_and_hash_of_flume() -> None:
         (bytes(16) + spaced("00") + HASH + spaced("00"), WELCOME_NONE),
     ],
 )
-def test_greet_answers_handshake_as_specified(received: bytes, answered: bytes) -> None:
+def test_greet_responses_handshake_as_specified(received: bytes, responded: bytes) -> None:
     """The match tells which protocols are known, and the server's is sent unless the client knows it."""
     greeting = ServerHandshakes().greet(received + b"rest")
-    assert (greeting.response, greeting.end) == (answered, len(received))
-    assert (greeting.peer is None) == (answered is WELCOME_NONE)
+    assert (greeting.response, greeting.end) == (responded, len(received))
+    assert (greeting.peer is None) == (responded is WELCOME_NONE)
 
 
 def test_handshake_request_is_as_specified() -> None:
@@ -99,8 +99,8 @@ def test_handshake_request_is_as_specified() -> None:
     ("welcome", "is_accepted"), [(WELCOME_BOTH, True), (WELCOME_CLIENT, True), (WELCOME_NONE, False)]
 )
 def test_read_welcome_reads_each_match(welcome: bytes, is_accepted: bool) -> None:  # noqa: FBT001 - a parameter
-    """All three answers of a server are understood."""
-    assert read_welcome(welcome + OK_ANSWER, "appendBatch") == (is_accepted, HASH, len(welcome))
+    """All three responses of a server are understood."""
+    assert read_welcome(welcome + OK_RESPONSE, "appendBatch") == (is_accepted, HASH, len(welcome))
 
 
 def test_read_call_reads_append() -> None:
@@ -141,20 +141,20 @@ def test_encoded_events_are_as_specified() -> None:
     assert content.getvalue() == APPEND_BATCH[13:]
 
 
-def test_answers_are_as_specified() -> None:
+def test_responses_are_as_specified() -> None:
     """Statuses and errors are written and read."""
-    assert status_answer(Status.OK) == OK_ANSWER
-    assert status_answer(Status.FAILED) == FAILED_ANSWER
-    assert error_answer("wrong") == ERROR_ANSWER
-    assert read_answer(OK_ANSWER, 0) is Status.OK
-    assert read_answer(b"before" + FAILED_ANSWER, 6) is Status.FAILED
-    assert read_answer(spaced("00 00 04"), 0) is Status.UNKNOWN
+    assert status_response(Status.OK) == OK_RESPONSE
+    assert status_response(Status.FAILED) == FAILED_RESPONSE
+    assert error_response("wrong") == ERROR_RESPONSE
+    assert read_response(OK_RESPONSE, 0) is Status.OK
+    assert read_response(b"before" + FAILED_RESPONSE, 6) is Status.FAILED
+    assert read_response(spaced("00 00 04"), 0) is Status.UNKNOWN
 
 
 def test_frames_are_as_the_netty_transport_has_them() -> None:
     """A frame is written in one buffer, and read however it is cut into buffers."""
-    assert framed(7, WELCOME_BOTH + OK_ANSWER) == OK_FRAME
-    cut = spaced("00000007 00000003 00000004") + WELCOME_BOTH + spaced("00000000 00000003") + OK_ANSWER
+    assert framed(7, WELCOME_BOTH + OK_RESPONSE) == OK_FRAME
+    cut = spaced("00000007 00000003 00000004") + WELCOME_BOTH + spaced("00000000 00000003") + OK_RESPONSE
     for encoded in (OK_FRAME, cut):
-        assert list(FrameReader(100).feed(encoded)) == [Frame(7, WELCOME_BOTH + OK_ANSWER)]
+        assert list(FrameReader(100).feed(encoded)) == [Frame(7, WELCOME_BOTH + OK_RESPONSE)]
     assert list(FrameReader(100).feed(spaced("fffffffe 00000000"))) == [Frame(0xFFFFFFFE, b"")]

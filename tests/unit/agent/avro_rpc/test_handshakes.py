@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from millrace_server.agent.avro_rpc.calls import BadCallError, RemoteError, error_answer, read_answer, read_call
+from millrace_server.agent.avro_rpc.calls import BadCallError, RemoteError, error_response, read_call, read_response
 from millrace_server.agent.avro_rpc.handshakes import ServerHandshakes, read_welcome
 from millrace_server.agent.avro_rpc.protocol import FLUME, ForeignProtocolError, read_protocol
 from tests.flume_peer import CLIENT, PROTOCOL, md5, write_long, write_map, write_string
@@ -125,17 +125,17 @@ def test_read_call_with_endless_metadata_is_refused() -> None:
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x00", b"\x00\x00", b"\x00\x00\x06", b"\x00\x02\x00", b"\x00\x00\x01"])
-def test_read_answer_of_what_is_no_answer_is_refused(payload: bytes) -> None:
+def test_read_response_of_what_is_no_response_is_refused(payload: bytes) -> None:
     """A server's mistake is told as such."""
     with pytest.raises(BadCallError):
-        read_answer(payload, 0)
+        read_response(payload, 0)
 
 
-def test_read_answer_of_an_error_raises_its_text() -> None:
+def test_read_response_of_an_error_raises_its_text() -> None:
     """A long text is cut, at a whole character."""
     with pytest.raises(RemoteError, match=r"^wrong$"):
-        read_answer(error_answer("wrong"), 0)
+        read_response(error_response("wrong"), 0)
     with pytest.raises(RemoteError, match=r"^ü{500}$"):
-        read_answer(error_answer("ü" * 5_000), 0)
+        read_response(error_response("ü" * 5_000), 0)
     with pytest.raises(RemoteError, match="unknown type"):
-        read_answer(b"\x00\x01\x02", 0)
+        read_response(b"\x00\x01\x02", 0)

@@ -94,21 +94,23 @@ async def test_run_with_another_protocol_of_the_server_adopts_its_hash(registry:
 
 
 class Forgetful(FlumeServer):
-    """Answers NONE to the first handshakes, although it has the text of the protocol."""
+    """Responses NONE to the first handshakes, although it has the text of the protocol."""
 
     refusals = 0
 
     def _greet(self, call: Any) -> tuple[bool, bytes]:
-        is_greeted, answer = super()._greet(call)
+        is_greeted, response = super()._greet(call)
         if not self.refusals:
-            return is_greeted, answer
+            return is_greeted, response
         self.refusals -= 1
         # The match is the first byte: the index of NONE, zigzag.
-        return False, b"\x04" + answer[1:]
+        return False, b"\x04" + response[1:]
 
 
 @pytest.mark.parametrize("refusals", [1, 2])
-async def test_run_with_a_server_that_answers_none_repeats_it_once(refusals: int, registry: ChannelRegistry) -> None:
+async def test_run_with_a_server_that_does_not_respond_repeats_it_once(
+    refusals: int, registry: ChannelRegistry
+) -> None:
     """The call is repeated with another handshake; a second NONE is reported."""
     server = Forgetful()
     server.refusals = refusals
@@ -130,24 +132,24 @@ async def test_run_with_a_server_of_another_protocol_reports_it(registry: Channe
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("response", "words"),
     [
-        ("FAILED", "answered FAILED: its channel is full"),
-        ("UNKNOWN", "answered UNKNOWN"),
-        ("error", "answered with an error: java.lang.Oops"),
-        ("close", "was closed before the answer came|connection broke"),
-        ("lost", "was closed before the answer came|connection broke"),
-        ("silence", "has not answered after 0.3 seconds"),
+        ("FAILED", "returned FAILED: its channel is full"),
+        ("UNKNOWN", "returned UNKNOWN"),
+        ("error", "responded with an error: java.lang.Oops"),
+        ("close", "was closed before the response came|connection broke"),
+        ("lost", "was closed before the response came|connection broke"),
+        ("silence", "has not responded after 0.3 seconds"),
     ],
 )
-async def test_run_without_ok_sends_the_batch_again(answer: str, words: str, registry: ChannelRegistry) -> None:
-    """Only OK removes events from the channel; a lost answer makes copies, and loses nothing."""
-    async with flume_server(answers=["OK", answer]) as server:
+async def test_run_without_ok_sends_the_batch_again(response: str, words: str, registry: ChannelRegistry) -> None:
+    """Only OK removes events from the channel; a lost response makes copies, and loses nothing."""
+    async with flume_server(responses=["OK", response]) as server:
         sink = make_sink(server.endpoint, timeout_seconds=0.3)
         await run_failing(registry, sink, words)
         assert event_count(registry) == len(EVENTS) - 100
         await empty(registry, sink)
-        copies = EVENTS[100:200] if answer == "lost" else []
+        copies = EVENTS[100:200] if response == "lost" else []
     assert server.events == EVENTS[:100] + copies + EVENTS[100:]
     assert server.connection_count == 2
 
@@ -222,9 +224,9 @@ async def test_run_resets_the_connection_at_its_interval(registry: ChannelRegist
 
 async def test_run_with_several_endpoints_uses_the_next_after_a_failure(registry: ChannelRegistry) -> None:
     """An endpoint that cannot be reached, or fails, is followed by the next one."""
-    async with flume_server(answers=["FAILED"]) as first, flume_server() as second:
+    async with flume_server(responses=["FAILED"]) as first, flume_server() as second:
         sink = make_sink("127.0.0.1:1", first.endpoint, second.endpoint)
-        await run_failing(registry, sink, "answered FAILED")
+        await run_failing(registry, sink, "returned FAILED")
         await empty(registry, sink)
     assert (first.events, second.events) == ([], EVENTS)
 
@@ -243,14 +245,14 @@ async def test_run_without_any_endpoint_takes_nothing(registry: ChannelRegistry)
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is not an Avro source of Flume: a frame declares"),
         (b"\x00\x00\x00\x01\x00\x00\x00\x01\x7f\xff\xff\xff", "is not an Avro source of Flume: a frame declares"),
         (b"\x00\x00\x00\x01\x00\x00\x00\x00", "does not begin with a handshake"),
-        (b"\x00\x00\x00\x09\x00\x00\x00\x00", "it answered call 9 instead of 1"),
+        (b"\x00\x00\x00\x09\x00\x00\x00\x00", "it responded to call 9 instead of 1"),
     ],
 )
 async def test_run_with_a_server_that_is_none_reports_it(sent: bytes, words: str, registry: ChannelRegistry) -> None:
-    """Whatever answers, the sink says what it is, and loses nothing."""
+    """Whatever responses, the sink says what it is, and loses nothing."""
 
     class Stranger(FlumeServer):
-        def _answer_calls(self, wire: Wire) -> None:
+        def _response_calls(self, wire: Wire) -> None:
             wire.receive()
             wire.send_raw(sent)
             wire.receive()

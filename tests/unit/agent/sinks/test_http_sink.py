@@ -29,7 +29,7 @@ from millrace_server.errors import DiskFullError
 from tests.agent_components import registry_with
 from tests.channel_events import append, queued, stored_rows
 from tests.forward_targets import reader_of
-from tests.http_receiver import CLOSE, OK, HttpReceiver, Received, answer, receiving
+from tests.http_receiver import CLOSE, OK, HttpReceiver, Received, receiving, response
 from tests.recorded_spans import recording, traceparent_of
 from tests.waiting import until
 
@@ -161,22 +161,22 @@ async def test_run_of_large_events_bounds_a_request(scene: Scene) -> None:
     assert sizes == [[400, 400], [400], [2_000], [400]]
 
 
-async def test_run_settles_nothing_before_the_answer(scene: Scene) -> None:
+async def test_run_settles_nothing_before_the_response(scene: Scene) -> None:
     """Events stay in the channel until the receiver has accepted them."""
     await fill(scene.channel, 3)
     seen = []
-    scene.receiver.before_answer = lambda _request: seen.append(scene.channel._contents.capacity.event_count)
+    scene.receiver.before_response = lambda _request: seen.append(scene.channel._contents.capacity.event_count)
     await scene.empty()
     assert seen == [3]
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 429, 408, 425, 401, 403, 404, 301])
-async def test_run_with_an_answer_that_may_change_keeps_the_events(scene: Scene, status: int) -> None:
+async def test_run_with_an_response_that_may_change_keeps_the_events(scene: Scene, status: int) -> None:
     """The sink fails with a sentence without secrets; the same request is repeated and settled."""
     bodies = await fill(scene.channel, 3)
-    scene.receiver.answers = [answer(status, body=b"because\n" + b"x" * 500)]
+    scene.receiver.responses = [response(status, body=b"because\n" + b"x" * 500)]
     sink = scene.sink()
-    error = await scene.run_failing(rf"^http://127.0.0.1:\d+/in answered {status} [A-Z][\w ]+: because", sink)
+    error = await scene.run_failing(rf"^http://127.0.0.1:\d+/in returned {status} [A-Z][\w ]+: because", sink)
     assert "secret" not in str(error)
     assert len(str(error)) < 400
     assert error.retry_delay_seconds is None
@@ -202,8 +202,8 @@ async def test_run_with_retry_after_requests_that_delay(
 ) -> None:
     """The header may contain seconds or a date."""
     await fill(scene.channel, 1)
-    scene.receiver.answers = [answer(503, f"Retry-After: {retry_after()}")]
-    error = await scene.run_failing("answered 503")
+    scene.receiver.responses = [response(503, f"Retry-After: {retry_after()}")]
+    error = await scene.run_failing("returned 503")
     assert error.retry_delay_seconds is not None
     assert low <= error.retry_delay_seconds <= high
 
@@ -212,8 +212,8 @@ async def test_run_with_retry_after_requests_that_delay(
 async def test_run_with_an_invalid_retry_after_requests_no_delay(scene: Scene, retry_after: str) -> None:
     """The back-off decides then."""
     await fill(scene.channel, 1)
-    scene.receiver.answers = [answer(503, f"Retry-After: {retry_after}")]
-    assert (await scene.run_failing("answered 503")).retry_delay_seconds is None
+    scene.receiver.responses = [response(503, f"Retry-After: {retry_after}")]
+    assert (await scene.run_failing("returned 503")).retry_delay_seconds is None
 
 
 async def test_run_with_an_event_that_is_rejected_dead_letters_it(scene: Scene) -> None:
@@ -223,11 +223,11 @@ async def test_run_with_an_event_that_is_rejected_dead_letters_it(scene: Scene) 
 
     def judge(request: Received) -> None:
         if b"13" in bodies_of(request):
-            scene.receiver.answers.append(answer(422, body=b"13 is unlucky"))
+            scene.receiver.responses.append(response(422, body=b"13 is unlucky"))
         else:
             accepted.extend(bodies_of(request))
 
-    scene.receiver.before_answer = judge
+    scene.receiver.before_response = judge
     reader = reader_of(scene.registry, deliveries_max=2, dead_letter_channel="rejected")
     await scene.run_failing("13 is unlucky", reader=reader)
     await scene.empty(reader=reader)
@@ -239,8 +239,8 @@ async def test_run_with_an_event_that_is_rejected_dead_letters_it(scene: Scene) 
 async def test_run_of_single_events_with_one_rejected_sends_none_twice(scene: Scene) -> None:
     """Accepted events before the rejected one are not sent again."""
     bodies = await fill(scene.channel, 10)
-    scene.receiver.before_answer = lambda request: (
-        scene.receiver.answers.append(answer(400)) if request.body == b"7" else None
+    scene.receiver.before_response = lambda request: (
+        scene.receiver.responses.append(response(400)) if request.body == b"7" else None
     )
     reader = reader_of(scene.registry, deliveries_max=1, dead_letter_channel="rejected")
     await scene.empty(scene.sink(format="single"), reader)
@@ -267,11 +267,11 @@ async def test_run_with_statuses_that_mean_something_else_does_that(
 ) -> None:
     """The exact status counts before its class, and both before the default."""
     await fill(scene.channel, 1)
-    scene.receiver.answers = [answer(status) if status != 204 else b"HTTP/1.1 204 No\r\n\r\n"]
+    scene.receiver.responses = [response(status) if status != 204 else b"HTTP/1.1 204 No\r\n\r\n"]
     reader = reader_of(scene.registry, deliveries_max=1, dead_letter_channel="rejected")
     sink = scene.sink(statuses=statuses)
     if outcome == "kept":
-        await scene.run_failing(f"answered {status}", sink, reader)
+        await scene.run_failing(f"returned {status}", sink, reader)
     else:
         await scene.empty(sink, reader)
     assert len(queued(scene.channel)) == (outcome == "kept")
@@ -283,7 +283,7 @@ async def test_run_with_a_kept_connection_that_was_closed_opens_another(scene: S
     sink, reader = scene.sink(), reader_of(scene.registry)
     work = asyncio.create_task(sink.run(reader))
     for said in (OK, CLOSE, OK):
-        scene.receiver.answers.append(said)
+        scene.receiver.responses.append(said)
     await append(scene.channel, b"first")
     await until(lambda: not scene.channel._contents.capacity.event_count)
     await append(scene.channel, b"second")
@@ -335,13 +335,13 @@ async def test_run_with_a_kept_connection_that_was_reset_opens_another(
 async def test_run_with_a_kept_connection_that_is_reset_under_a_request_opens_another(scene: Scene) -> None:
     """The connection may have been dropped before the request arrived."""
     await fill(scene.channel, 1, 1)
-    scene.receiver.answers = [OK, CLOSE]
+    scene.receiver.responses = [OK, CLOSE]
 
     def reset(request: Received) -> None:
         if bodies_of(request) == [b"1"] and request.connection == 1:
             scene.receiver.reset_connections()
 
-    scene.receiver.before_answer = reset
+    scene.receiver.before_response = reset
     await scene.empty(reader=reader_of(scene.registry, batch_events_max=1))
     assert [(request.connection, bodies_of(request)) for request in scene.receiver.requests] == [
         (1, [b"0"]),
@@ -350,10 +350,10 @@ async def test_run_with_a_kept_connection_that_is_reset_under_a_request_opens_an
     ]
 
 
-async def test_run_with_a_connection_that_is_reset_within_an_answer_reports_it(scene: Scene) -> None:
+async def test_run_with_a_connection_that_is_reset_within_an_response_reports_it(scene: Scene) -> None:
     """The request had arrived: it is repeated only after the usual delay."""
     await fill(scene.channel, 1, 1)
-    scene.receiver.answers = [OK, b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf"]
+    scene.receiver.responses = [OK, b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf"]
     reader = reader_of(scene.registry, batch_events_max=1)
     work = asyncio.create_task(scene.sink().run(reader))
     await until(lambda: len(scene.receiver.requests) == 2)
@@ -369,16 +369,16 @@ async def test_run_with_a_connection_that_is_reset_within_an_answer_reports_it(s
     [
         (CLOSE, "the connection was closed before a response arrived"),
         (b"nonsense\r\n\r\n", "the response is not HTTP"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf", "has not answered"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf", "has not responded"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, "the response is not HTTP"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", "the response is not HTTP"),
         (b"", "closed"),
     ],
 )
-async def test_run_without_a_whole_answer_keeps_the_events(scene: Scene, said: bytes, words: str) -> None:
-    """The sink reports what happened, and buffers only a little of the answer."""
+async def test_run_without_a_whole_response_keeps_the_events(scene: Scene, said: bytes, words: str) -> None:
+    """The sink reports what happened, and buffers only a little of the response."""
     bodies = await fill(scene.channel, 1)
-    scene.receiver.answers = [said] * 2
+    scene.receiver.responses = [said] * 2
     await scene.run_failing(words, scene.sink(answer_seconds_max=0.3))
     assert queued(scene.channel) == bodies
 
@@ -388,20 +388,20 @@ async def test_run_with_a_receiver_that_does_not_respond_gives_up_in_time(scene:
     await fill(scene.channel, 1)
     scene.receiver.hold = True
     sink = scene.sink(answer_seconds_max=0.1)
-    await scene.run_failing(r"/in has not answered after 0\.1 seconds", sink)
+    await scene.run_failing(r"/in has not responded after 0\.1 seconds", sink)
     scene.receiver.hold = False
     await scene.empty(sink)
     assert [request.connection for request in scene.receiver.requests] == [1, 2]
 
 
-async def test_run_with_answers_that_are_seldom_seen_understands_them(scene: Scene) -> None:
+async def test_run_with_responses_that_are_seldom_seen_understands_them(scene: Scene) -> None:
     """An interim response, an unknown status, and a response that ends with the connection."""
     await fill(scene.channel, 3)
-    scene.receiver.answers = [
+    scene.receiver.responses = [
         b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + OK,
-        answer(299),
+        response(299),
         b"HTTP/1.0 200 OK\r\n\r\n",
-        answer(599),
+        response(599),
     ]
     reader = reader_of(scene.registry, batch_events_max=1)
     work = asyncio.create_task(scene.sink().run(reader))
@@ -409,14 +409,14 @@ async def test_run_with_answers_that_are_seldom_seen_understands_them(scene: Sce
     scene.receiver.close_connections()
     await until(lambda: not scene.channel._contents.capacity.event_count)
     await append(scene.channel, b"more")
-    with pytest.raises(ComponentError, match=r"/in answered 599$"):
+    with pytest.raises(ComponentError, match=r"/in returned 599$"):
         await work
 
 
-async def test_run_with_an_endless_answer_reads_little_of_it(scene: Scene) -> None:
+async def test_run_with_an_endless_response_reads_little_of_it(scene: Scene) -> None:
     """The status counts; the connection is closed before the rest."""
     await fill(scene.channel, 2)
-    scene.receiver.answers = [b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n" + bytes(3_000_000)]
+    scene.receiver.responses = [b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n" + bytes(3_000_000)]
     await scene.empty(reader=reader_of(scene.registry, batch_events_max=1))
     assert [request.connection for request in scene.receiver.requests] == [1, 2]
 
@@ -430,10 +430,10 @@ async def test_run_without_a_server_reports_it(scene: Scene) -> None:
     )
 
 
-async def test_run_after_an_answer_was_lost_repeats_the_same_request_first(scene: Scene) -> None:
+async def test_run_after_an_response_was_lost_repeats_the_same_request_first(scene: Scene) -> None:
     """Newer events are another request, so that the receiver recognizes the first one's key."""
     await fill(scene.channel, 2, 1)
-    scene.receiver.answers = [CLOSE]
+    scene.receiver.responses = [CLOSE]
     sink = scene.sink()
     await scene.run_failing("closed", sink)
     await append(scene.channel, b"new", b"newer")

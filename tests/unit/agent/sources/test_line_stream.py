@@ -43,9 +43,9 @@ class NoThread:
         self._loop = asyncio.get_running_loop()
 
     def submit(self, function: Callable[[], Any]) -> "asyncio.Future[Any]":
-        answer = self._loop.create_future()
-        answer.set_result(function())
-        return answer
+        response = self._loop.create_future()
+        response.set_result(function())
+        return response
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ async def test_deliver_all_into_a_full_channel_stops_reading(written: Input) -> 
     taken: list[bytes] = []
     while len(taken) < len(expected):
         taken += await take(registry, 4)
-    await delivering.answer()
+    await delivering.result()
     assert taken == expected
 
 
@@ -159,12 +159,12 @@ async def test_deliver_all_that_is_cancelled_keeps_what_it_has_read(written: Inp
     written.write(b"ished\n", b"")
     delivering = await started(lines.deliver_all(writer, written.read))
     assert await take(registry, 4) == [b"4", b"5", b"6"]
-    await delivering.answer()
+    await delivering.result()
     assert lines_in(registry) == [b"7", b"unfinished"]
     assert log == []
 
 
-async def test_drain_without_room_says_what_is_lost(written: Input, log: list[Any]) -> None:
+async def test_drain_without_space_says_what_is_lost(written: Input, log: list[Any]) -> None:
     """The drain ends exactly at its timeout."""
     registry, writer = channel_and_writer(capacity=4, keep_alive_seconds=1.0)
     written.write(b"1\n2\n3\n4\n5\n6\n7\n", b"")
@@ -201,9 +201,9 @@ async def test_deliver_all_cancelled_while_lines_are_joined_takes_them_over_when
 
     class SlowThread(NoThread):
         def submit(self, function: Callable[[], Any]) -> "asyncio.Future[Any]":
-            answer = self._loop.create_future()
-            begun.append(lambda: answer.set_result(function()))
-            return answer
+            response = self._loop.create_future()
+            begun.append(lambda: response.set_result(function()))
+            return response
 
     monkeypatch.setattr("millrace_server.agent.sources.line_stream.WorkerThread", SlowThread)
     registry, writer = channel_and_writer()

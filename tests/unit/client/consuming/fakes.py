@@ -12,7 +12,7 @@ from millrace_client.aio.consumer_tasks import ConsumerDelivery, TaskEngine
 from millrace_client.consuming.subscription import Subscription, TrackedDelivery
 
 
-def answer_of(delivery_id: int, *bodies: bytes, first_sequence: int | None = None) -> pb.ConsumeResponse:
+def response_of(delivery_id: int, *bodies: bytes, first_sequence: int | None = None) -> pb.ConsumeResponse:
     """A delivery on the wire; its sequences begin at ten times its id unless given."""
     [columns] = columns_from_events([({}, body) for body in bodies or (b"x",)])
     first = delivery_id * 10 if first_sequence is None else first_sequence
@@ -71,25 +71,25 @@ class ScriptedStream:
         self.read_count = 0
         self.is_finished = False
         self.ends_late = False
-        self._answers: asyncio.Queue[pb.ConsumeResponse | MillraceError | None] = asyncio.Queue()
+        self._responses: asyncio.Queue[pb.ConsumeResponse | MillraceError | None] = asyncio.Queue()
         self._is_over = False
 
-    def deliver(self, *answers: pb.ConsumeResponse) -> None:
+    def deliver(self, *responses: pb.ConsumeResponse) -> None:
         """Makes deliveries available to the reader."""
-        for answer in answers:
-            self._answers.put_nowait(answer)
+        for response in responses:
+            self._responses.put_nowait(response)
 
     def break_off(self, error: MillraceError | None) -> None:
         """Ends the stream from the server's side."""
         self._is_over = True
-        self._answers.put_nowait(error)
+        self._responses.put_nowait(error)
 
-    async def next_answer(self) -> pb.ConsumeResponse | None:
-        answer = await self._answers.get()
-        if isinstance(answer, MillraceError):
-            raise answer
-        self.read_count += answer is not None
-        return answer
+    async def next_response(self) -> pb.ConsumeResponse | None:
+        response = await self._responses.get()
+        if isinstance(response, MillraceError):
+            raise response
+        self.read_count += response is not None
+        return response
 
     async def settle(self, settlement: Settlement) -> None:
         if self._is_over:

@@ -19,7 +19,7 @@ import millrace_client.aio
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import ConsumerConfig
 from tests.client_variants import SyncWrapper
-from tests.unit.client.consuming.fakes import answer_of
+from tests.unit.client.consuming.fakes import response_of
 from tests.unit.client.fake_server import FakeServer, RefusalError, unavailable
 
 WAIT_SECONDS = 60.0
@@ -78,7 +78,7 @@ class Deliverer:
                     if is_over.is_set():
                         return
                     body = out[delivery_id] = self._waiting.pop(0)
-                yield answer_of(delivery_id, body, first_sequence=self._sequences[body])
+                yield response_of(delivery_id, body, first_sequence=self._sequences[body])
         finally:
             with self.news:
                 self._waiting[:0] = out.values()
@@ -201,9 +201,9 @@ def test_events_come_one_by_one(variant: Variant, server: FakeServer) -> None:
     """A delivery is acknowledged after its last event; one returned before that gives no more events."""
 
     def deliver(requests: Iterator[Any], _context: Any) -> Iterator[Any]:
-        yield answer_of(1, b"a", b"b")
-        yield answer_of(2, b"c", b"d")
-        yield answer_of(3, b"e")
+        yield response_of(1, b"a", b"b")
+        yield response_of(2, b"c", b"d")
+        yield response_of(3, b"e")
         settled.extend(requests)
 
     settled: list[Any] = []
@@ -462,13 +462,13 @@ def test_close_of_a_consumer_that_never_began_does_nothing(variant: Variant, ser
     assert not server.requests
 
 
-def test_close_that_the_server_does_not_answer_is_bounded(variant: Variant, server: FakeServer) -> None:
+def test_close_that_the_server_does_not_respond_is_bounded(variant: Variant, server: FakeServer) -> None:
     """The close returns in time and reports that the stream did not end in order."""
     over = threading.Event()
 
     def stubborn(_requests: Any, context: Any) -> Iterator[Any]:
         context.add_callback(over.set)
-        yield answer_of(1)
+        yield response_of(1)
         over.wait()
 
     server.script("Consume", stubborn)

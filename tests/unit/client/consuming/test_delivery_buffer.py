@@ -15,7 +15,7 @@ from millrace_client.consuming.subscription import (
     TrackedDelivery,
 )
 from tests.fake_clock import FakeClock
-from tests.unit.client.consuming.fakes import RecordingHooks, answer_of, ids
+from tests.unit.client.consuming.fakes import RecordingHooks, ids, response_of
 
 STREAM = object()
 
@@ -33,7 +33,7 @@ class BufferHarness:
         self._ids = itertools.count(1)
 
     def add(self, subscription: int = 0, *bodies: bytes, stream: object = STREAM) -> TrackedDelivery:
-        delivery = TrackedDelivery(None, self.lanes[subscription], stream, answer_of(next(self._ids), *bodies))
+        delivery = TrackedDelivery(None, self.lanes[subscription], stream, response_of(next(self._ids), *bodies))
         self.buffer.add(delivery)
         return delivery
 
@@ -76,27 +76,27 @@ def test_settle_from_any_state_follows_the_table(state: DeliveryState, target: D
     assert delivery.state is (target if allowed else state)
 
 
-def test_settled_deliveries_make_room() -> None:
+def test_settled_deliveries_make_space() -> None:
     """A delivery's bytes count until it is settled, also while it is held back."""
     harness = BufferHarness(bytes_max=1)
     delivery = harness.add()
     size = delivery.byte_count
     assert harness.figures() == (1, size, 1, size)
-    assert not harness.buffer.has_room(harness.lanes[0])
+    assert not harness.buffer.has_space(harness.lanes[0])
     harness.buffer.take()
     assert harness.figures() == (0, 0, 1, size)
     harness.buffer.settle(delivery, DeliveryState.HELD)
-    assert not harness.buffer.has_room(harness.lanes[0])
+    assert not harness.buffer.has_space(harness.lanes[0])
     harness.buffer.settle(delivery, DeliveryState.NACKED)
     assert harness.figures() == (0, 0, 0, 0)
-    assert harness.buffer.has_room(harness.lanes[0])
+    assert harness.buffer.has_space(harness.lanes[0])
 
 
-def test_lane_with_nothing_out_always_has_room() -> None:
+def test_lane_with_nothing_out_always_has_space() -> None:
     """A subscription is not starved when another one uses all bytes."""
     harness = BufferHarness(lane_count=2, bytes_max=1)
     harness.add(0)
-    assert [harness.buffer.has_room(subscription) for subscription in harness.lanes] == [False, True]
+    assert [harness.buffer.has_space(subscription) for subscription in harness.lanes] == [False, True]
 
 
 def test_lose_drops_what_is_queued_and_marks_what_is_out() -> None:

@@ -1,6 +1,6 @@
 import asyncio
 
-from tests.unit.client.consuming.fakes import EngineHarness, answer_of
+from tests.unit.client.consuming.fakes import EngineHarness, response_of
 from tests.virtual_clock import settle
 
 
@@ -12,9 +12,9 @@ async def test_rates_are_what_was_done_between_two_looks() -> None:
     before = harness.engine.metrics()
     sizes = 0
     for number in range(10):
-        answer = answer_of(number + 1, b"a", b"b")
-        sizes += answer.ByteSize()
-        harness.streams[0].deliver(answer)
+        response = response_of(number + 1, b"a", b"b")
+        sizes += response.ByteSize()
+        harness.streams[0].deliver(response)
         assert await (await harness.take()).ack()
         await asyncio.sleep(0.5)
     rates = harness.engine.metrics().rates_since(before)
@@ -30,7 +30,7 @@ async def test_metrics_tell_of_each_lane() -> None:
     harness.refusals = [ZeroDivisionError("bug")]
     await asyncio.gather(harness.engine.take(1.0), return_exceptions=True)
     await settle()
-    harness.streams[0].deliver(answer_of(1), answer_of(2))
+    harness.streams[0].deliver(response_of(1), response_of(2))
     await harness.take()
     one, two = harness.engine.metrics().lanes
     assert (one.endpoint, one.state, type(one.error)) == ("one", "failed", ZeroDivisionError)

@@ -1,7 +1,7 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
 from millrace_client.consuming.prometheus import ConsumerCollector
-from tests.unit.client.consuming.fakes import EngineHarness, answer_of
+from tests.unit.client.consuming.fakes import EngineHarness, response_of
 
 
 async def test_figures_are_exported_to_prometheus() -> None:
@@ -12,7 +12,7 @@ async def test_figures_are_exported_to_prometheus() -> None:
     assert await worlds[0].engine.take(0) is None
     while len(worlds[0].streams) < 2:
         await worlds[0].engine.take(0.1)
-    worlds[0].streams[0].deliver(answer_of(1, b"a", b"b"), answer_of(2))
+    worlds[0].streams[0].deliver(response_of(1, b"a", b"b"), response_of(2))
     assert await (await worlds[0].take()).ack()
     text = generate_latest(registry).decode()
     for line in (

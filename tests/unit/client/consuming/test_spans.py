@@ -8,14 +8,14 @@ from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import UnavailableError
 from millrace_client.aio.consumer_tasks import ConsumerDelivery, HandlerTasks
 from tests.recorded_spans import attributes_of, linked, recording
-from tests.unit.client.consuming.fakes import EngineHarness, answer_of
+from tests.unit.client.consuming.fakes import EngineHarness, response_of
 
 HAS_VIRTUAL_CLOCK = True
 
 PRODUCERS = [f"00-{number:032x}-{number:016x}-01" for number in (1, 2)]
 
 
-def answer_from(*traceparents: str) -> pb.ConsumeResponse:
+def response_from(*traceparents: str) -> pb.ConsumeResponse:
     [columns] = columns_from_events([({"traceparent": each}, b"x") for each in traceparents])
     return pb.ConsumeResponse(delivery_id=1, batches=[{"first_sequence": 1, "columns": columns}])
 
@@ -32,7 +32,7 @@ async def test_handler_runs_in_the_span_of_its_delivery() -> None:
     with recording() as recorded:
         running = asyncio.ensure_future(HandlerTasks(harness.engine, handle, ordered=False).run(1))
         await asyncio.sleep(0.01)
-        harness.streams[0].deliver(answer_from(*PRODUCERS))
+        harness.streams[0].deliver(response_from(*PRODUCERS))
         await running
         await harness.engine.close(1.0)
     span = recorded.named("process orders")
@@ -56,7 +56,7 @@ async def test_delivery_of_one_producer_is_a_child_of_its_span() -> None:
     with recording() as recorded:
         taking = asyncio.ensure_future(harness.take())
         await asyncio.sleep(0.01)
-        harness.streams[0].deliver(answer_from(PRODUCERS[0]))
+        harness.streams[0].deliver(response_from(PRODUCERS[0]))
         async with await taking:
             assert current_trace_id() == f"{1:032x}"
         assert current_trace_id() is None
@@ -72,7 +72,7 @@ async def test_delivery_whose_handler_fails_has_the_error() -> None:
     with recording() as recorded:
         taking = asyncio.ensure_future(harness.take())
         await asyncio.sleep(0.01)
-        harness.streams[0].deliver(answer_of(1))
+        harness.streams[0].deliver(response_of(1))
         with pytest.raises(ValueError, match="no"):
             async with await taking:
                 raise ValueError("no")
@@ -88,7 +88,7 @@ async def test_delivery_that_is_lost_ends_its_span() -> None:
     with recording() as recorded:
         taking = asyncio.ensure_future(harness.take())
         await asyncio.sleep(0.01)
-        harness.streams[0].deliver(answer_of(1))
+        harness.streams[0].deliver(response_of(1))
         delivery = await taking
         harness.streams[0].break_off(UnavailableError("gone"))
         await asyncio.sleep(0.01)

@@ -7,7 +7,7 @@ import pytest
 from millrace_client.aio.consumer_tasks import ConsumerDelivery, HandlerTasks
 from millrace_client.consuming.subscription import SubscriptionState
 from millrace_client.errors import ChannelClaimedError, ChannelNotFoundError, CorruptError, UnavailableError
-from tests.unit.client.consuming.fakes import EngineHarness, answer_of, ids
+from tests.unit.client.consuming.fakes import EngineHarness, ids, response_of
 from tests.virtual_clock import now, settle, started
 
 
@@ -21,8 +21,8 @@ async def test_take_waits_for_a_delivery() -> None:
     """Each delivery goes to exactly one caller, as soon as it arrives."""
     harness = EngineHarness()
     waiting = [await started(harness.engine.take()) for _ in range(2)]
-    harness.streams[0].deliver(answer_of(1), answer_of(2))
-    taken = [await call.answer() for call in waiting]
+    harness.streams[0].deliver(response_of(1), response_of(2))
+    taken = [await call.result() for call in waiting]
     assert sorted(each.delivery_id for each in taken if each) == [1, 2]
     assert now() == 0
     await harness.engine.close(1.0)
@@ -40,7 +40,7 @@ async def test_take_that_is_cancelled_loses_nothing() -> None:
     """A later delivery goes to the next caller."""
     harness = EngineHarness()
     call = await started(harness.engine.take())
-    harness.streams[0].deliver(answer_of(1))
+    harness.streams[0].deliver(response_of(1))
     call.cancel()
     await settle()
     assert call.is_cancelled
@@ -54,7 +54,7 @@ async def test_streams_take_turns() -> None:
     await begin(harness)
     assert [stream.subscription.name for stream in harness.streams] == ["one/a", "two/a", "one/b", "two/b"]
     for stream in harness.streams:
-        stream.deliver(*map(answer_of, (1, 2)))
+        stream.deliver(*map(response_of, (1, 2)))
     await settle()
     taken = [await harness.take() for _ in range(8)]
     assert [(each.endpoint, each.channel) for each in taken[:4]] == [
@@ -76,8 +76,8 @@ async def test_broken_stream_is_opened_again_with_growing_pauses() -> None:
     assert harness.streams[0].opened_at == 1 + 2 + 4 + 4 + 4
     assert [call[-1] for call in harness.hooks.of("disconnected")] == [1.0, 2.0, 4.0, 4.0, 4.0]
     assert harness.engine.metrics().reconnects == 5
-    harness.streams[0].deliver(answer_of(1))
-    assert ids(await call.answer()) == [1]
+    harness.streams[0].deliver(response_of(1))
+    assert ids(await call.result()) == [1]
     broken_at = now()
     harness.streams[0].break_off(UnavailableError("away"))
     await asyncio.sleep(100)
@@ -112,7 +112,7 @@ async def test_deliveries_of_a_broken_stream_are_lost() -> None:
     """Queued deliveries are never handed out; acks of leased ones return False; both come again."""
     harness = EngineHarness(reconnect_seconds=1.0)
     await begin(harness)
-    harness.streams[0].deliver(answer_of(1), answer_of(2))
+    harness.streams[0].deliver(response_of(1), response_of(2))
     first = await harness.take()
     harness.streams[0].break_off(UnavailableError("cut"))
     await settle()
@@ -121,7 +121,7 @@ async def test_deliveries_of_a_broken_stream_are_lost() -> None:
     assert harness.streams[0].settled == []
     await asyncio.sleep(1.0)
     await settle()
-    harness.streams[1].deliver(answer_of(1), answer_of(2))
+    harness.streams[1].deliver(response_of(1), response_of(2))
     assert [await (await harness.take()).ack() for _ in range(2)] == [True, True]
     assert harness.streams[1].settled == [(1, True), (2, True)]
     metrics = harness.engine.metrics()
@@ -134,7 +134,7 @@ async def test_ack_that_cannot_be_sent_is_lost() -> None:
     """If the stream has ended, even unnoticed, the ack is not counted and the caller is informed."""
     harness = EngineHarness()
     await begin(harness)
-    harness.streams[0].deliver(answer_of(1))
+    harness.streams[0].deliver(response_of(1))
     delivery = await harness.take()
     harness.streams[0]._is_over = True
     assert not await delivery.ack()
@@ -147,7 +147,7 @@ async def test_ack_and_nack_once_done_stay_so() -> None:
     """Repeating a settlement returns the same; the opposite one returns False."""
     harness = EngineHarness()
     await begin(harness)
-    harness.streams[0].deliver(answer_of(1), answer_of(2))
+    harness.streams[0].deliver(response_of(1), response_of(2))
     one, two = [await harness.take() for _ in range(2)]
     assert [await one.ack(), await one.ack(), await one.nack()] == [True, True, False]
     assert [await two.nack(), await two.nack(), await two.ack(), await two.nack(5.0)] == [True, True, False, False]
@@ -160,7 +160,7 @@ async def test_nack_that_is_held_back_ends_with_its_stream() -> None:
     harness = EngineHarness("one two", reconnect_seconds=1.0)
     await begin(harness)
     for stream in harness.streams:
-        stream.deliver(answer_of(1))
+        stream.deliver(response_of(1))
         await (await harness.take()).nack(delay_seconds=5.0)
     harness.streams[0].break_off(None)
     await settle()
@@ -170,12 +170,12 @@ async def test_nack_that_is_held_back_ends_with_its_stream() -> None:
     assert [stream.settled for stream in harness.streams] == [[], []]
 
 
-async def test_reading_stops_where_there_is_no_room() -> None:
+async def test_reading_stops_where_there_is_no_space() -> None:
     """The bytes of unsettled deliveries are bounded, whatever the server would send."""
-    size = answer_of(1, b"x" * 1000).ByteSize()
+    size = response_of(1, b"x" * 1000).ByteSize()
     harness = EngineHarness(prefetch_bytes_max=3 * size)
     await begin(harness)
-    harness.streams[0].deliver(*(answer_of(number, b"x" * 1000) for number in range(1, 11)))
+    harness.streams[0].deliver(*(response_of(number, b"x" * 1000) for number in range(1, 11)))
     await settle()
     assert harness.streams[0].read_count == 3
     assert harness.engine.metrics().unsettled_bytes == 3 * size
@@ -199,7 +199,7 @@ async def test_refusal_that_lasts_is_raised_once() -> None:
         SubscriptionState.FAILED,
         SubscriptionState.READING,
     ]
-    harness.streams[0].deliver(answer_of(1))
+    harness.streams[0].deliver(response_of(1))
     assert (await harness.take()).endpoint == "two"
     assert [call[:2] for call in harness.hooks.of("failed")] == [("one", "orders")]
     await harness.engine.close(0.0)
@@ -228,7 +228,7 @@ async def test_close_waits_for_what_is_in_hand() -> None:
     """The delivery may still be acknowledged; then streams end in order, and nothing is left."""
     harness = EngineHarness()
     await begin(harness)
-    harness.streams[0].deliver(answer_of(1), answer_of(2))
+    harness.streams[0].deliver(response_of(1), response_of(2))
     delivery = await harness.take()
     closing = await started(harness.engine.close(30.0))
     assert not closing.is_done
@@ -236,7 +236,7 @@ async def test_close_waits_for_what_is_in_hand() -> None:
     assert await harness.engine.take() is None
     await asyncio.sleep(3)
     assert await delivery.ack()
-    report = await closing.answer()
+    report = await closing.result()
     assert report.is_clean
     assert now() == 3
     assert harness.streams[0].settled == [(1, True)]
@@ -248,7 +248,7 @@ async def test_close_after_its_time_says_what_was_left() -> None:
     """The close returns in time: a part of its time is reserved for the end of the streams."""
     harness = EngineHarness()
     await begin(harness)
-    harness.streams[0].deliver(answer_of(1, b"a", b"b"))
+    harness.streams[0].deliver(response_of(1, b"a", b"b"))
     delivery = await harness.take()
     report = await harness.engine.close(10.0)
     assert now() == 8.0
@@ -272,20 +272,20 @@ async def test_close_may_be_called_often_and_at_once() -> None:
     """All callers return at the end with the same report; a cancelled caller does not stop the close."""
     harness = EngineHarness()
     await begin(harness)
-    harness.streams[0].deliver(answer_of(1))
+    harness.streams[0].deliver(response_of(1))
     delivery = await harness.take()
     calls = [await started(harness.engine.close(10.0)) for _ in range(3)]
     calls[0].cancel()
     await asyncio.sleep(1)
     await delivery.ack()
-    assert await calls[1].answer() == await calls[2].answer() == await harness.engine.close(0.0)
+    assert await calls[1].result() == await calls[2].result() == await harness.engine.close(0.0)
 
 
 async def test_close_does_not_wait_for_its_callers_own_delivery() -> None:
     """The body of a loop cannot settle its delivery during its own close, so the close does not wait for it."""
     harness = EngineHarness()
     await begin(harness)
-    harness.streams[0].deliver(answer_of(1))
+    harness.streams[0].deliver(response_of(1))
     delivery = await harness.take()
     delivery.taken_by = asyncio.current_task()
     report = await harness.engine.close(10.0)
@@ -297,10 +297,10 @@ async def test_what_comes_while_stopping_is_left_alone() -> None:
     """Deliveries that arrive late are returned by the end of the stream, and never handed out."""
     harness = EngineHarness()
     await begin(harness)
-    harness.streams[0].deliver(answer_of(1))
+    harness.streams[0].deliver(response_of(1))
     delivery = await harness.take()
     harness.engine.stop()
-    harness.streams[0].deliver(answer_of(2))
+    harness.streams[0].deliver(response_of(2))
     await settle()
     assert await harness.engine.take() is None
     await delivery.ack()
@@ -342,22 +342,22 @@ async def test_handler_that_raises_holds_its_delivery_back() -> None:
 
     running = await started(HandlerTasks(harness.engine, handle, ordered=False).run(1))
     stream = harness.streams[0]
-    stream.deliver(answer_of(1), answer_of(2))
+    stream.deliver(response_of(1), response_of(2))
     await asyncio.sleep(1)
     await settle()
     assert stream.settled == [(2, True), (1, False)]
-    stream.deliver(answer_of(3, first_sequence=10))
+    stream.deliver(response_of(3, first_sequence=10))
     await asyncio.sleep(2)
     await settle()
     assert stream.settled == [(2, True), (1, False), (3, False)]
-    stream.deliver(answer_of(4, first_sequence=10))
+    stream.deliver(response_of(4, first_sequence=10))
     await settle()
     assert seen == [(0, 10, 1), (0, 20, 1), (1, 10, 2), (3, 10, 3)]
     assert stream.settled[-1] == (4, True)
     assert harness.hooks.of("handler_failed") == [(1, "not yet", 1.0), (3, "not yet", 2.0)]
     assert harness.engine.metrics().handler_failures == 2
     harness.engine.stop()
-    await running.answer()
+    await running.result()
     await harness.engine.close(1.0)
 
 
@@ -372,17 +372,17 @@ async def test_handler_in_order_leaves_what_was_lost() -> None:
             raise ValueError("not yet")
 
     running = await started(HandlerTasks(harness.engine, handle, ordered=True).run(1))
-    harness.streams[0].deliver(answer_of(1))
+    harness.streams[0].deliver(response_of(1))
     await settle()
     harness.streams[0].break_off(None)
     await asyncio.sleep(1)
     await settle()
-    harness.streams[1].deliver(answer_of(1))
+    harness.streams[1].deliver(response_of(1))
     await asyncio.sleep(10)
     assert seen == [(0, 1), (5, 2)]
     assert harness.streams[1].settled == [(1, True)]
     harness.engine.stop()
-    await running.answer()
+    await running.result()
     await harness.engine.close(1.0)
 
 
@@ -398,8 +398,8 @@ async def test_run_that_is_stopped_finishes_what_is_in_hand() -> None:
         done.append(delivery.delivery_id)
 
     running = await started(HandlerTasks(harness.engine, handle, ordered=False).run(3))
-    harness.streams[0].deliver(*map(answer_of, range(1, 9)))
-    await running.answer()
+    harness.streams[0].deliver(*map(response_of, range(1, 9)))
+    await running.result()
     assert len(done) <= 3
     assert sorted(harness.streams[0].settled) == [(number, True) for number in sorted(done)]
     await harness.engine.close(1.0)
@@ -415,11 +415,11 @@ async def test_run_when_a_channel_is_given_up_finishes_and_raises() -> None:
         done.append(delivery.delivery_id)
 
     running = await started(HandlerTasks(harness.engine, handle, ordered=False).run(2))
-    harness.streams[0].deliver(answer_of(1))
+    harness.streams[0].deliver(response_of(1))
     await settle()
     harness.streams[1].break_off(CorruptError("damaged"))
     with pytest.raises(CorruptError):
-        await running.answer()
+        await running.result()
     assert done == [1]
     assert harness.streams[0].settled == [(1, True)]
     await harness.engine.close(1.0)
@@ -433,7 +433,7 @@ async def test_run_that_is_cancelled_returns_what_is_in_hand() -> None:
         await asyncio.sleep(1000)
 
     running = await started(HandlerTasks(harness.engine, handle, ordered=False).run(2))
-    harness.streams[0].deliver(answer_of(1), answer_of(2))
+    harness.streams[0].deliver(response_of(1), response_of(2))
     await settle()
     running.cancel()
     await settle()
@@ -452,8 +452,8 @@ async def test_error_of_a_handler_that_settled_before_is_logged(caplog: pytest.L
         raise ValueError("afterwards")
 
     running = await started(HandlerTasks(harness.engine, handle, ordered=False).run(1))
-    harness.streams[0].deliver(answer_of(1))
-    await running.answer()
+    harness.streams[0].deliver(response_of(1))
+    await running.result()
     assert harness.streams[0].settled == [(1, True)]
     assert "settled before" in caplog.text
     assert "afterwards" in caplog.text
@@ -465,7 +465,7 @@ async def test_delivery_as_a_block_is_settled_by_it() -> None:
     harness = EngineHarness(retry_seconds=2.0)
     await begin(harness)
     stream = harness.streams[0]
-    stream.deliver(*map(answer_of, (1, 2, 3)))
+    stream.deliver(*map(response_of, (1, 2, 3)))
     async with await harness.take():
         pass
     assert stream.settled == [(1, True)]

@@ -17,7 +17,7 @@ QUICK: dict[str, Any] = {"linger_seconds": 0.001, "backoff_seconds": 0.01, "back
 
 Outcome = RefusalError | str | None
 """The result of one request: None stores it; a refusal is returned; "break" ends the stream before the request is
-stored, "lose" after that; "hang" gives no answer."""
+stored, "lose" after that; "hang" gives no response."""
 
 Judge = Callable[[list[bytes]], Outcome]
 
@@ -64,10 +64,10 @@ class FakeChannels:
                 self.server.closing.wait(30)
             if outcome == "break":
                 raise _unavailable()
-            answer = self._store(request, rows)
+            response = self._store(request, rows)
             if outcome == "lose":
                 raise _unavailable()
-            yield answer
+            yield response
 
     def _store(self, request: pb.AppendStreamRequest, rows: list[tuple[dict[str, str], bytes]]) -> Any:
         events = self.stored.setdefault(request.channel, [])

@@ -312,7 +312,7 @@ def test_put_with_context_tells_producer_and_place() -> None:
     assert {name for page in pages for name in page.columns[PRODUCER_HEADER]} == {"p-1"}
 
 
-# Room.
+# Space.
 
 
 def test_put_into_a_full_buffer_raises_where_that_is_the_policy() -> None:
@@ -325,7 +325,7 @@ def test_put_into_a_full_buffer_raises_where_that_is_the_policy() -> None:
     assert bench.accumulator.held_bytes == 2 * EVENT
 
 
-def test_put_into_a_full_buffer_waits_for_room() -> None:
+def test_put_into_a_full_buffer_waits_for_space() -> None:
     """Released memory admits the next event."""
     bench = Bench(buffer_bytes_max=EVENT, max_block_seconds=30.0)
     bench.put(b"")
@@ -346,7 +346,7 @@ def test_put_into_a_full_buffer_gives_up_in_time() -> None:
 
 
 def test_put_that_waits_is_ended_by_the_close() -> None:
-    """Closing raises in callers that wait for room."""
+    """Closing raises in callers that wait for space."""
     bench = Bench(buffer_bytes_max=EVENT, max_block_seconds=30.0)
     bench.put()
     errors: list[BaseException] = []
@@ -434,7 +434,7 @@ def test_put_with_all_in_batches_has_nothing_to_drop() -> None:
 
 
 def test_put_larger_than_the_buffer_is_refused_at_once() -> None:
-    """Waiting could not make room for it."""
+    """Waiting could not make space for it."""
     bench = Bench(buffer_bytes_max=1000, max_block_seconds=30.0)
     with pytest.raises(EventTooLargeError, match="the buffer holds at most 1000"):
         bench.put(bytes(1000))

@@ -56,7 +56,7 @@ async def test_send_survives_lost_replies(channels: FakeChannels) -> None:
 
 
 async def test_send_into_a_full_buffer_waits_without_blocking_the_loop(channels: FakeChannels) -> None:
-    """Other tasks continue, including the one that makes room."""
+    """Other tasks continue, including the one that makes space."""
     channels.outcomes.append(full())
     async with producer_of(channels, buffer_bytes_max=1000) as producer:
         futures = [await producer.send(bytes(300)) for _ in range(20)]

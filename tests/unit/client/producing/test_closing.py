@@ -84,7 +84,7 @@ def test_close_whose_time_runs_out_says_what_is_left(channels: FakeChannels, pro
 
 
 def test_close_in_no_time_gives_up_what_is_under_way(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """Events sent without an answer have an unknown outcome."""
+    """Events sent without a response have an unknown outcome."""
     channels.outcomes.append("hang")
     producer = producer_of(channels)
     future = producer.send(b"a")

@@ -61,8 +61,8 @@ def test_send_whose_stream_breaks_is_stored_once(
     assert [attempt.reason for attempt in result.attempts] == ["UNAVAILABLE", "UNAVAILABLE", ""]
 
 
-def test_send_that_is_not_answered_goes_again(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """A server that does not answer is abandoned after a timeout."""
+def test_send_that_is_not_acknowledged_goes_again(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """A server that does not respond is abandoned after a timeout."""
     channels.outcomes.append("hang")
     result = producer_of(channels, timeout_seconds=0.2).send(b"a").result(10)
     assert [attempt.reason for attempt in result.attempts] == ["DEADLINE", ""]

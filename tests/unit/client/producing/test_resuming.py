@@ -116,7 +116,7 @@ def test_producer_that_follows_stores_only_the_rest(channels: FakeChannels, prod
 def test_producer_that_follows_one_in_doubt_stores_nothing_twice(
     channels: FakeChannels, producer_of: MakeProducer
 ) -> None:
-    """After a lost answer, the next producer sends the same events from the same number."""
+    """After a lost response, the next producer sends the same events from the same number."""
     channels.outcomes.append("lose")
     first = producer_of(channels, producer_id="import", attempts_max=1)
     result = first.send_many(BODIES).summary(20).failure
@@ -127,7 +127,7 @@ def test_producer_that_follows_one_in_doubt_stores_nothing_twice(
 
 
 def test_delivery_time_begins_when_all_before_is_stored(channels: FakeChannels, producer_of: MakeProducer) -> None:
-    """A channel that empties slowly does not fail events, as long as each batch gets its room in time."""
+    """A channel that empties slowly does not fail events, as long as each batch gets its space in time."""
     refused: set[bytes] = set()
 
     def judge(bodies: list[bytes]) -> RefusalError | None:

@@ -69,14 +69,14 @@ def test_refusals_are_retried_where_time_may_help(
 
 def test_broken_streams_are_retried_unless_they_would_break_again(policy: RetryPolicy) -> None:
     """Broken connections are retried; an unimplemented call is not."""
-    assert policy.retries_unanswered(UnavailableError("x"), 1)
-    assert policy.retries_unanswered(CancelledError("x"), 1)
-    assert policy.retries_unanswered(MillraceError("x", reason="INTERNAL"), 1)
-    assert not policy.retries_unanswered(MillraceError("x", reason="UNIMPLEMENTED"), 1)
+    assert policy.retries_in_flight(UnavailableError("x"), 1)
+    assert policy.retries_in_flight(CancelledError("x"), 1)
+    assert policy.retries_in_flight(MillraceError("x", reason="INTERNAL"), 1)
+    assert not policy.retries_in_flight(MillraceError("x", reason="UNIMPLEMENTED"), 1)
 
 
 def test_attempts_end_with_their_maximum(policy: RetryPolicy) -> None:
     """The maximum holds for all reasons."""
     assert policy.retries_refused(ChannelFullError("x"), 4)
     assert not policy.retries_refused(ChannelFullError("x"), 5)
-    assert not policy.retries_unanswered(UnavailableError("x"), 5)
+    assert not policy.retries_in_flight(UnavailableError("x"), 5)

@@ -72,7 +72,7 @@ class Bench:
             act()
             return is_over()
 
-        monkeypatch.setattr(self.accumulator._has_room, "wait_for", wait_for)
+        monkeypatch.setattr(self.accumulator._has_space, "wait_for", wait_for)
         return waits
 
     def stored(self) -> list[tuple[dict[str, str], bytes]]:
@@ -203,7 +203,7 @@ def test_put_many_keeps_each_page_within_its_limits(events_max: int, bytes_max: 
     assert max(map(wire_bytes, pages)) <= bytes_max
 
 
-def test_put_many_with_long_names_of_headers_leaves_less_room_to_single_puts() -> None:
+def test_put_many_with_long_names_of_headers_leaves_less_space_to_single_puts() -> None:
     """Header names count too, once per page."""
     names = [f"{number:05000}" for number in range(10)]
     events = [Event(bytes(40), dict.fromkeys(names, str(number % 10))) for number in range(2_000)]
@@ -360,7 +360,7 @@ def test_put_many_into_a_buffer_that_stays_full_waits_no_longer_than_one_send(
 
 
 def test_put_many_with_an_event_that_is_wrong_waits_for_those_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Later events wait again, unless the wait for room has timed out."""
+    """Later events wait again, unless the wait for space has timed out."""
     bench = Bench(buffer_bytes_max=100_000, max_block_seconds=30.0)
     bench.put(Event(bytes(99_000)))
     waits = bench.fake_waiting(monkeypatch)

@@ -45,7 +45,7 @@ async def test_targets_of_an_unknown_name_raise() -> None:
         await targets_of("nowhere:7070", resolve)
 
 
-def test_send_to_a_name_with_several_addresses_uses_the_one_that_answers(channels: FakeChannels) -> None:
+def test_send_to_a_name_with_several_addresses_uses_the_one_that_responds(channels: FakeChannels) -> None:
     """A name may resolve to addresses at which no server listens, such as localhost's IPv6 address."""
     port = channels.address.rpartition(":")[2]
     config = ProducerConfig(linger_seconds=0.001, routing=Routing.FAILOVER)
@@ -56,22 +56,22 @@ def test_send_to_a_name_with_several_addresses_uses_the_one_that_answers(channel
 def test_send_follows_a_name_that_moves(channels: FakeChannels, more_channels: Callable[[], FakeChannels]) -> None:
     """New addresses are used once they are known, and old ones are dropped; a failed resolution changes nothing."""
     other = more_channels()
-    answers: list[Sequence[str] | OSError] = [[channels.address]]
+    responses: list[Sequence[str] | OSError] = [[channels.address]]
 
     async def resolve_now(_host: str, _port: int) -> Sequence[str]:
-        answer = answers[0]
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
+        response = responses[0]
+        if isinstance(response, OSError):
+            raise response
+        return response
 
     config = ProducerConfig(linger_seconds=0.001, resolve_seconds=0.02)
     with Producer("servers:7070", "orders", config=config) as producer:
         producer._threaded._settings = replace(producer._threaded._settings, resolve=resolve_now)
         assert producer.send(b"a").result(10).attempts[-1].server == channels.address
-        answers[0] = OSError("not known")
+        responses[0] = OSError("not known")
         time.sleep(0.1)
         assert producer.send(b"b").result(10).attempts[-1].server == channels.address
-        answers[0] = [other.address]
+        responses[0] = [other.address]
         give_up = time.monotonic() + 10
         while producer.send(b"c").result(10).attempts[-1].server != other.address:
             assert time.monotonic() < give_up

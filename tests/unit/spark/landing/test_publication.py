@@ -173,7 +173,7 @@ def test_publish_after_a_crash_within_an_object_stores_rename_leaves_what_reader
 
 
 @pytest.mark.parametrize("later_count", [0, 1, 2])
-def test_publish_of_a_batch_that_another_landing_decided_meanwhile_lands_nothing(
+def test_publish_of_a_batch_that_another_landing_decided_in_the_meantime_lands_nothing(
     place: Place, later_count: int
 ) -> None:
     """Without locks, a landing whose claim has ended may still write, but must not publish."""
@@ -192,8 +192,8 @@ def test_publish_of_a_batch_that_another_landing_decided_meanwhile_lands_nothing
     assert [path.name for path in Path(place.work.batches).iterdir()] == [f"{QUERY}-{later_count}.json"]
 
 
-def test_publish_of_which_the_answer_got_lost_lands_its_own_batch(place: Place) -> None:
-    """A record that was written twice because an answer was lost still belongs to this attempt."""
+def test_publish_of_which_the_response_got_lost_lands_its_own_batch(place: Place) -> None:
+    """A record that was written twice because a response was lost still belongs to this attempt."""
 
     class Deaf(CrashingStorage):
         def create(self, path: str, text: str) -> bool:
@@ -226,7 +226,7 @@ def test_finish_all_leaves_records_alone_that_later_ones_follow(place: Place) ->
     assert place.lines() == sorted(2 * LANDED)
 
 
-def test_sync_checkpoint_bears_files_that_spark_removes_meanwhile(place: Place) -> None:
+def test_sync_checkpoint_bears_files_that_spark_removes_in_the_meantime(place: Place) -> None:
     """A file that Spark removes meanwhile is skipped, and any other failure is an error."""
 
     class Purging(CrashingStorage):

@@ -52,7 +52,7 @@ def test_progress_is_as_its_module_says() -> None:
 
 
 def test_rate_is_that_of_the_last_second_or_longer() -> None:
-    """Frequent answers are combined, and the rate of an idle or re-created channel is 0."""
+    """Frequent responses are combined, and the rate of an idle or re-created channel is 0."""
     times: list[float] = []
     rate = ArrivalRate(lambda: times[-1])
     rates = []

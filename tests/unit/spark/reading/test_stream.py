@@ -153,7 +153,7 @@ def test_start_in_a_hole_is_at_the_event_behind_it(fakes: FakeServers, make_stre
 
 
 def test_shard_that_does_not_tell_where_its_next_event_is_waits(fakes: FakeServers, make_stream: MakeStream) -> None:
-    """Other shards continue, and a run with a fixed end waits for the answer."""
+    """Other shards continue, and a run with a fixed end waits for the response."""
     fakes.make("a:1", event_count=20)
     fakes.make("b:1", event_count=2)
     stream = make_stream(maxEventsPerTrigger="10")
@@ -169,7 +169,7 @@ def test_shard_that_does_not_tell_where_its_next_event_is_waits(fakes: FakeServe
 @pytest.mark.parametrize(
     ("refusal", "retry_seconds"),
     [
-        (millrace.DeadlineError("no answer"), "0.2"),
+        (millrace.DeadlineError("no response"), "0.2"),
         (millrace.UnauthenticatedError("the token is not valid"), "0.2"),
         (millrace.CorruptError("a record is damaged"), "60"),
     ],
@@ -177,7 +177,7 @@ def test_shard_that_does_not_tell_where_its_next_event_is_waits(fakes: FakeServe
 def test_shard_that_does_not_tell_for_too_long_ends_the_query(
     fakes: FakeServers, make_stream: MakeStream, refusal: millrace.MillraceError, retry_seconds: str
 ) -> None:
-    """A shard that does not answer for too long, or has a permanent error, ends the query."""
+    """A shard that does not respond for too long, or has a permanent error, ends the query."""
     fakes.make("a:1", event_count=20)
     stream = make_stream(endpoints="a:1", maxEventsPerTrigger="10", retrySeconds=retry_seconds)
     start = stream.initial_offset()

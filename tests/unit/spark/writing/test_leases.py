@@ -22,7 +22,7 @@ class Servers:
 
     Attributes:
         renewals: How often each transaction was tried.
-        answer: What a server does when it is asked.
+        respond: What a server does when it is asked.
         timeouts: The timeouts of all connections.
         open_count: Connections that were not closed.
     """
@@ -30,7 +30,7 @@ class Servers:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.renewals: Counter[tuple[str, str]] = Counter()
-        self.answer: Callable[[str], None] = lambda _endpoint: None
+        self.respond: Callable[[str], None] = lambda _endpoint: None
         self.timeouts: list[float] = []
         self.open_count = 0
 
@@ -48,7 +48,7 @@ class Servers:
         with self.changed:
             self.renewals[endpoint, txn_id] += 1
             self.changed.notify_all()
-        self.answer(endpoint)
+        self.respond(endpoint)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Waits for renewals."""
@@ -92,11 +92,11 @@ def keeper_of(lease_seconds: float, *shards: Shard, txn_count: int = 1) -> Lease
 def test_keeper_with_a_server_away_renews_at_the_others(servers: Servers) -> None:
     """An unreachable server is called once per round, and the others renew all transactions."""
 
-    def answer(endpoint: str) -> None:
+    def respond(endpoint: str) -> None:
         if endpoint == AWAY.endpoint:
             raise millrace.UnavailableError("cannot reach it")
 
-    servers.answer = answer
+    servers.respond = respond
     keeper = keeper_of(0.03, AWAY, HERE, txn_count=50)
     servers.wait_until(lambda: servers.renewals[HERE.endpoint, "t49"] >= 3)
     keeper.stop(is_for_commit=False)
@@ -106,10 +106,10 @@ def test_keeper_with_a_server_away_renews_at_the_others(servers: Servers) -> Non
 def test_keeper_with_ended_transactions_renews_the_others(servers: Servers) -> None:
     """An ended transaction does not prevent the renewal of others."""
 
-    def answer(_endpoint: str) -> None:
+    def respond(_endpoint: str) -> None:
         raise millrace.TxnNotFoundError("there is none")
 
-    servers.answer = answer
+    servers.respond = respond
     keeper = keeper_of(0.03, HERE, txn_count=3)
     servers.wait_until(lambda: servers.renewals[HERE.endpoint, "t2"] >= 2)
     keeper.stop(is_for_commit=False)
@@ -118,7 +118,7 @@ def test_keeper_with_ended_transactions_renews_the_others(servers: Servers) -> N
 def test_stop_during_a_renewal_waits_for_that_one_alone(servers: Servers) -> None:
     """A stop waits for the current renewal only."""
     goes_on = threading.Event()
-    servers.answer = lambda _endpoint: assert_set(goes_on)
+    servers.respond = lambda _endpoint: assert_set(goes_on)
     keeper = keeper_of(0.03, HERE, txn_count=50)
     servers.wait_until(lambda: servers.renewals.total() == 1)
     # Another renewal may begin meanwhile.

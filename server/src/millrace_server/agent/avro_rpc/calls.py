@@ -1,7 +1,7 @@
-"""Calls of Avro RPC: metadata, the message's name and its parameters; and their answers.
+"""Calls of Avro RPC: metadata, the message's name and its parameters; and their responses.
 
 call:   metadata: map of bytes | message: string | parameters
-answer: metadata: map of bytes | is error: boolean | response, or a union of errors
+response: metadata: map of bytes | is error: boolean | response, or a union of errors
 """
 
 from typing import NamedTuple
@@ -21,11 +21,11 @@ _STRING_OF_ERRORS = b"\x00"
 
 
 class BadCallError(Exception):
-    """Raised when bytes are not a call, or an answer, that both sides' protocols have."""
+    """Raised when bytes are not a call, or a response, that both sides' protocols have."""
 
 
 class RemoteError(Exception):
-    """Raised when a server answers a call with an error; the message is its text."""
+    """Raised when a server responds to a call with an error; the message is its text."""
 
 
 def long(value: int) -> bytes:
@@ -104,23 +104,23 @@ def call_head(message: str) -> bytes:
     return NO_METADATA + long(len(name)) + name
 
 
-def status_answer(status: Status) -> bytes:
-    """Returns the answer to a call."""
+def status_response(status: Status) -> bytes:
+    """Returns the response to a call."""
     return NO_METADATA + _NO_ERROR + long(status)
 
 
-def error_answer(text: str) -> bytes:
-    """Returns the answer to a call that is refused."""
+def error_response(text: str) -> bytes:
+    """Returns the response to a call that is refused."""
     encoded = text.encode(errors="replace")[:_ERROR_TEXT_BYTES_MAX].decode(errors="ignore").encode()
     return NO_METADATA + _ERROR + _STRING_OF_ERRORS + long(len(encoded)) + encoded
 
 
-def read_answer(payload: bytes, position: int) -> Status:
-    """Reads the answer to a call.
+def read_response(payload: bytes, position: int) -> Status:
+    """Reads the response to a call.
 
     Raises:
-        RemoteError: The server has answered with an error.
-        BadCallError: The bytes are no answer.
+        RemoteError: The server has responded with an error.
+        BadCallError: The bytes are no response.
     """
     position = _skip_metadata(payload, position)
     flag = payload[position : position + 1]
@@ -132,4 +132,4 @@ def read_answer(payload: bytes, position: int) -> Status:
     try:
         return Status(read_long(payload, position + 1)[0] if flag == _NO_ERROR else -1)
     except ValueError:
-        raise BadCallError(f"the answer is neither a status nor an error: {payload[position:][:20].hex()}") from None
+        raise BadCallError(f"the response is neither a status nor an error: {payload[position:][:20].hex()}") from None

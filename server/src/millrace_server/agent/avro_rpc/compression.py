@@ -47,8 +47,8 @@ class Deflater:
         self._stream = zlib_ng.compressobj(level, zlib_ng.DEFLATED, window_bits, memory)
 
     @classmethod
-    def for_answers(cls) -> "Deflater":
-        """Returns one that needs a few KiB of memory instead of hundreds: answers are short."""
+    def for_responses(cls) -> "Deflater":
+        """Returns one that needs a few KiB of memory instead of hundreds: responses are short."""
         return cls(1, _SMALL_WINDOW_BITS, _SMALL_MEMORY)
 
     def deflated(self, frame: bytes) -> bytes:

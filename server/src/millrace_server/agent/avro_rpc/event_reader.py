@@ -2,7 +2,7 @@
 
     event:  headers: map of strings | body: bytes
     map:    blocks of (count, for each header its key and its value), up to a count of 0
-    bytes, string: size, then so many bytes
+    bytes, string: size, then this many bytes
 
 The events of one sender mostly have the same keys in the same order. So the bytes between the values of one event, its
 *shape*, are looked for in the next one, and only the sizes of values are decoded. This takes less than half the time of
@@ -75,7 +75,7 @@ class _TableReader:
 
     def _begin(self) -> None:
         self._bodies: list[bytes] = []
-        # A column ends with its last value; the events behind it do not have the header.
+        # A column ends with its last value; the events after it do not have the header.
         self._columns: _Columns = {}
         self._shape: _Shape | None = None
         self._stop = self.position + _TABLE_BYTES_MAX
@@ -104,7 +104,7 @@ class _TableReader:
         return table
 
     def read(self, count: int) -> int:
-        """Reads up to so many events, until the table is full; returns how many."""
+        """Reads up to this many events, until the table is full; returns how many."""
         before = self.count
         try:
             while self.count - before < count and not self.is_full:

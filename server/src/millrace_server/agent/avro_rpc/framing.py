@@ -2,7 +2,7 @@
 
     serial: int32 | buffer count: int32 | for each buffer, length: int32 | its bytes
 
-All numbers are big-endian. The payload is what the buffers hold together; where it is cut means nothing. An answer
+All numbers are big-endian. The payload is what the buffers hold together; where it is cut means nothing. A response
 has the serial of its request.
 """
 
@@ -14,7 +14,8 @@ _HEAD = struct.Struct(">Ii")
 _LENGTH = struct.Struct(">i")
 
 _BUFFER_BYTES_LEAST = 8
-"""Java's buffers have 8 KiB; so many bytes on average must be allowed in any case, since a call has some short ones."""
+"""Java's buffers have 8 KiB; this many bytes on average must be allowed in any case, since a call has some short
+ones."""
 
 _BUFFERS_LEAST = 64
 
@@ -24,7 +25,7 @@ class FramingError(Exception):
 
 
 class Frame(NamedTuple):
-    """A request or an answer."""
+    """A request or a response."""
 
     serial: int
     payload: bytes

@@ -88,13 +88,13 @@ class Greeting(NamedTuple):
 
 
 class ServerHandshakes:
-    """Answers handshakes, and remembers the protocols of clients by their hashes."""
+    """Responds to handshakes, and remembers the protocols of clients by their hashes."""
 
     def __init__(self) -> None:
         self._learned: OrderedDict[bytes, PeerProtocol] = OrderedDict()
 
     def greet(self, payload: bytes) -> Greeting:
-        """Answers the handshake at the beginning of a payload. Raises BadCallError if there is none."""
+        """Responds to the handshake at the beginning of a payload. Raises BadCallError if there is none."""
         request, end = _read(payload, _REQUEST)
         client_hash = request["clientHash"]
         peer = FLUME if client_hash == PROTOCOL_HASH else self._learned.get(client_hash) or self._learn(request)
@@ -131,17 +131,17 @@ def handshake_request(server_hash: bytes = PROTOCOL_HASH) -> bytes:
 
 
 class Welcome(NamedTuple):
-    """A server's answer to a handshake, as a client reads it."""
+    """A server's response to a handshake, as a client reads it."""
 
     is_accepted: bool
-    """Whether the answer to the call follows."""
+    """Whether the response to the call follows."""
     server_hash: bytes
     end: int
     """Where the handshake ends in the payload."""
 
 
 def read_welcome(payload: bytes, message: str) -> Welcome:
-    """Reads a server's answer to a handshake.
+    """Reads a server's response to a handshake.
 
     Raises:
         BadCallError: There is none.

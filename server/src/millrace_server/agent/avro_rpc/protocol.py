@@ -18,7 +18,7 @@ EVENT_SCHEMA = {
 
 
 class Status(IntEnum):
-    """The answer to both messages, by its index in the enum of the protocol."""
+    """The response to both messages, by its index in the enum of the protocol."""
 
     OK = 0
     FAILED = 1

@@ -21,10 +21,10 @@ _KEY_BYTES = 16
 
 
 class DedupeConfig(InterceptorConfig):
-    """Drops an event if another one with the same key is stored already, or comes before it in the same batch.
+    """Drops an event if another one with the same key is already stored, or precedes it in the same batch.
 
-    Keys are remembered once the batch is stored, so a batch that could not be stored is not taken for its own
-    duplicate. They are remembered in memory only, by each source for itself: after a restart of the server or the
+    Keys are remembered once the batch is stored, so a batch that could not be stored is not mistaken for a duplicate
+    of itself. They are remembered only in memory, separately by each source: after a restart of the server or the
     source, duplicates of earlier events pass. So do duplicates in batches that are being stored at the same time, as by
     the source `http`. Dropped events are counted.
     """

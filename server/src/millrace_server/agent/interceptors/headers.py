@@ -142,7 +142,7 @@ class UuidConfig(InterceptorConfig):
     """The header to set."""
 
     prefix: str = ""
-    """Text in front of the identifier."""
+    """Text before the identifier."""
 
     preserve_existing: bool = True
     """Whether an event that already has the header keeps its value."""

@@ -37,7 +37,7 @@ class RegexExtractorConfig(RegexConfig):
     milliseconds since 1970. A text that does not fit its format sets no header."""
 
     time_zone: TimeZoneName = "UTC"
-    """The zone of times whose format has none, such as Europe/Berlin."""
+    """The time zone for formats without one, such as Europe/Berlin."""
 
     @field_validator("names")
     @classmethod

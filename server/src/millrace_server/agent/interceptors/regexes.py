@@ -51,7 +51,7 @@ RegexPattern = Annotated[str, Field(max_length=PATTERN_LENGTH_MAX), AfterValidat
 class Regex:
     """A regular expression whose matches have a time limit.
 
-    Some patterns take practically for ever on some texts, and the author of a text may exploit that. The library
+    Some patterns take practically forever on some texts, and the author of a text may exploit that. The library
     `regex` has a timeout, which `re` lacks; it also releases the GIL while it searches. All methods raise TimeoutError.
     """
 

@@ -20,8 +20,8 @@ _HASH_END = 1 << (8 * _HASH_BYTES)
 class SampleConfig(InterceptorConfig):
     """Keeps a fraction of the events and drops the others, which are counted.
 
-    By key, the same events are kept each time that they come, on every machine. At random they may differ when a batch
-    is repeated, so that channels of one source may hold different samples after a crash.
+    By key, the same events are kept each time, on every machine. At random, they may differ when a batch is repeated,
+    so the channels of one source may hold different samples after a crash.
     """
 
     type: Literal["sample"]

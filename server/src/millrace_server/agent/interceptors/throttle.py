@@ -21,8 +21,8 @@ from millrace_server.token_bucket import ROUNDING_SECONDS, TokenBucket
 class ThrottleConfig(InterceptorConfig):
     """Limits the events, or the bytes of their bodies, that pass in a second.
 
-    The limit holds on average: up to one second's worth passes at once after a pause. What passes is counted when it
-    passes, and counted again if its sender repeats it because it could not be stored.
+    The limit holds on average: up to one second's worth of events passes at once after a pause. Events are counted when
+    they pass, and counted again if their sender repeats them because they could not be stored.
     """
 
     type: Literal["throttle"]
@@ -36,7 +36,8 @@ class ThrottleConfig(InterceptorConfig):
 
     when_exceeded: Literal["wait", "drop"] = Field("wait", validate_default=True)
     """`wait`: the batch waits, and with it the source, as for a full channel. Nothing is lost, unless the source's
-    input cannot wait, such as UDP. A batch of more than one second's worth passes whole, and the next one waits longer.
+    input cannot wait, such as UDP. A batch of more than one second's worth of events passes as a whole, and the next
+    one waits longer.
     `drop`: the first events of the batch pass, and the others are dropped and counted."""
 
     @field_validator("when_exceeded")

@@ -1,4 +1,4 @@
-"""Headers that describe a record, which an event has beside the record's own headers."""
+"""Headers that describe a record, which an event has besides the record's own headers."""
 
 from typing import NamedTuple
 

@@ -18,7 +18,7 @@ class KafkaTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
     """How a Kafka client connects over TLS. The files, in PEM, are read when the component starts."""
 
     ca: NamedPath | None = None
-    """File of the CA certificates, in PEM, with which the brokers' certificates are verified; by default the operating
+    """File of the CA certificates, in PEM, for verifying the brokers' certificates; by default the operating
     system's."""
 
     private_key_password_file: NamedPath | None = None
@@ -38,7 +38,7 @@ class KafkaTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
 
 
 class KafkaSaslConfig(BaseModel, frozen=True, extra="forbid"):
-    """How a Kafka client authenticates. Further properties of a mechanism belong into `client`."""
+    """How a Kafka client authenticates. Further properties of a mechanism belong in `client`."""
 
     mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER"]
     """The SASL mechanism."""

@@ -34,14 +34,14 @@ class MultilineConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """Which lines belong to one event; they are joined with line feeds."""
 
     pattern: RegexPattern
-    """A regular expression, searched for in each line after conversion to UTF-8. If that takes longer than a second,
-    the line counts as not matching."""
+    """A regular expression, searched for in each line after conversion to UTF-8. If a search takes longer than a
+    second, the line counts as not matching."""
 
     role: LineRole = "begins"
     """What a matching line does: "begins", "continues" or "ends" its event."""
 
     negate: bool = False
-    """Whether the role is that of lines that do not match."""
+    """Whether the role applies to lines that do not match."""
 
     lines_max: int = Field(1_000, ge=1, le=1_000_000)
     """An event ends after this many lines. The pieces of a line that was split count as lines."""
@@ -65,7 +65,7 @@ class CharsetConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
 
 
 class LinesConfig(CharsetConfig, frozen=True, extra="forbid", defer_build=True):
-    """Settings of sources of lines. A line ends with LF or CR LF, which is not part of it."""
+    """Settings of sources that read lines. A line ends with LF or CR LF, which is not part of it."""
 
     line_bytes_max: ByteSize = Field(1 * MIB, ge=16, le=64 * MIB)
     """A line with more bytes, counted in its own charset, is too long."""

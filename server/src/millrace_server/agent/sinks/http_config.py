@@ -62,9 +62,9 @@ class HttpSinkConfig(SinkConfig):
     """A sink that posts events to a URL.
 
     Each request has an `Idempotency-Key` that identifies its events. Events of an accepted request are not sent again,
-    and a request without an answer is repeated unchanged. So a receiver that remembers keys stores each event once; one
-    that does not may store some twice. After a crash of the sink's own server, events that were being sent may be
-    repeated in other requests, and be stored twice in either case.
+    and a request without a response is repeated unchanged. So a receiver that remembers keys stores each event once;
+    a receiver that does not may store some twice. After a crash of the sink's own server, events that were being sent
+    may be repeated in other requests, and be stored twice in either case.
     """
 
     type: Literal["http"]
@@ -74,7 +74,7 @@ class HttpSinkConfig(SinkConfig):
     """The URL; redirects are not followed."""
 
     format: Format = "json"
-    """`json`: an array of all events of a delivery, as a source of type `http` takes it. `json_lines`: the same, one
+    """`json`: an array of all events in a delivery, as a source of type `http` expects it. `json_lines`: the same, one
     event per line. `single`: a request for each event, with its body only."""
 
     headers: dict[_HeaderName, Secret[_HeaderValue]] = Field(default_factory=dict)
@@ -90,14 +90,14 @@ class HttpSinkConfig(SinkConfig):
     """How long connecting may take."""
 
     answer_seconds_max: float = Field(30.0, gt=0, le=3_600, allow_inf_nan=False)
-    """How long a request may take, from its first byte to the last byte of its answer."""
+    """How long a request may take, from its first byte to the last byte of its response."""
 
     statuses: dict[_Status, Verdict] = Field(default_factory=dict)
-    """The meaning of an answer's status, such as `409` or `5xx`, if it differs from the default.
+    """The meaning of a response's status, such as `409` or `5xx`, if it differs from the default.
 
-    `settle`: the events are safe. `retry`: they are sent again, after `Retry-After` (at most 30 seconds) if the answer
-    has it. `reject`: the receiver will never take them; see `deliveries_max`. By default 2xx settles, 4xx rejects
-    except for 401, 403, 404, 405, 407, 408, 425 and 429, and all others retry.
+    `settle`: the events are safe. `retry`: they are sent again, after `Retry-After` (at most 30 seconds) if the
+    response has it. `reject`: the receiver will never accept them; see `deliveries_max`. By default 2xx settles, 4xx
+    rejects except for 401, 403, 404, 405, 407, 408, 425 and 429, and all others retry.
     """
 
     ca_file: str | None = Field(None, min_length=1)
@@ -114,7 +114,7 @@ class HttpSinkConfig(SinkConfig):
         return headers
 
     def verdict(self, status: int) -> Verdict:
-        """Returns what happens to the events of a request that was answered with a status."""
+        """Returns what happens to the events of a request that got a status."""
         named = self.statuses.get(str(status)) or self.statuses.get(f"{status // 100}xx")
         if named is not None:
             return named

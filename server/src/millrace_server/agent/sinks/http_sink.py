@@ -64,7 +64,7 @@ class HttpSink:
         except TimeoutError:
             client.close()
             seconds = self._config.answer_seconds_max
-            raise ComponentError(f"{self._shown_url} has not answered after {seconds:g} seconds") from None
+            raise ComponentError(f"{self._shown_url} has not responded after {seconds:g} seconds") from None
         except HttpConnectionError as error:
             raise ComponentError(f"{self._shown_url}: {error}") from None
         match self._config.verdict(response.status):
@@ -82,7 +82,7 @@ class HttpSink:
         except ValueError:
             phrase = ""
         text = response.body_start.decode(errors="replace").strip()
-        return f"{self._shown_url} answered {response.status}{phrase}" + (f": {text}" if text else "")
+        return f"{self._shown_url} returned {response.status}{phrase}" + (f": {text}" if text else "")
 
 
 def _retry_seconds(retry_after: str | None) -> float | None:

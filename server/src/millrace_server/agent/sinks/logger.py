@@ -21,7 +21,7 @@ class LoggerSinkConfig(NonRejectingSinkConfig):
     """Logs each event: its sequence, its headers, and the start of its body."""
 
     bytes_max: int = Field(256, ge=0, le=1_000)
-    """Bytes of a body that are logged."""
+    """Number of bytes of a body that are logged."""
 
     events_per_second_max: int | None = Field(None, ge=1, le=1_000_000)
     """Further events are only counted; they leave the channel as well."""

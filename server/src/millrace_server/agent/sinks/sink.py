@@ -15,7 +15,7 @@ from millrace_server.channels.batches import StoredBatch
 
 
 class SinkContext(NamedTuple):
-    """What a sink is created with beside its configuration."""
+    """What a sink is created with besides its configuration."""
 
     name: str
     """Its name in the configuration."""
@@ -56,16 +56,17 @@ class SinkConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True):
     """Settings of sinks of every type."""
 
     channel: KnownChannelName
-    """The channel that it empties."""
+    """The channel to take events from."""
 
     batch_events_max: int = Field(1_000, ge=1, le=1_000_000)
-    """The most events of a delivery; fewer if the channel's `transaction_capacity` is smaller."""
+    """The maximum number of events in a delivery; fewer if the channel's `transaction_capacity` is smaller."""
 
     deliveries_max: int = Field(5, ge=1, le=1_000_000)
     """How often an event that the sink rejects is delivered before it goes to the dead-letter channel."""
 
     dead_letter_channel: KnownChannelName | None = None
-    """The channel for events that were rejected `deliveries_max` times. Without it they are delivered without end."""
+    """The channel for events that were rejected `deliveries_max` times. Without it, they are delivered again
+    indefinitely."""
 
     @field_validator("dead_letter_channel")
     @classmethod

@@ -97,13 +97,13 @@ class LineStream:
                 await self.deliver_all(writer, read)
         except (TimeoutError, ComponentError) as error:
             self._log.warning(
-                "the source ends before all that it has read could be stored",
+                "the source stops before everything that it has read could be stored",
                 events_lost=self._pending_count,
-                reason=str(error) or "there was no room in time",
+                reason=str(error) or "the channel had no space in time",
             )
 
     async def _next(self, writer: ChannelWriter, read: Read) -> bytes:
-        """Returns the next bytes; meanwhile delivers what has waited long enough."""
+        """Returns the next bytes; in the meantime delivers what has waited long enough."""
         while True:
             try:
                 async with asyncio.timeout_at(self._due_at()):

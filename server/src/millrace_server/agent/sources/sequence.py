@@ -28,17 +28,17 @@ class SequenceSourceConfig(SourceConfig):
     """Numbered events, for trying out flows."""
 
     count: int | None = Field(None, ge=1, le=_NUMBER_MAX)
-    """The source stops after this many events, those before a restart included. None: it never stops."""
+    """The source stops after this many events, including those before a restart. None: it never stops."""
 
     events_per_second: float | None = Field(None, gt=0, le=10_000_000, allow_inf_nan=False)
-    """The rate, which it does not exceed to make up for the time that a channel was full. None: as fast as channels
+    """The rate; it is not exceeded to make up for time during which a channel was full. None: as fast as channels
     store them."""
 
     body: str = Field(_NUMBER, max_length=1_000_000)
-    """The body of an event; `{number}` stands for its number."""
+    """The body of an event; `{number}` is replaced by its number."""
 
     headers: dict[str, str] = Field(default_factory=dict)
-    """The headers of an event; in values, `{number}` stands for its number."""
+    """The headers of an event; in values, `{number}` is replaced by its number."""
 
     def make(self, context: SourceContext) -> Source:
         return SequenceSource(context.name, self)
@@ -66,7 +66,7 @@ class SequenceSource:
                 due_at = max(due_at + (end - number) / rate, clock())
                 await asyncio.sleep(due_at - clock())
             else:
-                # A channel in memory answers without giving other tasks their turn.
+                # A channel in memory responses without giving other tasks their turn.
                 await asyncio.sleep(0)
             number = end
         writer.report_stopped(f"all {count} events are stored")

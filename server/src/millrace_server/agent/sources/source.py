@@ -92,19 +92,19 @@ class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True
         type: str
 
     channels: Annotated[list[KnownChannelName], Field(min_length=1)]
-    """The channels that it writes to."""
+    """The channels to write to."""
 
     selector: AnySelectorConfig = Field(default_factory=lambda: ReplicatingConfig(type="replicating"))
-    """Which of the channels each event goes to."""
+    """Selects the channels for each event."""
 
     interceptors: list[AnyInterceptorConfig] = Field(default_factory=list)
-    """What changes or drops its events, in this order."""
+    """Interceptors that change or drop events, in this order."""
 
     batch_events_max: int = Field(1_000, ge=1, le=1_000_000)
-    """The maximum number of events in a transaction; less if the `transaction_capacity` of a channel is smaller."""
+    """The maximum number of events in a transaction; fewer if the `transaction_capacity` of a channel is smaller."""
 
     dead_letter_channel: KnownChannelName | None = None
-    """Receives events that a channel can never take, such as one that is too large, and events that an interceptor
+    """Receives events that a channel can never accept, such as one that is too large, and events that an interceptor
     refuses. Without it, events that are too large are dropped and logged."""
 
     @field_validator("channels")

@@ -32,7 +32,7 @@ _log = structlog.stdlib.get_logger(__name__)
 class StdinSourceConfig(LinesConfig, SourceConfig):
     """A source of the lines of the daemon's standard input, until its end.
 
-    Lines that were read and not yet stored are lost in a crash, since the input cannot be read again.
+    A crash loses lines that were read but not yet stored, since the input cannot be read again.
     """
 
     type: Literal["stdin"]
@@ -42,7 +42,7 @@ class StdinSourceConfig(LinesConfig, SourceConfig):
     """A batch is stored this long after its first event, even if it is not full."""
 
     exit_at_end: bool = False
-    """Whether the daemon stops, as on SIGTERM, once all of the input is stored."""
+    """Whether the daemon stops, as on SIGTERM, once the whole input is stored."""
 
     def make(self, context: SourceContext) -> Source:
         return _StdinSource(context.name, self)

@@ -32,7 +32,7 @@ export const createChannel = () => ({
         confirm: channel,
         settings: { type, ...numbers({ capacity }) },
     }),
-    onAnswered: () => (location.hash = link.overview()),
+    onDone: () => (location.hash = link.overview()),
 });
 
 export const resizeChannel = (channel, config) => {
@@ -40,7 +40,7 @@ export const resizeChannel = (channel, config) => {
     return {
         title: `Resize ${channel}`,
         warning:
-            "Growing takes effect at once. Shrinking waits for free room, and changes nothing if there is none in time.",
+            "Growing takes effect at once. Shrinking waits for free capacity, and changes nothing if there is none in time.",
         path: "update_channel",
         verb: "Resize",
         name: channel,
@@ -83,7 +83,7 @@ export const deleteChannel = (channel) => ({
         { name: "is_forced", label: "Even if it holds events or open transactions, which are lost", initial: false },
     ],
     body: ({ is_forced }, confirm) => ({ channel, confirm, is_forced }),
-    onAnswered: () => (location.hash = link.overview()),
+    onDone: () => (location.hash = link.overview()),
 });
 
 export const endTransaction = (channel, txn_id) => ({
@@ -116,7 +116,7 @@ export const forgetProducer = (channel, producer_id) => ({
     body: (_values, confirm) => ({ channel, producer_id, confirm }),
 });
 
-export const replayDeadLetters = (channel, sequences, onAnswered) => ({
+export const replayDeadLetters = (channel, sequences, onDone) => ({
     title: sequences.length === 1 ? "Replay the dead letter" : `Replay ${count(sequences.length)} dead letters`,
     warning: "Puts the events back and removes them here. Put right first what made them fail.",
     path: "replay_dead_letters",
@@ -124,7 +124,7 @@ export const replayDeadLetters = (channel, sequences, onAnswered) => ({
     name: channel,
     fields: [{ name: "target", label: "Into the channel", hint: "Empty: each into the channel that it comes from." }],
     body: ({ target }, confirm) => ({ channel, sequences, target: target || null, confirm }),
-    onAnswered,
+    onDone,
 });
 
 export const retryComponent = ({ kind, name }) => ({

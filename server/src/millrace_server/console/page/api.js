@@ -31,23 +31,23 @@ export const session = {
 async function request(method, path, body, signal) {
     const headers = method === "GET" ? {} : { "Content-Type": "application/json", "X-Millrace-Console": "1" };
     const init = { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) };
-    const response = await answerOf(path, init);
+    const response = await fetchResponse(path, init);
     if (response.ok) return response.status === 204 ? null : response.json();
     const { reason, message } = await response.json().catch(() => ({}));
     const error = new ApiError(
         response.status,
         reason ?? "",
-        message ?? `The server answered with status ${response.status}.`,
+        message ?? `The server responded with status ${response.status}.`,
     );
     if (error.needsLogin && path !== "/session") for (const listener of loggedOutListeners) listener(error);
     throw error;
 }
 
-async function answerOf(path, init) {
+async function fetchResponse(path, init) {
     try {
         return await fetch(path, init);
     } catch (error) {
         if (error.name === "AbortError") throw error;
-        throw new ApiError(0, "", "The server does not answer.");
+        throw new ApiError(0, "", "The server does not respond.");
     }
 }

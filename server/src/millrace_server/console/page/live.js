@@ -1,4 +1,4 @@
-// Answers of the server that are asked for again and again: every 2 seconds, and not at all while nobody looks.
+// Polled responses of the server: requested every 2 seconds, and not at all while the page is hidden.
 import { get } from "./api.js";
 import { clock } from "./format.js";
 import { Component, html } from "./html.js";
@@ -13,7 +13,7 @@ export const refreshAll = () => {
     for (const live of shown) live.restart();
 };
 
-// Shows what its child makes of the newest answer to a GET of `path`; until the next one arrives, of the last.
+// Renders its child with the newest response to a GET of `path`; until the next one arrives, with the last one.
 export class Live extends Component {
     state = { data: null, error: null, at: null };
 
@@ -63,7 +63,7 @@ export class Live extends Component {
         this.timer = setTimeout(this.poll, 1000 * Math.min(seconds, Math.max(interval, RETRY_SECONDS_MAX)));
     };
 
-    // A `frame` is what stands around the answer, and is there before it and without it.
+    // A `frame` surrounds the response, and is shown before there is one and without one.
     render({ children, frame = (_data, content) => content }, { data, error, at }) {
         const show = [children].flat()[0];
         const content = html`

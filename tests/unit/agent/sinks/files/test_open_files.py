@@ -82,7 +82,7 @@ def test_is_full_at_either_limit(files: OpenFiles, target: LocalTarget) -> None:
     file = files.get("/data/a", target, 0.0)
     file.write(1, _chunk(*[b""] * 9), range(9), 0.0)
     assert not files.is_full(file)
-    assert files.room_in(file) == 1
+    assert files.space_in(file) == 1
     file.write(1, _chunk(b"", first_sequence=10), range(1), 0.0)
     assert files.is_full(file)
     other = files.get("/data/b", target, 0.0)

@@ -336,16 +336,16 @@ async def test_run_with_no_space_for_the_events_resumes_when_there_is(
     assert [path.stat().st_size for path in files_below(out)] == [1_000_001]
 
 
-async def test_run_on_a_file_system_that_hangs_reports_it_and_continues_when_it_answers(
+async def test_run_on_a_file_system_that_hangs_reports_it_and_continues_when_it_responds(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run does not block without limit; a late operation counts, and nothing is written twice."""
-    hangs, answers = threading.Event(), threading.Event()
+    hangs, responses = threading.Event(), threading.Event()
     real_publish = LocalTarget.publish
 
     def publish(target: LocalTarget, staged: Path, path: str) -> None:
         hangs.set()
-        answers.wait(30.0)
+        responses.wait(30.0)
         real_publish(target, staged, path)
 
     monkeypatch.setattr(LocalTarget, "publish", publish)
@@ -358,11 +358,11 @@ async def test_run_on_a_file_system_that_hangs_reports_it_and_continues_when_it_
         with pytest.raises(ComponentError) as stalled:
             await bench.drain()
         reasons.append(str(stalled.value))
-    assert re.search(r"the file system of .*/out has not answered for 0\.1 seconds", reasons[-1])
-    with pytest.raises(ComponentError, match="an earlier run still waits for a file system that does not answer"):
+    assert re.search(r"the file system of .*/out has not responded for 0\.1 seconds", reasons[-1])
+    with pytest.raises(ComponentError, match="an earlier run still waits for a file system that does not respond"):
         await bench.drain()
     assert bench.unsettled == 2
-    answers.set()
+    responses.set()
     await _until(lambda: not unfinished_below(out))
     await bench.put(rows_of(_lines(3)))
     while bench.unsettled:
@@ -492,14 +492,14 @@ async def test_call_of_a_job_that_exits_raises_and_continues() -> None:
 
 async def test_call_of_a_job_that_hangs_raises_and_completes_the_rest_later() -> None:
     """The caller does not wait for a call that hangs; later calls wait for its end."""
-    answers = threading.Event()
-    worker = FileWorker("test", 0.05, "does not answer")
-    with pytest.raises(ComponentError, match="does not answer"):
-        await worker.call(answers.wait)
+    responses = threading.Event()
+    worker = FileWorker("test", 0.05, "does not respond")
+    with pytest.raises(ComponentError, match="does not respond"):
+        await worker.call(responses.wait)
     closed = threading.Event()
     await worker.close(closed.set, 0.05)
     assert not closed.is_set()
-    answers.set()
+    responses.set()
     assert await asyncio.to_thread(closed.wait, 10.0)
 
 
@@ -523,17 +523,17 @@ async def test_call_cancelled_lets_the_job_continue() -> None:
 
 
 def test_call_that_ends_after_its_loop_is_closed_raises_nothing() -> None:
-    """A file system that answers after the server has ended raises nothing."""
-    answers = threading.Event()
+    """A file system that responds after the server has ended raises nothing."""
+    responses = threading.Event()
 
     async def begin() -> threading.Thread:
         worker = FileWorker("slow files", 0.01, "stalled")
         with pytest.raises(ComponentError):
-            await worker.call(answers.wait)
+            await worker.call(responses.wait)
         await worker.close(lambda: None, 0.01)
         return next(thread for thread in threading.enumerate() if thread.name == "slow files")
 
     thread = asyncio.run(begin())
-    answers.set()
+    responses.set()
     thread.join(10.0)
     assert not thread.is_alive()

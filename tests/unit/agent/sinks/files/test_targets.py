@@ -154,7 +154,7 @@ def test_calls_of_a_local_base_that_went_away_write_nowhere(base: Path, *, is_th
 
 
 @pytest.mark.parametrize("call", ["mkdir", "link", "fsync"])
-def test_publish_local_whose_base_goes_away_meanwhile_stays_in_it(
+def test_publish_local_whose_base_goes_away_in_the_meantime_stays_in_it(
     base: Path, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is published in the directory that was checked, even if that was renamed since."""
@@ -173,7 +173,9 @@ def test_publish_local_whose_base_goes_away_meanwhile_stays_in_it(
     assert not base.exists()
 
 
-def test_create_local_whose_base_goes_away_meanwhile_stays_in_it(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_create_local_whose_base_goes_away_in_the_meantime_stays_in_it(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The unfinished file is created in the directory that was checked."""
     target, away = _target_at(base), base.with_name("away")
     real = os.fstat

@@ -248,14 +248,14 @@ class _WithoutTopics(Producer):
         return _Topics({topic: SimpleNamespace(error=error)})
 
 
-async def test_run_without_brokers_says_who_does_not_answer_and_why(
+async def test_run_without_brokers_says_who_does_not_respond_and_why(
     registry: ChannelRegistry, channel: Channel
 ) -> None:
     """The state of the sink shows which address is wrong; the events wait."""
     await append(channel, *numbered(1))
     table = {"type": "kafka", "channel": "orders", "bootstrap_servers": ["127.0.0.1:1"], "topic": "orders"}
     unreachable = KafkaSinkConfig.model_validate({**table, "timeout_seconds": 1.0}).make(SinkContext("out", Path()))
-    with pytest.raises(ComponentError, match=r"^127.0.0.1:1: no answer within 1 seconds \(.*127.0.0.1:1.*\)$"):
+    with pytest.raises(ComponentError, match=r"^127.0.0.1:1: no response within 1 seconds \(.*127.0.0.1:1.*\)$"):
         await unreachable.run(reader_of(registry))
     assert len(queued(channel)) == 1
 

@@ -32,7 +32,7 @@ async def test_current_of_a_new_sink_is_the_first(tmp_path: Path, clock: FakeClo
 
 
 async def test_current_after_failures_is_the_same_until_the_time_has_passed(tmp_path: Path, clock: FakeClock) -> None:
-    """Only that server recognizes events that it has stored without an answer."""
+    """Only that server recognizes events that it has stored without a response."""
     endpoints = opened(tmp_path, clock)
     for _ in range(3):
         assert await endpoints.current() == "a:1"

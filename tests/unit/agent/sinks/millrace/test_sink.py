@@ -24,10 +24,10 @@ from tests.agent_components import registry_with
 from tests.channel_events import append, check_accounts, queued
 from tests.forward_targets import (
     STORED,
-    Answer,
     EndOfStreamError,
     FakeTarget,
     Request,
+    Response,
     bodies_in,
     config_of,
     fake_target,
@@ -103,14 +103,14 @@ async def running(sink: ForwardingSink, reader: ChannelReader) -> AsyncIterator[
 
 @dataclass
 class Held:
-    """Answers that wait until the test releases them."""
+    """Responds to that wait until the test releases them."""
 
-    answer: Answer = field(default_factory=lambda: STORED)
+    response: Response = field(default_factory=lambda: STORED)
     may_go: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def __call__(self, _request: Request) -> Answer:
+    async def __call__(self, _request: Request) -> Response:
         await self.may_go.wait()
-        return self.answer
+        return self.response
 
 
 # Normal operation.
@@ -132,9 +132,9 @@ async def test_run_forwards_all_events_in_order_and_removes_them(scene: Scene) -
     check_accounts(scene.channel)
 
 
-async def test_run_sends_ahead_of_the_answers_and_settles_none_without(scene: Scene) -> None:
-    """The sink sends up to its limit; events without an answer stay in their channel."""
-    held = scene.target.answer = Held()
+async def test_run_sends_ahead_of_the_responds_and_settles_none_without(scene: Scene) -> None:
+    """The sink sends up to its limit; events without a response stay in their channel."""
+    held = scene.target.respond = Held()
     await fill(scene.channel, 200)
     async with running(scene.sink(), scene.reader):
         await until(lambda: len(scene.target.requests) == 8)
@@ -146,7 +146,7 @@ async def test_run_sends_ahead_of_the_answers_and_settles_none_without(scene: Sc
 
 async def test_run_bounds_the_bytes_on_their_way(scene: Scene) -> None:
     """The bytes are bounded in addition to the number of batches; a larger batch is sent alone."""
-    held = scene.target.answer = Held()
+    held = scene.target.respond = Held()
     sink = scene.sink(inflight_bytes_max=5_000, batch_bytes_max=2_000)
     for size in (1_800, 1_800, 1_800, 9_000, 100):
         await append(scene.channel, bytes(size))
@@ -157,9 +157,9 @@ async def test_run_bounds_the_bytes_on_their_way(scene: Scene) -> None:
     assert [len(bodies_in([request])) for request in scene.target.requests] == [1, 1, 1, 1, 1]
 
 
-async def test_run_whose_reader_closes_waits_for_the_answers(scene: Scene) -> None:
+async def test_run_whose_reader_closes_waits_for_the_responses(scene: Scene) -> None:
     """Events that were sent are settled; the others stay."""
-    held = scene.target.answer = Held()
+    held = scene.target.respond = Held()
     await fill(scene.channel, 200)
     work = asyncio.create_task(scene.sink().run(scene.reader))
     await until(lambda: len(scene.target.requests) == 8)
@@ -170,9 +170,9 @@ async def test_run_whose_reader_closes_waits_for_the_answers(scene: Scene) -> No
     check_accounts(scene.channel)
 
 
-async def test_run_cancelled_leaves_what_was_not_answered(scene: Scene) -> None:
+async def test_run_cancelled_leaves_what_was_not_acknowledged(scene: Scene) -> None:
     """The next run sends the events again in order; the target recognizes the stored ones by their stamps."""
-    scene.target.answer = Held()
+    scene.target.respond = Held()
     bodies = await fill(scene.channel, 100)
     work = asyncio.create_task(scene.sink().run(scene.reader))
     await until(lambda: len(scene.target.requests) == 8)
@@ -180,7 +180,7 @@ async def test_run_cancelled_leaves_what_was_not_answered(scene: Scene) -> None:
     with pytest.raises(asyncio.CancelledError):
         await work
     assert queued(scene.channel) == bodies
-    scene.target.answer = Held(may_go=_set())
+    scene.target.respond = Held(may_go=_set())
     async with running(scene.sink(), scene.reader):
         await empty(scene.channel)
     assert bodies_in(scene.target.streams[-1]) == bodies
@@ -200,11 +200,11 @@ async def test_run_of_a_refused_append_sends_all_again_from_there(scene: Scene) 
     """The sink's state has the reason and the retry delay, and all events keep their places."""
     bodies = await fill(scene.channel, 100)
 
-    async def answer(request: Request) -> Answer:
+    async def respond(request: Request) -> Response:
         return FULL if request.stamp.first_sequence == 31 else STORED
 
-    scene.target.answer = answer
-    error = await scene.give_up(r"127.0.0.1:\d+ does not take .* channel orders: CHANNEL_FULL: ")
+    scene.target.respond = respond
+    error = await scene.give_up(r"127.0.0.1:\d+ does not accept .* channel orders: CHANNEL_FULL: ")
     assert error.retry_delay_seconds == 1.0
     assert queued(scene.channel) == bodies[30:]
     assert scene.reader.unsettled_count == 0
@@ -212,7 +212,7 @@ async def test_run_of_a_refused_append_sends_all_again_from_there(scene: Scene) 
 
 
 async def test_run_to_a_full_channel_keeps_the_order(scene: Scene) -> None:
-    """When some of several requests are refused for lack of room, no later one is stored before them."""
+    """When some of several requests are refused for lack of space, no later one is stored before them."""
     there = registry_with("orders", capacity=35, transaction_capacity=30, keep_alive_seconds=0.02)
     chance = random.Random(5)
     bodies = await fill(scene.channel, 600)
@@ -245,10 +245,10 @@ async def test_run_to_a_channel_for_smaller_commits_sends_smaller_ones(scene: Sc
     assert scene.target.found is not None
     scene.target.found.config.transaction_capacity = 7
 
-    async def answer(request: Request) -> Answer:
+    async def respond(request: Request) -> Response:
         return TOO_MANY if request.columns.count > 3 else STORED
 
-    scene.target.answer = answer
+    scene.target.respond = respond
     bodies = await fill(scene.channel, 60)
     async with running(scene.sink(), scene.reader):
         await empty(scene.channel)
@@ -263,7 +263,7 @@ async def test_run_to_an_overloaded_server_sends_less_at_once(scene: Scene) -> N
     stored: list[int] = []
     under_way = 0
 
-    async def answer(request: Request) -> Answer:
+    async def respond(request: Request) -> Response:
         nonlocal under_way
         if under_way or request.stamp.after_sequence not in (0, *stored):
             return refused("OVERLOADED", grpc.StatusCode.RESOURCE_EXHAUSTED, 30.0)
@@ -273,7 +273,7 @@ async def test_run_to_an_overloaded_server_sends_less_at_once(scene: Scene) -> N
         stored.append(request.stamp.last_sequence)
         return STORED
 
-    scene.target.answer = answer
+    scene.target.respond = respond
     await fill(scene.channel, 200)
     async with running(scene.sink(), scene.reader):
         await empty(scene.channel)
@@ -293,7 +293,7 @@ async def test_run_sets_the_one_event_aside_that_is_too_large(scene: Scene) -> N
 
     stored: dict[int, bytes] = {}
 
-    async def answer(request: Request) -> Answer:
+    async def respond(request: Request) -> Response:
         first, numbered = request.stamp.first_sequence, bodies_in([request])
         if b"42" in numbered:
             return TOO_LARGE
@@ -302,7 +302,7 @@ async def test_run_sets_the_one_event_aside_that_is_too_large(scene: Scene) -> N
         stored.update(enumerate(numbered, start=first))
         return STORED
 
-    scene.target.answer = answer
+    scene.target.respond = respond
     async with running(scene.sink(), scene.reader):
         await empty(scene.channel)
     assert list(stored.values()) == [body for body in bodies if body != b"42"]
@@ -318,10 +318,10 @@ async def test_run_of_a_lone_event_above_the_capacity_sets_it_aside(scene: Scene
     scene.reader = reader_of(scene.registry, dead_letter_channel="rejected", deliveries_max=1)
     await fill(scene.channel, 20)
 
-    async def answer(request: Request) -> Answer:
+    async def respond(request: Request) -> Response:
         return TOO_MANY if b"7" in bodies_in([request]) else STORED
 
-    scene.target.answer = answer
+    scene.target.respond = respond
     async with running(scene.sink(), scene.reader):
         await empty(scene.channel)
     assert queued(scene.registry.get("rejected")) == [b"7"]
@@ -330,7 +330,7 @@ async def test_run_of_a_lone_event_above_the_capacity_sets_it_aside(scene: Scene
 async def test_run_of_a_rejected_event_without_a_dead_letter_channel_tries_again(scene: Scene) -> None:
     """Nothing is dropped; the sink's state names the event."""
     bodies = await fill(scene.channel, 10)
-    scene.target.answer = Held(TOO_LARGE, _set())
+    scene.target.respond = Held(TOO_LARGE, _set())
     for _ in range(3):
         await scene.give_up(r"event 1 of channel orders was rejected: .*EVENT_TOO_LARGE")
     assert queued(scene.channel) == bodies
@@ -357,11 +357,11 @@ async def test_run_to_a_channel_that_forgot_what_it_had_stored_continues(scene: 
     """A channel that was deleted and created again has stored nothing: the next stream begins without a condition."""
     bodies = await fill(scene.channel, 100)
 
-    async def answer(request: Request) -> Answer:
+    async def respond(request: Request) -> Response:
         is_forgotten = len(scene.target.streams) == 1 and request.stamp.first_sequence > 40
         return refused("OFFSET_GAP", grpc.StatusCode.INVALID_ARGUMENT) if is_forgotten else STORED
 
-    scene.target.answer = answer
+    scene.target.respond = respond
     async with running(scene.sink(), scene.reader):
         await empty(scene.channel)
     assert len(scene.target.streams) == 2
@@ -395,14 +395,14 @@ async def test_run_where_the_server_does_not_respond_gives_up_in_time(scene: Sce
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = "{}:{}".format(*silent.getsockname())
         sink = ForwardingSink(config_of(address, connect_timeout_seconds=0.1), scene.scratch)
-        await scene.give_up(f"{address} does not answer", sink)
+        await scene.give_up(f"{address} does not respond", sink)
 
 
 async def test_run_to_a_missing_channel_reports_it(scene: Scene) -> None:
     """The channel may still be created; no event was taken for it."""
     scene.target.found = None
     await fill(scene.channel, 10)
-    await scene.give_up("does not take events for its channel orders: CHANNEL_NOT_FOUND")
+    await scene.give_up("does not accept events for its channel orders: CHANNEL_NOT_FOUND")
     assert scene.channel._contents.counters.take_attempts == 0
 
 
@@ -422,7 +422,7 @@ async def test_run_to_an_unavailable_channel_takes_nothing(
     scene.target.found.state = state
     scene.target.found.fault = fault
     await fill(scene.channel, 10)
-    await scene.give_up(f"does not take events for its channel orders: {words}")
+    await scene.give_up(f"does not accept events for its channel orders: {words}")
     assert scene.channel._contents.counters.take_attempts == 0
 
 
@@ -442,25 +442,25 @@ async def test_run_to_a_server_that_stands_by_goes_on_at_the_owner(scene: Scene)
         assert standby.requests == []
 
 
-async def test_run_whose_answers_do_not_come_ends_after_a_while(scene: Scene) -> None:
-    """A server may accept requests and never answer; their events return to their places."""
+async def test_run_whose_responses_do_not_come_ends_after_a_while(scene: Scene) -> None:
+    """A server may accept requests and never respond; their events return to their places."""
     bodies = await fill(scene.channel, 100)
-    scene.target.answer = Held()
-    await scene.give_up(f"{scene.target.address} does not answer", scene.sink(timeout_seconds=0.1))
+    scene.target.respond = Held()
+    await scene.give_up(f"{scene.target.address} does not respond", scene.sink(timeout_seconds=0.1))
     assert queued(scene.channel) == bodies
     check_accounts(scene.channel)
 
 
-async def test_run_whose_answers_are_late_reports_it_until_they_come(
+async def test_run_whose_responses_are_late_reports_it_until_they_come(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sink's state shows that it makes no progress long before it gives up."""
     monkeypatch.setattr(pipeline, "SLOW_SECONDS", 0.05)
-    held = scene.target.answer = Held()
+    held = scene.target.respond = Held()
     await fill(scene.channel, 10)
     async with running(scene.sink(), scene.reader):
         await until(lambda: scene.component.state is ComponentState.BACKING_OFF)
-        assert scene.component.reason == f"{scene.target.address} has not answered for 0.05 s or more"
+        assert scene.component.reason == f"{scene.target.address} has not responded for 0.05 s or more"
         held.may_go.set()
         await empty(scene.channel)
         assert scene.component.state is ComponentState.RUNNING
@@ -482,21 +482,21 @@ async def test_run_that_waits_for_events_waits_as_long_as_it_takes(scene: Scene)
         (EndOfStreamError(), "closed the stream$"),
         (EndOfStreamError(grpc.StatusCode.UNAVAILABLE, "going away"), r"cannot reach .* \(going away\)"),
         (EndOfStreamError(grpc.StatusCode.INTERNAL, "a bug"), "failed: INTERNAL: a bug"),
-        (EndOfStreamError(grpc.StatusCode.DEADLINE_EXCEEDED, ""), "did not answer in time"),
+        (EndOfStreamError(grpc.StatusCode.DEADLINE_EXCEEDED, ""), "did not respond in time"),
     ],
 )
-async def test_run_whose_stream_ends_returns_unanswered_events(scene: Scene, end: EndOfStreamError, words: str) -> None:
-    """Whatever ends the stream; events answered before are removed."""
+async def test_run_whose_stream_ends_returns_in_flight_events(scene: Scene, end: EndOfStreamError, words: str) -> None:
+    """Whatever ends the stream; events responded before are removed."""
     bodies = await fill(scene.channel, 100)
 
-    async def answer(request: Request) -> Answer:
+    async def respond(request: Request) -> Response:
         if request.stamp.first_sequence > 50:
             # During a write, gRPC may report the failure of that instead.
             await until(lambda: len(scene.target.requests) == 10)
             raise end
         return STORED
 
-    scene.target.answer = answer
+    scene.target.respond = respond
     await scene.give_up(words)
     assert queued(scene.channel) == bodies[50:]
     check_accounts(scene.channel)
@@ -512,7 +512,7 @@ async def test_run_whose_events_cannot_be_removed_reports_it_and_sends_them_agai
     def fail_once(delivery: Any) -> Any:
         monkeypatch.setattr(scene.channel.deliveries, "settle", settle)
         scene.channel.deliveries.nack(delivery)
-        raise DiskFullError("no room")
+        raise DiskFullError("no space")
 
     monkeypatch.setattr(scene.channel.deliveries, "settle", fail_once)
     with pytest.raises(DiskFullError):
@@ -534,16 +534,16 @@ async def test_run_that_ends_waits_until_all_is_removed(scene: Scene, monkeypatc
     scene.reader.close()
     await asyncio.wait({work}, timeout=0.1)
     assert not work.done()
-    removal.set_exception(DiskFullError("no room"))
+    removal.set_exception(DiskFullError("no space"))
     with pytest.raises(DiskFullError):
         await work
 
 
-async def test_run_of_a_server_that_answers_too_much_reports_it(scene: Scene) -> None:
+async def test_run_of_a_server_that_responds_too_much_reports_it(scene: Scene) -> None:
     """A server that counts responses wrongly is not trusted with further events."""
-    scene.target.answers_each = 2
+    scene.target.responses_each = 2
     await fill(scene.channel, 10)
-    await scene.give_up("has answered a request that was not sent")
+    await scene.give_up("has responded to a request that was not sent")
     assert not queued(scene.channel)
 
 
@@ -570,9 +570,9 @@ async def test_run_continues_with_the_next_server_once_one_has_failed_for_long(s
 async def test_run_leaves_a_server_that_hangs_once_it_was_silent_for_long_enough(
     scene: Scene, *, is_found: bool
 ) -> None:
-    """The time without an answer counts, whether to the first call or to requests."""
+    """The time without a response counts, whether to the first call or to requests."""
     bodies = await fill(scene.channel, 50)
-    scene.target.answer = Held()
+    scene.target.respond = Held()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hanging = scene.target.address if is_found else "{}:{}".format(*silent.getsockname())
         async with fake_target() as other:
@@ -580,21 +580,21 @@ async def test_run_leaves_a_server_that_hangs_once_it_was_silent_for_long_enough
                 hanging, other.address, failover_seconds=0.2, timeout_seconds=0.25, connect_timeout_seconds=0.25
             )
             sink = ForwardingSink(config, scene.scratch)
-            await scene.give_up(f"{hanging} does not answer", sink)
+            await scene.give_up(f"{hanging} does not respond", sink)
             async with running(sink, scene.reader):
                 await empty(scene.channel)
             assert bodies_in(other.requests) == bodies
 
 
 async def test_run_stays_with_a_server_that_has_failed_for_a_moment(scene: Scene) -> None:
-    """Only that server recognizes events that it has stored without an answer."""
+    """Only that server recognizes events that it has stored without a response."""
     async with fake_target() as other:
         sink = ForwardingSink(config_of(scene.target.address, other.address), scene.scratch)
         await fill(scene.channel, 50)
-        scene.target.answer = Held(FULL, _set())
+        scene.target.respond = Held(FULL, _set())
         for _ in range(3):
             await scene.give_up("CHANNEL_FULL", sink)
-        scene.target.answer = Held(may_go=_set())
+        scene.target.respond = Held(may_go=_set())
         async with running(sink, scene.reader):
             await empty(scene.channel)
         assert other.requests == []

@@ -92,7 +92,7 @@ def writer() -> RecordingWriter:
 
 
 async def test_run_stores_append_and_append_batch(writer: RecordingWriter) -> None:
-    """Events of both messages are stored as they are, and answered OK then."""
+    """Events of both messages are stored as they are, and acknowledged with OK."""
     source = make_source()
     async with running(source, writer), client_of(source) as client:
         assert await talk(lambda: client.append(EVENTS[0])) == "OK"
@@ -103,16 +103,16 @@ async def test_run_stores_append_and_append_batch(writer: RecordingWriter) -> No
     assert writer.batch_sizes == [1, 29]
 
 
-async def test_run_answers_only_after_the_commit(writer: RecordingWriter) -> None:
+async def test_run_responds_only_after_the_commit(writer: RecordingWriter) -> None:
     """OK is not said before the events are stored."""
     source = make_source()
     writer.may_store.clear()
     async with running(source, writer), client_of(source) as client:
-        answer = asyncio.create_task(talk(lambda: client.append(EVENTS[0])))
+        response = asyncio.create_task(talk(lambda: client.append(EVENTS[0])))
         await writer.waiting.wait()
-        assert not answer.done()
+        assert not response.done()
         writer.may_store.set()
-        assert await answer == "OK"
+        assert await response == "OK"
 
 
 async def test_run_with_another_protocol_asks_for_its_text(writer: RecordingWriter) -> None:
@@ -129,7 +129,7 @@ async def test_run_with_another_protocol_asks_for_its_text(writer: RecordingWrit
     assert writer.rows == EVENTS[:2]
 
 
-async def test_run_while_the_channel_is_full_answers_failed(writer: RecordingWriter) -> None:
+async def test_run_while_the_channel_is_full_responses_failed(writer: RecordingWriter) -> None:
     """As Flume's source does; the client repeats the call on the same connection."""
     source = make_source()
     writer.refusals = [ChannelFullError("it is full"), None]
@@ -140,7 +140,7 @@ async def test_run_while_the_channel_is_full_answers_failed(writer: RecordingWri
     assert writer.rows == EVENTS
 
 
-async def test_run_while_storing_takes_too_long_answers_failed(writer: RecordingWriter) -> None:
+async def test_run_while_storing_takes_too_long_responses_failed(writer: RecordingWriter) -> None:
     """A client hears of it before it gives up by itself."""
     source = make_source(store_seconds_max=0.05)
     writer.may_store.clear()
@@ -172,7 +172,7 @@ async def test_run_with_a_large_call_stores_it_in_several_batches(writer: Record
     assert len(writer.batch_sizes) == 6
 
 
-async def test_run_with_an_unexpected_error_answers_an_error(writer: RecordingWriter) -> None:
+async def test_run_with_an_unexpected_error_responses_an_error(writer: RecordingWriter) -> None:
     """A bug, or a user's interceptor, ends no other call."""
     source = make_source()
     writer.refusals = [ZeroDivisionError("oops"), None]
@@ -193,7 +193,7 @@ async def test_run_with_an_unexpected_error_answers_an_error(writer: RecordingWr
         ("appendBatch", b"\xfe\xff\xff\xff\x0f", "the bytes end"),
     ],
 )
-async def test_run_with_a_bad_call_answers_an_error(
+async def test_run_with_a_bad_call_responses_an_error(
     message: str, parameters: bytes, words: str, writer: RecordingWriter
 ) -> None:
     """The connection stays usable: the frame was one."""
@@ -217,8 +217,8 @@ async def test_run_with_another_schema_refuses_its_calls(writer: RecordingWriter
     assert writer.rows == []
 
 
-async def test_run_answers_a_ping(writer: RecordingWriter) -> None:
-    """An empty name makes a handshake without a call, and then an empty answer."""
+async def test_run_responds_to_a_ping(writer: RecordingWriter) -> None:
+    """An empty name makes a handshake without a call, and then an empty response."""
     source = make_source()
     async with running(source, writer), client_of(source) as client:
         ping = write_map({}) + write_string("")
@@ -228,16 +228,16 @@ async def test_run_answers_a_ping(writer: RecordingWriter) -> None:
         assert await talk(lambda: client.append(EVENTS[0])) == "OK"
 
 
-async def test_run_answers_calls_that_overlap_by_their_serials(writer: RecordingWriter) -> None:
-    """A client may send before it has an answer; all are answered, and begin in their order."""
+async def test_run_responses_calls_that_overlap_by_their_serials(writer: RecordingWriter) -> None:
+    """A client may send before it has a response; all get responses, and begin in their order."""
     source = make_source()
     async with running(source, writer), client_of(source) as client:
         assert await talk(lambda: client.append(EVENTS[0])) == "OK"
         head = write_map({}) + write_string("appendBatch")
         for serial, event in enumerate(EVENTS[1:]):
             await talk(partial(client.wire.send, serial, head + write_events([event])))
-        answers = [await talk(client.wire.receive) for _ in EVENTS[1:]]
-    assert sorted(answers) == [(serial, bytes(3)) for serial in range(29)]
+        responses = [await talk(client.wire.receive) for _ in EVENTS[1:]]
+    assert sorted(responses) == [(serial, bytes(3)) for serial in range(29)]
     assert writer.rows == EVENTS
 
 
@@ -301,7 +301,7 @@ HANDSHAKE = md5(PROTOCOL) + b"\x00" + md5(PROTOCOL) + b"\x00"
     ],
 )
 async def test_run_with_what_is_no_call_closes_the_connection(sent: bytes, writer: RecordingWriter) -> None:
-    """Strangers are not answered, and other clients do not notice them."""
+    """Strangers get no response, and other clients do not notice them."""
     source = make_source()
     async with running(source, writer), client_of(source) as client, raw_client_of(source) as stranger:
         stranger.sendall(sent)
@@ -353,9 +353,9 @@ async def test_run_with_many_calls_being_stored_reads_no_more(writer: RecordingW
         client.wire.send(0, call)
         for serial in range(1, 4):
             client.wire.send(serial, later)
-        answers = {client.wire.receive()[1][-3:] for _ in range(4)}
+        responses = {client.wire.receive()[1][-3:] for _ in range(4)}
         client.close()
-        return answers
+        return responses
 
     async with running(source, writer):
         clients = [await talk(partial(FlumeClient, address_of(source))) for _ in range(5)]
@@ -371,13 +371,13 @@ async def test_run_above_connections_max_replaces_idle_ones(writer: RecordingWri
     source = make_source(connections_max=2)
     writer.may_store.clear()
     async with running(source, writer), client_of(source) as busy, raw_client_of(source) as idle:
-        answer = asyncio.create_task(talk(lambda: busy.append(EVENTS[0])))
+        response = asyncio.create_task(talk(lambda: busy.append(EVENTS[0])))
         await writer.waiting.wait()
         async with client_of(source) as third:
             assert await talk(lambda: is_closed(idle))
             also = asyncio.create_task(talk(lambda: third.append(EVENTS[1])))
             writer.may_store.set()
-            assert (await answer, await also) == ("OK", "OK")
+            assert (await response, await also) == ("OK", "OK")
 
 
 async def test_run_refuses_clients_by_its_rules(writer: RecordingWriter) -> None:
@@ -406,31 +406,31 @@ async def test_run_logs_a_kind_of_problem_again_after_events_were_stored(writer:
     assert [log["event"] for log in logs if "client" in log] == ["a connection was closed"] * 2
 
 
-async def test_stop_answers_the_calls_that_it_has(writer: RecordingWriter) -> None:
-    """What is being stored is still answered; idle connections are closed."""
+async def test_stop_completes_the_calls_that_it_has(writer: RecordingWriter) -> None:
+    """Calls that are being stored still get their responses; idle connections are closed."""
     source = make_source()
     writer.may_store.clear()
     async with running(source, writer) as work, client_of(source) as client, raw_client_of(source) as idle:
-        answer = asyncio.create_task(talk(lambda: client.append(EVENTS[0])))
+        response = asyncio.create_task(talk(lambda: client.append(EVENTS[0])))
         await writer.waiting.wait()
         work.cancel()
         assert await talk(lambda: is_closed(idle))
         writer.may_store.set()
-        assert await answer == "OK"
+        assert await response == "OK"
         assert await talk(lambda: is_closed(client.wire.connection))
 
 
 async def test_stop_gives_up_calls_that_take_too_long(writer: RecordingWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are not answered, and their clients repeat them."""
+    """They get no response, and their clients repeat them."""
     monkeypatch.setattr(source_module, "CLOSING_SECONDS_MAX", 0.05)
     source = make_source()
     writer.may_store.clear()
     async with running(source, writer) as work, client_of(source) as client:
-        answer = asyncio.create_task(talk(lambda: client.append(EVENTS[0])))
+        response = asyncio.create_task(talk(lambda: client.append(EVENTS[0])))
         await writer.waiting.wait()
         work.cancel()
         with pytest.raises(ConnectionError):
-            await answer
+            await response
 
 
 async def test_run_again_listens_on_the_same_port(writer: RecordingWriter) -> None:

@@ -77,7 +77,7 @@ async def test_admits_by_a_name_that_has_the_address(dns: Dns) -> None:
     assert not await admitted("10.0.0.3", "deny:name:*")
 
 
-async def test_admits_despite_a_dns_that_does_not_answer(dns: Dns) -> None:
+async def test_admits_despite_a_dns_that_does_not_respond(dns: Dns) -> None:
     """A lookup has its time; then the client has no name."""
     assert not await admitted("10.0.0.4", "allow:name:slow", "deny:ip:*")
 

@@ -19,13 +19,13 @@ class Scene:
     async def may_read(self, name: str, seconds: float = 0.5) -> bool:
         try:
             async with asyncio.timeout(seconds):
-                await self.memory.wait_for_room(name)
+                await self.memory.wait_for_space(name)
         except TimeoutError:
             return False
         return True
 
 
-async def test_wait_for_room_while_requests_are_stored_ends_with_them() -> None:
+async def test_wait_for_space_while_requests_are_stored_ends_with_them() -> None:
     """Half of the memory is for what is being stored; more waits, however long that takes."""
     scene = Scene()
     with scene.memory.storing(300):
@@ -38,7 +38,7 @@ async def test_wait_for_room_while_requests_are_stored_ends_with_them() -> None:
     assert scene.closed == []
 
 
-async def test_wait_for_room_while_many_arrive_lets_the_first_go_on() -> None:
+async def test_wait_for_space_while_many_arrive_lets_the_first_go_on() -> None:
     """Honest requests are complete one after the other, and none is given up."""
     scene = Scene()
     scene.arrive("a", 100)
@@ -52,7 +52,7 @@ async def test_wait_for_room_while_many_arrive_lets_the_first_go_on() -> None:
     assert scene.closed == []
 
 
-async def test_wait_for_room_while_the_first_is_slow_gives_it_up() -> None:
+async def test_wait_for_space_while_the_first_is_slow_gives_it_up() -> None:
     """A slow sender holds others up for a second at most."""
     scene = Scene()
     scene.arrive("slow", 150)

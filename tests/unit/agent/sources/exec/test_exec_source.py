@@ -115,7 +115,7 @@ async def test_lines_that_are_too_few_for_a_batch_are_stored_soon(tmp_path: Path
 
 
 async def test_run_with_a_full_channel_waits_and_loses_nothing(tmp_path: Path) -> None:
-    """The command is neither ended nor read from, until there is room; then all its lines come, in order.
+    """The command is neither ended nor read from, until there is space; then all its lines come, in order.
 
     Flume ended the command with the first batch that the channel refused, and lost what it had read.
     """
@@ -205,7 +205,7 @@ async def test_stop_of_the_source_with_a_full_channel_says_what_is_lost(
         await until(lambda: component.state is ComponentState.BACKING_OFF)
     [reported] = [entry for entry in log if "events_lost" in entry]
     assert reported["events_lost"] == 15
-    assert reported["event"] == "the source ends before all that it has read could be stored"
+    assert reported["event"] == "the source stops before everything that it has read could be stored"
 
 
 async def test_start_of_the_source_warns_of_its_promise_once(tmp_path: Path, log: list[Any]) -> None:

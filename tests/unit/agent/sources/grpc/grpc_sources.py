@@ -14,7 +14,7 @@ from millrace_server.channels.channel import Channel
 from millrace_server.channels.commit import Receipt
 from millrace_server.channels.entrance import Entrance
 from millrace_server.channels.transactions import TxnDirectory
-from tests.channel_events import ANSWER_BYTES_MAX, stored_rows
+from tests.channel_events import RESPONSE_BYTES_MAX, stored_rows
 
 NAME = "in"
 STORED = Receipt()
@@ -24,7 +24,7 @@ BY_KIND = MultiplexingConfig(type="multiplexing", header="kind", mapping={"a": [
 
 def entrance_of(directory: TxnDirectory | None = None) -> Entrance:
     """An entrance, which no source has opened yet."""
-    return Entrance(NAME, directory or TxnDirectory(1_000), ANSWER_BYTES_MAX)
+    return Entrance(NAME, directory or TxnDirectory(1_000), RESPONSE_BYTES_MAX)
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ from millrace_server.errors import (
     ReplayingError,
     TxnCapacityError,
 )
-from tests.channel_events import append, begin, begin_with_puts, make_room, stored, stored_rows
+from tests.channel_events import append, begin, begin_with_puts, make_space, stored, stored_rows
 from tests.slow_commits import SlowCommits
 from tests.source_writers import (
     component_of,
@@ -51,7 +51,7 @@ HAS_VIRTUAL_CLOCK = True
 
 
 async def test_append_is_stored_in_all_channels_as_it_came() -> None:
-    """The caller's stamp is in each, and the answer has no sequences, since each channel has its own."""
+    """The caller's stamp is in each, and the response has no sequences, since each channel has its own."""
     registry = registry_of(a=memory(), b=memory())
     async with opened_entrance(writer_of(registry, ["a", "b"])) as entrance:
         assert await append(entrance, b"1", b"2", stamp=Stamp("p", 5, 6)) == STORED
@@ -107,16 +107,16 @@ async def test_append_whose_stamp_covers_it_as_a_whole_is_stored_once_as_a_whole
     registry = registry_of(a=memory(), b=memory())
     async with opened_entrance(writer_of(registry, ["a", "b"], selector=BY_KIND)) as entrance:
         for expected in (STORED, REPEATED):
-            answer = await entrance.appends.append([of_kinds(e1="a", e2="b", e3="b")], Stamp("query", 7, 7))
-            assert answer == expected
+            response = await entrance.appends.append([of_kinds(e1="a", e2="b", e3="b")], Stamp("query", 7, 7))
+            assert response == expected
         with pytest.raises(BadArgumentError, match="overlaps in part"):
             await entrance.appends.append([of_kinds(e1="a", e2="b", e3="b")], Stamp("query", 7, 8))
     assert held(registry, "a", "b") == {"a": [b"e1"], "b": [b"e2", b"e3"]}
 
 
 @pytest.mark.parametrize("stamp", [None, Stamp("p", 1, 1)])
-async def test_append_for_which_one_channel_has_no_room_leaves_nothing_behind(stamp: Stamp | None) -> None:
-    """It waits as long as a commit may, and names the channel; what waits is stored once there is room."""
+async def test_append_for_which_one_channel_has_no_space_leaves_nothing_behind(stamp: Stamp | None) -> None:
+    """It waits as long as a commit may, and names the channel; what waits is stored once there is space."""
     registry = registry_of(a=memory(), b=memory(capacity=1))
     await append(registry.get("b"), b"x")
     async with opened_entrance(writer_of(registry, ["a", "b"])) as entrance:
@@ -128,18 +128,18 @@ async def test_append_for_which_one_channel_has_no_room_leaves_nothing_behind(st
         assert caught.value.retry_delay_seconds is not None
         assert held(registry, "a", "b") == {"a": [], "b": [b"x"]}
         appending = await started(append(entrance, b"1", stamp=stamp))
-        await make_room(registry.get("b"))
-        assert await appending.answer() == STORED
+        await make_space(registry.get("b"))
+        assert await appending.result() == STORED
     assert held(registry, "a", "b") == both([b"1"])
 
 
-async def test_append_without_a_stamp_for_which_a_disk_has_no_room_leaves_nothing_behind() -> None:
+async def test_append_without_a_stamp_for_which_a_disk_has_no_space_leaves_nothing_behind() -> None:
     """What a channel's disk would refuse is known before another channel commits."""
     registry = registry_of(a=memory(), b=memory())
     slow = SlowCommits(registry.get("b"))
 
     def refuse(_commit: object) -> None:
-        raise DiskFullError("no room")
+        raise DiskFullError("no space")
 
     slow.refuse_unfit = refuse  # type: ignore[method-assign] # as a log whose disk is full
     async with opened_entrance(writer_of(registry, ["a", "b"])) as entrance:
@@ -156,10 +156,10 @@ async def test_append_whose_commit_fails_in_one_channel_is_refused_and_completed
         appending = await started(append(entrance, b"1", stamp=Stamp("p", 1, 1)))
         slow.refuse(DiskFullError("gone"))
         with pytest.raises(DiskFullError):
-            await appending.answer()
+            await appending.result()
         repeating = await started(append(entrance, b"1", stamp=Stamp("p", 1, 1)))
         slow.let_last()
-        assert await repeating.answer() == STORED
+        assert await repeating.result() == STORED
     assert held(registry, "a", "b") == both([b"1"])
 
 
@@ -174,7 +174,7 @@ async def test_append_to_a_channel_whose_log_has_failed_is_refused_before_it_beg
 
 
 async def test_appends_of_one_task_are_stored_in_their_order() -> None:
-    """One that waits for room is not overtaken by one that needs none there."""
+    """One that waits for space is not overtaken by one that needs none there."""
     registry = registry_of(a=memory(capacity=1), b=memory())
     await append(registry.get("a"), b"x")
     async with opened_entrance(writer_of(registry, ["a", "b"], selector=BY_KIND)) as entrance:
@@ -186,7 +186,7 @@ async def test_appends_of_one_task_are_stored_in_their_order() -> None:
         assert second is not None
         await settle()
         assert held(registry, "b") == {"b": []}
-        await make_room(registry.get("a"))
+        await make_space(registry.get("a"))
         assert [await first, await second] == [STORED, STORED]
     assert held(registry, "a", "b") == {"a": [b"e1"], "b": [b"e1", b"e2"]}
 
@@ -197,9 +197,9 @@ async def test_appends_of_different_callers_do_not_wait_for_each_other() -> None
     await append(registry.get("a"), b"x")
     async with opened_entrance(writer_of(registry, ["a", "b"], selector=BY_KIND)) as entrance:
         waiting = await started(entrance.appends.append([of_kinds(e1="a")], None))
-        assert await (await started(entrance.appends.append([of_kinds(e2="b")], None))).answer() == STORED
+        assert await (await started(entrance.appends.append([of_kinds(e2="b")], None))).result() == STORED
         with pytest.raises(ChannelFullError):
-            await waiting.answer()
+            await waiting.result()
 
 
 async def test_appends_behind_one_that_waits_are_refused_together_with_it() -> None:
@@ -248,7 +248,7 @@ async def test_append_whose_caller_leaves_while_it_waits_is_not_stored_later() -
         appending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await appending
-        await make_room(registry.get("b"))
+        await make_space(registry.get("b"))
         await settle()
     assert held(registry, "a", "b") == {"a": [], "b": []}
 
@@ -262,14 +262,14 @@ async def test_stop_waits_for_what_has_begun_and_refuses_what_comes() -> None:
         txn_id = begin_with_puts(channel, b"2")
         appending = await started(append(channel, b"1"))
         asyncio.get_running_loop().call_later(1.0, slow.let_last)
-    assert await appending.answer() == STORED
+    assert await appending.result() == STORED
     with pytest.raises(DrainingError):
         entrance.accepting()
     with pytest.raises(DrainingError):
         await append(channel, b"3")
     committing = await started(channel.transactions.commit([txn_id], None))
     slow.let_last()
-    assert await committing.answer() == STORED
+    assert await committing.result() == STORED
     assert held(registry, "a", "b") == both([b"1", b"2"])
 
 
@@ -309,7 +309,7 @@ async def test_put_of_too_many_bytes_names_the_channel_that_takes_the_least() ->
         assert too_large.value.metadata["channel"] == "b"
 
 
-async def test_transaction_whose_commit_finds_no_room_stays_open() -> None:
+async def test_transaction_whose_commit_finds_no_space_stays_open() -> None:
     """It can be committed again, or rolled back."""
     registry = registry_of(a=memory(), b=memory(capacity=1))
     await append(registry.get("b"), b"x")
@@ -317,7 +317,7 @@ async def test_transaction_whose_commit_finds_no_room_stays_open() -> None:
         txn_id = begin_with_puts(entrance, b"1")
         with pytest.raises(ChannelFullError):
             await entrance.transactions.commit([txn_id], None)
-        await make_room(registry.get("b"))
+        await make_space(registry.get("b"))
         assert await entrance.transactions.commit([txn_id], None) == STORED
     assert held(registry, "a", "b") == both([b"1"])
 
@@ -396,8 +396,8 @@ async def test_append_that_waits_while_another_with_its_numbers_is_accepted_is_c
 
         former = await started(send(Stamp("p", 1, 2), e1="a", e2="b"))
         later = await started(send(Stamp("p", 1, 3), e1="a", e2="b", e3="a"))
-        await make_room(registry.get("a"), 3)
-        assert [await former.answer(), await later.answer()] == [STORED, REPEATED]
+        await make_space(registry.get("a"), 3)
+        assert [await former.result(), await later.result()] == [STORED, REPEATED]
     assert held(registry, "a", "b") == {"a": [b"e1", b"e3"], "b": [b"e2"]}
 
 

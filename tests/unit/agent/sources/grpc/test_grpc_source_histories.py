@@ -102,7 +102,7 @@ class CallerHarness:
     disks: dict[str, SimulatedDisk] = field(default_factory=lambda: {n: SimulatedDisk([DATA], n == "b") for n in NAMES})
     taken: dict[str, list[bytes]] = field(default_factory=lambda: {name: [] for name in NAMES})
     sent: set[int] = field(default_factory=set)
-    answered: set[int] = field(default_factory=set)
+    responded: set[int] = field(default_factory=set)
     """The numbers that are stored, as the callers were told."""
     source: "asyncio.Task[None] | None" = None
 
@@ -141,7 +141,7 @@ class CallerHarness:
             opened.abandon()
 
     async def fill_disk(self, name: str, kind: str, nth: int) -> None:
-        """Leaves a disk without room for a moment."""
+        """Leaves a disk without space for a moment."""
         self.disks[name].fail(kind, nth, errno.ENOSPC)
 
     async def break_disk(self, name: str, kind: str, nth: int) -> None:
@@ -151,8 +151,8 @@ class CallerHarness:
     async def append(self, span: tuple[int, int]) -> None:
         numbers = numbers_of(span)
         self.sent |= set(numbers)
-        answer = await self.entrance.accepting().appends.append(request_of(numbers), stamp_of(numbers))
-        self._note(numbers, answer)
+        response = await self.entrance.accepting().appends.append(request_of(numbers), stamp_of(numbers))
+        self._note(numbers, response)
 
     async def append_at_once(self, spans: Sequence[tuple[int, int]]) -> None:
         """Several callers have some of the same numbers, as after a lost connection."""
@@ -184,10 +184,10 @@ class CallerHarness:
             transactions.rollback(txn_id)
             raise
 
-    def _note(self, numbers: range, answer: Receipt) -> None:
-        assert (answer.first_sequence, answer.last_sequence, answer.commit_time) == (0, 0, 0)
-        assert answer.is_deduplicated or not self.answered >= set(numbers), "a repeat is told as one"
-        self.answered |= set(numbers)
+    def _note(self, numbers: range, response: Receipt) -> None:
+        assert (response.first_sequence, response.last_sequence, response.commit_time) == (0, 0, 0)
+        assert response.is_deduplicated or not self.responded >= set(numbers), "a repeat is told as one"
+        self.responded |= set(numbers)
         self.check()
 
     async def empty(self, name: str) -> None:
@@ -208,10 +208,10 @@ class CallerHarness:
         }
 
     def check(self) -> None:
-        """Asserts that what was answered is there, nothing twice, and nothing that does not belong there."""
+        """Asserts that what was acknowledged is there, nothing twice, and nothing that does not belong there."""
         stored = self.stored()
         assert all(len(numbers) == len(set(numbers)) for numbers in stored.values())
-        kept = {number for number in self.answered if number % DROPPED_EVERY}
+        kept = {number for number in self.responded if number % DROPPED_EVERY}
         if isinstance(self.selector, LoadBalancingConfig):
             everywhere = [number for numbers in stored.values() for number in numbers]
             assert len(everywhere) == len(set(everywhere))
@@ -242,7 +242,7 @@ async def _live(harness: CallerHarness, steps: Sequence[tuple[Any, ...]]) -> Non
         for channel in NAMES:
             await harness.empty(channel)
         await harness.append((first, 3))
-    assert harness.answered == set(range(NUMBERS))
+    assert harness.responded == set(range(NUMBERS))
     harness.check()
     harness.abandon()
 

@@ -27,7 +27,7 @@ from millrace_server.errors import (
     ReplayingError,
     TxnCapacityError,
 )
-from tests.http_answer import Answer
+from tests.http_response import Response
 from tests.unit.agent.sources.recording_writer import WAIT_SECONDS_MAX, RecordingWriter, running
 
 pytestmark = pytest.mark.usefixtures("prompt_http_stop")
@@ -59,17 +59,17 @@ def head(length: int | None, headers: Mapping[str, str], method: str = "POST", p
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-async def read_answer(reader: asyncio.StreamReader) -> Answer:
+async def read_response(reader: asyncio.StreamReader) -> Response:
     async with asyncio.timeout(WAIT_SECONDS_MAX):
-        answer = Answer.parsed(await reader.readuntil(b"\r\n\r\n"))
-        body = await reader.readexactly(int(answer.headers.get("content-length", 0)))
-        return replace(answer, body=body)
+        response = Response.parsed(await reader.readuntil(b"\r\n\r\n"))
+        body = await reader.readexactly(int(response.headers.get("content-length", 0)))
+        return replace(response, body=body)
 
 
-async def post(made: HttpSource, body: bytes, headers: Mapping[str, str] | None = None, path: str = "/") -> Answer:
+async def post(made: HttpSource, body: bytes, headers: Mapping[str, str] | None = None, path: str = "/") -> Response:
     async with connected(made) as (reader, writer):
         writer.write(head(len(body), headers or {}, path=path) + body)
-        return await read_answer(reader)
+        return await read_response(reader)
 
 
 async def test_post_of_each_kind_of_body_stores_its_events() -> None:
@@ -77,14 +77,16 @@ async def test_post_of_each_kind_of_body_stores_its_events() -> None:
     made, channel_writer = make_source(), RecordingWriter()
     async with running(made, channel_writer):
         events = [{"headers": {"a": "1"}, "body": "one"}, {"body": "two"}]
-        answers = [
+        responses = [
             await post(made, json.dumps(events).encode(), JSON),
             await post(made, b'{"body":"three"}\n{"body":"four"}', {"Content-Type": "application/x-ndjson"}),
             await post(made, b"\xff raw", {"Content-Type": "image/png"}),
             await post(made, b""),
             await post(made, b"[]", JSON),
         ]
-    assert [(answer.status, answer.json()) for answer in answers] == [(200, {"events": n}) for n in (2, 2, 1, 1, 0)]
+    assert [(response.status, response.json()) for response in responses] == [
+        (200, {"events": n}) for n in (2, 2, 1, 1, 0)
+    ]
     assert channel_writer.rows == [
         ({"a": "1"}, b"one"),
         ({}, b"two"),
@@ -96,11 +98,11 @@ async def test_post_of_each_kind_of_body_stores_its_events() -> None:
 
 
 async def test_post_of_several_requests_on_a_connection_keeps_their_order() -> None:
-    """The connection stays open; requests may be sent before the answer to the previous one."""
+    """The connection stays open; requests may be sent before the response to the previous one."""
     made, channel_writer = make_source(), RecordingWriter()
     async with running(made, channel_writer), connected(made) as (reader, writer):
         writer.write(b"".join(head(1, {}) + b"%d" % number for number in range(5)))
-        assert [(await read_answer(reader)).status for _ in range(5)] == [200] * 5
+        assert [(await read_response(reader)).status for _ in range(5)] == [200] * 5
     assert channel_writer.bodies == [b"%d" % number for number in range(5)]
 
 
@@ -111,7 +113,7 @@ async def test_post_of_a_chunked_and_a_packed_body_stores_it() -> None:
         encoded = gzip.compress(b'[{"body":"encoded"}]')
         chunks = b"".join(b"%x\r\n%s\r\n" % (1, encoded[i : i + 1]) for i in range(len(encoded))) + b"0\r\n\r\n"
         writer.write(head(None, {**JSON, "Content-Encoding": "gzip", "Transfer-Encoding": "chunked"}) + chunks)
-        assert (await read_answer(reader)).status == 200
+        assert (await read_response(reader)).status == 200
     assert channel_writer.bodies == [b"encoded"]
 
 
@@ -155,15 +157,15 @@ async def test_post_that_channels_refuse_learns_whether_to_retry(
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.refusals = [error]
     async with running(made, channel_writer):
-        answer = await post(made, b"event")
-        assert (answer.status, answer.headers["retry-after"]) == (status, retry_after)
-        assert answer.json()["message"] == str(error)
+        response = await post(made, b"event")
+        assert (response.status, response.headers["retry-after"]) == (status, retry_after)
+        assert response.json()["message"] == str(error)
         assert (await post(made, b"event")).status == 200
     assert channel_writer.bodies == [b"event"]
 
 
 async def test_post_again_with_the_same_key_stores_each_event_once() -> None:
-    """This holds after a refusal in the middle, after a lost answer, and for another instance of the source."""
+    """This holds after a refusal in the middle, after a lost response, and for another instance of the source."""
     made, channel_writer = make_source(batch_events_max=10), RecordingWriter()
     body = b"\n".join(b'{"body":"%d"}' % number for number in range(25))
     headers = {"Content-Type": "application/jsonl", "Idempotency-Key": "a key"}
@@ -236,9 +238,9 @@ async def test_post_with_an_invalid_key_is_refused(key: str) -> None:
     """The error says what is allowed."""
     made, channel_writer = make_source(), RecordingWriter()
     async with running(made, channel_writer):
-        answer = await post(made, b"event", {"Idempotency-Key": key})
-    assert answer.status == 400
-    assert answer.json()["message"] == f"Idempotency-Key has {len(key)} characters; 1 to 256 are allowed"
+        response = await post(made, b"event", {"Idempotency-Key": key})
+    assert response.status == 400
+    assert response.json()["message"] == f"Idempotency-Key has {len(key)} characters; 1 to 256 are allowed"
 
 
 @pytest.mark.parametrize(
@@ -256,12 +258,12 @@ async def test_post_with_an_invalid_key_is_refused(key: str) -> None:
 async def test_post_of_an_invalid_request_is_refused_and_affects_no_other(
     body: bytes, headers: Mapping[str, str], status: int, reason: str
 ) -> None:
-    """The answer has a stable reason and a sentence; nothing is stored, and the next request is."""
+    """The response has a stable reason and a sentence; nothing is stored, and the next request is."""
     made, channel_writer = make_source(body_bytes_max=1_024, request_events_max=10), RecordingWriter()
     async with running(made, channel_writer):
-        answer = await post(made, body, headers)
-        assert (answer.status, answer.json()["reason"]) == (status, reason)
-        assert answer.json()["message"]
+        response = await post(made, body, headers)
+        assert (response.status, response.json()["reason"]) == (status, reason)
+        assert response.json()["message"]
         assert (await post(made, b"good")).status == 200
     assert channel_writer.bodies == [b"good"]
 
@@ -271,8 +273,8 @@ async def test_post_of_a_body_declared_too_large_is_refused_before_it_is_sent() 
     made, channel_writer = make_source(body_bytes_max=1_024), RecordingWriter()
     async with running(made, channel_writer), connected(made) as (reader, writer):
         writer.write(head(10**15, {"Expect": "100-continue"}))
-        answer = await read_answer(reader)
-        assert (answer.status, answer.headers["connection"]) == (413, "close")
+        response = await read_response(reader)
+        assert (response.status, response.headers["connection"]) == (413, "close")
         assert await reader.read() == b""
 
 
@@ -281,24 +283,24 @@ async def test_post_that_expects_100_continue_gets_it() -> None:
     made, channel_writer = make_source(), RecordingWriter()
     async with running(made, channel_writer), connected(made) as (reader, writer):
         writer.write(head(5, {"Expect": "100-continue"}))
-        assert (await read_answer(reader)).status == 100
+        assert (await read_response(reader)).status == 100
         writer.write(b"event")
-        assert (await read_answer(reader)).status == 200
+        assert (await read_response(reader)).status == 200
 
 
 async def test_post_of_an_endless_body_is_refused_and_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest is read and dropped for a moment, so that the sender sees the answer."""
+    """The rest is read and dropped for a moment, so that the sender sees the response."""
     monkeypatch.setattr(http_bodies, "_UNREAD_SECONDS_MAX", 0.2)
     made, channel_writer = make_source(body_bytes_max=1_024), RecordingWriter()
     async with running(made, channel_writer), connected(made) as (reader, writer):
         writer.write(head(None, {"Transfer-Encoding": "chunked"}))
-        answering = asyncio.create_task(read_answer(reader))
+        responding = asyncio.create_task(read_response(reader))
         sent = 0
-        while not answering.done():
+        while not responding.done():
             writer.write(b"10000\r\n" + bytes(65_536) + b"\r\n")
             sent += 65_536
             await asyncio.sleep(0)
-        assert (await answering).status == 413
+        assert (await responding).status == 413
         assert sent > 1_024
 
 
@@ -307,32 +309,32 @@ async def test_post_that_comes_letter_by_letter_is_refused_in_time() -> None:
     made, channel_writer = make_source(request_seconds_max=0.1), RecordingWriter()
     async with running(made, channel_writer), connected(made) as (reader, writer):
         writer.write(head(1_000, {}))
-        # Bytes that arrive after the refusal would reset the connection, and the answer would be lost.
+        # Bytes that arrive after the refusal would reset the connection, and the response would be lost.
         for _ in range(3):
             writer.write(b"x")
             await asyncio.sleep(0.01)
-        answer = await read_answer(reader)
-        assert (answer.status, answer.json()["reason"]) == (408, "TOO_SLOW")
+        response = await read_response(reader)
+        assert (response.status, response.json()["reason"]) == (408, "TOO_SLOW")
         assert await reader.read() == b""
     assert channel_writer.rows == []
 
 
 async def test_post_while_others_hold_all_memory_gets_retry_after() -> None:
-    """The memory of all requests together is bounded; their end makes room again."""
+    """The memory of all requests together is bounded; their end makes space again."""
     made, channel_writer = make_source(body_bytes_max=1_024, inflight_bytes_max=2_048), RecordingWriter()
     async with running(made, channel_writer), connected(made) as (reader, writer), connected(made) as (_, second):
         for holder in (writer, second):
             holder.write(head(1_024, {}) + bytes(1_000))
-        while (answer := await post(made, bytes(100))).status == 200:
+        while (response := await post(made, bytes(100))).status == 200:
             pass  # Not all of it has been read yet.
-        assert (answer.status, answer.json()["reason"], answer.headers["retry-after"]) == (503, "OVERLOADED", "1")
+        assert (response.status, response.json()["reason"], response.headers["retry-after"]) == (503, "OVERLOADED", "1")
         encoded = {"Content-Encoding": "gzip"}
         assert (await post(made, gzip.compress(b"x"), encoded)).status == 503
         for holder in (writer, second):
             holder.write(bytes(24))
-        assert (await read_answer(reader)).status == 200
+        assert (await read_response(reader)).status == 200
         while (await post(made, gzip.compress(bytes(1_024)), encoded)).status == 503:
-            pass  # The second is being answered.
+            pass  # The second is being processed.
         for _ in range(5):
             assert (await post(made, bytes(1_024))).status == 200
 
@@ -342,8 +344,8 @@ async def test_post_with_a_key_that_does_not_go_together_with_what_is_stored_is_
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.refusals = [BadArgumentError("overlaps in part")]
     async with running(made, channel_writer):
-        answer = await post(made, b"event", {"Idempotency-Key": "key"})
-    assert (answer.status, answer.json()) == (409, {"reason": "BAD_ARGUMENT", "message": "overlaps in part"})
+        response = await post(made, b"event", {"Idempotency-Key": "key"})
+    assert (response.status, response.json()) == (409, {"reason": "BAD_ARGUMENT", "message": "overlaps in part"})
 
 
 async def test_post_that_is_cut_off_stores_nothing() -> None:
@@ -364,7 +366,7 @@ async def test_request_for_something_else_is_refused(method: str, path: str, sta
     async with running(made, channel_writer):
         async with connected(made) as (reader, writer):
             writer.write(head(1, {}, method, path) + b"x")
-            assert (await read_answer(reader)).status == status
+            assert (await read_response(reader)).status == status
         assert (await post(made, b"event", path="/in")).status == 200
     assert channel_writer.bodies == [b"event"]
 
@@ -376,14 +378,14 @@ async def test_post_that_an_interceptor_fails_on_gets_a_response_and_is_logged_o
     channel_writer.refusals += [InternalError("secret")]
     with structlog.testing.capture_logs() as logs:
         async with running(made, channel_writer):
-            answers = [await post(made, b"event") for _ in range(12)]
-    assert [answer.status for answer in answers] == [500] * 11 + [200]
-    assert b"secret" not in b"".join(answer.body for answer in answers)
+            responses = [await post(made, b"event") for _ in range(12)]
+    assert [response.status for response in responses] == [500] * 11 + [200]
+    assert b"secret" not in b"".join(response.body for response in responses)
     assert [entry["log_level"] for entry in logs if entry["event"] == "a request could not be stored"] == ["error"]
 
 
-async def test_run_that_is_cancelled_answers_requests_that_are_in_work() -> None:
-    """Complete requests are stored; others get an answer with a retry; the port is closed."""
+async def test_run_that_is_cancelled_responses_requests_that_are_in_work() -> None:
+    """Complete requests are stored; others get a response with a retry; the port is closed."""
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.may_store.clear()
     async with (
@@ -395,10 +397,10 @@ async def test_run_that_is_cancelled_answers_requests_that_are_in_work() -> None
         first.write(head(5, {}) + b"whole")
         await channel_writer.waiting.wait()
         work.cancel()
-        answer = await read_answer(half)
-        assert (answer.status, answer.json()["reason"], answer.headers["retry-after"]) == (503, "DRAINING", "1")
+        response = await read_response(half)
+        assert (response.status, response.json()["reason"], response.headers["retry-after"]) == (503, "DRAINING", "1")
         channel_writer.may_store.set()
-        assert (await read_answer(whole)).status == 200
+        assert (await read_response(whole)).status == 200
     assert channel_writer.bodies == [b"whole"]
     with (
         pytest.raises(ConnectionRefusedError),
@@ -416,18 +418,18 @@ async def test_run_that_is_cancelled_waits_for_channels_for_a_limited_time(monke
         writer.write(head(5, {}) + b"event")
         await channel_writer.waiting.wait()
         work.cancel()
-        answer = await read_answer(reader)
-    assert (answer.status, answer.json()["reason"]) == (503, "UNAVAILABLE")
+        response = await read_response(reader)
+    assert (response.status, response.json()["reason"]) == (503, "UNAVAILABLE")
 
 
 async def test_post_that_channels_do_not_take_in_time_gets_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A channel that waits an hour for room does not make the sender wait as long."""
+    """A channel that waits an hour for space does not make the sender wait as long."""
     monkeypatch.setattr(source, "STORING_SECONDS_MAX", 0.05)
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.may_store.clear()
     async with running(made, channel_writer):
-        answer = await post(made, b"event")
-    assert (answer.status, answer.json()["reason"], answer.headers["retry-after"]) == (503, "UNAVAILABLE", "1")
+        response = await post(made, b"event")
+    assert (response.status, response.json()["reason"], response.headers["retry-after"]) == (503, "UNAVAILABLE", "1")
 
 
 async def test_run_with_a_port_in_use_reports_it_and_can_begin_again() -> None:

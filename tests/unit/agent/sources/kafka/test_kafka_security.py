@@ -66,31 +66,31 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def ask_for_password(client: Streams, broker: Streams) -> None:
-    """Answers SASL's calls, and passes the others once the user `me` has shown its password."""
-    answers = asyncio.create_task(pump(broker[0], client[1]))
+    """Responses SASL's calls, and passes the others once the user `me` has shown its password."""
+    responses = asyncio.create_task(pump(broker[0], client[1]))
     is_admitted = False
     try:
         while True:
             call = await client[0].readexactly(*struct.unpack(">i", await client[0].readexactly(4)))
             kind, version, correlation = struct.unpack_from(">hhi", call)
-            answer = struct.pack(">i", correlation)
+            response = struct.pack(">i", correlation)
             if kind == _SASL_HANDSHAKE:
-                answer += struct.pack(">hih", 0, 1, len(b"PLAIN")) + b"PLAIN"
+                response += struct.pack(">hih", 0, 1, len(b"PLAIN")) + b"PLAIN"
             elif kind == _SASL_AUTHENTICATE:
                 is_admitted = call.endswith(b"\0me\0s3cret")
-                answer += struct.pack(">h", 0 if is_admitted else _AUTHENTICATION_FAILED) + _NO_TEXT + _NO_BYTES
-                answer += bytes(8) * (version > 0)
+                response += struct.pack(">h", 0 if is_admitted else _AUTHENTICATION_FAILED) + _NO_TEXT + _NO_BYTES
+                response += bytes(8) * (version > 0)
             elif is_admitted or kind == _API_VERSIONS:
                 broker[1].write(struct.pack(">i", len(call)) + call)
                 continue
             else:
                 break
-            client[1].write(struct.pack(">i", len(answer)) + answer)
+            client[1].write(struct.pack(">i", len(response)) + response)
     except (asyncio.IncompleteReadError, OSError):
         pass  # One side has gone.
     finally:
         broker[1].close()
-        await answers
+        await responses
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ async def test_run_over_tls_sends_and_reads_with_a_certificate(registry: Channel
     files = {"ssl.ca.location": str(ca), "ssl.certificate.location": certificate, "ssl.key.location": key}
     async with broker_behind(pass_bytes, {"security.protocol": "SSL", **files}, context) as broker:
         kafka = {"type": "kafka", "bootstrap_servers": [broker.server]}
-        with pytest.raises(ComponentError, match="no answer within 1 seconds"):
+        with pytest.raises(ComponentError, match="no response within 1 seconds"):
             await sink_of({**kafka, "tls": {"ca": str(ca)}, "timeout_seconds": 1.0}).run(reader_of(registry))
         tls = {"ca": str(ca), "certificate": certificate, "private_key": key}
         await send_and_read(registry, {**kafka, "tls": tls}, tmp_path)

@@ -39,7 +39,7 @@ class Sender:
         self.writer.write(data)
         await self.writer.drain()
 
-    async def answers(self, count: int) -> list[bytes]:
+    async def responses(self, count: int) -> list[bytes]:
         async with asyncio.timeout(WAIT_SECONDS_MAX):
             return [(await self._reader.readline()).removesuffix(b"\n") for _ in range(count)]
 
@@ -58,25 +58,25 @@ async def sender(made: NetcatSource, **options: object) -> AsyncIterator[Sender]
         writer.close()
 
 
-async def test_run_answers_each_line_once_it_is_stored() -> None:
-    """Not before: an answer means that the event is in its channels."""
+async def test_run_acknowledges_each_line_once_it_is_stored() -> None:
+    """Not before: a response means that the event is in its channels."""
     made, channel_writer = make_source(client_ip_header="from"), RecordingWriter()
     async with running(made, channel_writer), sender(made) as one:
         channel_writer.may_store.clear()
         await one.send(b"first\r\nsecond\n\nhal")
         await channel_writer.waiting.wait()
         assert channel_writer.rows == []
-        answering = asyncio.ensure_future(one.answers(3))
+        responding = asyncio.ensure_future(one.responses(3))
         await asyncio.sleep(0.05)
-        assert not answering.done()
+        assert not responding.done()
         channel_writer.may_store.set()
-        assert await answering == [b"OK"] * 3
+        assert await responding == [b"OK"] * 3
         await one.send(b"f\n")
-        assert await one.answers(1) == [b"OK"]
+        assert await one.responses(1) == [b"OK"]
     assert channel_writer.rows == [({"from": "127.0.0.1"}, body) for body in (b"first", b"second", b"", b"half")]
 
 
-async def test_run_with_a_sender_that_half_closes_stores_and_answers_its_last_line() -> None:
+async def test_run_with_a_sender_that_half_closes_stores_and_responses_its_last_line() -> None:
     """A last line needs no line end, as with `printf line | nc -N`."""
     made, channel_writer = make_source(), RecordingWriter()
     async with running(made, channel_writer), sender(made) as one:
@@ -87,12 +87,12 @@ async def test_run_with_a_sender_that_half_closes_stores_and_answers_its_last_li
 
 
 async def test_run_with_a_connection_that_breaks_discards_its_unfinished_line() -> None:
-    """Its end is missing, and its sender knows that it was not answered."""
+    """Its end is missing, and its sender knows that it got no response."""
     made, channel_writer = make_source(), RecordingWriter()
     async with running(made, channel_writer):
         async with sender(made) as one:
             await one.send(b"whole\npart")
-            assert await one.answers(1) == [b"OK"]
+            assert await one.responses(1) == [b"OK"]
             raw = one.writer.get_extra_info("socket")
             # The system sends a reset instead of an end.
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -102,20 +102,20 @@ async def test_run_with_a_connection_that_breaks_discards_its_unfinished_line() 
 
 
 async def test_run_refuses_a_line_that_is_too_long_and_stores_the_others() -> None:
-    """The answers are in the order of the lines, also where the long one comes in many pieces."""
+    """The responses are in the order of the lines, also where the long one comes in many pieces."""
     made, channel_writer = make_source(line_bytes_max=16), RecordingWriter()
     refused = b"FAILED: the line has more than 16 bytes, its line end included"
     async with running(made, channel_writer), sender(made) as one:
         await one.send(b"x" * 15 + b"\n" + b"y" * 16 + b"\nshort\n")
-        assert await one.answers(3) == [b"OK", refused, b"OK"]
+        assert await one.responses(3) == [b"OK", refused, b"OK"]
         for _ in range(20):
             await one.send(b"z" * 50_000)
         await one.send(b"\nlast\n")
-        assert await one.answers(2) == [refused, b"OK"]
+        assert await one.responses(2) == [refused, b"OK"]
     assert channel_writer.bodies == [b"x" * 15, b"short", b"last"]
 
 
-async def test_run_without_acks_answers_failures_only() -> None:
+async def test_run_without_acks_responses_failures_only() -> None:
     """For senders that do not read."""
     made, channel_writer = make_source(line_bytes_max=16, ack_every_event=False), RecordingWriter()
     async with running(made, channel_writer), sender(made) as one:
@@ -139,16 +139,16 @@ async def test_run_stores_lines_of_a_charset_as_utf_8(charset: str, sent: bytes,
     async with running(made, channel_writer), sender(made) as one:
         for byte in sent:
             await one.send(bytes([byte]))
-        assert await one.answers(2) == [b"OK", b"OK"]
+        assert await one.responses(2) == [b"OK", b"OK"]
     assert channel_writer.bodies == bodies
 
 
 async def test_run_with_a_line_that_cannot_be_decoded_ends_the_connection() -> None:
-    """Where that is an error, the lines before it are stored and answered."""
+    """Where that is an error, the lines before it are stored and acknowledged."""
     made, channel_writer = make_source(decode_errors="fail"), RecordingWriter()
     async with running(made, channel_writer), sender(made) as one:
         await one.send(b"good\n\xff\n")
-        assert await one.answers(1) == [b"OK"]
+        assert await one.responses(1) == [b"OK"]
         assert (await one.rest()).startswith(b"FAILED: the line at byte 5 is not in utf-8: ")
     assert channel_writer.bodies == [b"good"]
 
@@ -176,11 +176,11 @@ async def send_for_ever(raw: socket.socket) -> None:
 
 
 async def test_run_with_a_sender_that_never_reads_ends_its_connection() -> None:
-    """Its answers take bounded memory, and others are served."""
+    """Its responses take bounded memory, and others are served."""
     made, channel_writer = make_source(line_seconds_max=0.3, line_bytes_max=16), RecordingWriter()
     async with running(made, channel_writer):
         with socket.socket() as deaf:
-            # With small buffers the answers fill them soon.
+            # With small buffers the responses fill them soon.
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             deaf.connect((made._listen.address.host, made._listen.address.port))
             deaf.setblocking(False)
@@ -188,11 +188,11 @@ async def test_run_with_a_sender_that_never_reads_ends_its_connection() -> None:
                 await send_for_ever(deaf)
         async with sender(made) as other:
             await other.send(b"other\n")
-            assert await other.answers(1) == [b"OK"]
+            assert await other.responses(1) == [b"OK"]
 
 
 @pytest.mark.parametrize(
-    ("settings", "sent", "answer"),
+    ("settings", "sent", "response"),
     [
         ({"idle_seconds_max": 0.1}, b"", b"FAILED: no line arrived within 0.1 s, so the connection is closed\n"),
         (
@@ -203,7 +203,7 @@ async def test_run_with_a_sender_that_never_reads_ends_its_connection() -> None:
     ],
 )
 async def test_run_ends_connections_that_hold_a_place_for_nothing(
-    settings: dict[str, object], sent: bytes, answer: bytes
+    settings: dict[str, object], sent: bytes, response: bytes
 ) -> None:
     """Idle ones, and those that send a line byte by byte."""
     made, channel_writer = make_source(**settings), RecordingWriter()
@@ -211,7 +211,7 @@ async def test_run_ends_connections_that_hold_a_place_for_nothing(
         for byte in sent:
             await one.send(bytes([byte]))
             await asyncio.sleep(0.01)
-        assert await one.rest() == answer
+        assert await one.rest() == response
         await until(lambda: not made._serving)
     assert channel_writer.rows == []
 
@@ -222,7 +222,7 @@ async def test_run_with_too_many_connections_closes_further_ones() -> None:
     async with running(made, channel_writer):
         async with sender(made) as one:
             await one.send(b"one\n")
-            assert await one.answers(1) == [b"OK"]
+            assert await one.responses(1) == [b"OK"]
             with capture_logs() as logs:
                 async with sender(made) as other:
                     assert await other.rest() == b""
@@ -230,7 +230,7 @@ async def test_run_with_too_many_connections_closes_further_ones() -> None:
         await until(lambda: not made._serving)
         async with sender(made) as late:
             await late.send(b"late\n")
-            assert await late.answers(1) == [b"OK"]
+            assert await late.responses(1) == [b"OK"]
 
 
 async def test_run_with_a_crowd_that_comes_at_once_serves_as_many_as_it_may() -> None:
@@ -251,20 +251,20 @@ async def test_run_with_a_crowd_that_comes_at_once_serves_as_many_as_it_may() ->
         await until(lambda: not made._serving)
         async with sender(made) as late:
             await late.send(b"late\n")
-            assert await late.answers(1) == [b"OK"]
+            assert await late.responses(1) == [b"OK"]
 
 
 async def test_run_that_cannot_store_tells_the_sender() -> None:
-    """The answer says that nothing since the last one is stored."""
+    """The response says that nothing since the last one is stored."""
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.refusals = [ComponentError("the channel is gone")]
     async with running(made, channel_writer), sender(made) as one:
         await one.send(b"one\n")
-        assert await one.rest() == b"FAILED: the lines since the last answer were not stored: the channel is gone\n"
+        assert await one.rest() == b"FAILED: the lines since the last response were not stored: the channel is gone\n"
 
 
-async def test_stop_answers_what_is_being_stored_and_says_that_it_ends() -> None:
-    """A line that was read is stored; a line that was not is not answered with OK."""
+async def test_stop_responses_what_is_being_stored_and_says_that_it_ends() -> None:
+    """A line that was read is stored; one that was not is never acknowledged with OK."""
     made, channel_writer = make_source(), RecordingWriter()
     async with sender_of_stopping(made, channel_writer) as (one, stopping):
         channel_writer.may_store.set()
@@ -274,7 +274,7 @@ async def test_stop_answers_what_is_being_stored_and_says_that_it_ends() -> None
 
 
 async def test_stop_while_nothing_can_be_stored_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sender gets no answer, and may repeat its lines."""
+    """The sender gets no response, and may repeat its lines."""
     monkeypatch.setattr(source_module, "FINISH_SECONDS_MAX", 0.1)
     made, channel_writer = make_source(), RecordingWriter()
     async with sender_of_stopping(made, channel_writer) as (one, stopping):
@@ -317,7 +317,7 @@ async def test_run_with_tls_serves_clients_with_a_certificate(tmp_path: Path) ->
         context.load_cert_chain(*authority.issue(tmp_path, "sender"))
         async with sender(made, ssl=context, server_hostname="localhost") as one:
             await one.send(b"one\n")
-            assert await one.answers(1) == [b"OK"]
+            assert await one.responses(1) == [b"OK"]
     assert channel_writer.bodies == [b"one"]
 
 

@@ -126,7 +126,7 @@ async def test_run_with_a_full_channel_waits_and_repeats_nothing(tmp_path: Path,
 async def test_stop_in_the_middle_of_a_file_continues_there_later(
     tmp_path: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped and restarted repeatedly while it waits for room, the source stores every line once."""
+    """Stopped and restarted repeatedly while it waits for space, the source stores every line once."""
     monkeypatch.setattr(chunks_module, "CHUNK_BYTES", 256)
     registry = registry_with("lines", capacity=50)
     put(spool, "a", TEXT)

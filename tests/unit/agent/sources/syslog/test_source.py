@@ -154,7 +154,7 @@ async def test_run_with_messages_that_are_too_long_cuts_or_drops_them() -> None:
 
 
 async def test_run_while_nothing_can_be_stored_has_tcps_senders_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The source reads no more than its queue holds, and loses nothing once channels have room again."""
+    """The source reads no more than its queue holds, and loses nothing once channels have space again."""
     made, channel_writer = make_source(), RecordingWriter(events_max=100)
     made._queue = MessageQueue(messages_max=200)
     channel_writer.may_store.clear()
@@ -309,7 +309,7 @@ async def test_run_with_senders_that_reset_their_connections_stores_their_messag
 
 
 async def test_run_with_too_many_connections_closes_those_that_come_last() -> None:
-    """The other connections continue; one that ends makes room."""
+    """The other connections continue; one that ends makes space."""
     made, channel_writer = make_source(connections_max=2), RecordingWriter()
     async with running(made, channel_writer), sender(made) as (_, first):
         async with sender(made) as (_, second):

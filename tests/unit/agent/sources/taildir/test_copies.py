@@ -99,7 +99,7 @@ def test_forget_all_but_what_is_there_forgets_the_rest(log: Path) -> None:
     assert watch.read_bytes(copy.key) == 0
 
 
-def test_find_copy_whose_name_is_shifted_meanwhile_finds_it_under_the_new_one(
+def test_find_copy_whose_name_is_shifted_in_the_meantime_finds_it_under_the_new_one(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rotation with numbers renames older copies, whose lines would be repeated if they were taken for new files."""

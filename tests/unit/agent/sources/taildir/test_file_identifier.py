@@ -118,7 +118,7 @@ def test_identify_with_skipping_begins_at_the_last_line(log: Path, content: byte
     assert (seen.tail.end, seen.tail.matches(content[max(position - 256, 0) : position])) == (position, True)
 
 
-def test_identify_of_a_file_that_was_replaced_meanwhile_raises(log: Path) -> None:
+def test_identify_of_a_file_that_was_replaced_in_the_meantime_raises(log: Path) -> None:
     """A file that replaced the one found is not taken for it."""
     append(log, b"one")
     found = FoundFile(str(log), log.stat(), "pattern")

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastavro import parse_schema, schemaless_writer
 
-from millrace_server.agent.avro_rpc.calls import BadCallError, RemoteError, call_head, read_answer
+from millrace_server.agent.avro_rpc.calls import BadCallError, RemoteError, call_head, read_response
 from millrace_server.agent.avro_rpc.compression import CompressionError, Deflater, Inflater
 from millrace_server.agent.avro_rpc.framing import Frame, FrameReader, FramingError, framed
 from millrace_server.agent.avro_rpc.handshakes import handshake_request, read_welcome
@@ -20,7 +20,7 @@ from millrace_server.channels.batches import StoredBatch
 from millrace_server.network import Address
 
 _READ_BYTES = 64 * 1024
-_ANSWER_BYTES_MAX = 1 << 20
+_RESPONSE_BYTES_MAX = 1 << 20
 _SERIALS = 1 << 31
 _HANDSHAKES_MAX = 2
 """A receiver that did not know the protocol knows it after the first one."""
@@ -45,7 +45,7 @@ class AvroClient:
         self.endpoint = endpoint
         self._reader, self._writer = streams
         self._timeout_seconds = config.timeout_seconds
-        self._frames = FrameReader(_ANSWER_BYTES_MAX)
+        self._frames = FrameReader(_RESPONSE_BYTES_MAX)
         is_compressed = config.compression == "deflate"
         self._inflater = Inflater() if is_compressed else None
         self._deflater = Deflater(config.compression_level) if is_compressed else None
@@ -79,21 +79,21 @@ class AvroClient:
             self._writer.transport.abort()
 
     async def append_batch(self, events: bytes) -> None:
-        """Sends an array of events, and returns once the receiver has answered OK. Raises ComponentError."""
+        """Sends an array of events, and returns once the receiver has responded OK. Raises ComponentError."""
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 status = await self._call(events)
         except TimeoutError:
-            raise self._error(f"has not answered after {self._timeout_seconds:g} seconds") from None
+            raise self._error(f"has not responded after {self._timeout_seconds:g} seconds") from None
         except RemoteError as error:
-            raise self._error(f"answered with an error: {error}") from None
+            raise self._error(f"returned an error: {error}") from None
         except (BadCallError, CompressionError, ForeignProtocolError, FramingError) as error:
             raise self._error(f"is not an Avro source of Flume: {error}") from None
         except OSError as error:
             raise self._error(f"the connection broke: {error}") from None
         if status is not Status.OK:
             raise self._error(
-                f"answered {status.name}: its channel is full, or cannot take so many events in one transaction"
+                f"returned {status.name}: its channel is full, or cannot accept so many events in one transaction"
             )
 
     def _error(self, message: str) -> ComponentError:
@@ -101,19 +101,19 @@ class AvroClient:
 
     async def _call(self, events: bytes) -> Status:
         if self._is_greeted:
-            return read_answer(await self._exchange(events), 0)
+            return read_response(await self._exchange(events), 0)
         handshake = handshake_request()
         for _ in range(_HANDSHAKES_MAX):
-            answer = await self._exchange(handshake, events)
-            welcome = read_welcome(answer, APPEND_BATCH)
+            response = await self._exchange(handshake, events)
+            welcome = read_welcome(response, APPEND_BATCH)
             if welcome.is_accepted:
                 self._is_greeted = True
-                return read_answer(answer, welcome.end)
+                return read_response(response, welcome.end)
             handshake = handshake_request(welcome.server_hash)
         raise BadCallError("it does not accept the protocol")
 
     async def _exchange(self, *parts: bytes) -> bytes:
-        """Sends events, after a handshake or without one, and returns the payload of the answer."""
+        """Sends events, after a handshake or without one, and returns the payload of the response."""
         *handshake, events = parts
         self._serial = (self._serial + 1) % _SERIALS
         frame = framed(self._serial, *handshake, call_head(APPEND_BATCH), events)
@@ -122,14 +122,14 @@ class AvroClient:
             frame = await asyncio.to_thread(self._deflater.deflated, frame)
         self._writer.write(frame)
         await self._writer.drain()
-        answer = await self._next_frame()
-        if answer.serial != self._serial:
-            raise BadCallError(f"it answered call {answer.serial} instead of {self._serial}")
-        return answer.payload
+        response = await self._next_frame()
+        if response.serial != self._serial:
+            raise BadCallError(f"it responded to call {response.serial} instead of {self._serial}")
+        return response.payload
 
     async def _next_frame(self) -> Frame:
         while data := await self._reader.read(_READ_BYTES):
             for piece in (data,) if self._inflater is None else self._inflater.feed(data):
                 for frame in self._frames.feed(piece):
                     return frame
-        raise ConnectionResetError("it was closed before the answer came")
+        raise ConnectionResetError("it was closed before the response came")

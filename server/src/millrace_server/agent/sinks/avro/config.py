@@ -18,15 +18,15 @@ from millrace_server.files import NamedPath
 
 
 class AvroTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
-    """How the sink connects over TLS, of version 1.2 or 1.3. The files, in PEM, are read again with each connection."""
+    """How the sink connects over TLS 1.2 or 1.3. The files, in PEM, are reread for each connection."""
 
     ca: NamedPath | None = None
-    """File of the CA certificates, in PEM, with which the servers' certificates are verified; by default the operating
+    """File of the CA certificates, in PEM, for verifying the servers' certificates; by default the operating
     system's."""
 
     check_host_name: bool = True
-    """Whether a server's certificate must have the host name of its endpoint. Flume's sink does not check that, so the
-    certificates of an old fleet may all have one name; then `false` admits every certificate that `ca` has signed."""
+    """Whether a server's certificate must have the host name of its endpoint. Flume's sink does not check this, so all
+    certificates of an existing fleet may have the same name; `false` then accepts every certificate signed by `ca`."""
 
     def context(self) -> ssl.SSLContext:
         """Reads the files. Raises ComponentError."""
@@ -58,21 +58,21 @@ def _refuse_password() -> str:
 class AvroSinkConfig(NonRejectingSinkConfig):
     """A sink that sends events to Flume's Avro sources, or to sources `avro` of Millrace, each event at least once.
 
-    A batch leaves the channel once its receiver has answered OK. After FAILED, an error, or no answer, all of the batch
-    is sent again; the receiver may then have some of its events twice.
+    A batch leaves the channel once its receiver has responded OK. After FAILED, an error, or no response, the whole
+    batch is sent again; the receiver may then have some of its events twice.
     """
 
     type: Literal["avro"]
     """Sends to Flume's Avro sources."""
 
     endpoints: Endpoints
-    """The receivers, each as `host:port`. One at a time receives the events: the first that can be reached, until it
-    fails; then the next."""
+    """The receivers, each as `host:port`. One at a time receives the events: the first reachable one, until it fails;
+    then the next."""
 
     batch_events_max: int = Field(100, ge=1, le=1_000_000)
-    """The most events of a batch; fewer if the channel's `transaction_capacity` is smaller. It must not exceed the
-    transaction capacity of the receiver's channel, which for Flume's memory channel is 100 by default: that would
-    refuse the batch for ever."""
+    """The maximum number of events in a batch; fewer if the channel's `transaction_capacity` is smaller. It must not
+    exceed the transaction capacity of the receiver's channel, which for Flume's memory channel is 100 by default:
+    otherwise that channel refuses the batch forever."""
 
     batch_bytes_max: ByteSize = Field(4 * MIB, ge=1, le=64 * MIB)
     """Bytes of bodies in a batch; a larger event is sent alone."""
@@ -90,11 +90,11 @@ class AvroSinkConfig(NonRejectingSinkConfig):
     """How long connecting may take, with TLS."""
 
     timeout_seconds: float = Field(20.0, gt=0, le=86_400, allow_inf_nan=False)
-    """How long a receiver may take to answer a batch."""
+    """How long a receiver may take to respond to a batch."""
 
     reset_connection_seconds: float | None = Field(None, gt=0, le=86_400, allow_inf_nan=False)
-    """The connection is closed after this time, between two batches, and the next one begins with the first of the
-    endpoints, whose names are resolved again; so new receivers behind a load balancer get their share. None: never."""
+    """The connection is closed after this time, between two batches. The next one starts with the first endpoint, and
+    names are resolved again, so that new receivers behind a load balancer get their share. None: never."""
 
     _check_is_installed = field_validator("type")(check_fastavro)
 

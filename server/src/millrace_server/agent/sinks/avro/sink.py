@@ -9,7 +9,7 @@ from millrace_server.agent.supervision import ComponentError
 
 
 class AvroSink:
-    """Sends each delivery as one batch, and settles it once the receiver has answered OK."""
+    """Sends each delivery as one batch, and settles it once the receiver has responded OK."""
 
     def __init__(self, config: AvroSinkConfig) -> None:
         self._config = config

@@ -11,7 +11,7 @@ Guarantees:
 - Each event is in exactly one finished file, across crashes of the server and of the machine, as long as the sink is
   the only consumer of its channel and its own directory is kept. Receipts (see `sink_directory`) list the finished
   events that are not settled yet; events that the channel delivers again are compared with them. This requires a file
-  system that can tell whether a file exists: disks, HDFS and S3. One case remains: a crash between a file's publish and
+  system that can show whether a file exists: disks, HDFS and S3. One case remains: a crash between a file's publish and
   the confirmation of its receipt, if the file is moved away before the next start. Then its events are written again.
 - No file is overwritten.
 """

@@ -62,7 +62,8 @@ class FilesSinkConfig(NonRejectingSinkConfig):
     """`text`: the bodies. The others store an event's sequence, headers and body; `json`: one event per line."""
 
     body: Literal["text", "binary"] | None = None
-    """The type of bodies in the other formats; bodies that are not UTF-8 are stored apart. None: text in JSON only."""
+    """The type of bodies in the other formats; bodies that are not UTF-8 are stored separately. None: text in JSON
+    only."""
 
     append_newline: bool = True
     """Whether a newline follows each body in the format `text`."""
@@ -95,7 +96,7 @@ class FilesSinkConfig(NonRejectingSinkConfig):
     """A file is finished at about this size."""
 
     roll_events: int = Field(10_000_000, ge=1, le=1_000_000_000)
-    """A file never has more events."""
+    """The maximum number of events in a file."""
 
     roll_seconds: float = Field(300.0, ge=0.1, le=_DAY_SECONDS, allow_inf_nan=False)
     """A file is finished this long after its first event."""
@@ -106,10 +107,10 @@ class FilesSinkConfig(NonRejectingSinkConfig):
     """A file is finished this long after its last event. Default: `roll_seconds`, which has no effect."""
 
     open_files_max: int = Field(100, ge=1, le=10_000)
-    """Open files; beyond this, the least recently written one is finished."""
+    """The maximum number of open files; above it, the least recently written one is finished."""
 
     stall_seconds: float = Field(60.0, ge=0.1, le=_DAY_SECONDS, allow_inf_nan=False)
-    """A file system that takes longer for one operation counts as not answering."""
+    """A file system that takes longer for one operation counts as not responding."""
 
     @field_validator("path")
     @classmethod

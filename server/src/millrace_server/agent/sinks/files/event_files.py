@@ -156,10 +156,10 @@ class EventFiles:
             if (evicted := self._files.to_evict_for(directory)) is not None:
                 self._finish([evicted])
             file = self._files.get(directory, self._target, now)
-            room = self._files.room_in(file)
+            space = self._files.space_in(file)
             self._unfinished_counts[delivery] += delivery not in file.deliveries
-            file.write(delivery, chunk, rows[:room], now)
-            rows = rows[room:]
+            file.write(delivery, chunk, rows[:space], now)
+            rows = rows[space:]
             if self._files.is_full(file):
                 self._finish([file])
 
@@ -176,7 +176,7 @@ class EventFiles:
         ranges = list(file.ranges)
         for path in self._names.of(self._channel_id, file):
             if self._target.size_of(path) is not None:
-                # A receipt for this name would, after a crash, claim somebody else's file.
+                # A receipt for this name would, after a crash, claim someone else's file.
                 continue
             # Written before the publish, so that after a crash in between the events count as finished if the file is
             # there, and only then.

@@ -68,7 +68,7 @@ class LocalTarget:
             status = os.fstat(root)
             self._identity = self._identity or (status.st_dev, status.st_ino)
             if self._identity != (status.st_dev, status.st_ino):
-                raise self._refusal("is no longer the same directory; put the original back, or restart the server")
+                raise self._refusal("is no longer the same directory; restore the original, or restart the server")
             yield root
 
     def _refusal(self, what: str) -> OSError:

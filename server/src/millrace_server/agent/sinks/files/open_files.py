@@ -161,7 +161,7 @@ class OpenFiles:
         self._files.move_to_end(directory)
         return file
 
-    def room_in(self, file: OpenFile) -> int:
+    def space_in(self, file: OpenFile) -> int:
         return self._limits.event_count - file.event_count
 
     def is_full(self, file: OpenFile) -> bool:

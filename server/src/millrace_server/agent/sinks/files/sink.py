@@ -24,7 +24,7 @@ ResultT = TypeVar("ResultT")
 
 
 class FilesSinkSettings(NamedTuple):
-    """Settings of a sink beside those of its files."""
+    """Settings of a sink besides those of its files."""
 
     name: str
     target: str
@@ -32,7 +32,7 @@ class FilesSinkSettings(NamedTuple):
     join_events_max: int
     """Small deliveries are joined up to this many events."""
     stall_seconds: float
-    """A file system that takes longer for one operation counts as not answering."""
+    """A file system that takes longer for one operation counts as not responding."""
 
 
 class FilesSink:
@@ -49,7 +49,7 @@ class FilesSink:
         them. Raises MillraceError if the channel cannot be read, or deliveries cannot be settled, now.
         """
         settings = self._settings
-        stalled = f"the file system of {settings.target} has not answered for {settings.stall_seconds:g} seconds"
+        stalled = f"the file system of {settings.target} has not responded for {settings.stall_seconds:g} seconds"
         worker = FileWorker(f"files-{settings.name}", settings.stall_seconds, stalled)
         files = self._make_files()
         run = _Run(settings, reader, worker, files)
@@ -167,7 +167,7 @@ async def _settle_all(deliveries: Sequence[Delivery]) -> None:
 
 
 class FileWorker:
-    """Calls file operations one after another on a thread of its own, and limits the wait for each."""
+    """Calls file operations one after another on its own thread, and limits the wait for each."""
 
     def __init__(self, name: str, stall_seconds: float, stalled: str) -> None:
         self._stall_seconds = stall_seconds
@@ -177,7 +177,7 @@ class FileWorker:
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
         """Calls a function; returns what it returns, or raises what it raises.
 
-        Raises ComponentError if it takes too long. It goes on nevertheless, and later calls wait for its end.
+        Raises ComponentError if it takes too long. It continues nevertheless, and later calls wait for its end.
         """
         result = self._thread.submit(function)
         await asyncio.wait({result}, timeout=self._stall_seconds)

@@ -44,7 +44,7 @@ class SinkDirectory:
         except OSError as error:
             os.close(lock)
             if isinstance(error, BlockingIOError):
-                raise ComponentError("an earlier run still waits for a file system that does not answer") from None
+                raise ComponentError("an earlier run still waits for a file system that does not respond") from None
             raise
         self._lock = lock
         return f"{self._sink_name}-{self._token()}"

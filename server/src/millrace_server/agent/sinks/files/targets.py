@@ -93,7 +93,7 @@ class RemoteTarget:
     def _open(self) -> None:
         self._files, self._path_of = self._make()
         if self._is_put_atomic:
-            # Checks only that it answers; S3 needs no directories, and has no partial files to remove.
+            # Checks only that it responds; S3 needs no directories, and has no partial files to remove.
             self._files.exists(self._path_of(self._root))
             return
         parts = self._path_of(self._parts)

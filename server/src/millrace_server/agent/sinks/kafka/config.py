@@ -15,7 +15,7 @@ HeaderName = Annotated[str, Field(min_length=1)]
 
 
 class KafkaSinkConfig(KafkaClientConfig, SinkConfig):
-    """A sink that produces events to Kafka topics, in transactions that also commit its place in the channel.
+    """A sink that produces events to Kafka topics, in transactions that also commit its position in the channel.
 
     Consumers with `isolation.level = read_committed` see each event once. The events of a partition keep the channel's
     order.
@@ -34,8 +34,8 @@ class KafkaSinkConfig(KafkaClientConfig, SinkConfig):
     """Produces to Kafka topics."""
 
     topic: TopicName
-    """The topic of events without `topic_header`. Its partition 0 also stands for the sink's place in the channel: an
-    offset of the group that has the name of the transactional id."""
+    """The topic of events without `topic_header`. The sink's position in the channel is stored as the offset of
+    partition 0 of this topic, in the group with the name of the transactional id."""
 
     topic_header: HeaderName | None = None
     """The header with an event's topic, such as `kafka.topic`. Topics must exist, or the brokers must create them."""
@@ -44,26 +44,27 @@ class KafkaSinkConfig(KafkaClientConfig, SinkConfig):
     """The header with the record's key; events with the same key go to the same partition."""
 
     partition_header: HeaderName | None = None
-    """The header with the number of the partition; without it, the key or chance decides."""
+    """The header with the number of the partition; without it, the partition is chosen by the key or at random."""
 
     timestamp_header: HeaderName | None = "kafka.timestamp"
-    """The header with the record's time, in milliseconds since 1970; without it, the time of producing."""
+    """The header with the record's timestamp, in milliseconds since 1970; without it, the time at which it is
+    produced."""
 
     header_prefix: str = DEFAULT_PREFIX
-    """The beginning of the names of the headers by which a source of type `kafka` describes a record. They do not
-    become headers of the new record; but `tombstone` and `base64` (after the prefix) restore a null value, and bytes
+    """The prefix of the names of the headers with which a source of type `kafka` describes a record. They do not become
+    headers of the new record, but `tombstone` and `base64` (after the prefix) restore a null value, and bytes
     that are not UTF-8."""
 
     transactional_id_prefix: str = Field("millrace-", min_length=1, max_length=100, pattern=r"^[a-zA-Z0-9._-]+$")
-    """The beginning of the transactional id, which the channel's id and the sink's name follow. The brokers must
-    permit this id, and the group of the same name."""
+    """The prefix of the transactional id, followed by the channel's id and the sink's name. The brokers must permit
+    this id, and the group of the same name."""
 
     batch_events_max: int = Field(10_000, ge=1, le=1_000_000)
-    """The most events of a delivery; fewer if the channel's `transaction_capacity` is smaller. Small deliveries that
-    wait for the end of a transaction are joined in the next one."""
+    """The maximum number of events in a delivery; fewer if the channel's `transaction_capacity` is smaller. Small
+    deliveries that wait for the end of a transaction are combined in the next one."""
 
     transaction_bytes_max: ByteSize = Field(16 * MIB, ge=1, le=GIB)
-    """The most bytes of the bodies of a delivery; a larger event is delivered alone."""
+    """The maximum bytes of the bodies in a delivery; a larger event is delivered alone."""
 
     timeout_seconds: float = Field(60.0, ge=1, le=3_600, allow_inf_nan=False)
     """How long the brokers may take to begin or commit a transaction."""

@@ -9,7 +9,7 @@ from millrace_server.agent.sinks.kafka.transactions import TransactionalProducer
 from millrace_server.agent.worker_thread import WorkerThread
 
 SLOW_SECONDS = 5.0
-"""Brokers that have not answered for so long are reported in the sink's state."""
+"""Brokers that have not responded for this long are reported in the sink's state."""
 
 CLOSE_SECONDS = 2.0
 """How long the end of a run waits for the brokers."""
@@ -40,7 +40,7 @@ class KafkaSink:
 
 
 class _Run:
-    """One transaction at a time; what is taken meanwhile is joined for the next one.
+    """One transaction at a time; what is taken in the meantime is joined for the next one.
 
     Three things are in progress at most: `_taking` the next delivery, deliveries that are `_collected`, and `_sending`
     those before them.
@@ -69,7 +69,7 @@ class _Run:
                     {*waiting, *self._settling}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
-                    self._reader.report_problem(f"the brokers have not answered for {SLOW_SECONDS:g} s or more")
+                    self._reader.report_problem(f"the brokers have not responded for {SLOW_SECONDS:g} s or more")
                 await self._end_sending()
                 self._end_taking()
                 self._end_settling()
@@ -77,7 +77,7 @@ class _Run:
             unfinished = [future for future in (self._taking, self._sending) if future is not None]
             for future in unfinished:
                 future.cancel()
-            # Settles go on if they are cancelled.
+            # Settles continue if they are cancelled.
             await asyncio.gather(*unfinished, *self._settling, return_exceptions=True)
 
     def _begin_next(self) -> bool:

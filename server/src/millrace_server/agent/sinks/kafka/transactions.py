@@ -100,7 +100,7 @@ class TransactionalProducer:
             raise self._component_error(error) from None
 
     def close(self) -> None:
-        """Aborts an open transaction, if the brokers answer, and disconnects."""
+        """Aborts an open transaction, if the brokers respond, and disconnects."""
         with suppress(KafkaException):
             self._producer.purge()
             self._producer.abort_transaction(_ABORT_SECONDS)
@@ -213,7 +213,7 @@ class TransactionalProducer:
         raise EventsRejectedError(f"topic {topic}: {described(error)}")
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        # The first one: those behind it fail because the transaction has.
+        # The first one: those after it fail because the transaction has.
         if error is not None and self._failed is None:
             self._failed = error, message.topic() or ""
 
@@ -240,7 +240,7 @@ class TransactionalProducer:
         self._producer.poll(0)
         what = described(error)
         if code == KafkaError._TIMED_OUT:  # noqa: SLF001 - see above
-            what = f"{', '.join(self._config.bootstrap_servers)}: no answer within {self._timeout:g} seconds"
+            what = f"{', '.join(self._config.bootstrap_servers)}: no response within {self._timeout:g} seconds"
         return ComponentError(f"{what} ({self._trouble})" if self._trouble else what)
 
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class ClientTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
-    """How a sink connects over TLS. The files, in PEM, are read again with each connection."""
+    """How a sink connects over TLS. The files, in PEM, are reread for each connection."""
 
     ca: NamedPath | None = None
-    """File of the CA certificates, in PEM, with which the servers' certificates are verified; `system`: the operating
+    """File of the CA certificates, in PEM, for verifying the servers' certificates; `system`: the operating
     system's; by default those that come with gRPC."""
 
     def client_tls(self) -> "Tls":
@@ -31,7 +31,7 @@ class ClientTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
 
 
 class MillraceSinkConfig(SinkConfig):
-    """A sink that appends to a channel of another server, each event exactly once and all of them in their order."""
+    """A sink that appends to a channel of another server, each event exactly once and in order."""
 
     type: Literal["millrace"]
     """Forwards to another Millrace server."""
@@ -39,9 +39,9 @@ class MillraceSinkConfig(SinkConfig):
     endpoints: Endpoints
     """The servers. One at a time receives the events.
 
-    The sink stays with its server, also over a restart, until that has taken nothing for `failover_seconds`; then it
-    goes on with the next. Exactly once holds for one server: of the batches whose answers were lost when the sink moved
-    on, both servers may have the events.
+    The sink stays with its server, even across a restart, until the server has accepted nothing for `failover_seconds`;
+    then it continues with the next. Exactly once applies to a single server: if responses were lost when the sink moved
+    on, both servers may have the events of those batches.
     """
 
     tls: ClientTlsConfig | None = None
@@ -52,25 +52,25 @@ class MillraceSinkConfig(SinkConfig):
     addresses only, unless `MILLRACE_ALLOW_PLAINTEXT=true` is set in the environment."""
 
     target_channel: ChannelName
-    """The channel there."""
+    """The channel on that server."""
 
     failover_seconds: float = Field(30.0, ge=0, le=86_400, allow_inf_nan=False)
     """How long a server must have accepted nothing before the sink continues with the next one."""
 
     inflight_batches_max: int = Field(8, ge=1, le=64)
-    """Deliveries that may be on their way without all of their answers."""
+    """Maximum number of deliveries in flight."""
 
     inflight_bytes_max: ByteSize = Field(32 * MIB, ge=1, le=GIB)
-    """Bytes of these, unless a single one has more."""
+    """Maximum bytes of these, unless a single one has more."""
 
     batch_bytes_max: ByteSize = Field(4 * MIB, ge=1, le=64 * MIB)
     """Bytes of bodies in a delivery; a larger event is delivered alone."""
 
     connect_timeout_seconds: float = Field(10.0, gt=0, le=3_600, allow_inf_nan=False)
-    """How long a server may take to say that it is there."""
+    """How long a server may take to accept a connection."""
 
     timeout_seconds: float = Field(30.0, gt=0, le=86_400, allow_inf_nan=False)
-    """How long a server may take to answer a request; longer than the target channel's `keep_alive_seconds`."""
+    """How long a server may take to respond to a request; longer than the target channel's `keep_alive_seconds`."""
 
     def make(self, context: SinkContext) -> Sink:
         # Imports gRPC's client only in servers that forward.

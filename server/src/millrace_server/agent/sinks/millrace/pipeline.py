@@ -10,30 +10,30 @@ from millrace_client.errors import MessageTooLargeError, MillraceError
 from millrace_server.agent.channel_reader import ChannelReader, Delivery
 from millrace_server.agent.sinks.millrace.requests import Request, RequestEncoder
 from millrace_server.agent.sinks.millrace.target import TargetChannel
-from millrace_server.agent.supervision import AnswerTimeoutError, ComponentError, ComponentFailedError
+from millrace_server.agent.supervision import ComponentError, ComponentFailedError, ResponseTimeoutError
 
 SLOW_SECONDS = 5.0
-"""A target that has not answered for so long is reported in the sink's state."""
+"""A target that has not responded for this long is reported in the sink's state."""
 
 IDLE_SECONDS = 1.0
-"""A target that was connected for so long without work counts as healthy."""
+"""A target that was connected for this long without work counts as healthy."""
 
 
 class PipelineLimits(NamedTuple):
     """The limits of a pipeline."""
 
     deliveries_max: int
-    """Deliveries that are not answered, and as many again that are being settled."""
+    """Deliveries without a response yet, and as many again that are being settled."""
     bytes_max: int
     """Bytes of their requests, unless a single delivery has more."""
     body_bytes_max: int
     """Bytes of bodies in a delivery."""
     events_max: int
     """Events in a request."""
-    answer_seconds_max: float
-    """How long an answer may take."""
+    response_seconds_max: float
+    """How long a response may take."""
     single_count: int = 0
-    """So many deliveries are sent one by one, each after the answer to the one before it."""
+    """So many deliveries are sent one by one, each after the response to the one before it."""
 
 
 class RefusedError(Exception):
@@ -45,17 +45,17 @@ class RefusedError(Exception):
         delivery: The refused delivery, still out of its channel: the first one that was not stored.
         has_condition: Whether the request required that another event was stored before.
         was_alone: Whether no other delivery was in progress when it was sent.
-        unanswered_count: Deliveries in progress when it was refused, this one included.
+        in_flight_count: Deliveries in progress when it was refused, this one included.
     """
 
-    def __init__(self, error: MillraceError, sent: "_Sent", unanswered_count: int) -> None:
+    def __init__(self, error: MillraceError, sent: "_Sent", in_flight_count: int) -> None:
         super().__init__(str(error))
         self.error = error
         self.delivery = sent.delivery
         self.event_count = sent.request.event_count
         self.has_condition = sent.request.has_condition
         self.was_alone = sent.was_alone
-        self.unanswered_count = unanswered_count
+        self.in_flight_count = in_flight_count
 
 
 class _Sent(NamedTuple):
@@ -83,28 +83,28 @@ class Pipeline:
         self._on_success = on_success
         self._encoder = RequestEncoder(target.channel, target.transaction_capacity, limits.events_max)
         self._session: AsyncAppendSession[_Sent] = target.append_session()
-        self._unanswered_count = 0
-        self._unanswered_bytes = 0
+        self._in_flight_count = 0
+        self._in_flight_bytes = 0
         self._singles_left = limits.single_count
         self._idle_since: float | None = None
         self._settling: set[asyncio.Task[None]] = set()
-        self._has_room = asyncio.Event()
+        self._has_space = asyncio.Event()
         self._has_finished = False
         self._abort_error: Exception | None = None
-        self._watch: asyncio.Handle = self._loop.call_soon(self._check_answers)
+        self._watch: asyncio.Handle = self._loop.call_soon(self._check_responses)
 
     async def run(self) -> None:
         """Forwards until the reader has no more events, and everything is settled.
 
         Raises RefusedError if the target has refused a delivery, ComponentError if the target cannot be reached or does
-        not answer, and MillraceError if a stored delivery cannot be removed from its channel.
+        not respond, and MillraceError if a stored delivery cannot be removed from its channel.
         """
         sending = asyncio.create_task(self._send())
         receiving = asyncio.create_task(self._receive())
         refused: RefusedError | None = None
         try:
             await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_EXCEPTION)
-            # An answer of the target counts more than what sending met after it.
+            # A response of the target counts more than what sending met after it.
             for task in (receiving, sending):
                 if task.done():
                     task.result()
@@ -118,7 +118,7 @@ class Pipeline:
             sending.cancel()
             receiving.cancel()
             await asyncio.gather(sending, receiving, return_exceptions=True)
-            for sent in self._session.unanswered:
+            for sent in self._session.in_flight:
                 if refused is None or sent.delivery is not refused.delivery:
                     sent.delivery.nack()
             while self._settling:
@@ -137,9 +137,9 @@ class Pipeline:
 
     async def _next_delivery(self) -> Delivery | None:
         while not self._admits_more():
-            self._has_room.clear()
-            await self._has_room.wait()
-        if not self._session.unanswered:
+            self._has_space.clear()
+            await self._has_space.wait()
+        if not self._session.in_flight:
             self._idle_since = self._loop.time()
         delivery = await self._reader.take(self._limits.body_bytes_max)
         self._end_idle()
@@ -153,8 +153,8 @@ class Pipeline:
     def _admits_more(self) -> bool:
         deliveries_max = 1 if self._singles_left > 0 else self._limits.deliveries_max
         return (
-            self._unanswered_count < deliveries_max
-            and self._unanswered_bytes < self._limits.bytes_max
+            self._in_flight_count < deliveries_max
+            and self._in_flight_bytes < self._limits.bytes_max
             and len(self._settling) < self._limits.deliveries_max
         )
 
@@ -165,48 +165,48 @@ class Pipeline:
                 "sink empties; its events would circulate forever"
             )
         requests = self._encoder.requests(delivery)
-        was_alone = not self._session.unanswered
+        was_alone = not self._session.in_flight
         now = self._loop.time()
         for request in requests:
             self._session.note_sent(_Sent(delivery, request, was_alone, is_last=request is requests[-1]), now)
-            self._unanswered_bytes += len(request.encoded)
-        self._unanswered_count += 1
+            self._in_flight_bytes += len(request.encoded)
+        self._in_flight_count += 1
         return requests
 
     async def _receive(self) -> None:
         try:
-            while (answer := await self._session.read()) is not None:
-                self._take_answer(answer)
+            while (response := await self._session.read()) is not None:
+                self._take_response(response)
         except MillraceError as error:
             raise self._end_error(error) from None
         except asyncio.CancelledError:
             if self._abort_error is None:
                 raise
             raise self._abort_error from None
-        if self._session.unanswered or not self._has_finished:
+        if self._session.in_flight or not self._has_finished:
             raise ComponentError(f"{self._target.endpoint} closed the stream")
 
-    def _take_answer(self, answer: pb.AppendStreamResponse) -> None:
-        if not self._session.unanswered:
-            raise ComponentError(f"{self._target.endpoint} has answered a request that was not sent")
-        sent, error = self._session.match(answer, self._loop.time())
+    def _take_response(self, response: pb.AppendStreamResponse) -> None:
+        if not self._session.in_flight:
+            raise ComponentError(f"{self._target.endpoint} has responded to a request that was not sent")
+        sent, error = self._session.match(response, self._loop.time())
         if error is not None:
-            raise RefusedError(error, sent, self._unanswered_count)
-        self._unanswered_bytes -= len(sent.request.encoded)
+            raise RefusedError(error, sent, self._in_flight_count)
+        self._in_flight_bytes -= len(sent.request.encoded)
         if sent.is_last:
-            self._unanswered_count -= 1
+            self._in_flight_count -= 1
             self._singles_left -= 1
             self._encoder.note_stored()
             self._on_success()
             self._settle(sent.delivery)
-        self._has_room.set()
+        self._has_space.set()
 
     def _end_error(self, error: MillraceError) -> Exception:
-        if isinstance(error, MessageTooLargeError) and self._session.unanswered:
-            return RefusedError(error, self._session.unanswered[0], self._unanswered_count)
+        if isinstance(error, MessageTooLargeError) and self._session.in_flight:
+            return RefusedError(error, self._session.in_flight[0], self._in_flight_count)
         return self._target.component_error(error)
 
-    # Settling runs in tasks, so that deliveries that are answered together share a sync.
+    # Settling runs in tasks, so that deliveries that get responses together share a sync.
 
     def _settle(self, delivery: Delivery) -> None:
         task = asyncio.create_task(delivery.settle())
@@ -215,26 +215,26 @@ class Pipeline:
 
     def _note_settled(self, task: "asyncio.Task[None]") -> None:
         self._settling.discard(task)
-        self._has_room.set()
+        self._has_space.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             assert isinstance(error, Exception), error
             self._abort(error)
 
     # Ending.
 
-    def _check_answers(self) -> None:
-        """Reports a target that is slow to answer, and ends the stream if it does not answer at all."""
-        seconds_max = self._limits.answer_seconds_max
-        waited_seconds = self._loop.time() - self._session.waiting_since if self._session.unanswered else 0.0
+    def _check_responses(self) -> None:
+        """Reports a target that is slow to respond, and ends the stream if it does not respond at all."""
+        seconds_max = self._limits.response_seconds_max
+        waited_seconds = self._loop.time() - self._session.waiting_since if self._session.in_flight else 0.0
         if waited_seconds >= seconds_max:
-            self._abort(AnswerTimeoutError(f"{self._target.endpoint} does not answer", waited_seconds))
+            self._abort(ResponseTimeoutError(f"{self._target.endpoint} does not respond", waited_seconds))
             return
         if waited_seconds >= SLOW_SECONDS:
-            self._reader.report_problem(f"{self._target.endpoint} has not answered for {SLOW_SECONDS:g} s or more")
+            self._reader.report_problem(f"{self._target.endpoint} has not responded for {SLOW_SECONDS:g} s or more")
             due_seconds = seconds_max
         else:
             due_seconds = min(seconds_max, SLOW_SECONDS)
-        self._watch = self._loop.call_later(due_seconds - waited_seconds, self._check_answers)
+        self._watch = self._loop.call_later(due_seconds - waited_seconds, self._check_responses)
 
     def _abort(self, error: Exception) -> None:
         self._abort_error = self._abort_error or error

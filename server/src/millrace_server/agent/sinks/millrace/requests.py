@@ -1,4 +1,4 @@
-"""Encodes deliveries as requests: the columns as they are, under a stamp that identifies each event for ever."""
+"""Encodes deliveries as requests: the columns as they are, under a stamp that identifies each event forever."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -11,13 +11,13 @@ from millrace_server.agent.channel_reader import Delivery
 from millrace_server.channels.batches import StoredBatch
 
 JOINED_BYTES_MAX = 1 << 20
-"""The most bytes of joined events; above that a request of its own costs less than joining."""
+"""The maximum number of bytes of joined events; above that its own request costs less than joining."""
 
 DELIVERIES_BEFORE_GROWTH = 64
-"""After so many stored deliveries, requests that were made smaller may grow again."""
+"""After this many stored deliveries, requests that were made smaller may grow again."""
 
 GAPS_PER_REPORT = 64
-"""After so many gaps in the numbers, a stamp reports which of them will never be filled."""
+"""After this many gaps in the numbers, a stamp reports which of them will never be filled."""
 
 
 class Request(NamedTuple):
@@ -33,7 +33,7 @@ class RequestEncoder:
     """Encodes the requests of one AppendStream, in the order of the channel.
 
     Each request but the first names the event that it follows. So if one of them is refused, all requests sent behind
-    it without waiting for its answer are refused too, and nothing overtakes it.
+    it without waiting for its response are refused too, and nothing overtakes it.
     """
 
     def __init__(self, target_channel: str, capacity: int, events_max: int) -> None:

@@ -14,7 +14,7 @@ from millrace_server.agent.channel_reader import ChannelReader, EventsRejectedEr
 from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
 from millrace_server.agent.sinks.millrace.pipeline import Pipeline, PipelineLimits, RefusedError
 from millrace_server.agent.sinks.millrace.target import Endpoints, TargetChannel, connected
-from millrace_server.agent.supervision import AnswerTimeoutError, ComponentError, ComponentFailedError
+from millrace_server.agent.supervision import ComponentError, ComponentFailedError, ResponseTimeoutError
 
 
 class ForwardingSink:
@@ -22,7 +22,7 @@ class ForwardingSink:
 
     The id of an event's channel and its sequence there identify it, and the target stores each identity once. So after
     any interruption the sink sends again from the oldest event that was not settled: the target drops events that it
-    has stored without an answer, or that the sink did not settle before a crash.
+    has stored without a response, or that the sink did not settle before a crash.
     """
 
     def __init__(self, config: MillraceSinkConfig, directory: Path) -> None:
@@ -43,7 +43,7 @@ class ForwardingSink:
         except ComponentFailedError:
             raise
         except ComponentError as error:
-            endpoints.note_failure(error.seconds if isinstance(error, AnswerTimeoutError) else 0.0)
+            endpoints.note_failure(error.seconds if isinstance(error, ResponseTimeoutError) else 0.0)
             raise
 
 
@@ -61,7 +61,7 @@ class _Forwarding:
             bytes_max=config.inflight_bytes_max,
             body_bytes_max=config.batch_bytes_max,
             events_max=target.transaction_capacity,
-            answer_seconds_max=config.timeout_seconds,
+            response_seconds_max=config.timeout_seconds,
         )
 
     async def run(self) -> None:
@@ -79,10 +79,10 @@ class _Forwarding:
         error = refused.error
         rejection = EventsRejectedError(f"{self._target.endpoint}: {error.reason}: {error.message}")
         match error:
-            case MessageTooLargeError() if refused.unanswered_count > 1:
+            case MessageTooLargeError() if refused.in_flight_count > 1:
                 # One of the requests is too large, and gRPC does not say which.
                 refused.delivery.nack()
-                self._limits = self._limits._replace(single_count=refused.unanswered_count)
+                self._limits = self._limits._replace(single_count=refused.in_flight_count)
             case MessageTooLargeError():
                 self._limits = self._limits._replace(single_count=1)
                 await self._reader.reject(refused.delivery, rejection)
@@ -95,7 +95,7 @@ class _Forwarding:
                 self._limits = self._limits._replace(events_max=refused.event_count // 2)
             case OverloadedError() if not refused.was_alone:
                 refused.delivery.nack()
-                self._limits = self._limits._replace(single_count=max(refused.unanswered_count, 2))
+                self._limits = self._limits._replace(single_count=max(refused.in_flight_count, 2))
             case OffsetGapError() if refused.has_condition:
                 # The target has lost events that it had stored of this stream. The next one begins without a condition.
                 refused.delivery.nack()

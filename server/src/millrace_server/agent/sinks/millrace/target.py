@@ -16,7 +16,7 @@ from millrace_client.errors import MillraceError, NotAChannelError, RetryAdvice
 from millrace_client.grpc_errors import ErrorTranslator
 from millrace_client.security import ChannelWithMetadata, Token, check_encryption
 from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
-from millrace_server.agent.supervision import AnswerTimeoutError, ComponentError
+from millrace_server.agent.supervision import ComponentError, ResponseTimeoutError
 from millrace_server.files import make_directories, write_atomically
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -61,7 +61,7 @@ _OPTIONS = [
 class Endpoints:
     """The servers of a sink, one of which is current.
 
-    A server may have stored events that it never answered for, and only the same server drops them when they are sent
+    A server may have stored events without a response, and only the same server drops them when they are sent
     again. So the sink stays with its server as long as it can, also across restarts.
     """
 
@@ -88,7 +88,7 @@ class Endpoints:
         self._failing_since = None
 
     def note_failure(self, silent_seconds: float = 0.0) -> None:
-        """Notes that the current server has failed, and has not answered for so long."""
+        """Notes that the current server has failed, and has not responded for this long."""
         if self._failing_since is None:
             self._failing_since = self._clock() - silent_seconds
 
@@ -117,7 +117,7 @@ class Endpoints:
 
 
 class TargetChannel:
-    """A channel of a server that answers.
+    """A channel of a server that responds.
 
     Attributes:
         channel_id: The channel's unique id; empty while the server replays its log, and of a source.
@@ -188,18 +188,18 @@ async def _find(
     )
     request = admin_service_pb2.GetChannelRequest(name=channel).SerializeToString()
     try:
-        answer: admin_service_pb2.GetChannelResponse = await method(request, timeout=timeout_seconds)
+        response: admin_service_pb2.GetChannelResponse = await method(request, timeout=timeout_seconds)
     except aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise AnswerTimeoutError(f"{endpoint} does not answer", timeout_seconds) from None
+            raise ResponseTimeoutError(f"{endpoint} does not respond", timeout_seconds) from None
         refused = ErrorTranslator(endpoint, _TOO_LARGE_TEXT).from_rpc(error, channel)
         if isinstance(refused, NotAChannelError) and refused.transaction_capacity is not None:
             return _source(channel, refused.transaction_capacity)
         raise _component_error(refused, endpoint, channel) from None
-    if answer.channel.state in _OUT_OF_ORDER:
-        fault = answer.channel.fault or _OUT_OF_ORDER[answer.channel.state]
-        raise ComponentError(f"{endpoint} does not take events for its channel {channel}: {fault}")
-    return answer.channel
+    if response.channel.state in _OUT_OF_ORDER:
+        fault = response.channel.fault or _OUT_OF_ORDER[response.channel.state]
+        raise ComponentError(f"{endpoint} does not accept events for its channel {channel}: {fault}")
+    return response.channel
 
 
 def _source(name: str, transaction_capacity: int) -> admin_service_pb2.Channel:
@@ -214,5 +214,5 @@ def _component_error(error: MillraceError, endpoint: str, channel: str) -> Compo
     if error.advice is RetryAdvice.UNREACHABLE or not has_reason:
         message = error.message
     else:
-        message = f"{endpoint} does not take events for its channel {channel}: {error.reason}: {error.message}"
+        message = f"{endpoint} does not accept events for its channel {channel}: {error.reason}: {error.message}"
     return ComponentError(message, error.retry_delay_seconds)

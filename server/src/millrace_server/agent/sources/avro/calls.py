@@ -1,11 +1,11 @@
-"""Calls of Flume's protocol, from their bytes to their answers."""
+"""Calls of Flume's protocol, from their bytes to their responses."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
 import structlog
 
-from millrace_server.agent.avro_rpc.calls import BadCallError, error_answer, read_call, status_answer
+from millrace_server.agent.avro_rpc.calls import BadCallError, error_response, read_call, status_response
 from millrace_server.agent.avro_rpc.event_reader import EventReader
 from millrace_server.agent.avro_rpc.handshakes import ServerHandshakes
 from millrace_server.agent.avro_rpc.protocol import APPEND, APPEND_BATCH, PeerProtocol, Status
@@ -44,26 +44,26 @@ class CallHandler:
         """Logs that a connection was closed because of what its client did, or could not do."""
         self.log_problem(client, "a connection was closed", reason)
 
-    async def answer(self, payload: bytes, position: int, peer: PeerProtocol, client: str) -> bytes:
-        """Stores the events of the call at a position, and returns its answer; nothing for a ping."""
+    async def respond(self, payload: bytes, position: int, peer: PeerProtocol, client: str) -> bytes:
+        """Stores the events of the call at a position, and returns its response; nothing for a ping."""
         try:
             call = read_call(payload, position)
             if not call.message:
                 return b""
             _check_message(call.message, peer)
             reader = EventReader(payload, call.position, is_array=call.message == APPEND_BATCH)
-            return status_answer(await self._store(reader, client))
+            return status_response(await self._store(reader, client))
         except BadCallError as error:
             self.log_problem(client, "a call was refused", error)
-            return error_answer(f"BAD_ARGUMENT: {error}")
+            return error_response(f"BAD_ARGUMENT: {error}")
         except Exception as error:  # noqa: BLE001 - a bug, or a user's interceptor; other calls continue
             self.log_unexpected(error)
-            return error_answer("INTERNAL: the source itself failed; its log has the reason")
+            return error_response("INTERNAL: the source itself failed; its log has the reason")
 
     def log_unexpected(self, error: Exception) -> None:
         """Logs an error that is a bug, or a user's interceptor's."""
         if self._failure_log.admits(f"{type(error).__name__}: {error}"):
-            _log.error("a call could not be answered", source=self._source, exc_info=error)
+            _log.error("a call failed unexpectedly", source=self._source, exc_info=error)
 
     async def _store(self, reader: EventReader, client: str) -> Status:
         try:
@@ -72,11 +72,11 @@ class CallHandler:
                     await self._deliver(table)
         except MillraceError as error:
             # The writer shows it in the source's state.
-            self.log_problem(client, "a call was answered FAILED", f"{error.reason}: {error}")
+            self.log_problem(client, "a call was refused with FAILED", f"{error.reason}: {error}")
             return Status.FAILED
         except TimeoutError:
             seconds = self._config.store_seconds_max
-            self.log_problem(client, "a call was answered FAILED", f"it was not stored after {seconds:g} seconds")
+            self.log_problem(client, "a call was refused with FAILED", f"it was not stored after {seconds:g} seconds")
             return Status.FAILED
         # From now on, problems like those before are logged again, at the limited rate.
         self._failure_log.end_outage()
@@ -86,7 +86,7 @@ class CallHandler:
         try:
             await self._writer.try_deliver(table, self._writer.next_stamp(table.count))
         except TxnCapacityError:
-            # Interceptors may have made it larger than any channel takes at once. Its sender would repeat it for ever.
+            # Interceptors may have made it larger than any channel takes at once. Its sender would repeat it forever.
             if table.count == 1:
                 raise
             middle = table.count // 2
@@ -98,7 +98,7 @@ def _check_message(message: str, peer: PeerProtocol) -> None:
     if message not in {APPEND, APPEND_BATCH}:
         raise BadCallError(f"there is no message {message!r}; Flume's are {APPEND} and {APPEND_BATCH}")
     if message not in peer.requests:
-        raise BadCallError(f"the client's protocol {peer.name[:100]!r} has another {message} than Flume's")
+        raise BadCallError(f"the client's protocol {peer.name[:100]!r} defines {message} differently from Flume")
 
 
 async def _tables(reader: EventReader) -> AsyncIterator[EventTable]:

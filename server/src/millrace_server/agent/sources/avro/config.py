@@ -22,9 +22,9 @@ def _check_rule(text: str) -> str:
 class AvroSourceConfig(AddressSourceConfig):
     """A source that listens for Flume's Avro RPC: for sinks `avro`, Flume's client SDK and its log4j appenders.
 
-    A request is answered OK once its events are stored in all required channels, and FAILED if the channels cannot
-    store them now; then its sender repeats it. The protocol has no numbers by which a repeat could be recognized, so
-    events are stored at least once. The headers and the body of an event are taken over as they are.
+    The response to a request is OK once its events are stored in all required channels, and FAILED if the channels
+    cannot store them now; the sender then repeats it. The protocol has no numbers by which a repeat could be
+    recognized, so events are stored at least once. The headers and the body of an event are stored unchanged.
     """
 
     type: Literal["avro"]
@@ -35,35 +35,35 @@ class AvroSourceConfig(AddressSourceConfig):
 
     ip_filter_rules: list[Annotated[str, AfterValidator(_check_rule)]] = Field(default_factory=list, max_length=1_000)
     """Which clients may connect, each rule like Flume's: `allow` or `deny`, then `ip` or `name`, then a pattern with
-    the wildcards `*` and `?`, such as `allow:ip:127.*` or `deny:name:*.example.com`. The first rule that matches
-    decides; if none does, the client may connect. The name of a client is what the DNS has for its address, if that
-    name has the address too; `name:localhost` is this machine."""
+    the wildcards `*` and `?`, such as `allow:ip:127.*` or `deny:name:*.example.com`. The first matching rule decides;
+    if none matches, the client may connect. The name of a client is the one that DNS returns for its address, if that
+    name also resolves to the address; `name:localhost` is this machine."""
 
     batch_events_max: int = Field(TABLE_EVENTS_MAX, ge=1, le=1_000_000)
-    """The maximum number of events in a transaction; less if the `transaction_capacity` of a channel is smaller. A
+    """The maximum number of events in a transaction; fewer if the `transaction_capacity` of a channel is smaller. A
     request with more events, or with more than 1 MiB, is stored in several."""
 
     request_bytes_max: ByteSize = Field(16 * MIB, ge=1024, le=GIB)
-    """The maximum size of a request, when decompressed; at a larger one its connection is closed."""
+    """The maximum size of a request, when decompressed; a larger one closes its connection."""
 
     request_seconds_max: float = Field(60.0, gt=0, le=3_600, allow_inf_nan=False)
     """If a request is not complete after this time, its connection is closed."""
 
     store_seconds_max: float = Field(15.0, gt=0, le=3_600, allow_inf_nan=False)
-    """A request that the channels have not stored after this time is answered FAILED. It should be below the
+    """The response is FAILED if the channels have not stored a request after this time. It should be below the
     `request-timeout` of the senders, which is 20 seconds by default, and above the `keep_alive_seconds` of the
     channels."""
 
     connections_max: int = Field(1_000, ge=1, le=100_000)
-    """Each further connection closes the one that has waited longest for a request, whose sender connects again with
-    its next one; if all have a request in progress, the new connection is closed."""
+    """Each further connection closes the one that has waited longest for a request, and its sender reconnects with its
+    next request; if all have a request in progress, the new connection is closed."""
 
     inflight_bytes_max: ByteSize = Field(
         default_factory=lambda fields: _INFLIGHT_REQUESTS * fields["request_bytes_max"], ge=2048, le=TIB
     )
-    """The size of all requests that are in memory: half for those that are being stored, beyond which nothing more is
-    read, and half for incomplete ones. If these take half of that, only the one that has been arriving longest is read
-    on, and its connection is closed if it is not complete within a second."""
+    """The size of all requests in memory: half of it for requests that are being stored, above which nothing more is
+    read, and half for incomplete ones. If these use half of their share, only the oldest of them is read further, and
+    its connection is closed if it is not complete within a second."""
 
     _check_is_installed = field_validator("type")(check_fastavro)
 

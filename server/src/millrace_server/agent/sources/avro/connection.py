@@ -19,10 +19,10 @@ _CALLS_AT_ONCE_MAX = 4
 
 
 class AvroConnection:
-    """Reads calls and answers them.
+    """Reads calls and responds to them.
 
-    Calls begin in the order in which they arrive. Those that overlap may be stored and answered in another order; a
-    client that needs the order waits for each answer, as Flume's do.
+    Calls begin in the order in which they arrive. Those that overlap may be stored and completed in another order; a
+    client that needs the order waits for each response, as Flume's do.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class AvroConnection:
         self._frames = FrameReader(config.request_bytes_max)
         is_compressed = config.compression == "deflate"
         self._inflater = Inflater() if is_compressed else None
-        self._deflater = Deflater.for_answers() if is_compressed else None
+        self._deflater = Deflater.for_responses() if is_compressed else None
         self._peer: PeerProtocol | None = None
-        self._answering: set[asyncio.Task[None]] = set()
+        self._responding: set[asyncio.Task[None]] = set()
         self._arriving_seconds = 0.0
 
     async def serve(self) -> None:
-        """Answers calls until the client leaves, or does what is not allowed; then closes the connection."""
+        """Responds to calls until the client leaves, or does what is not allowed; then closes the connection."""
         try:
             while data := await self._read():
                 for piece in self._inflated(data):
@@ -53,7 +53,7 @@ class AvroConnection:
                         await self._take(frame)
                     self._handler.memory.note_arriving(self, self._frames.held_bytes, self._give_up)
                     if self._writer.transport.is_closing():
-                        # It was given up, and must not go on to decompress.
+                        # It was given up, and must not continue to decompress.
                         return
                     if self._inflater is not None:
                         # A few bytes may be many pieces, and other clients must have their turn.
@@ -64,7 +64,7 @@ class AvroConnection:
             seconds = self._config.request_seconds_max
             self._log_closed(f"a request was not complete after {seconds:g} seconds")
         except OSError:
-            # The client has gone; what it sent is answered in vain.
+            # The client has gone; responses to its calls are lost.
             pass
         except Exception as error:  # noqa: BLE001 - a bug in one connection must not end the others
             self._handler.log_unexpected(error)
@@ -74,10 +74,10 @@ class AvroConnection:
             await self.finish()
 
     async def finish(self) -> None:
-        """Closes the connection once the calls that it has are answered, and the client has read the answers."""
+        """Closes the connection once its calls are completed and the client has read the responses."""
         try:
-            while self._answering:
-                await asyncio.wait(self._answering)
+            while self._responding:
+                await asyncio.wait(self._responding)
             self._writer.close()
             async with asyncio.timeout(self._config.request_seconds_max):
                 await self._writer.wait_closed()
@@ -85,7 +85,7 @@ class AvroConnection:
             # The client has gone, or does not read: TimeoutError is an OSError.
             pass
         finally:
-            for task in self._answering:
+            for task in self._responding:
                 task.cancel()
             self._writer.transport.abort()
             self._place.leave()
@@ -99,9 +99,9 @@ class AvroConnection:
 
     async def _read(self) -> bytes:
         """Returns what arrives next; nothing at the end of the connection. Raises TimeoutError for a slow client."""
-        await self._handler.memory.wait_for_room(self)
+        await self._handler.memory.wait_for_space(self)
         async with asyncio.timeout(self._config.request_seconds_max):
-            # A client that does not read its answers gets no further ones.
+            # A client that does not read its responses gets no further ones.
             await self._writer.drain()
         if not self._frames.is_inside:
             self._arriving_seconds = 0.0
@@ -117,14 +117,14 @@ class AvroConnection:
         return data
 
     def _note_idle(self) -> None:
-        if not self._answering and not self._frames.is_inside:
+        if not self._responding and not self._frames.is_inside:
             self._place.wait()
 
     def _inflated(self, data: bytes) -> Iterator[bytes]:
         return iter((data,)) if self._inflater is None else self._inflater.feed(data)
 
     async def _take(self, frame: Frame) -> None:
-        """Begins to answer a call; waits while the connection has as many as it may."""
+        """Begins to respond to a call; waits while the connection has as many as it may."""
         self._arriving_seconds = 0.0
         position, handshake = 0, b""
         if self._peer is None:
@@ -133,23 +133,23 @@ class AvroConnection:
             if self._peer is None:
                 self._send(frame.serial, handshake)
                 return
-        task = asyncio.create_task(self._answer(frame, position, self._peer, handshake))
-        self._answering.add(task)
-        task.add_done_callback(self._note_answered)
-        while len(self._answering) >= _CALLS_AT_ONCE_MAX:
-            await asyncio.wait(self._answering, return_when=asyncio.FIRST_COMPLETED)
+        task = asyncio.create_task(self._respond(frame, position, self._peer, handshake))
+        self._responding.add(task)
+        task.add_done_callback(self._note_responded)
+        while len(self._responding) >= _CALLS_AT_ONCE_MAX:
+            await asyncio.wait(self._responding, return_when=asyncio.FIRST_COMPLETED)
 
-    def _note_answered(self, task: "asyncio.Task[None]") -> None:
-        self._answering.discard(task)
+    def _note_responded(self, task: "asyncio.Task[None]") -> None:
+        self._responding.discard(task)
         self._note_idle()
 
-    async def _answer(self, frame: Frame, position: int, peer: PeerProtocol, handshake: bytes) -> None:
+    async def _respond(self, frame: Frame, position: int, peer: PeerProtocol, handshake: bytes) -> None:
         with self._handler.memory.storing(len(frame.payload)):
-            answer = await self._handler.answer(frame.payload, position, peer, self._place.address)
-        self._send(frame.serial, handshake + answer)
+            response = await self._handler.respond(frame.payload, position, peer, self._place.address)
+        self._send(frame.serial, handshake + response)
 
-    def _send(self, serial: int, answer: bytes) -> None:
+    def _send(self, serial: int, response: bytes) -> None:
         if self._writer.is_closing():
             return
-        sent = framed(serial, *filter(None, (answer,)))
+        sent = framed(serial, *filter(None, (response,)))
         self._writer.write(sent if self._deflater is None else self._deflater.deflated(sent))

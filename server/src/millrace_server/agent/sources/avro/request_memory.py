@@ -31,7 +31,7 @@ class RequestMemory:
         self._arriving: dict[object, _Arriving] = {}
         self._has_changed = asyncio.Event()
 
-    async def wait_for_room(self, connection: object) -> None:
+    async def wait_for_space(self, connection: object) -> None:
         """Waits until a connection may read on."""
         while not self._may_read(connection):
             self._has_changed.clear()

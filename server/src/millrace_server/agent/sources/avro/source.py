@@ -16,7 +16,7 @@ CLOSING_SECONDS_MAX = 5.0
 
 
 class AvroSource:
-    """Listens, and answers each call once its events are stored or refused."""
+    """Listens, and responds to each call once its events are stored or refused."""
 
     def __init__(self, name: str, config: AvroSourceConfig) -> None:
         self._name = name
@@ -46,7 +46,7 @@ class AvroSource:
         return stream_protocol(place, READ_BYTES, serve)
 
     async def _end_connections(self) -> None:
-        """Lets connections answer the calls that they have, for a limited time, and closes them."""
+        """Lets connections complete their calls, for a limited time, and closes them."""
         while self._connections:
             # First they stop reading, and then, if that takes too long, they give up their calls.
             for task in tuple(self._connections):

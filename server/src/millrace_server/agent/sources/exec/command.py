@@ -140,7 +140,7 @@ class RunningCommand:
         stderr_logging: Coroutine[None, None, None],
     ) -> None:
         self._guard = guard
-        self._answers, self._requests = link
+        self._responses, self._requests = link
         self._output = output
         self._stderr_logging = asyncio.create_task(stderr_logging)
         self._end_task: asyncio.Task[int | None] | None = None
@@ -181,10 +181,10 @@ class RunningCommand:
     async def send_job(self, job: Job) -> None:
         """Makes the guard start the command; called once."""
         self._requests.write(json.dumps(job._asdict()).encode() + b"\n")
-        answer = await self._next_answer()
-        if "pid" not in answer:
-            raise ComponentError(f"the command cannot be started: {answer.get('error', 'its guard was killed')}")
-        self.pid = answer["pid"]
+        response = await self._next_response()
+        if "pid" not in response:
+            raise ComponentError(f"the command cannot be started: {response.get('error', 'its guard was killed')}")
+        self.pid = response["pid"]
         # Begins now: if the guard is killed, the command's descendants may write until they are killed here.
         self._end_task = asyncio.create_task(self._end())
 
@@ -211,8 +211,8 @@ class RunningCommand:
         return await asyncio.shield(self._end_task)
 
     async def _end(self) -> int | None:
-        answer = await self._next_answer()
-        if not answer and self.pid:
+        response = await self._next_response()
+        if not response and self.pid:
             # The guard was killed, so the kernel has killed the command. The processes that the command has started are
             # in its group.
             with suppress(ProcessLookupError, PermissionError):
@@ -222,7 +222,7 @@ class RunningCommand:
         self._requests.close()
         with suppress(OSError):
             await self._requests.wait_closed()
-        return answer.get("exit_code")
+        return response.get("exit_code")
 
     async def stop(self) -> None:
         """Ends the command, discards its remaining output, and returns once it has ended."""
@@ -231,14 +231,14 @@ class RunningCommand:
             pass
         await self.wait()
 
-    async def _next_answer(self) -> dict[str, Any]:
+    async def _next_response(self) -> dict[str, Any]:
         """Returns the next message of the guard; an empty one if it has exited."""
         try:
-            line = await self._answers.readline()
+            line = await self._responses.readline()
         except OSError:
             line = b""
-        answer: dict[str, Any] = json.loads(line) if line else {}
-        return answer
+        response: dict[str, Any] = json.loads(line) if line else {}
+        return response
 
 
 def _start_guard(link: socket.socket) -> "subprocess.Popen[bytes]":

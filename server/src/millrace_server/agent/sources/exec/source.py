@@ -43,7 +43,7 @@ VariableName = Annotated[str, Field(pattern=r"^(?:[^=\x00]+)$")]
 class ExecSourceConfig(LinesConfig, SourceConfig):
     """A source that runs a command and stores the lines of its output.
 
-    Its guarantee is weak: output that is not stored yet is lost in a crash, since it cannot be read again. For files
+    Its guarantee is weak: a crash loses output that is not stored yet, since it cannot be read again. For files
     use `taildir` or `spooldir`, which lose nothing.
     """
 
@@ -54,7 +54,7 @@ class ExecSourceConfig(LinesConfig, SourceConfig):
     """Whether `command` is a string for the shell, /bin/sh."""
 
     command: list[ArgumentText]
-    """The program and its arguments; a string if `shell` is true."""
+    """The program and its arguments, or a string if `shell` is true."""
 
     environment: dict[VariableName, Secret[ArgumentText]] = Field(default_factory=dict)
     """Environment variables in addition to the daemon's. Put secrets here; their values are never shown."""
@@ -63,7 +63,7 @@ class ExecSourceConfig(LinesConfig, SourceConfig):
     """The working directory. Default: the daemon's."""
 
     restart: Literal["always", "on_failure", "never"] = "on_failure"
-    """When to restart a command that has exited, each time after a longer delay: "always", "on_failure" (an exit code
+    """When to restart a command that has exited, with an increasing delay: "always", "on_failure" (an exit code
     other than 0, or a signal) or "never"."""
 
     linger_seconds: float = Field(0.2, ge=0, le=3600, allow_inf_nan=False)
@@ -111,7 +111,7 @@ class ExecSource:
     async def run(self, writer: ChannelWriter) -> None:
         if not self._has_warned:
             self._log.warning(
-                "what this source has read but not stored is lost in a crash; sources of files lose nothing"
+                "a crash loses what this source has read but not stored; sources that read files lose nothing"
             )
             self._has_warned = True
         command = await self._start(writer)

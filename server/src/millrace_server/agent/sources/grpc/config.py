@@ -11,7 +11,7 @@ from millrace_server.agent.sources.source import Source, SourceConfig, SourceCon
 
 
 class GrpcSourceConfig(SourceConfig):
-    """A source that gRPC clients append to, by its name, as to a channel."""
+    """A source to which gRPC clients append under its name, as to a channel."""
 
     type: Literal["grpc"]
     """What callers append."""

@@ -41,7 +41,7 @@ class GrpcSource:
     async def run(self, writer: ChannelWriter) -> None:
         if self._entrance is None:
             raise ComponentFailedError(
-                "no caller reaches a source of type grpc in a program that embeds the agent; use a source of type "
+                "a source of type grpc cannot be reached in a program that embeds the agent; use a source of type "
                 "embedded here, or a daemon"
             )
         forwarder = _Forwarder(self._name, writer)
@@ -62,7 +62,7 @@ class _Forwarder:
     numbers belong to the events as they came, and each channel knows a repeat for itself, also of events that were
     dropped on the way or went elsewhere. An append may overlap an earlier one in part, since a caller that sends again
     may have other batches than before, and after a crash the channels may differ in what they have. A channel that gets
-    a part of a batch cannot tell which of its numbers belong to those events. Therefore an append is cut where the
+    a part of a batch cannot show which of its numbers belong to those events. Therefore an append is cut where the
     channels' accepted numbers begin and end: each piece is either known to a channel as a whole, or new there. An
     append with numbers of another one waits until that has ended: two at once might be balanced in two ways.
     """
@@ -159,7 +159,7 @@ class _Forwarder:
             raise
         except MillraceError as error:
             refuse(commit, _for_caller(error))
-        except Exception:  # noqa: BLE001 - a bug must not leave the caller without an answer
+        except Exception:  # noqa: BLE001 - a bug must not leave the caller without a response
             _log.exception("an append could not be stored", source=self._name)
             refuse(commit, InternalError("internal error; see the server's log"))
         else:

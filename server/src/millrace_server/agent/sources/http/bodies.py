@@ -170,7 +170,7 @@ class InflightBytes:
                 raise HttpRefusalError(
                     503,
                     "OVERLOADED",
-                    f"pending requests hold {self._byte_count} of at most {self._bytes_max} bytes; send less at once",
+                    f"pending requests hold {self._byte_count} of at most {self._bytes_max} bytes; send less at a time",
                     retry_seconds=RETRY_SECONDS,
                     is_unread=True,
                 )
@@ -225,7 +225,7 @@ class BodyReader:
             if self._is_closing:
                 raise _closing() from None
             seconds = self._config.request_seconds_max
-            sentence = f"the body was not complete after {seconds:g} seconds; send less at once, or faster"
+            sentence = f"the body was not complete after {seconds:g} seconds; send less at a time, or faster"
             raise HttpRefusalError(408, "TOO_SLOW", sentence, is_unread=True) from None
 
     async def _read_whole(self, request: Request, reserve: Reserve) -> bytes:

@@ -30,9 +30,9 @@ class HttpSourceConfig(AddressSourceConfig):
 
     A request that is repeated after a lost response, or after a 503, is stored a second time unless it has an
     `Idempotency-Key` (1 to 256 characters, unique for each request): with the same key each event is stored once. A
-    repetition must contain the same events in the same order; a key that is reused with other events gets 422. The
-    channels remember 100,000 producers, and each key is one. Keys are forgotten before other producers, so a request
-    must be repeated soon.
+    repeated request must contain the same events in the same order; a key that is reused with other events gets 422.
+    The channels remember 100,000 producers, and each key is one. Keys are forgotten before other producers, so a
+    request must be repeated soon.
     """
 
     type: Literal["http"]
@@ -66,8 +66,7 @@ class HttpSourceConfig(AddressSourceConfig):
     with 503."""
 
     request_headers: dict[_RequestHeader, Annotated[str, Field(min_length=1)]] = Field(default_factory=dict)
-    """Headers of a request that are copied to those of its events which lack them, each with the name of the event
-    header."""
+    """Headers of a request to copy to its events that lack them, each with the name of the event header."""
 
     @field_validator("inflight_bytes_max")
     @classmethod

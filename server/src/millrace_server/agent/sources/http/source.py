@@ -232,7 +232,7 @@ class _RequestHandler:
                         await self._store(request, batch, stamps)
             except TimeoutError:
                 raise _outcome_unknown(
-                    f"the channels have not taken the events after {STORING_SECONDS_MAX:g} seconds"
+                    f"the channels have not accepted the events after {STORING_SECONDS_MAX:g} seconds"
                 ) from None
         return len(events)
 

@@ -59,7 +59,7 @@ class KafkaSourceConfig(KafkaClientConfig, SourceConfig):
     """The topics; the members of the consumer group share their partitions."""
 
     topic_pattern: Annotated[str, AfterValidator(_check_pattern)] | None = Field(None, min_length=1)
-    """A POSIX extended regular expression of topics that are read as well, also those that are created later; it must
+    """A POSIX extended regular expression for further topics to read, including topics that are created later; it must
     match the whole name."""
 
     partitions: dict[TopicName, Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]] = Field(
@@ -69,17 +69,18 @@ class KafkaSourceConfig(KafkaClientConfig, SourceConfig):
     other members of the group."""
 
     group: str = Field(min_length=1, max_length=255)
-    """The consumer group, which remembers how far the partitions have been read."""
+    """The consumer group, which stores how far the partitions have been read."""
 
     offset_reset: Literal["earliest", "latest", "fail"] = "earliest"
-    """Where a partition is read from if the group has no offset, or the record at the offset is gone. `fail`: nothing
-    is read until an operator sets the group's offset."""
+    """Where to start reading a partition if the group has no offset, or the record at the offset no longer exists.
+    `fail`: nothing is read until an operator sets the group's offset."""
 
     headers: list[RecordHeader] = Field(default=["key", "topic", "partition", "offset", "timestamp"])
-    """What becomes a header of the event, beside the record's own headers, which keep their names."""
+    """The record's properties that become headers of the event, in addition to the record's own headers, which keep
+    their names."""
 
     header_prefix: str = DEFAULT_PREFIX
-    """The beginning of the names of these headers. Empty: `key`, `topic` and so on, as Flume's source names them."""
+    """The prefix of the names of these headers. Empty: `key`, `topic` and so on, as Flume's source names them."""
 
     tombstones: Literal["mark", "skip"] = "mark"
     """Records without a value (null). `mark`: an empty body, and the header `tombstone` (after `header_prefix`) is
@@ -90,10 +91,10 @@ class KafkaSourceConfig(KafkaClientConfig, SourceConfig):
     no ids; set false for brokers that do not describe topics."""
 
     batch_events_max: int = Field(10_000, ge=1, le=1_000_000)
-    """The maximum number of events in a transaction; less if the `transaction_capacity` of a channel is smaller."""
+    """The maximum number of events in a transaction; fewer if the `transaction_capacity` of a channel is smaller."""
 
     request_timeout_seconds: float = Field(30.0, gt=0, le=3_600, allow_inf_nan=False)
-    """How long the brokers may take to report where a partition begins and ends and what the group has committed."""
+    """How long the brokers may take to report the start and end of a partition and the group's committed offsets."""
 
     @field_validator("partitions")
     @classmethod

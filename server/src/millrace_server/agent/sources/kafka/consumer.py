@@ -195,7 +195,7 @@ class PartitionConsumer:
         return [
             Fetched(key, self._assigned[key], list(self.records.read(*key, group)))
             for key, group in groups.items()
-            # Not those of a partition that went to another member meanwhile.
+            # Not those of a partition that went to another member in the meantime.
             if key in self._assigned
         ]
 

@@ -1,1 +1,1 @@
-"""The source `netcat`: a line over TCP is an event, and is answered once it is stored."""
+"""The source `netcat`: a line over TCP is an event, and is acknowledged once it is stored."""

@@ -16,24 +16,24 @@ CONNECTIONS_HIGHEST = 5_000
 class NetcatSourceConfig(CharsetConfig, AddressSourceConfig):
     """A source of lines over TCP, as `nc` sends them.
 
-    Each line is an event, without its line end, LF or CR LF. It is answered with `OK` once it is stored in all required
-    channels, or with `FAILED: ` and a sentence if it is not; answers are lines of ASCII, in the order of the lines. A
-    line that was not answered may be stored or not: a sender that repeats it may store it twice.
+    Each line is an event, without its line end, LF or CR LF. The response is `OK` once it is stored in all required
+    channels, or `FAILED: ` and a sentence if it is not; responses are lines of ASCII, in the order of the lines. A
+    line without a response may be stored or not: a sender that repeats it may store it twice.
     """
 
     type: Literal["netcat"]
-    """Lines over TCP or TLS, each answered with OK once it is stored."""
+    """Lines over TCP or TLS, each acknowledged with OK once it is stored."""
 
     ack_every_event: bool = True
-    """Whether each line that is stored is answered with `OK`. Set it to false for senders that do not read answers;
+    """Whether each stored line is acknowledged with `OK`. Set it to false for senders that do not read responses;
     `FAILED` is sent in any case."""
 
     line_bytes_max: ByteSize = Field(64 * KIB, ge=16, le=16 * MIB)
-    """A line with more bytes, its line end included, is refused: it is answered with `FAILED`, and the lines after it
-    are stored."""
+    """A line with more bytes, including its line end, is refused with `FAILED`, and the lines after it are
+    stored."""
 
     line_seconds_max: float = Field(60.0, gt=0, le=3_600, allow_inf_nan=False)
-    """A connection is closed if a line is not complete this long after its first byte, or if answers are not read for
+    """A connection is closed if a line is not complete this long after its first byte, or if responses are not read for
     this long."""
 
     idle_seconds_max: float = Field(3_600.0, gt=0, le=604_800, allow_inf_nan=False)

@@ -1,4 +1,4 @@
-"""The connection of one sender: its lines are stored and answered in their order."""
+"""The connection of one sender: its lines are stored and acknowledged in order."""
 
 import asyncio
 from itertools import compress
@@ -12,7 +12,8 @@ from millrace_server.agent.sources.netcat.config import NetcatSourceConfig
 from millrace_server.agent.supervision import ComponentError
 
 READ_BYTES = 256 * 1024
-"""The most bytes that are read, and stored as one batch. Twice as much is buffered while they are being stored."""
+"""The maximum number of bytes that are read, and stored as one batch. Twice as much is buffered while they are being
+stored."""
 
 _OK = b"OK\n"
 
@@ -30,7 +31,7 @@ class Sender(NamedTuple):
 
 
 class NetcatConnection:
-    """Reads lines, stores them, and answers; nothing is read while lines are being stored."""
+    """Reads lines, stores them, and responds; nothing is read while lines are being stored."""
 
     def __init__(self, config: NetcatSourceConfig, sender: Sender, channel_writer: ChannelWriter) -> None:
         self._config = config
@@ -43,7 +44,7 @@ class NetcatConnection:
         self._is_ending = False
 
     def end(self) -> None:
-        """Reads no more; what has been read is still stored and answered."""
+        """Stops reading; lines that have been read are still stored and acknowledged."""
         self._is_ending = True
         if self._reading is not None and not self._reading.expired():
             self._reading.reschedule(self._clock())
@@ -63,7 +64,7 @@ class NetcatConnection:
             # The sender has sent everything and may still read: its last line needs no line end.
             await self._store(self._splitter.finish())
         except _ConnectionEnd as end:
-            await self._answer(b"FAILED: %s\n" % str(end).encode("ascii", "backslashreplace"))
+            await self._respond(b"FAILED: %s\n" % str(end).encode("ascii", "backslashreplace"))
 
     async def _read(self) -> bytes:
         is_inside = self._splitter.has_unfinished_line
@@ -87,7 +88,7 @@ class NetcatConnection:
             await self._deliver(bodies)
         refusal = b"FAILED: the line has more than %d bytes, its line end included\n" % bytes_max
         stored = _OK if self._config.ack_every_event else b""
-        await self._answer(b"".join(stored if fits else refusal for fits in is_short))
+        await self._respond(b"".join(stored if fits else refusal for fits in is_short))
         if self._splitter.failure is not None:
             raise _ConnectionEnd(f"{self._splitter.failure}, so the connection is closed")
 
@@ -97,13 +98,13 @@ class NetcatConnection:
         try:
             await self._channel_writer.deliver(table, self._channel_writer.next_stamp(table.count))
         except ComponentError as error:
-            raise _ConnectionEnd(f"the lines since the last answer were not stored: {error}") from None
+            raise _ConnectionEnd(f"the lines since the last response were not stored: {error}") from None
 
-    async def _answer(self, answer: bytes) -> None:
-        if not answer:
+    async def _respond(self, response: bytes) -> None:
+        if not response:
             return
         if self._sender.writer.transport.is_closing():
             raise ConnectionResetError("the sender has disconnected")
-        self._sender.writer.write(answer)
+        self._sender.writer.write(response)
         async with asyncio.timeout(self._config.line_seconds_max):
             await self._sender.writer.drain()

@@ -14,13 +14,13 @@ from millrace_server.agent.sources.netcat.connection import READ_BYTES, NetcatCo
 from millrace_server.network.accepting import Place, Places, client_ip
 
 FINISH_SECONDS_MAX = 5.0
-"""How long lines that have been read may take to be stored and answered when the source stops."""
+"""How long lines that have been read may take to be stored and acknowledged when the source stops."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
 
 class NetcatSource:
-    """Listens, and serves each connection by a task of its own, so that connections share commits."""
+    """Listens, and serves each connection by its own task, so that connections share commits."""
 
     def __init__(self, name: str, config: NetcatSourceConfig) -> None:
         self._name = name
@@ -56,7 +56,7 @@ class NetcatSource:
             async with asyncio.timeout(self._config.line_seconds_max):
                 await writer.wait_closed()
         except OSError:
-            # The sender has gone, or does not read its answers: TimeoutError is an OSError.
+            # The sender has gone, or does not read its responses: TimeoutError is an OSError.
             pass
         except Exception:  # noqa: BLE001 - a bug in one connection must not end the others
             _log.exception("a connection could not be served", source=self._name)
@@ -65,7 +65,7 @@ class NetcatSource:
             place.leave()
 
     async def _end_connections(self) -> None:
-        """Lets batches be stored and answered that have been read, within a time limit."""
+        """Lets batches that have been read be stored and acknowledged, within a time limit."""
         for connection in self._serving.values():
             connection.end()
         if self._serving:

@@ -98,7 +98,7 @@ AnyDone = Annotated[RenameDone | DeleteDone | MoveDone, Field(discriminator="typ
 
 
 class SpooldirSourceConfig(SourceConfig):
-    """A source of files that are complete when they are put into a directory, and never changed afterwards.
+    """A source that reads files that are complete when they are put into a directory, and never changed afterwards.
 
     Files whose names end with `.gz`, `.zst` or `.zstd` are decompressed. Files whose names begin with a dot are
     ignored; use such names for files that are still being written.
@@ -133,7 +133,7 @@ class SpooldirSourceConfig(SourceConfig):
     """The format of the files."""
 
     done: AnyDone = Field(default_factory=lambda: RenameDone(type="rename"))
-    """What to do with a file once all of it is stored."""
+    """What to do with a file once it is completely stored."""
 
     quarantine_directory: NamedPath | None = None
     """The directory for bad files, on the same filesystem. Default: `quarantine` in `directory`."""

@@ -81,7 +81,7 @@ class FileArchiver:
                 _rename_unique(path, self._below(done.directory, path), "")
 
     def quarantine(self, found: FoundFile, reason: str) -> Path:
-        """Moves a bad file away, and puts a file with the reason beside it.
+        """Moves a bad file away, and puts a file with the reason next to it.
 
         Returns:
             The new path; the old one if the file has gone or its name belongs to another file.

@@ -83,7 +83,7 @@ class SyslogSourceConfig(ListeningSourceConfig):
     """What to do with a longer message: `truncate` keeps its beginning, `drop` discards it."""
 
     keep_fields: list[KeptField] = Field(default_factory=list)
-    """The fields that stay in front of the message in the body, as received; `all` keeps the whole message."""
+    """The fields that are kept before the message in the body, as received; `all` keeps the whole message."""
 
     client_ip_header: str | None = Field(None, min_length=1)
     """The header for the address of the sender; none by default."""
@@ -92,7 +92,7 @@ class SyslogSourceConfig(ListeningSourceConfig):
     """The header for the port on which the message arrived; none by default."""
 
     time_zone: TimeZoneName = "UTC"
-    """The zone of timestamps that have none, such as those of RFC 3164."""
+    """The time zone of timestamps without one, such as those of RFC 3164."""
 
     linger_seconds: float = Field(0.1, ge=0, le=60, allow_inf_nan=False)
     """A batch is stored this long after its first message, even if it is not full."""

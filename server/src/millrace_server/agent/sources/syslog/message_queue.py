@@ -104,8 +104,8 @@ class MessageQueue:
             byte_count += len(message.frame.content)
             taken.append(message)
         self._byte_count -= byte_count
-        has_room = 2 * len(self._messages) <= self._messages_max and 2 * self._byte_count <= self._bytes_max
-        if self.is_full and has_room:
+        has_space = 2 * len(self._messages) <= self._messages_max and 2 * self._byte_count <= self._bytes_max
+        if self.is_full and has_space:
             self.is_full = False
             for receiver in tuple(self._receivers):
                 receiver.resume()

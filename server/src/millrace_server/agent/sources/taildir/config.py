@@ -23,11 +23,11 @@ PathPattern = Annotated[str, Field(min_length=1, max_length=4096), AfterValidato
 class TaildirSourceConfig(LinesConfig, SourceConfig, frozen=True, extra="forbid", defer_build=True):
     """A source of the lines of growing files.
 
-    A file is identified by its device, its inode and its first bytes, whatever its name. After it is renamed it is read
-    to its end; after it is truncated or rewritten it is a new file. A file with another name that begins like a
-    truncated file, and contains what was last read of it, is its copy and is read from there. Files that are found at
-    the same time are read in the order of their modification times, as they were rotated. Copies are not recognized if
-    less than 16 bytes of the file were read: its lines may then be stored twice.
+    A file is identified by its device, its inode and its first bytes, regardless of its name. After it is renamed it is
+    read to its end; after it is truncated or rewritten it is a new file. A file with another name that begins like a
+    truncated file, and contains the bytes last read from it, is its copy and is read from that position. Files that are
+    found at the same time are read in the order of their modification times, as they were rotated. Copies are not
+    recognized if fewer than 16 bytes of the file were read: its lines may then be stored twice.
     """
 
     type: Literal["taildir"]
@@ -65,7 +65,7 @@ class TaildirSourceConfig(LinesConfig, SourceConfig, frozen=True, extra="forbid"
     """The header for the position of the event in its file, in bytes."""
 
     path_headers: dict[PathPattern, dict[HeaderKey, str]] = Field(default_factory=dict)
-    """Headers for the files that a pattern of `paths` finds, for each pattern. A file that several patterns find
+    """Headers for the files that match a pattern of `paths`, for each pattern. A file that matches several patterns
     belongs to the first."""
 
     @field_validator("path_headers")

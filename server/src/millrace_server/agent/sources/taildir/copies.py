@@ -51,7 +51,7 @@ class CopyOrigin(NamedTuple):
         return size < self.read_fingerprints[-1].end
 
     def fingerprint_within(self, size: int) -> Fingerprint:
-        """Returns the last fingerprint that lies within a file of this size; that of its head if there is no other."""
+        """Returns the last fingerprint that is within a file of this size; that of its head if there is no other."""
         return next((each for each in reversed(self.read_fingerprints) if self.head.end < each.end <= size), self.head)
 
 

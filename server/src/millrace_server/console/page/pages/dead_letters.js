@@ -96,10 +96,10 @@ class Letters extends Component {
         this.setState({ isBusy: true, error: null });
         try {
             const query = { from_sequence, origin, reason, max_events: PAGE_LETTERS };
-            const answer = await get(withQuery(channelPath(this.props.channel, "/dead_letters"), query), signal);
-            const add = ({ letters }) => ({ letters: [...letters, ...answer.events].slice(-SHOWN_LETTERS_MAX) });
+            const response = await get(withQuery(channelPath(this.props.channel, "/dead_letters"), query), signal);
+            const add = ({ letters }) => ({ letters: [...letters, ...response.events].slice(-SHOWN_LETTERS_MAX) });
             this.setState(add);
-            this.setState({ next: answer.next_sequence, isEnd: answer.is_end, isBusy: false });
+            this.setState({ next: response.next_sequence, isEnd: response.is_end, isBusy: false });
         } catch (error) {
             if (!signal.aborted) this.setState({ error, isBusy: false });
         }

@@ -68,7 +68,7 @@ class Browser extends Component {
         else this.readOn(placeOf(start, from), search);
     }
 
-    // Reads until a page is full: where few events match, the server answers in parts.
+    // Reads until a page is full: where few events match, the server responds in parts.
     async readOn(place, search) {
         const { channel } = this.props;
         const request = new AbortController();
@@ -78,17 +78,17 @@ class Browser extends Component {
             let wanted = PAGE_EVENTS;
             for (let isEnd = false; wanted > 0 && !isEnd;) {
                 const path = withQuery(channelPath(channel, "/events"), { ...place, search, max_events: wanted });
-                const answer = await get(path, request.signal);
+                const response = await get(path, request.signal);
                 if (request.signal.aborted) return;
-                wanted -= answer.events.length;
-                isEnd = answer.is_end;
-                place = { from_sequence: answer.next_sequence };
+                wanted -= response.events.length;
+                isEnd = response.is_end;
+                place = { from_sequence: response.next_sequence };
                 this.setState(({ events, scanned }) => ({
-                    events: [...events, ...answer.events].slice(-SHOWN_EVENTS_MAX),
-                    scanned: scanned + answer.scanned_count,
-                    next: answer.next_sequence,
+                    events: [...events, ...response.events].slice(-SHOWN_EVENTS_MAX),
+                    scanned: scanned + response.scanned_count,
+                    next: response.next_sequence,
                     isEnd,
-                    range: answer,
+                    range: response,
                 }));
             }
         } catch (error) {

@@ -1,4 +1,4 @@
-// The dialog of an act: its fields, the name to be typed, and then the server's answer.
+// The dialog of an act: its fields, the name to be typed, and then the server's response.
 import { post } from "../api.js";
 import { Component, focus, html } from "../html.js";
 import { refreshAll } from "../live.js";
@@ -19,10 +19,10 @@ export class ActHost extends Component {
 
     open = (act) => this.setState({ act });
 
-    close = (isAnswered) => {
+    close = (isDone) => {
         const { act } = this.state;
         this.setState({ act: null });
-        if (isAnswered) act.onAnswered?.();
+        if (isDone) act.onDone?.();
     };
 
     render(_props, { act }) {
@@ -31,7 +31,7 @@ export class ActHost extends Component {
 }
 
 class ActDialog extends Component {
-    state = { typed: "", values: initialValues(this.props.act), isSending: false, answer: null, error: null };
+    state = { typed: "", values: initialValues(this.props.act), isSending: false, response: null, error: null };
 
     componentDidMount() {
         this.dialog.showModal();
@@ -48,28 +48,28 @@ class ActDialog extends Component {
         const { act } = this.props;
         this.setState({ isSending: true, error: null });
         try {
-            const answer = await post(`/api/acts/${act.path}`, act.body(this.state.values, this.state.typed));
-            this.setState({ answer, isSending: false });
+            const response = await post(`/api/acts/${act.path}`, act.body(this.state.values, this.state.typed));
+            this.setState({ response, isSending: false });
             refreshAll();
         } catch (error) {
             this.setState({ error, isSending: false });
         }
     };
 
-    render({ act, onClose }, { answer }) {
+    render({ act, onClose }, { response }) {
         return html`<dialog
             ref=${(dialog) => (this.dialog = dialog)}
             aria-labelledby="act-title"
-            onClose=${() => onClose(answer !== null)}
+            onClose=${() => onClose(response !== null)}
         >
             <form onSubmit=${this.send}>
                 <h2 id="act-title">${act.title}</h2>
-                ${answer ? this.renderAnswer(answer) : this.renderQuestion()}
+                ${response ? this.renderResponse(response) : this.renderForm()}
             </form>
         </dialog>`;
     }
 
-    renderQuestion() {
+    renderForm() {
         const { act } = this.props;
         const { values, typed, isSending, error } = this.state;
         const change = (name, value) => this.setState({ values: { ...values, [name]: value } });
@@ -104,14 +104,14 @@ class ActDialog extends Component {
             </div>`;
     }
 
-    renderAnswer(answer) {
-        return html` <p class=${answer.is_applied === false ? "banner warn" : "banner"} role="status">
-                ${answer.message}
+    renderResponse(response) {
+        return html` <p class=${response.is_applied === false ? "banner warn" : "banner"} role="status">
+                ${response.message}
             </p>
             ${
-                answer.left?.length > 0 &&
+                response.left?.length > 0 &&
                 html`<ul>
-                    ${answer.left.map(({ sequence, reason }) => html`<li key=${sequence}>${sequence}: ${reason}</li>`)}
+                    ${response.left.map(({ sequence, reason }) => html`<li key=${sequence}>${sequence}: ${reason}</li>`)}
                 </ul>`
             }
             <div class="row">

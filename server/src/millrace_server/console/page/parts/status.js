@@ -42,7 +42,7 @@ export const State = ({ state, severity }) => {
     return html`<${Shaped} look=${look}>${words(state)}<//>`;
 };
 
-// Why the server refused, or did not answer.
+// Why the server refused, or did not respond.
 export const Refusal = ({ error, note }) =>
     error &&
     html`<p class="banner bad" role="alert">

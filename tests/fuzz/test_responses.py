@@ -1,4 +1,4 @@
-"""Everything that a channel accepts can be delivered, in answers of any size."""
+"""Everything that a channel accepts can be delivered, in responses of any size."""
 
 from collections.abc import Sequence
 
@@ -23,30 +23,30 @@ LIMITS = st.builds(
 
 
 @given(REQUESTS, st.integers(100, 1500), st.data())
-def test_answers_of_whatever_was_stored_keep_their_limit(
-    requests: Sequence[Sequence[Row]], answer_bytes_max: int, data: st.DataObject
+def test_responses_of_whatever_was_stored_keep_their_limit(
+    requests: Sequence[Sequence[Row]], response_bytes_max: int, data: st.DataObject
 ) -> None:
-    """Accepted events are delivered in order, in rows or in columns, and no answer is too large."""
+    """Accepted events are delivered in order, in rows or in columns, and no response is too large."""
     loop = VirtualClockLoop()
     try:
-        loop.run_until_complete(_put_and_take(requests, answer_bytes_max, data))
+        loop.run_until_complete(_put_and_take(requests, response_bytes_max, data))
     finally:
         loop.close()
 
 
-async def _put_and_take(requests: Sequence[Sequence[Row]], answer_bytes_max: int, data: st.DataObject) -> None:
-    channel = open_channel(capacity=100, answer_bytes_max=answer_bytes_max)
+async def _put_and_take(requests: Sequence[Sequence[Row]], response_bytes_max: int, data: st.DataObject) -> None:
+    channel = open_channel(capacity=100, response_bytes_max=response_bytes_max)
     expected = await _append(channel, requests)
     txn_id = begin(channel)
     received: list[Row] = []
     while len(received) < len(expected):
         limits = data.draw(LIMITS, "limits")
-        # Sometimes an answer is lost, and requested again with other limits.
+        # Sometimes a response is lost, and requested again with other limits.
         lost = data.draw(st.integers(0, min(len(received), 3)), "lost")
         del received[len(received) - lost :]
         batches, take_count = await channel.transactions.take(txn_id, limits, 0, len(received))
-        answer = [_answer(batch, limits.form) for batch in batches]
-        assert pb.TakeResponse(batches=answer).ByteSize() <= answer_bytes_max
+        response = [_respond(batch, limits.form) for batch in batches]
+        assert pb.TakeResponse(batches=response).ByteSize() <= response_bytes_max
         taken = [row for batch in batches for row in batch.window.rows()]
         assert taken
         received += taken
@@ -66,14 +66,14 @@ async def _append(channel: Channel, requests: Sequence[Sequence[Row]]) -> list[R
     return stored
 
 
-def _answer(batch: StoredBatch, form: Form) -> event_pb2.EventBatch:
-    answer = event_pb2.EventBatch(
+def _respond(batch: StoredBatch, form: Form) -> event_pb2.EventBatch:
+    response = event_pb2.EventBatch(
         first_sequence=batch.first_sequence,
         commit_time=timestamp_of(batch.first_time),
         commit_offsets=batch.commit_offsets(),
     )
     if form is Form.COLUMNS:
-        answer.columns.ParseFromString(bytes(batch.window.columns()))
+        response.columns.ParseFromString(bytes(batch.window.columns()))
     else:
-        answer.events.extend(event_pb2.Event(headers=headers, body=body) for headers, body in batch.window.rows())
-    return answer
+        response.events.extend(event_pb2.Event(headers=headers, body=body) for headers, body in batch.window.rows())
+    return response

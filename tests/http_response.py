@@ -8,17 +8,17 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Answer:
-    """An answer over HTTP."""
+class Response:
+    """A response over HTTP."""
 
     status: int
     headers: Message
     body: bytes
 
     @classmethod
-    def parsed(cls, answer: bytes) -> "Answer":
-        """The answer that was received as a whole."""
-        head, _, body = answer.partition(b"\r\n\r\n")
+    def parsed(cls, response: bytes) -> "Response":
+        """The response that was received as a whole."""
+        head, _, body = response.partition(b"\r\n\r\n")
         status, _, headers = head.partition(b"\r\n")
         return cls(int(status.split()[1]), BytesHeaderParser().parsebytes(headers), body)
 
