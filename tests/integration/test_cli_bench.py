@@ -74,4 +74,4 @@ def test_bench_put_into_a_full_channel_says_what_it_waits_for_and_ends(shared_se
     assert waiting.endswith("; waiting for up to 1 s")
     for sentence in (waiting, ending):
         assert sentence.startswith("millrace: the channel holds 100 events of 100")
-    assert "make space with" in ending
+    assert "raise the capacity with" in ending

@@ -341,7 +341,7 @@ BAD_CALLS: dict[str, tuple[Callable[[Rpc, str, str], Awaitable[object]], str, st
     "a lease of too many nanos": (
         lambda rpc, name, _: rpc.begin(name, lease=Duration(nanos=1_000_000_000)),
         "BAD_ARGUMENT",
-        "nanos must lie between",
+        "nanos must be between",
     ),
     "a negative wait": (lambda rpc, _, txn: rpc.take(txn, wait=seconds(-0.5)), "BAD_ARGUMENT", "wait: is -0.5 s"),
     "a negative lease of a claim": (

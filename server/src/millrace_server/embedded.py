@@ -151,7 +151,7 @@ class _Run:
         except asyncio.CancelledError:
             if self._is_ending:
                 raise EmbeddedAgentError(
-                    "put: the agent was stopped meanwhile; it is not known whether the events were stored"
+                    "put: the agent was stopped; it is not known whether the events were stored"
                 ) from None
             raise
         finally:
@@ -293,7 +293,7 @@ class EmbeddedAgent:
         thread = self._running()
         self._refuse_unknown(source)
         if thread.is_own_thread():
-            raise EmbeddedAgentError("put: is called on the agent's own thread, which would wait for itself")
+            raise EmbeddedAgentError("put: is called on the agent's own thread, which would deadlock")
         table = EventTable.of_rows(_checked(headers, body) for headers, body in events)
         return thread.begin_put(source, table, timeout_seconds)
 

@@ -107,7 +107,7 @@ class Histograms:
     def __init__(self) -> None:
         self.rpcs = HistogramFamily(
             "millrace_rpc_duration_seconds",
-            "Durations of calls, those of streams and waiting calls included.",
+            "Durations of calls, including streams and waiting calls.",
             LATENCY_SECONDS,
             ("method", "code"),
         )
@@ -136,7 +136,7 @@ class Histograms:
             ("type",),
         )
         self.loop_lags = HistogramFamily(
-            "millrace_event_loop_lag_seconds", "How late the event loop runs what is due.", LATENCY_SECONDS
+            "millrace_event_loop_lag_seconds", "How late the event loop runs a timer.", LATENCY_SECONDS
         )
 
     def __iter__(self) -> Iterator[HistogramFamily]:

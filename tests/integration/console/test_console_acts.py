@@ -168,7 +168,7 @@ def test_dead_letter_chosen_is_replayed_alone(operator: Console, client: Client)
 
 
 def test_retry_of_a_sink_that_backs_off_is_acknowledged(operator: Console) -> None:
-    """The component tries at once; its reason stands beside its state."""
+    """The component tries at once; its reason is given together with its state."""
     page = operator.open("components", "Components")
     row = page.get_by_role("row").filter(has_text="gone")
     expect(row).to_contain_text("cannot reach a Millrace server at 127.0.0.1:9")

@@ -174,7 +174,7 @@ def test_update_of_a_channel_in_the_servers_file_says_how_long_it_lasts(
     )
     shown = millrace("channel", "show", "orders").stdout.split()
     assert shown[shown.index("is_configured") + 1] == shown[shown.index("is_overridden") + 1] == "true"
-    assert "whose next start or reload restores those" in millrace("channels").stdout
+    assert "the next start or reload restores those" in millrace("channels").stdout
 
 
 def test_update_of_a_replicated_channel_says_that_other_servers_keep_their_limits(

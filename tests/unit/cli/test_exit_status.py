@@ -54,7 +54,7 @@ def test_sentence_of_a_refusal_tells_what_happened_and_what_to_do() -> None:
     """The server's message comes first, then the advice with the names filled in."""
     error = ChannelFullError("the channel holds 100 events of 100.", channel="orders")
     assert sentence_of(error, SERVER) == (
-        "the channel holds 100 events of 100; take events out, or make space with"
+        "the channel holds 100 events of 100; take events out, or raise the capacity with"
         " `millrace channel update orders --capacity N`"
     )
 

@@ -105,7 +105,7 @@ def test_log_verify_with_a_torn_tail_says_how_much_a_crash_left(home: Path) -> N
     flip(segment, positions(segment)[-1])
     result = run("log", "verify", home)
     assert result.exit_code == 0
-    assert " bytes behind the end, left by a crash or being written" in result.stdout
+    assert " bytes after the end, left by a crash or being written" in result.stdout
     assert f"  {NEWEST}: none, and none is needed" in result.stdout
 
 

@@ -45,7 +45,7 @@ def test_load_of_a_replicated_channel_has_the_engine_and_its_defaults(tmp_path: 
         ),
         (
             'engine = { type = "jetstream", servers = ["nats://n/x"] }',
-            'engine.servers[0]: is "nats://n/x"; it must end behind the host and the port',
+            'engine.servers[0]: is "nats://n/x"; it must end after the host and the port',
         ),
         (
             'engine = { type = "jetstream", servers = ["nats://n", "nats://n"] }',

@@ -156,7 +156,7 @@ def test_case_of_refused_events_finds_them_in_the_dead_letter_channel(files: Fil
     assert files.run_case(flows, case) == []
     without = 'events = [{ body = "bad" }]\nexpect = {}'
     [difference] = files.run_case(flows.replace('dead_letter_channel = "dead"', ""), without)
-    assert difference.startswith("the source would not get further: interceptors[0] raised ")
+    assert difference.startswith("the source would not make progress: interceptors[0] raised ")
 
 
 def test_case_of_a_load_balancer_has_one_channel_for_all(files: Files) -> None:
@@ -216,10 +216,10 @@ expect = { channels = { c = [{ body = "a", body_pattern = "b" }] }, counts = { a
         "2: cases[0].expect: is missing",
         '4: cases[0].source: is "none"',
         "5: cases[0].events: has no value",
-        "9: cases[1].events[0].body_base64: stands beside body",
+        "9: cases[1].events[0].body_base64: is given together with body",
         "9: cases[1].events[1].bodi: is not known",
         '9: cases[1].events[2].body_base64: is "!"',
-        "10: cases[1].expect.channels.c[0].body_pattern: stands beside body",
+        "10: cases[1].expect.channels.c[0].body_pattern: is given together with body",
         "10: cases[1].expect.counts.a: is -1",
         "10: cases[1].expect.channels.c: is not a channel of the source",
     ]

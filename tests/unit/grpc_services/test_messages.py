@@ -308,7 +308,7 @@ def test_seconds_beyond_the_longest_are_capped(encoded: Duration) -> None:
         (Duration(seconds=-1), "lease: is -1 s; it must not be negative"),
         (Duration(nanos=-1), "lease: is -1e-09 s; it must not be negative"),
         (Duration(seconds=1, nanos=-1), "lease: has 1 seconds and -1 nanos; .* have the sign of the seconds"),
-        (Duration(nanos=1_000_000_000), "lease: has 0 seconds and 1000000000 nanos; nanos must lie between"),
+        (Duration(nanos=1_000_000_000), "lease: has 0 seconds and 1000000000 nanos; nanos must be between"),
     ],
 )
 def test_seconds_of_a_bad_duration_are_refused(encoded: Duration, sentence: str) -> None:

@@ -203,7 +203,9 @@ def test_open_view_while_segments_never_rest_gives_up(
     home = copied(made, tmp_path / NAME)
     monkeypatch.setattr(view, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(view, "segment_paths", iter_of_ever_other_segments(home))
-    with pytest.raises(UnavailableError, match="segments come and go faster than they can be read; try again"):
+    with pytest.raises(
+        UnavailableError, match="segments are created and removed faster than they can be read; try again"
+    ):
         open_view(layout_of(home))
 
 

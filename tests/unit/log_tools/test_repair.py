@@ -478,7 +478,7 @@ def test_repair_with_a_copy_that_reads_otherwise_changes_nothing(home: Path, tmp
     flip(segments(home)[1], 100)
     before = contents(home)
     tools = ToolContext(FullDisk(0, is_lying=True), PayloadCodec(), ToolProgress())
-    with pytest.raises(DamagedError, match="the disk returns something else than was written"):
+    with pytest.raises(DamagedError, match="the disk returns other bytes than were written"):
         repair(layout_of(home), tools, keep=tmp_path / "keep", applies=True)
     assert contents(home) == before
 

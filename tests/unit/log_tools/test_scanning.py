@@ -116,7 +116,7 @@ def test_repair_of_what_does_not_open_even_then_is_refused(home: Path, monkeypat
     change_head(segments(home)[0], 3, lambda head: head._replace(kind=Kind.CLAIM))
     before = {path: path.read_bytes() for path in segments(home)}
     monkeypatch.setattr(verify, "recover", _raise_corrupt)
-    with pytest.raises(DamagedError, match="returns something else than was written"):
+    with pytest.raises(DamagedError, match="returns other bytes than were written"):
         repair(layout_of(home), TOOLS, applies=True)
     assert {path: path.read_bytes() for path in segments(home)} == before
 

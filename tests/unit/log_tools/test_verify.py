@@ -178,7 +178,7 @@ def test_verify_with_the_first_segment_missing_tells_whose_events_are_gone(home:
     """A log without its first segments is valid, unless a checkpoint needs them."""
     segments(home)[0].unlink()
     report = verified(home)
-    assert f"{NEWEST}: needs segment 1, and the log begins behind it" in report.sentences
+    assert f"{NEWEST}: needs segment 1, and the log begins after it" in report.sentences
 
 
 def test_verify_with_an_old_checkpoint_calls_it_stale(home: Path) -> None:

@@ -188,7 +188,7 @@ async def test_append_whose_place_another_owner_has_purged_fails(nats_url: str) 
         stored = await later.submit(b"1")
         await later.write_checkpoint(stored.end, b"1")
         await asyncio.to_thread(later.log.remove_before, stored.locations[0].segment_id)
-        with pytest.raises(LogTakenOverError, match="another server has appended behind message"):
+        with pytest.raises(LogTakenOverError, match="another server has appended after message"):
             await log.submit(b"void")
 
 

@@ -153,7 +153,7 @@ def test_stop_while_a_put_waits_ends_it(tmp_path: Path) -> None:
     putting.join(WAIT_SECONDS_MAX)
     assert not putting.is_alive()
     assert [str(error) for error in errors] == [
-        "put: the agent was stopped meanwhile; it is not known whether the events were stored"
+        "put: the agent was stopped; it is not known whether the events were stored"
     ]
 
 

@@ -24,7 +24,7 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 class Gate:
-    """Wraps the endpoints of the API: finds the session of a request, and responds errors as JSON."""
+    """Wraps the endpoints of the API: finds the session of a request, and returns errors as JSON."""
 
     def __init__(self, access: AccessControl | None, *, has_tls: bool) -> None:
         self.sessions = None if access is None else Sessions(access)

@@ -75,7 +75,7 @@ class Replay:
             letter = letter_of(Event(body, headers, event.first_sequence))
             target = self._target or (letter.origin if letter is not None else "")
             if letter is None:
-                self._left[event.first_sequence] = "it is no dead letter"
+                self._left[event.first_sequence] = "it is not a dead letter"
             elif not target:
                 self._left[letter.sequence] = "it has no header with its channel; name one"
             elif target == self._channel.name:

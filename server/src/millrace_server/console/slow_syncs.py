@@ -14,7 +14,7 @@ _SLOW_FRACTION = 0.01
 _WINDOW_SECONDS = 60.0
 _COUNTS_MAX = 1_000
 
-_ADVICE = "The disk is slow: see whether another program uses it, or whether it is failing. Commits wait for it."
+_ADVICE = "The disk is slow: check whether another program is using it, or whether it is failing. Commits wait for it."
 
 
 class _Count(NamedTuple):

@@ -57,7 +57,7 @@ _STATE_ADVICE = {
     "`millraced log repair`, or restore a backup.",
     ChannelState.LOG_FAILED: "See the server's log for the cause, mend it, and restart the server; what was committed "
     "is in the log.",
-    ChannelState.STALLED: "Check the disk: it does not respond reads or writes. Commits continue once it does.",
+    ChannelState.STALLED: "Check the disk: it does not respond to reads or writes. Commits continue once it does.",
     ChannelState.STANDING_BY: "Check the engine's nodes and this server's credentials; the channel recovers by itself.",
     ChannelState.REPLAYING: "Check the engine's nodes and this server's credentials; the channel recovers by itself.",
     ChannelState.DISK_FULL: "Free space on the disk, or take or purge events; takes are still served.",
@@ -79,7 +79,7 @@ def _troubles_of_channel(reading: ChannelReading, dead_letter_channels: Collecti
     yield from _capacity_troubles(reading, channel)
     if name in dead_letter_channels:
         reason = counted(reading.depth, "dead letter waits", "dead letters wait")
-        advice = "Read why they were set aside, mend the cause, and replay or purge them."
+        advice = "Check why they were set aside, fix the cause, and replay or purge them."
         yield Trouble("channel", name, Severity.WARNING, reason, advice, reading.oldest_time)
     else:
         yield from _consumer_troubles(reading, channel)
@@ -91,7 +91,7 @@ def _troubles_of_channel(reading: ChannelReading, dead_letter_channels: Collecti
 
 
 def _capacity_troubles(reading: ChannelReading, channel: Channel) -> Iterator[Trouble]:
-    advice = "See whether its consumers keep up; add consumers, or enlarge the channel."
+    advice = "Check whether its consumers keep up; add consumers, or raise the channel's capacity."
     if reading.fill >= 1.0 or channel.has_waiting_commits:
         waiting = channel.gauges().waiting_commits
         commits = f"; {counted(waiting, 'commit waits', 'commits wait')} for space" if waiting else ""
@@ -115,13 +115,13 @@ def _consumer_troubles(reading: ChannelReading, channel: Channel) -> Iterator[Tr
         return
     waiting = counted(reading.depth, "event waits", "events wait")
     reason = f"nothing was taken for {(now - since_time) / 60:,.0f} minutes while {waiting}"
-    advice = "See whether its consumers run and can reach the server."
+    advice = "Check whether its consumers are running and can reach the server."
     if claim is not None:
         reason += f"; reader {claim.reader_id} holds a claim"
-        advice = "See whether that reader still works; if not, release the claim."
+        advice = "Check whether that reader is still working; if not, release the claim."
     elif channel.taken_count:
         reason += f", {channel.taken_count:,} of them held by open transactions"
-        advice = "See its transactions and consumers; end the transaction of a consumer that is stuck."
+        advice = "Check its transactions and consumers; end the transaction of a consumer that is stuck."
     yield Trouble("channel", reading.name, Severity.WARNING, reason, advice, since_time)
 
 
@@ -130,13 +130,18 @@ def trouble_of_component(component: Component) -> Trouble | None:
     state, kind, name = component.state, component.kind.key, component.name
     reason = component.reason or state.value
     if state is ComponentState.FAILED:
-        advice = "Change what the reason says, then retry it or reload the configuration."
+        advice = "Fix the problem given as the reason, then retry it or reload the configuration."
         return Trouble(kind, name, Severity.ERROR, reason, advice, component.since)
     if state is ComponentState.BACKING_OFF:
         is_long = time() - component.since >= _BACKING_OFF_SECONDS
         severity = Severity.ERROR if is_long else Severity.WARNING
         return Trouble(
-            kind, name, severity, reason, "It retries by itself; mend what the reason says.", component.since
+            kind,
+            name,
+            severity,
+            reason,
+            "It retries automatically; fix the problem given as the reason.",
+            component.since,
         )
     if state is ComponentState.STOPPED and component.reason:
         return Trouble(kind, name, Severity.WARNING, reason, "Reload the configuration to start it.", component.since)
@@ -171,5 +176,5 @@ def troubles_of_certificates() -> Iterator[Trouble]:
         severity, when = (
             (Severity.WARNING, f"expires in {days:.1f} days") if days > 0 else (Severity.ERROR, "has expired")
         )
-        advice = "Replace the file; the server reads it again by itself."
+        advice = "Replace the file; the server rereads it automatically."
         yield Trouble("server", path.name, severity, f"a certificate in {path} {when}", advice)

@@ -33,7 +33,7 @@ Base64Text = Annotated[str, AfterValidator(_check_base64)]
 
 def _check_only(name: str, value: str | None, others: Mapping[str, Any]) -> str | None:
     if value is not None and (given := [other for other, text in others.items() if text is not None]):
-        raise ValueError(f"stands beside {given[0]}; a body is given by one of {', '.join([*others, name])}")
+        raise ValueError(f"is given together with {given[0]}; a body is given by one of {', '.join([*others, name])}")
     return value
 
 

@@ -46,7 +46,7 @@ def run_cases(settings: Settings, file: CaseFile) -> Iterator[CaseResult]:
             outcome = _outcome(case, settings.sources[case.source], file)
             found = list(differences(case.expect, outcome))
         except TrialError as error:
-            outcome, found = Outcome(), [f"the source would not get further: {error}"]
+            outcome, found = Outcome(), [f"the source would not make progress: {error}"]
         yield CaseResult(case.name, case.source, found, outcome)
 
 

@@ -157,7 +157,7 @@ class ChannelService:
     async def _find_sequence(self, request: pb.FindSequenceRequest) -> pb.FindSequenceResponse:
         channel = self._registry.get(request.channel)
         if not request.HasField("time"):
-            raise BadArgumentError("time: is missing; give the time from which events are wanted")
+            raise BadArgumentError("time: is missing; give the time to search from")
         sequence, commit_time = channel.first_since(micros_of("time", request.time))
         return pb.FindSequenceResponse(sequence=sequence, commit_time=timestamp_of(commit_time))
 

@@ -116,7 +116,7 @@ def seconds_of(field: str, encoded: Duration, seconds_max: float = SECONDS_MAX) 
     """Returns a request's duration in seconds, capped at the longest that is granted; it must not be negative."""
     if not -_NANOS < encoded.nanos < _NANOS or encoded.seconds * encoded.nanos < 0:
         raise BadArgumentError(
-            f"{field}: has {encoded.seconds} seconds and {encoded.nanos} nanos; nanos must lie between "
+            f"{field}: has {encoded.seconds} seconds and {encoded.nanos} nanos; nanos must be between "
             "-999,999,999 and 999,999,999 and have the sign of the seconds"
         )
     value = encoded.seconds + encoded.nanos / _NANOS
@@ -143,7 +143,7 @@ def set_timestamp(encoded: Timestamp, micros: int) -> None:
 def micros_of(field: str, encoded: Timestamp) -> int:
     """Returns a request's time in microseconds since 1970, rounded up, and at least 1."""
     if not 0 <= encoded.nanos < _NANOS:
-        raise BadArgumentError(f"{field}: has {encoded.nanos} nanos; they must lie between 0 and 999,999,999")
+        raise BadArgumentError(f"{field}: has {encoded.nanos} nanos; they must be between 0 and 999,999,999")
     return max(encoded.seconds * _MICROS + -(-encoded.nanos // 1000), 1)
 
 

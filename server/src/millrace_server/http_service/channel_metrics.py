@@ -51,19 +51,19 @@ class Measures:
 
 
 GAUGES = Measures(
-    Measure("ChannelCapacity", "capacity_events", "Events that may be held.", "capacity", True),
+    Measure("ChannelCapacity", "capacity_events", "Maximum number of events.", "capacity", True),
     Measure("ChannelSize", "queued_events", "Events not taken.", "queued_events", True),
-    Measure("TakenEvents", "taken_events", "Events that transactions have taken.", "taken_events"),
-    Measure("MemoryEvents", "memory_events", "Events a crash loses.", "memory_events"),
-    Measure("BodyBytes", "body_bytes", "Bytes of all bodies held.", "body_bytes"),
-    Measure("BodyBytesMax", "body_bytes_max", "Bytes of bodies that may be held.", "body_bytes_max"),
+    Measure("TakenEvents", "taken_events", "Events taken by transactions.", "taken_events"),
+    Measure("MemoryEvents", "memory_events", "Events that a crash would lose.", "memory_events"),
+    Measure("BodyBytes", "body_bytes", "Bytes of all bodies.", "body_bytes"),
+    Measure("BodyBytesMax", "body_bytes_max", "Maximum bytes of bodies.", "body_bytes_max"),
     Measure("OpenTransactions", "open_transactions", "Open transactions.", "open_transactions"),
     Measure("WaitingTakes", "waiting_takes", "Takes that wait for an event.", "waiting_takes"),
     Measure("WaitingCommits", "waiting_commits", "Commits waiting for space.", "waiting_commits"),
     Measure("Producers", "producers", "Producers whose stamps are remembered.", "producers"),
-    Measure("Claims", "claims", "1 while a reader's claim lives, else 0.", "claims"),
+    Measure("Claims", "claims", "1 while a reader holds a claim, else 0.", "claims"),
     Measure("FirstSequence", "first_sequence", "Oldest queued sequence.", "first_sequence"),
-    Measure("NextSequence", "next_sequence", "Sequence that comes next.", "next_sequence"),
+    Measure("NextSequence", "next_sequence", "Sequence of the next event.", "next_sequence"),
 )
 
 COUNTERS = Measures(
@@ -73,7 +73,9 @@ COUNTERS = Measures(
     Measure("EventTakeSuccessCount", "take_successes", "Events removed.", "take_successes", True),
     Measure("CommitCount", "commits", "Transactions committed.", "commits"),
     Measure("RollbackCount", "rollbacks", "Transactions rolled back.", "rollbacks"),
-    Measure("LeaseExpiredCount", "leases_expired", "Rolled back by their lease.", "leases_expired"),
+    Measure(
+        "LeaseExpiredCount", "leases_expired", "Transactions rolled back because their lease expired.", "leases_expired"
+    ),
     Measure("DeduplicatedCount", "deduplicated", "Events dropped as repeats.", "deduplicated"),
     Measure("EventExpiredCount", "expired", "Events older than the retention.", "expired"),
 )
@@ -81,7 +83,7 @@ COUNTERS = Measures(
 
 
 STORE_GAUGES = Measures(
-    Measure("LogBytes", "log_bytes", "Bytes that the log takes on the disk.", "log_bytes"),
+    Measure("LogBytes", "log_bytes", "Bytes of the log on disk.", "log_bytes"),
     Measure("Segments", "segments", "Files of the log.", "segment_count"),
     Measure("ReplayBytes", "replay_bytes", "Bytes of the log that a restart would read.", "replay_bytes"),
     Measure("DiskMinFreeBytes", "disk_min_free_bytes", "Bytes that puts leave free.", "disk_space.min_free_bytes"),
@@ -131,15 +133,19 @@ def _describe_open(channel: Channel, store: LogStore | None) -> dict[str, _Descr
 
 
 _LABELS = ("channel",)
-_STATE = GaugeMetricFamily(_CHANNEL_PREFIX + "state", "1 for the channel's state, 0 else.", labels=(*_LABELS, "state"))
-_REPLAYED = GaugeMetricFamily(_CHANNEL_PREFIX + "replayed_fraction", "Of its log, 0 to 1.", labels=_LABELS)
+_STATE = GaugeMetricFamily(
+    _CHANNEL_PREFIX + "state", "1 for the channel's state, 0 for the others.", labels=(*_LABELS, "state")
+)
+_REPLAYED = GaugeMetricFamily(
+    _CHANNEL_PREFIX + "replayed_fraction", "Replayed fraction of the log, 0 to 1.", labels=_LABELS
+)
 _FREE = GaugeMetricFamily(
     _CHANNEL_PREFIX + "disk_free_bytes", "Free bytes of a directory.", labels=(*_LABELS, "directory")
 )
 _REFUSALS = CounterMetricFamily(
     _CHANNEL_PREFIX + "refusals", "Calls of clients that were refused, by reason.", labels=(*_LABELS, "reason")
 )
-_INFO = InfoMetricFamily(_CHANNEL_PREFIX.removesuffix("_"), "What a channel is.", labels=_LABELS)
+_INFO = InfoMetricFamily(_CHANNEL_PREFIX.removesuffix("_"), "Attributes of a channel.", labels=_LABELS)
 
 
 def _table(kind: type[GaugeMetricFamily] | type[CounterMetricFamily], measures: Measures) -> ChannelTable:

@@ -34,7 +34,7 @@ class _Count:
 _COUNTS = (
     _Count(
         "events",
-        "Events of the batches that a source has completed, whatever their fates, or that a sink has delivered.",
+        "Events of the batches that a source has completed, regardless of their fates, or that a sink has delivered.",
         lambda one: one.event_count,
     ),
     _Count(
@@ -43,7 +43,7 @@ _COUNTS = (
         lambda one: one.batch_count,
     ),
     _Count("body_bytes", "Bytes of the bodies of these events.", lambda one: one.byte_count),
-    _Count("failures", "Times that it could not do its work.", lambda one: one.failure_count),
+    _Count("failures", "Attempts that failed.", lambda one: one.failure_count),
 )
 
 
@@ -80,23 +80,19 @@ class ComponentCollector(Collector):
         self._components = components
 
     def collect(self) -> Iterator[Metric]:
-        state = _family(GaugeMetricFamily, "state", "1 for the component's state, 0 else.", "type", "state")
+        state = _family(GaugeMetricFamily, "state", "1 for the component's state, 0 for the others.", "type", "state")
         progress = _family(
             GaugeMetricFamily,
             "last_progress_timestamp_seconds",
-            "When it last did a batch, since 1970; absent before the first.",
+            "When it last completed a batch, since 1970; absent before the first.",
         )
         channels = _family(InfoMetricFamily, "channel", "A channel that it writes or reads.", "channel")
         dead_letters = _family(
             InfoMetricFamily, "dead_letter_channel", "The channel for events that it sets aside.", "channel"
         )
         counts = [(_family(CounterMetricFamily, count.name, count.help), count.read) for count in _COUNTS]
-        fates = _family(
-            CounterMetricFamily, "event_fates", "Events that were not stored where they were meant to be.", "fate"
-        )
-        incidents = _family(
-            CounterMetricFamily, "incidents", "What happened to it that is no failure, by name.", "incident"
-        )
+        fates = _family(CounterMetricFamily, "event_fates", "Events that did not reach all their destinations.", "fate")
+        incidents = _family(CounterMetricFamily, "incidents", "Incidents that are not failures, by name.", "incident")
         for component in self._components:
             labels = [component.kind.key, component.name]
             for possible in ComponentState:

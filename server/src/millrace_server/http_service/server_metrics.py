@@ -70,7 +70,7 @@ class ServerCollector(Collector):
         limit = self._registry.transactions.limit
         for name, description, value in (
             ("millrace_open_transactions", "Open transactions of all channels.", limit.open_count),
-            ("millrace_open_transactions_max", "Transactions of all channels that may be open.", limit.maximum()),
+            ("millrace_open_transactions_max", "Maximum number of open transactions of all channels.", limit.maximum()),
             ("millrace_server_serving", "1, and 0 while the server stops.", not self.is_draining),
             ("millrace_server_time_seconds", "The server's clock, since 1970.", time.time()),
         ):
@@ -89,7 +89,7 @@ class ServerCollector(Collector):
     def _quotas(self, access: AccessControl) -> Iterator[Metric]:
         labels = ["identity", "quota"]
         used = CounterMetricFamily("millrace_quota_bytes", "Bytes that counted against a quota.", labels=labels)
-        rates = GaugeMetricFamily("millrace_quota_bytes_per_second_max", "What a quota allows.", labels=labels)
+        rates = GaugeMetricFamily("millrace_quota_bytes_per_second_max", "The limit of a quota.", labels=labels)
         refusals = CounterMetricFamily("millrace_quota_refusals", "Calls that a quota refused.", labels=labels)
         opened = GaugeMetricFamily(
             "millrace_quota_open_transactions", "Open transactions of an identity with a quota.", labels=labels[:1]

@@ -204,7 +204,7 @@ async def _refuse_path(request: Request, _error: Exception) -> Response:
 
 
 _METHOD_REFUSAL = Refusal(405, "METHOD_NOT_ALLOWED", "only GET and HEAD are allowed here")
-_CERTIFICATE_REFUSAL = Refusal(401, UnauthenticatedError.reason, "this server asks for a client certificate")
+_CERTIFICATE_REFUSAL = Refusal(401, UnauthenticatedError.reason, "this server requires a client certificate")
 
 
 class _PermittedClients:

@@ -68,7 +68,7 @@ def copy_files(disk: Disk, copies: Sequence[Copy], progress: ToolProgress) -> No
         with os_errors_as_refusals("read", copy.target), closing(disk.open(copy.target)) as file:
             is_same = _checksum(file, progress) == checksum
         if not is_same:
-            raise DamagedError(f"{copy.target}: the disk returns something else than was written")
+            raise DamagedError(f"{copy.target}: the disk returns other bytes than were written")
 
 
 def _copy(disk: Disk, copy: Copy, progress: ToolProgress) -> int:

@@ -129,4 +129,4 @@ def check_same(before: Recovered, after: Recovered, where: str) -> None:
     """Raises DamagedError if two recoveries are not of the same channel, wherever its events lie."""
     found = differences(before, after, compares_places=False)
     if found:
-        raise DamagedError(f"{where}: returns something else than was written: {', '.join(found)}")
+        raise DamagedError(f"{where}: returns other bytes than were written: {', '.join(found)}")

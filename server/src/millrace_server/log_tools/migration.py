@@ -106,7 +106,7 @@ def into_stream(source: FilesPlace, target: StreamPlace) -> int:
     Raises:
         DirectoryInUseError, UnavailableError: A server uses the channel, or the engine does not respond.
         UsageError: There is no such channel, or another one is in the stream, or the stream is to be too small.
-        DamagedError: The files are damaged; or the stream returns something else than was written.
+        DamagedError: The files are damaged; or the stream returns other bytes than were written.
     """
     state = target.state()
     if state is not None and state.migration == COPIED and not all(map(_holds_channel, source.directories)):
@@ -237,7 +237,7 @@ def into_files(source: StreamPlace, target: FilesPlace) -> int:
     Raises:
         UnavailableError: A server owns the channel, or the engine does not respond.
         UsageError: There is no such channel, or something else is where the files are to be.
-        DamagedError: The stream is damaged; or the disk returns something else than was written.
+        DamagedError: The stream is damaged; or the disk returns other bytes than were written.
     """
     state = source.state()
     if state is None:
@@ -286,7 +286,7 @@ def _write_files(source: StreamPlace, target: FilesPlace, state: StreamState) ->
         if now is None or now.last_sequence != fenced.last_sequence:
             # It had opened the stream just before that was marked.
             raise UnavailableError(
-                f"a server has taken over channel {source.name} meanwhile; stop it, then run it again"
+                f"a server has taken over channel {source.name} in the meantime; stop it, then run it again"
             )
         for path in target.directories:
             if _was_moved(path, state):

@@ -104,7 +104,7 @@ def _plan(view: LogView, tools: ToolContext) -> tuple[Repair, list[Path]]:
     for damage in report.scan.damages:
         if damage.kind is DamageKind.UNDECODABLE:
             raise UnavailableError(
-                f"{damage.sentence}; its checksum matches, so somebody has changed it: nothing is given up for that"
+                f"{damage.sentence}; its checksum matches, so someone has changed it; no data is given up for it"
             )
         if damage.kind is DamageKind.FOREIGN:
             raise DamagedError(f"{damage.sentence}; move away what does not belong here, then start again")
@@ -220,7 +220,7 @@ def _write_log(view: LogView, found: Salvage, files: dict[Path, ChannelFile], to
     with open_view(layout, is_live=False) as written:
         after = verify(written, codec, tools.progress)
     if after.recovered is None or not after.is_good or after.recovered.queue.event_count != found.event_count:
-        raise DamagedError(f"{directories[0]}: the disk returns something else than was written")
+        raise DamagedError(f"{directories[0]}: the disk returns other bytes than were written")
 
 
 def _codec_like(codec: PayloadCodec, found: Salvage) -> PayloadCodec:

@@ -122,7 +122,7 @@ def report_lines(layout: ChannelLayout, report: Report, torn_bytes: int = 0) -> 
             f"{counted(one.event_count, 'event')} put, {one.byte_count:,} bytes"
         )
     if torn_bytes:
-        yield f"  {counted(torn_bytes, 'byte')} behind the end, left by a crash or being written"
+        yield f"  {counted(torn_bytes, 'byte')} after the end, left by a crash or being written"
     for checkpoint in report.checkpoints:
         where = ""
         if checkpoint.position is not None and checkpoint.state is CheckpointState.GOOD:

@@ -138,7 +138,7 @@ class _LogScanner:
             self._report(DamageKind.CONTENT, segment, 0, f"begins with LSN {header.first_lsn}; it must be {self._lsn}")
         end = self._read_records(segment, summary, self._synced_length(segment, following))
         if following is not None and end < segment.file.size():
-            what = f"{segment.file.size() - end} bytes lie behind its end at byte {end}"
+            what = f"{segment.file.size() - end} bytes follow its end at byte {end}"
             self._report(DamageKind.TOO_LONG, segment, end, what)
 
     def _is_next(self, segment: SegmentView) -> bool:

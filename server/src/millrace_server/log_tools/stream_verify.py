@@ -102,7 +102,7 @@ class _Scan:
             self._read_record(group, scanner, record)
             end, self._lsn = record.end, record.head.lsn + 1
         if end < content.size():
-            self._add(DamageKind.RECORD, group.segment_id, f"message {group.segment_id}: is damaged behind byte {end}")
+            self._add(DamageKind.RECORD, group.segment_id, f"message {group.segment_id}: is damaged after byte {end}")
         self._progress.advance(len(content.content))
 
     def _read_record(self, group: Segment, scanner: SegmentScanner, record: ScannedRecord) -> None:

@@ -140,7 +140,7 @@ def _check_references(view: LogView, path: Path, checkpoint: Checkpoint) -> Chec
     if position.segment_id > last:
         state, problem = CheckpointState.DAMAGED, f"needs segment {position.segment_id}, and the log ends before it"
     elif needed < first:
-        problem = f"needs segment {needed}, and the log begins behind it"
+        problem = f"needs segment {needed}, and the log begins after it"
         # A channel that stops keeping the previous checkpoint leaves its file behind.
         state = CheckpointState.STALE if path.name == PREVIOUS else CheckpointState.DAMAGED
     return CheckpointReport(path, state, position, needed, problem)

@@ -115,7 +115,9 @@ def open_view(layout: ChannelLayout, *, is_live: bool = True) -> LogView:
                 return _view(layout, files, opened, is_live=is_live)
         ids_before = ids
         time.sleep(_PAUSE_SECONDS)
-    raise UnavailableError(f"{layout.directories[0]}: segments come and go faster than they can be read; try again")
+    raise UnavailableError(
+        f"{layout.directories[0]}: segments are created and removed faster than they can be read; try again"
+    )
 
 
 def _open_all(layout: ChannelLayout, opened: ExitStack) -> _OpenFiles | None:

@@ -96,7 +96,7 @@ class Chain:
                 self._last_sequence = self._engine.call(self.stream.state()).result().last_sequence
             else:
                 return
-        raise LogTakenOverError(f"stream {self.stream.name}: other servers have appended all the time")
+        raise LogTakenOverError(f"stream {self.stream.name}: other servers kept appending")
 
     def message(self, kind: MessageKind, pieces: Sequence[Piece], position: LogPosition = NOWHERE) -> Message:
         """Returns a message of this owner, whose body has these pieces."""
@@ -275,7 +275,9 @@ class Chain:
         if found.channel_id != self.state.channel_id:
             raise SetBackError(f"stream {self.stream.name}: was replaced by another one")
         if found.last_sequence < last:
-            raise SetBackError(f"stream {self.stream.name}: was set back to message {found.last_sequence} from {last}")
+            raise SetBackError(
+                f"stream {self.stream.name}: was rolled back to message {found.last_sequence} from {last}"
+            )
         # What another owner has removed is not missing. A purge of this one that is under way is over soon.
         if found.last_sequence == last and found.first_sequence > self._first_sequence:
             raise SetBackError(

@@ -189,7 +189,7 @@ class Connection(Client):
         try:
             proof = self._access.proof(self._server_info.get("nonce", ""))
         except ValueError as error:
-            raise nats.errors.Error(f"a file that proves who this server is {error}") from error
+            raise nats.errors.Error(f"a credentials file {error}") from error
         return b"".join([name, b" ", json.dumps(json.loads(options) | proof).encode(), b"\r\n"])
 
     async def _process_err(self, message: str) -> None:

@@ -116,7 +116,7 @@ class Engine:
             raise EngineError(f"{url.netloc}: is nats-server {shown}; at least {wanted} is needed")
         if self.message_bytes_max < MESSAGE_BYTES_MIN:
             raise EngineError(
-                f"{url.netloc}: takes {self.message_bytes_max} bytes in a message (max_payload); at least "
+                f"{url.netloc}: accepts {self.message_bytes_max} bytes in a message (max_payload); at least "
                 f"{MESSAGE_BYTES_MIN} are needed"
             )
 

@@ -33,7 +33,7 @@ def _checked_url(url: str, schemes: tuple[str, ...], example: str) -> str:
         # Not shown: it is secret.
         raise ValueError("has a user name or a password, which a URL must not have")
     if parts.path.strip("/") or parts.query or parts.fragment:
-        raise ValueError(f"is {shown_value(url)}; it must end behind the host and the port")
+        raise ValueError(f"is {shown_value(url)}; it must end after the host and the port")
     return url
 
 

@@ -207,11 +207,11 @@ class Stream(StreamReader):
         last = (await self.state()).last_sequence
         if last > sequence:
             # What was there, this message or another one, has been removed, or a leader that was replaced responded.
-            raise LogTakenOverError(f"stream {self.name}: another server has appended behind message {sequence}")
+            raise LogTakenOverError(f"stream {self.name}: another server has appended after message {sequence}")
         if last == sequence:
             raise SetBackError(f"stream {self.name}: ends with message {sequence}, which is missing")
         if last < sequence - 1:
-            raise SetBackError(f"stream {self.name}: was set back to message {last}; it had {sequence - 1}")
+            raise SetBackError(f"stream {self.name}: was rolled back to message {last}; it had {sequence - 1}")
         return False
 
     async def purge_before(self, sequence: int, subject: str | None = None) -> StreamState:

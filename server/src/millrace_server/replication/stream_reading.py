@@ -115,7 +115,7 @@ class StreamReader:
             channel_id = bytes.fromhex(metadata[CHANNEL_ID])
             made_at = int(metadata[MADE_AT])
         except (KeyError, ValueError):
-            raise LogCorruptError(f"stream {self.name}: was not made by Millrace") from None
+            raise LogCorruptError(f"stream {self.name}: was not created by Millrace") from None
         state = info.state
         migration = metadata.get(MIGRATION, "")
         return StreamState(channel_id, made_at, state.first_seq, state.last_seq, state.bytes, migration)
@@ -212,7 +212,7 @@ class StreamReader:
             found = await self._jetstream.get_msg(self.name, sequence, f"{self._subject}.>", next=True)
             assert found.seq is not None, "a stored message has a sequence"
             return found.seq, found.data or b""
-        raise SetBackError(f"stream {self.name}: has no message {sequence}, nor any behind it; it had")
+        raise SetBackError(f"stream {self.name}: has no message {sequence}, nor any after it; it had")
 
     async def last_checkpoint(self) -> int:
         """Returns the sequence of the last message of a checkpoint; 0 if there is none."""

@@ -42,7 +42,7 @@ def _warn(url: str) -> None:
     try:
         storage = _storage_of(url)
     except (OSError, ValueError) as error:
-        _log.warning("cannot find out whether the engine syncs what it stores", url=url, error=str(error))
+        _log.warning("cannot determine whether the engine syncs its writes", url=url, error=str(error))
         return
     if not storage.sync_always:
         _log.warning(

@@ -386,7 +386,7 @@ class LandingConfig(BaseModel, frozen=True, extra="forbid"):
             if f"{path}/".startswith(f"{folder}/"):
                 raise ValueError(
                     f"{setting}: is {path}, which is in {other}, {folder}; each must be a separate folder, "
-                    "beside the others"
+                    "none inside another"
                 )
         return self
 
