@@ -41,7 +41,7 @@ def test_transaction_whose_lease_is_shorter_than_asked_says_so(orders: Any, capl
     """The warning has the lease asked for and the lease granted."""
     with orders.transaction(lease_seconds=3_601) as txn:
         pass
-    sentence = f"transaction {txn.txn_id} on orders: the server grants a lease of 30 s, not of 3601 s as asked"
+    sentence = f"transaction {txn.txn_id} on orders: the server granted a lease of 30 s instead of the requested 3601 s"
     assert caplog.messages == [sentence]
 
 

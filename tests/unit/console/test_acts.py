@@ -217,7 +217,9 @@ async def test_replay_leaves_what_cannot_return_and_says_why(console: ServedCons
     response = await do(console, "replay_dead_letters", channel="dead", sequences=[1, 2, 3, 4, 5, 9])
     left = {one["sequence"]: one["reason"] for one in response.json()["left"]}
     assert (response.status, set(left), response.json()["replayed"]) == (200, {1, 2, 3, 4, 5, 9}, {})
-    assert all(what in left[sequence] for sequence, what in {1: "no channel", 2: "no dead letter", 5: "full"}.items())
+    assert all(
+        what in left[sequence] for sequence, what in {1: "no channel", 2: "not a dead letter", 5: "full"}.items()
+    )
     assert contents(dead) == before
     assert dead.gauges().taken_events == 0
 

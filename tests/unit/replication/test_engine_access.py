@@ -279,7 +279,7 @@ async def test_connect_to_an_old_or_narrow_server_is_refused_with_both_figures(
         await _use(nats_url, EngineAccess())
     monkeypatch.setattr(engine_module, "VERSION_MIN", (2, 12))
     monkeypatch.setattr(engine_module, "MESSAGE_BYTES_MIN", 1 << 30)
-    with pytest.raises(EngineError, match=r"takes 1048576 bytes in a message \(max_payload\); at least 1073741824"):
+    with pytest.raises(EngineError, match=r"accepts 1048576 bytes in a message \(max_payload\); at least 1073741824"):
         await _use(nats_url, EngineAccess())
 
 
@@ -313,7 +313,7 @@ async def test_servers_that_do_not_sync_are_warned_of(tmp_path: Path) -> None:
     unsynced, unknown = sorted(logged, key=lambda entry: "sync_interval_seconds" not in entry)
     assert "does not sync each message" in unsynced["event"]
     assert unsynced["sync_interval_seconds"] == 120
-    assert "cannot find out whether the engine syncs" in unknown["event"]
+    assert "cannot determine whether the engine syncs" in unknown["event"]
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ async def test_run_with_another_protocol_of_the_server_adopts_its_hash(registry:
 
 
 class Forgetful(FlumeServer):
-    """Responses NONE to the first handshakes, although it has the text of the protocol."""
+    """Responds NONE to the first handshakes, although it has the text of the protocol."""
 
     refusals = 0
 
@@ -108,7 +108,7 @@ class Forgetful(FlumeServer):
 
 
 @pytest.mark.parametrize("refusals", [1, 2])
-async def test_run_with_a_server_that_does_not_respond_repeats_it_once(
+async def test_run_with_a_server_that_responds_none_repeats_it_once(
     refusals: int, registry: ChannelRegistry
 ) -> None:
     """The call is repeated with another handshake; a second NONE is reported."""
@@ -136,7 +136,7 @@ async def test_run_with_a_server_of_another_protocol_reports_it(registry: Channe
     [
         ("FAILED", "returned FAILED: its channel is full"),
         ("UNKNOWN", "returned UNKNOWN"),
-        ("error", "responded with an error: java.lang.Oops"),
+        ("error", "returned an error: java.lang.Oops"),
         ("close", "was closed before the response came|connection broke"),
         ("lost", "was closed before the response came|connection broke"),
         ("silence", "has not responded after 0.3 seconds"),
@@ -249,10 +249,10 @@ async def test_run_without_any_endpoint_takes_nothing(registry: ChannelRegistry)
     ],
 )
 async def test_run_with_a_server_that_is_none_reports_it(sent: bytes, words: str, registry: ChannelRegistry) -> None:
-    """Whatever responses, the sink says what it is, and loses nothing."""
+    """Whatever responds, the sink says what it is, and loses nothing."""
 
     class Stranger(FlumeServer):
-        def _response_calls(self, wire: Wire) -> None:
+        def _respond_to_calls(self, wire: Wire) -> None:
             wire.receive()
             wire.send_raw(sent)
             wire.receive()

@@ -212,7 +212,7 @@ async def test_run_with_another_schema_refuses_its_calls(writer: RecordingWriter
         '{"name":"body","type":"bytes"}', '{"name":"body","type":"bytes"},{"name":"id","type":"long"}'
     )
     async with running(source, writer), client_of(source, protocol=text) as client:
-        with pytest.raises(RpcError, match="'AvroSourceProtocol' has another append than Flume's"):
+        with pytest.raises(RpcError, match="'AvroSourceProtocol' defines append differently from Flume"):
             await talk(lambda: client.append(EVENTS[0]))
     assert writer.rows == []
 
