@@ -151,7 +151,7 @@ class Story:
         tasks = [asyncio.ensure_future(call.make(self.opened.channel)) for call in together]
         await asyncio.wait(tasks)
         outcomes = [outcome_of(task) for task in tasks]
-        assert outcomes == expected, f"{together} responded {outcomes}, and should have responded {expected}"
+        assert outcomes == expected, f"{together} returned {outcomes}, and should have returned {expected}"
         self.have_lasted(lasting)
         return outcomes
 

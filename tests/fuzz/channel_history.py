@@ -151,7 +151,7 @@ class History:
             if not isinstance(outcome, MillraceError):
                 raise outcome
             outcome = type(outcome)
-        assert outcome == look.outcome, f"{call} responded {outcome}, and should have responded {look.outcome}"
+        assert outcome == look.outcome, f"{call} returned {outcome}, and should have returned {look.outcome}"
         self._count_take(call, outcome)
         if look.is_wait:
             return

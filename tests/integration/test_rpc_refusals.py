@@ -165,7 +165,7 @@ TXN_CALLS: dict[str, Callable[[Rpc, str], Awaitable[object]]] = {
 @pytest.mark.parametrize("call", TXN_CALLS)
 async def test_unknown_transaction_is_not_found(rpc: Rpc, call: str) -> None:
     """TXN_NOT_FOUND contains the id."""
-    async with refused(NOT_FOUND, "TXN_NOT_FOUND", "never begun, it ended long ago") as caught:
+    async with refused(NOT_FOUND, "TXN_NOT_FOUND", "never existed, it ended long ago") as caught:
         await TXN_CALLS[call](rpc, "never begun")
     assert caught.refusal.metadata == {"txn_id": "never begun"}
 

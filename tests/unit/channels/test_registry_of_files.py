@@ -258,7 +258,7 @@ async def test_open_of_a_channel_that_was_moved_into_an_engine_is_refused_until_
     handle = server.registry.create("orders", file_limits())
     await handle.opened.wait()
     assert handle.state is ChannelState.LOG_FAILED
-    with pytest.raises(ChannelLogFailedError, match="it was moved into an engine"):
+    with pytest.raises(ChannelLogFailedError, match="millraced migrate moved it into an engine"):
         server.registry.get("orders")
     await server.registry.mark_deleted("orders")
     await server.registry.delete("orders")

@@ -67,7 +67,7 @@ async def test_last_taken_of_several_batches_are_the_newest(count: int) -> None:
     [
         (TxnState.COMMITTED, TxnStateError, "the transaction is committed already"),
         (TxnState.ROLLED_BACK, TxnStateError, "the transaction is rolled back already"),
-        (TxnState.EXPIRED, LeaseExpiredError, "lease ran out without a call, and it was rolled back; begin a new one"),
+        (TxnState.EXPIRED, LeaseExpiredError, "lease expired, and it was rolled back; begin a new one"),
     ],
 )
 def test_refuse_of_an_outcome_says_how_it_ended(state: TxnState, kind: type[MillraceError], message: str) -> None:

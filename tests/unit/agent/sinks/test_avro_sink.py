@@ -108,9 +108,7 @@ class Forgetful(FlumeServer):
 
 
 @pytest.mark.parametrize("refusals", [1, 2])
-async def test_run_with_a_server_that_responds_none_repeats_it_once(
-    refusals: int, registry: ChannelRegistry
-) -> None:
+async def test_run_with_a_server_that_responds_none_repeats_it_once(refusals: int, registry: ChannelRegistry) -> None:
     """The call is repeated with another handshake; a second NONE is reported."""
     server = Forgetful()
     server.refusals = refusals
