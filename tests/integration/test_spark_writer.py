@@ -185,7 +185,7 @@ def test_save_without_space_waits_and_then_says_so(spark: SparkSession, client: 
     rows = spark.range(0, 800, 1, 1).select(F.col("id").cast("string").alias("body"))
     with pytest.raises(PySparkException) as refused:
         writer_to(rows, small, client, retrySeconds=1).save()
-    assert "no space for 800 more" in format_error(refused)
+    assert "no capacity for 800 more" in format_error(refused)
     assert "the channel was full for retrySeconds; consume events" in format_error(refused)
     with pytest.raises(PySparkException) as refused:
         writer_to(spark.range(0, 1_001, 1, 1).selectExpr("cast(id as string) body"), small, client).save()

@@ -80,7 +80,7 @@ def test_full_error_of_a_change_says_which_limit(event_count: int, body_bytes: i
     assert type(error) is kind
     assert str(error) == (
         "the channel holds 8 events of 10 and 90 body bytes of 100; "
-        f"no capacity for {event_count} more with {body_bytes} in 3 s"
+        f"no capacity for {event_count} more with {body_bytes} within 3 s"
     )
     assert error.retry_delay_seconds == 1
 

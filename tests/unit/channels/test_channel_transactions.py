@@ -538,7 +538,7 @@ async def test_lease_does_not_run_while_a_commit_waits() -> None:
     await append(channel, b"a")
     ids = [begin(channel, lease_seconds=5) for _ in range(2)]
     channel.transactions.put(ids[0], [stored(b"b")], None)
-    with pytest.raises(MillraceError, match="no space"):
+    with pytest.raises(MillraceError, match="no capacity"):
         await channel.transactions.commit(ids, None)
     assert now() == 60
     assert channel.open_transactions == 2

@@ -7,7 +7,7 @@ from rich.progress import Progress
 from millrace_client import ChannelFullError
 from millrace_client.cli.progress import BarProgress, PutProgress, progress_columns, shown_progress
 
-FULL = ChannelFullError("no space for 100 more", channel="orders")
+FULL = ChannelFullError("no capacity for 100 more", channel="orders")
 
 
 def drawn(total_bytes: int | None, *, is_waiting: bool, noun: str = "lines") -> str:
@@ -56,8 +56,8 @@ def test_notes_of_one_wait_are_one(capsys: pytest.CaptureFixture[str]) -> None:
     progress.committed(1, 1)
     progress.waiting(FULL, 0.5)
     assert capsys.readouterr().err.splitlines() == [
-        "millrace: no space for 100 more; trying again for up to 60 s",
-        "millrace: no space for 100 more; trying again for up to 0.5 s",
+        "millrace: no capacity for 100 more; trying again for up to 60 s",
+        "millrace: no capacity for 100 more; trying again for up to 0.5 s",
     ]
 
 
