@@ -40,12 +40,6 @@ from tests.unit.log_tools.kept_channels import (
 KEY = bytes(range(32))
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One channel for the module, which tests only read."""
-    return make_channel(tmp_path_factory.mktemp("backing-up"))
-
-
 @pytest.fixture
 def backup(made: Path, tmp_path: Path) -> Path:
     back_up(layout_of(made), tmp_path / "backup", TOOLS)

@@ -16,7 +16,6 @@ from millrace_server.wal.payload_codec import PayloadCodec
 from tests.channel_events import append
 from tests.unit.log_tools.kept_channels import (
     NAME,
-    copied,
     flip,
     layout_of,
     make_channel,
@@ -24,17 +23,6 @@ from tests.unit.log_tools.kept_channels import (
     positions,
     segments,
 )
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One channel for the module; each test damages a copy."""
-    return make_channel(tmp_path_factory.mktemp("dumping"))
-
-
-@pytest.fixture
-def home(made: Path, tmp_path: Path) -> Path:
-    return copied(made, tmp_path / NAME)
 
 
 def dumped(

@@ -52,17 +52,6 @@ STEP = 293
 NEXT_SEQUENCE = 72
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One channel for the module; each test damages a copy."""
-    return make_channel(tmp_path_factory.mktemp("repairing"))
-
-
-@pytest.fixture
-def home(made: Path, tmp_path: Path) -> Path:
-    return copied(made, tmp_path / NAME)
-
-
 def repaired(home: Path, keep: Path | None = None) -> Repair:
     """Repairs a channel, which must be valid then."""
     done = repair(layout_of(home), TOOLS, keep=keep, applies=True)

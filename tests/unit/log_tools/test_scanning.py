@@ -27,23 +27,11 @@ from tests.unit.log_tools.kept_channels import (
     TOOLS,
     copied,
     layout_of,
-    make_channel,
     opened_again,
     positions,
     segments,
     verified,
 )
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One channel for the module; each test damages a copy."""
-    return make_channel(tmp_path_factory.mktemp("surveying"))
-
-
-@pytest.fixture
-def home(made: Path, tmp_path: Path) -> Path:
-    return copied(made, tmp_path / NAME)
 
 
 def change_header(segment: Path, change: Callable[[SegmentHeader], SegmentHeader]) -> None:

@@ -34,17 +34,6 @@ STEP = 61
 """Every n-th byte is damaged; n has no divisor in common with the lengths of records."""
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One channel for the module; each test damages a copy."""
-    return make_channel(tmp_path_factory.mktemp("verifying"))
-
-
-@pytest.fixture
-def home(made: Path, tmp_path: Path) -> Path:
-    return copied(made, tmp_path / "orders")
-
-
 def states(report: Report) -> list[CheckpointState]:
     return [one.state for one in report.checkpoints]
 
