@@ -156,6 +156,9 @@ class _SimulatedDirectories(ChannelDirectories):
     def close(self) -> None:
         """Does nothing, since nothing is locked."""
 
+    def note_memory(self) -> None:
+        """Does nothing, since there are no files of the channel to note it in."""
+
 
 class _SimulatedStores(FileStores):
     """Opens channels without an identity file in their directories."""
