@@ -124,6 +124,14 @@ async def begin_with_takes(channel: Channel, events_max: int) -> str:
     return txn_id
 
 
+async def consume(channel: Channel, events_max: int = 0) -> list[bytes]:
+    """Takes events in a transaction and commits it."""
+    txn_id = begin(channel)
+    bodies = await take(channel, txn_id, events_max)
+    await channel.transactions.commit([txn_id], None)
+    return bodies
+
+
 async def take(channel: Channel, txn_id: str, events_max: int = 0) -> list[bytes]:
     """Takes without waiting; returns the bodies."""
     batches, _ = await channel.transactions.take(txn_id, TakeLimits(events_max=events_max), 0, None)

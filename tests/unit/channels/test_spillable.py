@@ -29,9 +29,9 @@ from tests.channel_events import (
     begin_with_puts,
     begin_with_takes,
     bodies_of,
+    consume,
     queued,
     stored,
-    take,
 )
 from tests.simulated_channels import (
     DATA,
@@ -72,14 +72,6 @@ async def opened(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Opened]:
     yield opened
     check_share(opened.now.channel)
     opened.now.abandon()
-
-
-async def consume(channel: Channel, events_max: int = 0) -> list[bytes]:
-    """Takes events in a transaction and commits it."""
-    txn_id = begin(channel)
-    bodies = await take(channel, txn_id, events_max)
-    await channel.transactions.commit([txn_id], None)
-    return bodies
 
 
 # The destination of a commit.

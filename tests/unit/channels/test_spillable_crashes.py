@@ -12,7 +12,16 @@ from millrace_server.channels.commit import CommitState
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import LeaseExpiredError, SequenceGoneError, TxnNotFoundError, TxnStateError
-from tests.channel_events import append, begin, begin_with_puts, begin_with_takes, bodies_of, queued, stored, take
+from tests.channel_events import (
+    append,
+    begin,
+    begin_with_puts,
+    begin_with_takes,
+    bodies_of,
+    consume,
+    queued,
+    stored,
+)
 from tests.simulated_channels import (
     DATA,
     SimulatedChannel,
@@ -62,14 +71,6 @@ async def crashing(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Crashing]:
     yield crashing
     check_share(crashing.opened.channel)
     crashing.opened.abandon()
-
-
-async def consume(channel: Channel, events_max: int = 0) -> list[bytes]:
-    """Takes events in a transaction and commits it."""
-    txn_id = begin(channel)
-    bodies = await take(channel, txn_id, events_max)
-    await channel.transactions.commit([txn_id], None)
-    return bodies
 
 
 async def consume_loan(channel: Channel) -> list[bytes]:

@@ -42,7 +42,14 @@ def test_read_time_of_millis_or_iso_is_in_seconds(text: str, seconds: int) -> No
     assert read_time(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "now", "-5", "12.5", "2026-13-01T00:00:00", "9" * 10_000, "²"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "now", "-5", "12.5", "2026-13-01T00:00:00", "9" * 10_000, "²"),
+        # Outside the calendar in some time zone.
+        *(str(10**15), "9999-12-31T23:59:59", "0001-01-01T00:00:00", "2" + "0" * 40),
+    ],
+)
 def test_read_time_of_anything_else_is_none(text: str) -> None:
     """A header without a valid time raises nothing, however long it is."""
     assert read_time(text) is None
@@ -74,12 +81,6 @@ def test_format_rounded_goes_down_to_multiples_of_local_time(round_seconds: int,
 def test_format_rounded_to_a_day_begins_at_midnight() -> None:
     """A day is the zone's own."""
     assert TimeRule(ZoneInfo("Pacific/Auckland"), 86_400).format(NOON, "%d %H:%M") == "02 00:00"
-
-
-@pytest.mark.parametrize("text", [str(10**15), "9999-12-31T23:59:59", "0001-01-01T00:00:00", "2" + "0" * 40])
-def test_read_time_beyond_the_calendar_is_none(text: str) -> None:
-    """A time outside the calendar in any time zone is invalid."""
-    assert read_time(text) is None
 
 
 @pytest.mark.parametrize("text", ["0001-01-02T00:00:00", "9999-12-30T23:59:59"])

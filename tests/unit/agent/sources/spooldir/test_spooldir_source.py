@@ -74,24 +74,17 @@ async def test_run_with_headers_asked_for_says_where_events_came_from(tmp_path: 
     ]
 
 
-async def test_run_after_an_earlier_one_continues_where_channels_are(tmp_path: Path, spool: Path) -> None:
+@pytest.mark.parametrize("content", [b"one\ntwo\nthree\n", b"one\ntwo\n"], ids=["part stored", "only to be renamed"])
+async def test_run_after_an_earlier_one_continues_where_channels_are(
+    tmp_path: Path, spool: Path, content: bytes
+) -> None:
     """Stored events are not stored again; apart from the channels only the name of the file has state."""
     registry = registry_with("lines")
-    path = put(spool, "a", b"one\ntwo\nthree\n")
+    path = put(spool, "a", content)
     await store(registry, "lines", path, 0, 7)
     async with running_source(spool_config(spool), registry, tmp_path):
         await until(lambda: names_in(spool) == ["a.COMPLETED"])
-    assert bodies_in(registry) == [b"one", b"two", b"three"]
-
-
-async def test_run_after_a_crash_before_the_renaming_stores_nothing_again(tmp_path: Path, spool: Path) -> None:
-    """All of the file is stored; it only has to be renamed."""
-    registry = registry_with("lines")
-    path = put(spool, "a", b"one\ntwo\n")
-    await store(registry, "lines", path, 0, 7)
-    async with running_source(spool_config(spool), registry, tmp_path):
-        await until(lambda: names_in(spool) == ["a.COMPLETED"])
-    assert bodies_in(registry) == [b"one", b"two"]
+    assert bodies_in(registry) == content.splitlines()
 
 
 async def test_run_with_one_channel_ahead_stores_in_each_what_it_lacks(tmp_path: Path, spool: Path) -> None:
