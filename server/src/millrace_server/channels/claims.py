@@ -226,7 +226,7 @@ class ClaimRegistry:
             raise SequenceGoneError(f"to_sequence: {end} does not exist yet; the next sequence is {following}")
         if first > following:
             raise SequenceGoneError(f"from_sequence: {first} does not exist yet; the next sequence is {following}")
-        # Where only to_sequence is given, the oldest may are after it.
+        # If only to_sequence is given, the oldest may be after it.
         if first != end and min(first, end) < oldest:
             raise SequenceGoneError(f"sequence {min(first, end)} is acknowledged; the oldest that is not is {oldest}")
 

@@ -31,7 +31,7 @@ class LoneConnection(Connection):
     ) -> "asyncio.Future[bytes]":
         """Sends a message; see `Connection.send`.
 
-        Raises ConnectionError also while its server, which did not respond in time, may be paused: else each append
+        Raises ConnectionError also while its server, which did not respond in time, may hang: otherwise each append
         would wait as long for it, though the first connection may be to another one.
         """
         if self._is_silent:
