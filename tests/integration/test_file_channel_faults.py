@@ -99,7 +99,7 @@ async def test_calls_while_a_channel_is_read_back_are_refused_with_a_retry(start
     async with connected(server.grpc) as rpc:
         channel = await rpc.look("orders")
         assert (channel.state, channel.fault) == (REPLAYING, "")
-        async with refused(grpc.StatusCode.UNAVAILABLE, "REPLAYING", "is being read back") as append:
+        async with refused(grpc.StatusCode.UNAVAILABLE, "REPLAYING", "is replaying its log") as append:
             await rpc.append("orders", b"early")
         assert append.refusal.retry_delay_seconds
         # The transaction may be that channel's, which is not known yet.
