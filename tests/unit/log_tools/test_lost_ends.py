@@ -12,6 +12,7 @@ from millrace_server.channels.channel import Channel
 from millrace_server.channels.log_store import LogStore
 from millrace_server.log_tools import view
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
+from millrace_server.wal.disk import OsDisk
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES
 from tests.channel_events import append, begin_with_takes
 from tests.unit.log_tools.kept_channels import (
@@ -136,7 +137,9 @@ def test_salvage_of_a_killed_channel_without_its_last_segment_names_what_its_wri
     found, bodies = salvaged(home, Known(tmp_path / NAME).codec)
     assert not bodies
     assert set(range(2, last + 1)) <= members(found.lost, last)
-    assert last < found.recovered.next_sequence < 600 < size
+    # Some file systems do not tell what was written.
+    is_told = OsDisk().open(segment).written_end() < size
+    assert last < found.recovered.next_sequence < (600 if is_told else 2 * size)
     assert found.bound_from == (3 if is_checkpointed else 1)
     assert f'"sequences_bound_from": {found.bound_from}' in document
     lines = run("log", "repair", home).stdout

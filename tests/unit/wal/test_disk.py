@@ -37,6 +37,26 @@ def test_write_when_the_system_writes_a_part_goes_on(tmp_path: Path, monkeypatch
     assert file.read(100, 0) == b"\0\0one, two, three"
 
 
+def test_written_end_passes_over_preallocated_space_that_was_read(tmp_path: Path) -> None:
+    """What was written is known to a block; a file system that does not tell it says that all of the file was."""
+    file = DISK.create(tmp_path / "file")
+    assert file.written_end() == 0
+    file.reserve(0, 1 << 20)
+    file.write([b"x" * 5_000], 0)
+    assert file.read(1 << 20, 0)
+    assert file.written_end() in {8_192, 1 << 20}
+
+
+def test_written_end_where_the_system_has_no_such_call_is_the_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than was written, never less."""
+    file = DISK.create(tmp_path / "file")
+    file.write([b"x" * 5_000], 0)
+    monkeypatch.delattr(os, "SEEK_DATA")
+    assert file.written_end() == 5_000
+
+
 def test_write_when_the_system_writes_nothing_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that makes no progress ends with an error, not in a loop."""
 

@@ -107,7 +107,10 @@ def _plan(view: LogView, tools: ToolContext) -> tuple[Repair, list[Path]]:
                 f"{damage.sentence}; its checksum matches, so someone has changed it; no data is given up for it"
             )
         if damage.kind is DamageKind.FOREIGN:
-            raise DamagedError(f"{damage.sentence}; move away what does not belong here, then start again")
+            raise DamagedError(
+                f"{damage.sentence}; move away what does not belong here, or give it the name of its own segment, then "
+                "start again"
+            )
     # A valid checkpoint may need segments that are gone, or know of more than the log has: then the log is damaged.
     knows_more = any(
         (one.state is CheckpointState.DAMAGED and one.position is not None)

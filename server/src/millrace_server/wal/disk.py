@@ -169,7 +169,7 @@ class OsFile:
         """
         end = 0
         # The descriptor's offset, which this moves, is not used.
-        with suppress(OSError):
+        with suppress(OSError, AttributeError):
             # Preallocated space counts as written while what was read of it is in the cache.
             os.fdatasync(self._descriptor)
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
