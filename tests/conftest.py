@@ -17,7 +17,7 @@ from hypothesis import settings
 
 from examples.jetstream_cluster import JetStreamCluster
 from tests.millraced import Millraced
-from tests.scheduling import SparkOnOneWorker, uses_shared_spark
+from tests.scheduling import SparkOnOneWorker, import_share, uses_shared_spark
 
 # The duration of one example says nothing on a busy machine; pytest's timeout bounds the test.
 # `make torture` tries many more examples.
@@ -50,9 +50,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: (not uses_shared_spark(item.nodeid), item.get_closest_marker("spark") is None))
 
 
-def pytest_collection() -> None:
+def pytest_collection(session: pytest.Session) -> None:
     """Searches for no garbage while tests are collected: there is none among a million objects."""
     gc.disable()
+    if hasattr(session.config, "workerinput"):
+        import_share(session.config)
 
 
 def pytest_collection_finish() -> None:
