@@ -104,8 +104,8 @@ def test_python_page_has_parameters_and_fields(site: Path) -> None:
         "millrace_client.Consumer.stop",
         "millrace_client.ChannelState.OPEN",
     } <= _Page(page).ids
-    heading = page.partition('id="millrace_client.Consumer"')[2].partition("</h3>")[0]
-    assert "endpoints" in heading
+    signature = page.partition('id="millrace_client.Consumer"')[2].partition("doc-contents")[0]
+    assert "endpoints" in signature
 
 
 def test_files_that_pages_tell_to_copy_are_in_the_site(site: Path, pages: dict[Path, _Page]) -> None:
