@@ -75,7 +75,6 @@ async def write_new_files(log: WriteAheadLog, state: State, parts: Iterable[Part
 def copied(recovered: Recovered) -> tuple[State, Iterator[Part]]:
     """Returns a recovered channel as `write_log` takes it: sequences, commit times, stamps and the claim are kept."""
     first_sequence = recovered.queue.first_sequence
-    *_, kept_sequence = [0, *(batch.end_sequence for batch in recovered.queue)]
     state = State(
         recovered.next_sequence if first_sequence is None else first_sequence,
         recovered.ledger.snapshot(),
@@ -83,7 +82,7 @@ def copied(recovered: Recovered) -> tuple[State, Iterator[Part]]:
         recovered.claim,
         recovered.last_commit_time,
         recovered.next_sequence,
-        kept_sequence,
+        max((batch.end_sequence for batch in recovered.queue), default=0),
     )
     return state, (part for batch in recovered.queue for part in _parts(batch))
 
