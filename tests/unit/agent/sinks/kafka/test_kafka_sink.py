@@ -249,14 +249,17 @@ class _WithoutTopics(Producer):
 
 
 async def test_run_without_brokers_says_who_does_not_respond_and_why(
-    registry: ChannelRegistry, channel: Channel
+    registry: ChannelRegistry, channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The state of the sink shows which address is wrong; the events wait."""
+    """The state of the sink shows early that it waits, and then which address is wrong; the events wait."""
+    monkeypatch.setattr(sink, "SLOW_SECONDS", 0.1)
+    reader = reader_of(registry)
     await append(channel, *numbered(1))
     table = {"type": "kafka", "channel": "orders", "bootstrap_servers": ["127.0.0.1:1"], "topic": "orders"}
     unreachable = KafkaSinkConfig.model_validate({**table, "timeout_seconds": 1.0}).make(SinkContext("out", Path()))
     with pytest.raises(ComponentError, match=r"^127.0.0.1:1: no response within 1 seconds \(.*127.0.0.1:1.*\)$"):
-        await unreachable.run(reader_of(registry))
+        await unreachable.run(reader)
+    assert reader._component.reason == "the brokers have not responded for 0.1 s or more"
     assert len(queued(channel)) == 1
 
 

@@ -31,12 +31,28 @@ class KafkaSink:
         make = partial(TransactionalProducer, self._config, self._name, reader.channel_id)
         producer = await thread.submit(make)
         try:
-            await thread.submit(producer.open)
+            await _open(producer, thread, reader)
             await _Run(self._config, reader, thread, producer).until_closed()
         finally:
             # If the thread is stuck, its transaction ends as it may: the next producer fences this one, and then reads
             # what has become of it.
             await thread.end_with(producer.close, CLOSE_SECONDS)
+
+
+async def _open(producer: TransactionalProducer, thread: WorkerThread, reader: ChannelReader) -> None:
+    """Opens the producer, which takes up to `timeout_seconds` without brokers: the state shows earlier why it waits."""
+    opening = thread.submit(producer.open)
+    try:
+        done, _ = await asyncio.wait({opening}, timeout=SLOW_SECONDS)
+        if not done:
+            _report_slow_brokers(reader)
+        await opening
+    finally:
+        opening.cancel()
+
+
+def _report_slow_brokers(reader: ChannelReader) -> None:
+    reader.report_problem(f"the brokers have not responded for {SLOW_SECONDS:g} s or more")
 
 
 class _Run:
@@ -69,7 +85,7 @@ class _Run:
                     {*waiting, *self._settling}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
-                    self._reader.report_problem(f"the brokers have not responded for {SLOW_SECONDS:g} s or more")
+                    _report_slow_brokers(self._reader)
                 await self._end_sending()
                 self._end_taking()
                 self._end_settling()
