@@ -226,30 +226,6 @@ def test_sighup_with_a_bad_file_changes_nothing(start_millraced: StartMillraced,
     assert reload(server, flow(tmp_path, count=9))["changed"] == ["sources/app"]
 
 
-def test_sighup_again_and_again_while_one_is_under_way_reloads_once_more(
-    start_millraced: StartMillraced, tmp_path: Path
-) -> None:
-    """A reload waits for a slow sink; requests in the meantime are one more reload, of the newest file."""
-    gate = tmp_path / "gate"
-    server = start_millraced(flow(tmp_path, count=1, sink=f', gate = "{gate}"'))
-    wait_until(lambda: components_of(server)["sources/app"].counters.event_count == 1)
-    config_of(server).write_text(flow(tmp_path, count=1, sink=", seconds = 0.0"))
-    server.send(signal.SIGHUP)
-    server.wait_for("reloading")
-    config_of(server).write_text('[channels.orders]\ntype = "memory"\ncapacity = 1000\n')
-    for _ in range(5):
-        server.send(signal.SIGHUP)
-        time.sleep(0.01)
-    assert events_of(server, "reloaded") == []
-    gate.touch()
-    wait_until(lambda: len(events_of(server, "reloaded")) == 2)
-    first, second = events_of(server, "reloaded")
-    assert first["changed"] == ["sinks/out"]
-    assert second["stopped"] == ["sinks/out", "sources/app"]
-    assert components_of(server) == {}
-    assert lines_of(tmp_path / "written") == ["app-0"]
-
-
 def test_sigterm_during_a_reload_stops(start_millraced: StartMillraced, tmp_path: Path) -> None:
     """A stop does not wait for a reload; SIGHUP during the stop does not end the process."""
     gate = tmp_path / "gate"
@@ -265,19 +241,6 @@ def test_sigterm_during_a_reload_stops(start_millraced: StartMillraced, tmp_path
     gate.touch()
     assert server.wait() == 0
     assert lines_of(tmp_path / "written") == ["app-0"]
-
-
-def test_sigterm_with_a_slow_sink_loses_nothing_of_a_memory_channel(
-    start_millraced: StartMillraced, tmp_path: Path
-) -> None:
-    """The source ends first, the sink empties the channel, and then the server ends."""
-    server = start_millraced(flow(tmp_path, count=60, sink=", seconds = 0.03", server=LONG_GRACE))
-    wait_until(lambda: components_of(server)["sources/app"].counters.event_count == 60)
-    assert len(lines_of(tmp_path / "written")) < 60
-    assert server.stop() == 0
-    assert lines_of(tmp_path / "written") == [f"app-{number}" for number in range(60)]
-    assert (tmp_path / "ended").exists()
-    assert not events_of(server, "events in memory are lost")
 
 
 def test_second_sigterm_with_a_slow_sink_stops_at_once(start_millraced: StartMillraced, tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -234,23 +233,6 @@ def test_serve_when_the_catalog_cannot_be_used_refuses_without_writing(
     assert sentence in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert catalog.read_bytes() == content
-
-
-def test_serve_when_a_file_is_in_the_way_of_its_data_says_so(tmp_path: Path) -> None:
-    """A data directory that cannot be created is reported at the start."""
-    (tmp_path / "data").touch()
-    result = run_millraced("serve", *options(tmp_path / "data"))
-    assert result.returncode == EXIT_CANNOT_START
-    assert result.stderr == f"millraced: cannot use {tmp_path / 'data'} (server.data_dir): Not a directory\n"
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_serve_when_its_data_is_read_only_says_so(tmp_path: Path) -> None:
-    """A data directory that cannot be written to is reported at the start."""
-    tmp_path.chmod(0o500)
-    result = run_millraced("serve", *options(tmp_path))
-    assert result.returncode == EXIT_CANNOT_START
-    assert "Permission denied" in result.stderr
 
 
 def test_serve_with_a_bad_configuration_makes_nothing(tmp_path: Path) -> None:
