@@ -1,7 +1,6 @@
 import asyncio
 import errno
 import itertools
-import os
 import random
 import shutil
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from millrace_server.channels.channel_file import CHANNEL_FILE, ChannelFile
-from millrace_server.channels.directories import REPAIRED, DirectoryInUseError, lock_directory
+from millrace_server.channels.directories import REPAIRED
 from millrace_server.log_tools import repair as repairing
 from millrace_server.log_tools.backup import ToolContext
 from millrace_server.log_tools.layout import DamagedError, ToolError, UsageError
@@ -316,17 +315,6 @@ def test_repair_without_a_name_asks_for_one(made: Path, tmp_path: Path) -> None:
     (home / CHANNEL_FILE).unlink()
     with pytest.raises(UsageError, match="no file states the channel's name"):
         repair(layout_of(home), TOOLS)
-
-
-def test_repair_of_a_channel_in_use_is_refused(home: Path) -> None:
-    """Only one program may write to a channel."""
-    flip(segments(home)[0], 100)
-    lock = lock_directory(home)
-    try:
-        with pytest.raises(DirectoryInUseError):
-            repair(layout_of(home), TOOLS, applies=True)
-    finally:
-        os.close(lock)
 
 
 def test_repair_of_another_versions_files_is_refused(home: Path) -> None:

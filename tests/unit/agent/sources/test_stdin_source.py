@@ -1,6 +1,5 @@
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -158,24 +157,6 @@ async def test_run_with_an_input_that_cannot_be_read_says_why(tmp_path: Path, st
     async with running_source(config_of(), registry_with("lines"), tmp_path / "data") as component:
         await until(lambda: component.state is ComponentState.BACKING_OFF)
         assert "Is a directory" in component.reason
-
-
-async def test_end_of_the_input_stops_the_daemon_where_that_is_wanted(
-    tmp_path: Path, standard_input: StandardInput
-) -> None:
-    """After everything is stored, the daemon stops as for SIGTERM."""
-    registry = registry_with("lines")
-    reported = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, reported.set)
-    try:
-        standard_input.write(b"one\n")
-        standard_input.end()
-        async with running_source(config_of(exit_at_end=True), registry, tmp_path):
-            async with asyncio.timeout(20):
-                await reported.wait()
-            assert bodies_in(registry) == [b"one"]
-    finally:
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
 
 
 async def test_read_that_is_cancelled_loses_nothing(standard_input: StandardInput) -> None:
