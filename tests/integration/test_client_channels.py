@@ -144,15 +144,6 @@ def test_transaction_without_a_call_for_its_lease_is_rolled_back(channel: Any) -
     assert isinstance(caught.value, RefusedError)
 
 
-def test_take_waits_for_events_but_not_for_ever(channel: Any) -> None:
-    """An empty channel returns no batches after the wait."""
-    with channel.transaction() as txn:
-        begun = time.monotonic()
-        assert txn.take(wait_seconds=0.2) == []
-        assert time.monotonic() - begun >= 0.2
-        assert txn.take(wait_seconds=0) == []
-
-
 def test_consume_left_by_break_returns_what_was_not_acknowledged(channel: Any) -> None:
     """Acknowledged events are removed, and the others return to their places, in order."""
     channel.append([b"one", b"two", b"three"])

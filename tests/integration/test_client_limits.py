@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import pytest
 
 from millrace_client import (
-    BadArgumentError,
     Channel,
     ChannelConfig,
     Client,
@@ -70,20 +69,6 @@ def test_append_of_more_than_256_header_keys_stores_all_or_none(channel: Channel
     with pytest.raises(TxnCapacityError):
         channel.append([*events, b"one more"])
     assert channel.append([b"next"]).first_sequence == 601
-
-
-def test_append_of_an_event_with_too_many_headers_is_refused(channel: Channel) -> None:
-    """No batch can hold it."""
-    with pytest.raises(BadArgumentError, match="257 headers"):
-        channel.append([Event(b"", {f"key-{number}": "" for number in range(257)})])
-
-
-def test_append_above_the_transaction_capacity_is_refused_whole(channel: Channel) -> None:
-    """The error says what is allowed."""
-    with pytest.raises(TxnCapacityError, match="600") as caught:
-        channel.append([b"event"] * 601)
-    assert caught.value.channel == channel.name
-    assert list(channel.peek()) == []
 
 
 def test_put_above_the_message_limit_stores_each_event_once(channel: Channel) -> None:

@@ -247,20 +247,6 @@ def test_graceful_stop_settles_what_was_begun(shared_server: Millraced, orders: 
     assert sorted([*done, *left_in(orders)], key=int) == bodies_of(2_000)
 
 
-def test_claim_of_another_is_waited_out(shared_server: Millraced, orders: millrace.Channel) -> None:
-    """The consumer continues when the claim ends."""
-    config = ConsumerConfig(reconnect_seconds=0.05, reconnect_seconds_max=0.1)
-    with millrace.Consumer(shared_server.grpc, orders.name, config) as consumer, orders.claim("reader", 2.0) as claim:
-        orders.append([b"a"])
-        assert consumer.receive(0.5) is None
-        assert isinstance(consumer.metrics().lanes[0].error, millrace.ChannelClaimedError)
-        claim.release()
-        delivery = consumer.receive(WAIT_SECONDS)
-        assert delivery is not None
-        assert delivery.ack()
-    assert left_in(orders) == []
-
-
 def test_server_that_drains_takes_the_last_acks(start_millraced: StartMillraced) -> None:
     """While a server stops, deliveries can still be acknowledged, and do not return at its next start."""
     server = start_millraced(FILE_CHANNEL)

@@ -268,28 +268,6 @@ async def test_delete_of_a_channel_in_use_needs_force(rpc: Rpc) -> None:
         await rpc.commit(txn_id)
 
 
-async def test_channel_made_again_is_another(rpc: Rpc) -> None:
-    """The channel has a new channel_id, and its sequences begin at 1."""
-    name = await rpc.make_channel()
-    await rpc.append(name, b"a")
-    before = await rpc.look(name)
-    await rpc.delete(name, force=True)
-    after = await create(rpc, name)
-    assert after.channel_id != before.channel_id
-    assert (await rpc.append(name, b"b")).first_sequence == 1
-
-
-async def test_purge_leaves_what_is_taken(rpc: Rpc) -> None:
-    """Taken events stay with their transactions, and return if those roll back."""
-    name = await rpc.make_channel()
-    await rpc.append(name, b"a", b"b", b"c")
-    txn_id = await rpc.begin(name)
-    await rpc.take(txn_id, max_events=1)
-    assert await rpc.purge(name) == 2
-    await rpc.rollback(txn_id)
-    assert await rpc.peek(name) == [b"a"]
-
-
 async def test_list_is_sorted_by_name(rpc: Rpc) -> None:
     """All channels are listed, as GetChannel describes them."""
     for name in ("sorted-b", "sorted-a", "sorted-10"):

@@ -143,18 +143,6 @@ async def test_broken_connection_returns_its_events_at_once(start_millraced: Sta
         await rpc.until(name, queued_events=2, open_transactions=0)
 
 
-async def test_two_consumers_share_a_channel(rpc: Rpc) -> None:
-    """Each event goes to one of them."""
-    name = await rpc.make_channel()
-    streams = [await consume(rpc, name, max_events=1, prefetch=3) for _ in range(2)]
-    await rpc.until(name, waiting_takes=2)
-    await rpc.append(name, *[b"%d" % number for number in range(6)])
-    bodies = [body for stream in streams for _ in range(3) for body in bodies_of((await stream.receive()).batches)]
-    assert sorted(bodies) == [b"%d" % number for number in range(6)]
-    for stream in streams:
-        stream.cancel()
-
-
 async def test_consume_when_the_channel_is_claimed_is_refused(rpc: Rpc) -> None:
     """A waiting stream is ended by a claim, with the reader's id; a new one is refused."""
     name = await rpc.make_channel()

@@ -1,6 +1,5 @@
 """Calls whose response was lost: the repeat has the effect of one call."""
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
@@ -184,18 +183,6 @@ async def test_broken_append_stream_sent_again_stores_each_event_once(rpc: Rpc, 
 async def iter_requests(requests: list[pb.AppendStreamRequest]) -> AsyncGenerator[pb.AppendStreamRequest]:
     for request in requests:
         yield request
-
-
-async def test_cancelled_take_that_waits_takes_nothing(rpc: Rpc) -> None:
-    """A later event is there for the next take, and the transaction stays usable."""
-    name = await rpc.make_channel()
-    txn_id = await rpc.begin(name)
-    waiting = asyncio.ensure_future(rpc.take(txn_id, wait=seconds(3600)))
-    await rpc.until(name, waiting_takes=1)
-    waiting.cancel()
-    await rpc.until(name, waiting_takes=0)
-    await rpc.append(name, b"a")
-    assert bodies_of((await rpc.take(txn_id)).batches) == [b"a"]
 
 
 async def test_cancelled_commit_that_waits_leaves_the_transaction_open(rpc: Rpc) -> None:

@@ -68,16 +68,6 @@ def test_put_as_json_writes_one_document(roomy: FakeChannel, millrace: RunMillra
     assert (document["complete"], document["events_committed"], document["resume_skip_lines"]) == (True, 250, 250)
 
 
-def test_put_again_with_the_same_producer_stores_nothing_twice(
-    roomy: FakeChannel, millrace: RunMillrace, log: Path
-) -> None:
-    """A put with an unknown outcome can be run again with its id."""
-    millrace("put", "orders", str(log), "--producer-id", "p-1")
-    result = millrace("put", "orders", str(log), "--producer-id", "p-1")
-    assert len(roomy.events) == 250
-    assert result.stdout == "orders: 250 lines read, 0 events committed, 250 of the lines stored before\n"
-
-
 def test_put_again_with_another_producer_stores_again(roomy: FakeChannel, millrace: RunMillrace, log: Path) -> None:
     """Without an id each run is a producer of its own."""
     for _ in range(2):
