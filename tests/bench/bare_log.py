@@ -1,4 +1,4 @@
-"""A bare log: responses once the bytes are on the disk, with one sync for all waiting calls, and does nothing else.
+"""A bare log: responds once the bytes are on the disk, with one sync for all waiting calls, and does nothing else.
 
 This is the best that a server in Python can reach with durable responses: there is no channel, no check of the request,
 and no handling of a failing disk.

@@ -82,7 +82,7 @@ class Scenario:
     one_way: Contender | None = None
     """A bare server that carries the bytes only in the direction of Millrace: a more demanding reference."""
     logs: Sequence[Contender] = ()
-    """Servers that response once the data is on the disk, without a channel: the possible maximum."""
+    """Servers that respond once the data is on the disk, without a channel: the possible maximum."""
     loops: Sequence[Contender] = ()
     """Bare loops that write the same bytes to the disk, without RPC."""
     peers: Sequence[Contender] = ()

@@ -1,4 +1,4 @@
-"""Owners of one log in a cluster that is attacked, and the account of what they got responses."""
+"""Owners of one log in a cluster that is attacked, and the record of what was acknowledged to them."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ _HALT_SECONDS = 12.0
 
 @dataclass
 class LogAccount:
-    """What owners got responses, and what each of them found when it took the log over."""
+    """What was acknowledged to owners, and what each of them found when it took the log over."""
 
     acknowledged: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     """The segment id and position of each record whose commit was acknowledged, in the order of the responses."""

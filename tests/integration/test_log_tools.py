@@ -32,7 +32,7 @@ checkpoint_interval_seconds = 0.1
 
 @dataclass
 class Load:
-    """What clients got responses so far."""
+    """What was acknowledged to clients so far."""
 
     acknowledged_through: int = 0
     """The last sequence that the server has acknowledged."""

@@ -391,7 +391,7 @@ async def test_any_byte_of_a_run_flipped_is_found_or_harms_nothing(disk: Simulat
 
 
 async def test_run_that_another_thread_has_read_has_its_merged_size(disk: SimulatedDisk) -> None:
-    """A take at this moment responses with no more bytes than it may; the records alone are smaller than the run."""
+    """A take at this moment responds with no more bytes than it may; the records alone are smaller than the run."""
     async with file_channel(disk) as opened:
         for value in ("a", "b"):
             rows = [({"header": value * 100}, b"")] * 30
