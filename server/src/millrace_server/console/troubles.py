@@ -55,8 +55,8 @@ class Trouble(NamedTuple):
 _STATE_ADVICE = {
     ChannelState.CORRUPT: "Run `millraced log verify` on the channel's directory, then stop the server and run "
     "`millraced log repair`, or restore a backup.",
-    ChannelState.LOG_FAILED: "See the server's log for the cause, mend it, and restart the server; what was committed "
-    "is in the log.",
+    ChannelState.LOG_FAILED: "See the server's log for the cause, fix it, and restart the server; committed events "
+    "are in the log.",
     ChannelState.STALLED: "Check the disk: it does not respond to reads or writes. Commits continue once it does.",
     ChannelState.STANDING_BY: "Check the engine's nodes and this server's credentials; the channel recovers by itself.",
     ChannelState.REPLAYING: "Check the engine's nodes and this server's credentials; the channel recovers by itself.",
