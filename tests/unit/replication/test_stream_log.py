@@ -351,7 +351,7 @@ async def test_stream_that_was_set_back_fails_its_owner(nats_url: str) -> None:
         await log.submit(b"2")
         await asyncio.wrap_future(engine.call(engine.jetstream.delete_stream(log.chain.stream.name)))
         await asyncio.wrap_future(engine.call(log.chain.stream.open()))
-        with pytest.raises(LogFailedError, match="was set back"):
+        with pytest.raises(LogFailedError, match="was rolled back"):
             await log.submit(b"3")
 
 
