@@ -98,7 +98,7 @@ def test_kill_of_the_daemon_while_it_stores_leaves_whole_lines_in_order(start_mi
     script = "echo $$; seq 1 1000000000"
     server = start_millraced(source_of(script))
     wait_until(lambda: stored_count(server) > 5_000)
-    assert any("lost in a crash" in entry["event"] for entry in server.log)
+    assert any("a crash loses" in entry["event"] for entry in server.log)
     server.kill()
     after = start_millraced(FILE_CHANNEL_TOML, server.data_dir)
     pid, *lines = stored_bodies(after)

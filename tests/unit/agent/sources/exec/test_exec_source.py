@@ -212,7 +212,7 @@ async def test_start_of_the_source_warns_of_its_promise_once(tmp_path: Path, log
     """The warning is not repeated when the command is restarted."""
     async with running_source(shell("exit 1", restart="always"), registry_with("lines"), tmp_path) as component:
         await until(lambda: component.failure_count >= 2)
-    warnings = [entry for entry in log if "lost in a crash" in entry["event"]]
+    warnings = [entry for entry in log if "a crash loses" in entry["event"]]
     assert [(entry["log_level"], entry["source"]) for entry in warnings] == [("warning", "in")]
 
 
