@@ -230,6 +230,13 @@ async def test_failover_back_from_one_that_hangs_does_not_wait_for_it(
     assert failover.state_of("b") is ComponentState.STANDING_BY
 
 
+async def failed_again(sink: Sink, opening: Sink) -> None:
+    """Waits until a sink cannot open while another one is opening."""
+    await until(lambda: opening.open_count == 1)
+    former_count = sink.open_count
+    await until(lambda: sink.open_count > former_count + 1)
+
+
 async def test_failover_to_one_that_opens_too_late_leaves_it_ready_for_the_next_time(failover: Group) -> None:
     """A sink with a higher priority is already active; it remains on standby."""
     first, second, third = failover.sinks.values()
@@ -239,7 +246,7 @@ async def test_failover_to_one_that_opens_too_late_leaves_it_ready_for_the_next_
     second.write_error = ComponentError("b is gone")
     third.may_open.clear()
     await failover.send()
-    await until(lambda: third.open_count == 1)
+    await failed_again(first, third)
     first.open_error = None
     await failover.delivered()
     assert failover.written.by("a") == failover.all_bodies[2:]
@@ -249,6 +256,31 @@ async def test_failover_to_one_that_opens_too_late_leaves_it_ready_for_the_next_
     await failover.send()
     await failover.delivered()
     assert failover.written.by("c") == failover.all_bodies[4:]
+
+
+async def test_failover_to_one_that_opens_slowly_lets_it_follow_one_that_failed_before(failover: Group) -> None:
+    """Sinks that are tried meanwhile, and fail again, do not keep it from its turn."""
+    first, second, third = failover.sinks.values()
+    first.open_error = ComponentError("a cannot connect")
+    await failover.send()
+    await failover.delivered()
+    second.write_error = ComponentError("b is gone")
+    third.may_open.clear()
+    # More than a sink holds: an empty channel counts as progress.
+    await failover.send(10)
+    await failed_again(first, third)
+    first.open_error, first.write_error = None, ComponentError("a is gone")
+    first.may_write.clear()
+    await until(lambda: first.is_writing)
+    third.may_write.clear()
+    third.may_open.set()
+    await until(lambda: failover.reader.members[0]._is_closing)
+    first.may_write.set()
+    await until(lambda: third.is_writing)
+    assert third.open_count == 1
+    third.may_write.set()
+    await failover.delivered()
+    assert failover.written.by("c") == failover.all_bodies[2:]
 
 
 async def test_failover_of_a_sink_that_has_failed_permanently_leaves_the_others(failover: Group) -> None:

@@ -23,13 +23,15 @@ class Failover:
     """Keeps one sink of a group active: the healthy one with the highest priority. Priority 0 is the highest.
 
     A sink that has failed is passed over until it is ready again, and until all other healthy sinks have been active,
-    or one of them has made progress: otherwise two sinks that fail slowly would keep a third from ever being tried. A
-    ready sink with a higher priority preempts the active one: two are never active at the same time.
+    or one of them has made progress: otherwise two sinks that fail slowly would keep a third from ever being tried. It
+    does not wait for one that is still opening, which may take until a connection times out. A ready sink with a higher
+    priority preempts the active one: two are never active at the same time.
     """
 
     def __init__(self, sinks: Sequence[Preemptible]) -> None:
         self._sinks = sinks
         self._is_down = [False] * len(sinks)
+        self._is_opening = [False] * len(sinks)
         self._has_failed = [False] * len(sinks)
         """Since the last progress."""
         self._active: int | None = None
@@ -40,24 +42,28 @@ class Failover:
 
     def is_first(self, priority: int) -> bool:
         """Whether no other healthy sink comes before it."""
+        has_failed = self._has_failed[priority]
         return not any(
-            not is_down and (self._has_failed[other], other) < (self._has_failed[priority], priority)
-            for other, is_down in enumerate(self._is_down)
+            (other_has_failed, other) < (has_failed, priority)
+            for other, other_has_failed in enumerate(self._has_failed)
+            if not (self._is_down[other] or (has_failed and self._is_opening[other]))
         )
 
     async def wait_until_first(self, priority: int) -> None:
+        """Waits until a sink may open."""
         while not self.is_first(priority):
             await self._changed.wait()
+        self._is_opening[priority] = True
+        self._notify()
 
     async def acquire(self, priority: int) -> bool:
         """Makes a ready sink the active one, unless it already is; returns False if another one comes before it."""
-        self._is_down[priority] = False
+        self._is_down[priority] = self._is_opening[priority] = False
         while self._active != priority:
             if not self.is_first(priority):
                 return False
             if self._active is None:
                 self._active = priority
-                self._has_failed[priority] = False
             else:
                 await self._preempt(self._active)
         return True
@@ -86,6 +92,7 @@ class Failover:
 
     def release(self, priority: int, *, has_failed: bool) -> None:
         self._is_down[priority] = self._has_failed[priority] = has_failed
+        self._is_opening[priority] = False
         if self._active == priority:
             self._active = None
         if all(self._has_failed):
