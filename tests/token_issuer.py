@@ -97,7 +97,7 @@ class KeyServer:
             self._scheme = "https"
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*tls)
-            # The handshakes are those of the threads that response.
+            # The handshakes are those of the threads that respond.
             self.http.socket = context.wrap_socket(self.http.socket, server_side=True, do_handshake_on_connect=False)
 
     @property

@@ -164,7 +164,7 @@ class Medium(NamedTuple):
     name: str
     """What has space, or none."""
     keeper: str
-    """What responses, or does not."""
+    """What responds, or does not."""
     remedy: str
     """What makes space, besides taking events out."""
 
