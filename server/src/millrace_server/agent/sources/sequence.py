@@ -66,7 +66,7 @@ class SequenceSource:
                 due_at = max(due_at + (end - number) / rate, clock())
                 await asyncio.sleep(due_at - clock())
             else:
-                # A channel in memory responses without giving other tasks their turn.
+                # A channel in memory responds without giving other tasks their turn.
                 await asyncio.sleep(0)
             number = end
         writer.report_stopped(f"all {count} events are stored")
