@@ -39,16 +39,28 @@ async def broker_behind(
     context: ssl.SSLContext | None = None,
 ) -> AsyncGenerator[Broker]:
     """A broker whose clients connect to a proxy, with a topic."""
+    connections = set[asyncio.Task[None]]()
 
-    async def connect(*client: Any) -> None:
+    async def forward(client: Streams) -> None:
         address = Address.parse(broker.address)
-        await serve(client, await asyncio.open_connection(address.host, address.port))
+        try:
+            await serve(client, await asyncio.open_connection(address.host, address.port))
+        except OSError:
+            pass  # The broker has ended.
+        finally:
+            client[1].close()
+
+    def connect(*client: Any) -> None:
+        connections.add(asyncio.create_task(forward(client)))
 
     async with await asyncio.start_server(connect, "127.0.0.1", 0, ssl=context) as proxy:
         port = proxy.sockets[0].getsockname()[1]
         with Broker(f"127.0.0.1:{port}", properties) as broker:
             await asyncio.to_thread(broker.create, orders=1)
             yield broker
+    for connection in connections:
+        connection.cancel()
+    await asyncio.gather(*connections, return_exceptions=True)
 
 
 async def pass_bytes(client: Streams, broker: Streams) -> None:
@@ -66,7 +78,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def ask_for_password(client: Streams, broker: Streams) -> None:
-    """Responses SASL's calls, and passes the others once the user `me` has shown its password."""
+    """Responds to SASL's calls, and passes the others once the user `me` has shown its password."""
     responses = asyncio.create_task(pump(broker[0], client[1]))
     is_admitted = False
     try:
