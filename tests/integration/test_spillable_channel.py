@@ -88,17 +88,19 @@ async def test_kill_loses_memory_and_a_stop_loses_nothing(start_millraced: Start
 
 
 async def test_stop_with_a_second_signal_does_not_wait_for_memory(start_millraced: StartMillraced) -> None:
-    """The events in memory are lost then, and the server's log says how many."""
+    """The events in memory are lost then, and the server's log says how many: only one write may still succeed."""
     server = start_millraced(TOML)
     async with open_on(server) as rpc:
-        await rpc.append("orders", b"1", b"2")
+        for _ in range(3):
+            # As large as one write.
+            await rpc.append("orders", bytes(16 << 20))
         # With an open transaction the server waits until the second signal.
         await rpc.begin("orders")
         server.send(signal.SIGTERM)
         server.wait_for("stopping")
         server.send(signal.SIGTERM)
     assert server.wait() == 0
-    assert server.wait_for("events that were only in memory are lost")["events"] == 2
+    assert server.wait_for("events that were only in memory are lost")["events"] >= 2
 
 
 async def test_create_and_update_of_a_spillable_channel_say_what_is_in_force(start_millraced: StartMillraced) -> None:
