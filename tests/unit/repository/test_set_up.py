@@ -1,5 +1,6 @@
 """`make setup`: when it builds, and what it installs."""
 
+import importlib
 import shutil
 import sys
 from pathlib import Path
@@ -47,6 +48,13 @@ def test_fingerprint_of_changed_inputs_differs(changed: str, tmp_path: Path, mon
     with (tmp_path / changed).open("a") as file:
         file.write("# changed\n")
     assert set_up.fingerprint() != before
+
+
+def test_build_leaves_one_copy_of_pyspark() -> None:
+    """Spark's Python processes would import the other one, which is never compiled."""
+    package = Path(*importlib.import_module("pyspark").__path__)
+    assert (package / "python").exists()
+    assert not list(package.rglob("*.zip"))
 
 
 def test_build_in_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
