@@ -230,23 +230,24 @@ async def test_failover_back_from_one_that_hangs_does_not_wait_for_it(
     assert failover.state_of("b") is ComponentState.STANDING_BY
 
 
-async def failed_again(sink: Sink, opening: Sink) -> None:
-    """Waits until a sink cannot open while another one is opening."""
-    await until(lambda: opening.open_count == 1)
-    former_count = sink.open_count
-    await until(lambda: sink.open_count > former_count + 1)
-
-
-async def test_failover_to_one_that_opens_too_late_leaves_it_ready_for_the_next_time(failover: Group) -> None:
-    """A sink with a higher priority is already active; it remains on standby."""
+async def open_slowly(failover: Group, count: int) -> list[Sink]:
+    """Sends events until `a` has failed, then `b`, and `c` is opening; returns once `a` has failed again."""
     first, second, third = failover.sinks.values()
     first.open_error = ComponentError("a cannot connect")
     await failover.send()
     await failover.delivered()
     second.write_error = ComponentError("b is gone")
     third.may_open.clear()
-    await failover.send()
-    await failed_again(first, third)
+    await failover.send(count)
+    await until(lambda: third.open_count == 1)
+    former_count = first.open_count
+    await until(lambda: first.open_count > former_count + 1)
+    return [first, third]
+
+
+async def test_failover_to_one_that_opens_too_late_leaves_it_ready_for_the_next_time(failover: Group) -> None:
+    """A sink with a higher priority is already active; it remains on standby."""
+    first, third = await open_slowly(failover, 2)
     first.open_error = None
     await failover.delivered()
     assert failover.written.by("a") == failover.all_bodies[2:]
@@ -260,15 +261,8 @@ async def test_failover_to_one_that_opens_too_late_leaves_it_ready_for_the_next_
 
 async def test_failover_to_one_that_opens_slowly_lets_it_follow_one_that_failed_before(failover: Group) -> None:
     """Sinks that are tried meanwhile, and fail again, do not keep it from its turn."""
-    first, second, third = failover.sinks.values()
-    first.open_error = ComponentError("a cannot connect")
-    await failover.send()
-    await failover.delivered()
-    second.write_error = ComponentError("b is gone")
-    third.may_open.clear()
     # More than a sink holds: an empty channel counts as progress.
-    await failover.send(10)
-    await failed_again(first, third)
+    first, third = await open_slowly(failover, 10)
     first.open_error, first.write_error = None, ComponentError("a is gone")
     first.may_write.clear()
     await until(lambda: first.is_writing)

@@ -332,7 +332,7 @@ class LogMender:
                 # They may be what a stop wrote, of which some events may have been consumed in memory.
                 account.doubt([(account.sparse(dense), account.sparse(dense + group.event_count - 1))])
         account.next_sequence = account.sparse(end)
-        lost_first, lost_end = account.sparse(placement.known), account.sparse(placement.behind)
+        lost_first, lost_end = account.sparse(placement.open_first), account.sparse(placement.open_end)
         if next_sequence is None and lost_first < lost_end and end != account.kept_sequence:
             self.bound_from = lost_first
         if is_of_repair:

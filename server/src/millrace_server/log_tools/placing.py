@@ -46,34 +46,34 @@ class Placement(NamedTuple):
 
     places: Sequence[tuple[Group, int]]
     """With the first sequence of each."""
-    known: int
-    """Behind the groups that were placed from the front."""
-    behind: int
-    """Before those that were placed from the end."""
+    open_first: int
+    """The sequence after the groups that were placed from the front."""
+    open_end: int
+    """The first sequence of those that were placed from the end."""
 
 
 def placed(groups: Sequence[Group], step: Step) -> Placement:
     """Places groups in order, from the front and from the end, up to the first that may be elsewhere."""
     places: list[tuple[Group, int]] = []
-    unknown, known, behind = list(groups), step.first, step.end
+    unknown, open_first, open_end = list(groups), step.first, step.end
     is_explained = are_commits_alone(groups) and event_count(groups) == step.end - step.first
     places_one = step.may_have_gaps and not is_explained
-    # From the front, sequences are known up to the first group behind which more than a COMMIT may be missing.
-    while step.is_front_known and unknown and known + unknown[0].event_count <= step.end:
+    # From the front, sequences are known up to the first group after which more than a COMMIT may be missing.
+    while step.is_front_known and unknown and open_first + unknown[0].event_count <= step.end:
         group = unknown.pop(0)
-        places.append((group, known))
-        known += group.event_count
+        places.append((group, open_first))
+        open_first += group.event_count
         if places_one or not group.is_commit_alone:
             break
     while step.is_end_known and unknown and unknown[-1].is_commit_alone:
-        first = behind - unknown[-1].event_count
-        if first < known:
+        first = open_end - unknown[-1].event_count
+        if first < open_first:
             break
         places.append((unknown.pop(), first))
-        behind = first
+        open_end = first
         if places_one:
             break
-    return Placement(places, known, behind)
+    return Placement(places, open_first, open_end)
 
 
 def are_commits_alone(groups: Iterable[Group]) -> bool:
