@@ -440,7 +440,7 @@ def test_readme_programs_do_what_it_says(
     ("options", "sentences"),
     [
         ({"endpoints": "127.0.0.1:1"}, ["at 127.0.0.1:1: cannot reach", "is millraced running there?"]),
-        ({"channels": "no-such"}, ["channel no-such at ", "there is none called 'no-such'"]),
+        ({"channels": "no-such"}, ["channel no-such at ", "'no-such' does not exist"]),
         ({"channels": "../x"}, ["channel ../x at ", "is '../x'; it must match"]),
         ({"readerId": "r" * 129}, ["reader_id: is 'r", "it must have 1 to 128 printable ASCII characters"]),
         ({"channel": "x"}, ["option channel: is unknown; did you mean channels?"]),

@@ -199,7 +199,7 @@ def test_save_that_cannot_work_says_why(
     """The error is one sentence, before any task runs."""
     for columns, options, sentence in (
         ("'x' body", {"endpoints": "127.0.0.1:1"}, "at 127.0.0.1:1: cannot reach a Millrace server"),
-        ("'x' body", {"channel": "no-such"}, "channel no-such at .*: there is none called 'no-such'; create it"),
+        ("'x' body", {"channel": "no-such"}, "channel no-such at .*: 'no-such' does not exist; create it"),
         ("1 body", {}, r"column body: is int; it must be binary or string; cast it"),
         ("'x' body", {"chanel": "x"}, r"option chanel: is unknown; did you mean channel\?"),
         ("'x' body", {"startingSequences": "latest"}, "option startingSequences: is for reading; the options of"),

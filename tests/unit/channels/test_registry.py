@@ -48,7 +48,7 @@ async def test_names_that_are_not_allowed_are_refused(registry: ChannelRegistry,
 
 async def test_get_of_an_unknown_name_finds_none(registry: ChannelRegistry) -> None:
     """Channels are never created by accident."""
-    with pytest.raises(ChannelNotFoundError, match="there is none called 'orders'; create it") as refused:
+    with pytest.raises(ChannelNotFoundError, match="'orders' does not exist; create it") as refused:
         registry.get("orders")
     assert refused.value.metadata == {"channel": "orders"}
     with pytest.raises(ChannelNotFoundError):

@@ -117,7 +117,7 @@ async def test_appends_of_a_stream_get_responses_in_order(running: Running) -> N
     await running.end()
     assert stream.sequences == [1, 0, 0, 0, 3]
     assert [bool(reason) for reason in stream.reasons] == [False, True, True, True, False]
-    assert "there is none called 'none'" in stream.reasons[1]
+    assert "'none' does not exist" in stream.reasons[1]
     assert "events: is empty" in stream.reasons[2]
     assert queued(running.channel) == [b"a", b"b", b"c"]
     timed = {labels: sum(each.counts) for labels, each in running.registry.histograms.stream_appends}

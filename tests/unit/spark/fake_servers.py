@@ -78,7 +78,7 @@ class FakeServers:
             if endpoint in self.away:
                 raise millrace.UnavailableError(f"cannot reach {endpoint}", channel=name)
             if (endpoint, name) not in self.channels:
-                raise millrace.ChannelNotFoundError(f"there is none called {name!r}", channel=name)
+                raise millrace.ChannelNotFoundError(f"{name!r} does not exist", channel=name)
             yield self.channels[endpoint, name]
 
 

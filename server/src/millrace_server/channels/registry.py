@@ -209,7 +209,7 @@ class ChannelRegistry:
         self.refuse_entrance(name)
         check_channel_name(name)
         raise ChannelNotFoundError(
-            f"channel: there is none called {shown(name)}; create it, or see which there are", channel=name
+            f"channel: {shown(name)} does not exist; create it, or list those that exist", channel=name
         )
 
     def get(self, name: str) -> Channel:

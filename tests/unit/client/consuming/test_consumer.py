@@ -285,7 +285,7 @@ def test_refusal_that_lasts_is_raised(variant: Variant, server: FakeServer) -> N
     """A missing channel raises on each call, as long as no other stream is left."""
 
     def refuse(_requests: Any, _context: Any) -> Iterator[Any]:
-        raise RefusalError(grpc.StatusCode.NOT_FOUND, "CHANNEL_NOT_FOUND", "there is none called 'orders'")
+        raise RefusalError(grpc.StatusCode.NOT_FOUND, "CHANNEL_NOT_FOUND", "'orders' does not exist")
         yield
 
     server.script("Consume", refuse)
