@@ -142,7 +142,10 @@ async def test_unknown_channel_is_not_found(rpc: Rpc, request_of: Callable[[str]
     request = request_of("not-there")
     method = type(request).__name__.removesuffix("Request")
     [service] = [service for service, described in SERVICES.items() if method in described.methods_by_name]
-    async with rpc.unchanged(), refused(NOT_FOUND, "CHANNEL_NOT_FOUND", "'not-there' does not exist; create it") as caught:
+    async with (
+        rpc.unchanged(),
+        refused(NOT_FOUND, "CHANNEL_NOT_FOUND", "'not-there' does not exist; create it") as caught,
+    ):
         await response_to(rpc, service, method, request.SerializeToString())
     assert caught.refusal.metadata == {"channel": "not-there"}
     assert caught.refusal.retry_delay_seconds is None
