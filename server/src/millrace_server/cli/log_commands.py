@@ -164,7 +164,7 @@ def export(
 ) -> None:
     """Write the events in a channel to a file, as far as they can be read. Changes nothing in the channel."""
     from millrace_server.cli.log_targets import exit_on_error, readable_log
-    from millrace_server.log_tools.account import shown_ranges
+    from millrace_server.log_tools.event_index import shown_ranges
 
     with exit_on_error(), readable_log(directories, config, channel, key) as log:
         layout = log.layout

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from millrace_server.channels.recovery import Recovered
-from millrace_server.log_tools.account import Range
 from millrace_server.log_tools.dump import Document, DumpStart, dump
+from millrace_server.log_tools.event_index import Range
 from millrace_server.log_tools.export import export
 from millrace_server.log_tools.layout import ChannelLayout
 from millrace_server.log_tools.scanning import ToolProgress

@@ -20,8 +20,8 @@ from millrace_server.channels.config import CHANNEL_NAME_PATTERN
 from millrace_server.channels.directories import KEPT_INFIX, LOCK_FILE, REPAIRED, finish_repair, locked_directories
 from millrace_server.channels.records import State
 from millrace_server.log_tools import backup
-from millrace_server.log_tools.account import shown_ranges
 from millrace_server.log_tools.backup import Copy, ToolContext, os_errors_as_refusals
+from millrace_server.log_tools.event_index import shown_ranges
 from millrace_server.log_tools.layout import (
     ChannelLayout,
     DamagedError,

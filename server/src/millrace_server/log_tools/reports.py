@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from millrace.units import counted
 from millrace_server.channels.recovery import Recovered
-from millrace_server.log_tools.account import shown_ranges
 from millrace_server.log_tools.dump import Document, time_text
+from millrace_server.log_tools.event_index import shown_ranges
 from millrace_server.log_tools.layout import ChannelLayout
 from millrace_server.log_tools.verify import CheckpointState, Report
 from millrace_server.wal.records import LogPosition

@@ -1,4 +1,4 @@
-"""Finds what a damaged log still has: the state of its channel, and which of its events can be read."""
+"""Finds what a damaged log still holds: the channel's state, and the events that can be read."""
 
 from dataclasses import dataclass, field
 
@@ -6,8 +6,8 @@ from millrace.columns import ColumnsCutter
 from millrace.v1 import event_pb2
 from millrace_server.channels.recovery import Recovered
 from millrace_server.channels.stamps import IntervalSet
-from millrace_server.log_tools.account import ChannelAccount, Piece, Range, columns_of, common, shown_ranges
-from millrace_server.log_tools.mending import LogMender
+from millrace_server.log_tools.damaged_replay import DamagedReplay
+from millrace_server.log_tools.event_index import EventIndex, Piece, Range, columns_of, common, shown_ranges
 from millrace_server.log_tools.scanning import decode_payload, key_id_of
 from millrace_server.log_tools.verify import checkpoint_files
 from millrace_server.log_tools.view import LogView, SegmentView
@@ -22,29 +22,30 @@ from millrace_server.wal.segments import LogCorruptError, Segment
 
 @dataclass(slots=True)
 class Salvage:
-    """What a log still has."""
+    """What a log still holds."""
 
     recovered: Recovered
     """The channel without its events."""
     pieces: list[Piece] = field(default_factory=list)
-    """The events in the channel that can be read, by their sequences."""
+    """The events in the channel that can be read, by sequence."""
     lost: list[Range] = field(default_factory=list)
-    """Sequences of events that cannot be read, and of which nothing says that they were consumed."""
+    """Sequences of events that cannot be read and are not known to be consumed."""
     bound_from: int = 0
-    """Sequences in `lost` from this one on are an upper bound, as nothing says how many the log's end had. 0: none."""
+    """From this sequence on, `lost` is an upper bound, since the number of events at the log's end is unknown; 0 if no
+    part of it is."""
     redelivered: list[Range] = field(default_factory=list)
-    """Sequences of readable events that may have been consumed, since the record that says so may be lost."""
+    """Sequences of readable events that may have been consumed by a lost record."""
     unstamped: list[Range] = field(default_factory=list)
     """Sequences whose stamps may be lost: if their producer sends them again, they are stored twice."""
     is_renumbered: bool = False
-    """Whether no record says which sequences there were, so that the channel counts from 1 on, without any stamp."""
+    """Whether no record states a sequence, so that the channel counts from 1 again, without stamps."""
     is_doubtful: bool = False
-    """Whether stamps, ends of transactions and claims may be missing in `recovered`."""
+    """Whether stamps, ended transactions and claims may be missing in `recovered`."""
     next_segment_id: int = 1
     next_lsn: int = 1
-    """Behind all that were used."""
+    """Both are above all that were used."""
     key_id: str = ""
-    """The key of the newest encrypted record; empty: none is encrypted."""
+    """The key of the newest encrypted record; empty if none is encrypted."""
     is_compressed: bool = False
     """Whether the newest PUT record is compressed."""
 
@@ -54,7 +55,7 @@ class Salvage:
 
     @property
     def lost_sentence(self) -> str:
-        """Which sequences are lost; empty: none."""
+        """Which sequences are lost; empty if none are."""
         if not self.lost:
             return ""
         sentence = f"sequences {shown_ranges(self.lost)}, which cannot be read"
@@ -91,55 +92,54 @@ class PieceReader:
 def salvage(view: LogView, codec: PayloadCodec) -> Salvage:
     """Reads all of a log, and then each event that is still in the channel.
 
-    Raises KeyMissingError if a key was not given, and UnknownVersionError at what another version wrote.
+    Raises KeyMissingError if a key was not given, and UnknownVersionError if another version wrote a part of it.
     """
     checkpoint = next(checkpoint_files(view, codec).valid_checkpoints(), None)
     has_memory = view.layout.has_memory
-    found, mender = _read_log(view, codec, checkpoint, has_reserves=has_memory)
-    if mender.has_reserves and mender.is_damaged and not has_memory:
-        # That sequences may have gaps was not known from the beginning.
-        found, mender = _read_log(view, codec, checkpoint, has_reserves=True)
-    account = mender.account
-    found.next_lsn = max(mender.lsn, 1)
+    found, replay = _read_log(view, codec, checkpoint, has_reserves=has_memory)
+    if replay.has_reserves and replay.is_damaged and not has_memory:
+        # Again, with what the first pass has shown: sequences may have gaps.
+        found, replay = _read_log(view, codec, checkpoint, has_reserves=True)
+    index = replay.index
+    found.next_lsn = max(replay.lsn, 1)
     found.next_segment_id += max([one.segment_id for one in view.segments], default=0)
     if checkpoint is not None:
         found.next_segment_id = max(found.next_segment_id, checkpoint.position.segment_id + 1)
-    found.recovered.next_sequence = max(account.next_sequence, account.reserved_sequence)
-    found.unstamped, found.is_doubtful = list(account.unstamped), account.is_doubtful
-    found.bound_from = mender.bound_from
-    found.is_renumbered = mender.is_without_sequences
-    _sort_out(account, PieceReader(view, codec), found)
+    found.recovered.next_sequence = max(index.next_sequence, index.reserved_sequence)
+    found.unstamped, found.is_doubtful = list(index.unstamped), index.is_doubtful
+    found.bound_from = replay.bound_from
+    found.is_renumbered = replay.is_without_sequences
+    _sort_out(index, PieceReader(view, codec), found)
     return found
 
 
 def _read_log(
     view: LogView, codec: PayloadCodec, checkpoint: Checkpoint | None, *, has_reserves: bool
-) -> tuple[Salvage, LogMender]:
-    account = ChannelAccount()
-    mender = LogMender(account, checkpoint, has_reserves=has_reserves)
-    reader = _LogReader(view, codec, mender, Salvage(account.recovered))
-    reader.read()
-    return reader.found, reader.mender
+) -> tuple[Salvage, DamagedReplay]:
+    replay = DamagedReplay(checkpoint, has_reserves=has_reserves)
+    found = Salvage(replay.index.recovered)
+    _LogReader(view, codec, replay, found).read()
+    return found, replay
 
 
-def _sort_out(account: ChannelAccount, reader: PieceReader, found: Salvage) -> None:
-    lost, redelivered = account.present.copy(), IntervalSet()
-    for piece in account.pieces():
+def _sort_out(index: EventIndex, reader: PieceReader, found: Salvage) -> None:
+    lost, redelivered = index.present.copy(), IntervalSet()
+    for piece in index.pieces():
         if reader.read(piece) is not None:
             found.pieces.append(piece)
             lost.remove(piece.first_sequence, piece.last_sequence)
-            for part in common(account.doubtful, piece.first_sequence, piece.last_sequence):
+            for part in common(index.doubtful, piece.first_sequence, piece.last_sequence):
                 redelivered.add(*part)
     found.lost, found.redelivered = list(lost), list(redelivered)
 
 
 @dataclass(frozen=True, slots=True)
 class _LogReader:
-    """Feeds a mender with all valid records of a log, and with what is known of those between them."""
+    """Passes all valid records of a log to a replay, with what is known of the gaps between them."""
 
     view: LogView
     codec: PayloadCodec
-    mender: LogMender
+    replay: DamagedReplay
     found: Salvage
 
     def read(self) -> None:
@@ -147,20 +147,20 @@ class _LogReader:
         headers = [self._header(segment) for segment in segments]
         for index, (segment, header) in enumerate(zip(segments, headers, strict=True)):
             if index:
-                self.mender.gap_bytes += _missing_bytes(segments[index - 1], segment, header)
-            self.mender.begin_segment(segment.segment_id, header.first_lsn if header else 0)
+                self.replay.gap_bytes += _missing_bytes(segments[index - 1], segment, header)
+            self.replay.begin_segment(segment.segment_id, header.first_lsn if header else 0)
             self._read_segment(segment, self._length(segment, *headers[index + 1 : index + 2]))
-        self.mender.finish(self.view.written_bytes)
+        self.replay.finish(self.view.written_bytes)
 
     def _length(self, segment: SegmentView, following: SegmentHeader | None = None) -> int:
-        """Returns how much a segment had, as the header of the next one says: its end may be cut off."""
+        """Returns the full length of a segment, which may have lost its end; the next segment's header states it."""
         if segment is self.view.segments[-1]:
             length = min(segment.file.size(), self.view.written_bytes)
-            # Cut off before its first record, which it had: then nothing says how much more there was.
+            # Each segment had a first record. If that is cut off, nothing states the length.
             is_cut_off = length <= SEGMENT_HEADER_BYTES + RECORD_HEAD_BYTES
             return max(one.file.size() for one in self.view.segments) if is_cut_off else length
         is_stated = following is not None and following.segment_id == segment.segment_id + 1
-        self.mender.knows_lengths &= is_stated
+        self.replay.knows_lengths &= is_stated
         return max(segment.file.size(), following.previous_length if following and is_stated else 0)
 
     def _header(self, segment: SegmentView) -> SegmentHeader | None:
@@ -176,16 +176,16 @@ class _LogReader:
         scanner = self.view.scanner(segment)
         for item in scanner.records_and_gaps(SEGMENT_HEADER_BYTES, length):
             if not isinstance(item, ScannedRecord):
-                self.mender.gap_bytes += (item.end or length) - item.position
+                self.replay.gap_bytes += (item.end or length) - item.position
                 continue
             self.found.key_id = key_id_of(item) or self.found.key_id
             if item.head.kind is Kind.PUT:
                 self.found.is_compressed = Flags.COMPRESSED in item.head.flags
-            self.mender.feed(item.head.lsn, _log_record(self.codec, segment, scanner, item))
+            self.replay.add(item.head.lsn, _log_record(self.codec, segment, scanner, item))
 
 
 def _missing_bytes(before: SegmentView, segment: SegmentView, header: SegmentHeader | None) -> int:
-    """Returns how much the missing segments between two had: each as much as the last of them, as far as is known."""
+    """Returns the bytes of the missing segments between two, estimated from the length of one of them."""
     missing_count = max(segment.segment_id - before.segment_id - 1, 0)
     return missing_count * (header.previous_length if header else before.file.size())
 

@@ -1,4 +1,4 @@
-"""Accounts for what a channel holds: which of its sequences are in it, and where in the log their events lie."""
+"""An index of a channel's events: which sequences the channel holds, and where their events are in the log."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Never
@@ -18,7 +18,7 @@ from millrace_server.wal.records import Location
 from millrace_server.wal.segments import LogCorruptError
 
 LOST = Location(0, 0, 0)
-"""Stands for the location of a record that cannot be read."""
+"""The location of a record that cannot be read."""
 
 Range = tuple[int, int]
 """First and last."""
@@ -33,9 +33,9 @@ class Piece(NamedTuple):
     start: int
     """Index of the first event in the record."""
     commit_time: int = 0
-    """When the record's first event was committed, in microseconds since 1970; 0: unknown."""
+    """When the record's first event was committed, in microseconds since 1970; 0 if unknown."""
     offsets: Sequence[int] = ()
-    """For each event of the record, how much later it was committed; empty: all were then."""
+    """How much later each event of the record was committed; empty if all were committed at once."""
 
     @property
     def last_sequence(self) -> int:
@@ -51,23 +51,23 @@ class Piece(NamedTuple):
 
     @classmethod
     def of(cls, batch: StoredBatch) -> "Piece":
-        """Returns a batch, unless it is a run: where each event of a run lies, only its records say."""
+        """Returns the location of a batch. That of a run is `LOST`, since only its records locate each event."""
         window, stored = batch.window, batch.window.stored
         location = stored.location if stored.location is not None and stored.record_count == 1 else LOST
         offsets = stored.offsets or ()
         return cls(batch.first_sequence, batch.count, location, window.start, batch.commit_time, offsets)
 
 
-class ChannelAccount(StateRecovery):
-    """A channel's state, and its events by their sequences.
+class EventIndex(StateRecovery):
+    """A channel's state, and the locations of its events by sequence.
 
     Attributes:
         present: Sequences in the channel, whether or not their events can be read.
-        doubtful: Sequences that a lost record may have removed from it.
+        doubtful: Sequences that a lost record may have removed from the channel.
         unstamped: Sequences whose stamps are lost.
-        is_doubtful: Whether a record is lost of which no one knows what it said.
+        is_doubtful: Whether a record with unknown content is lost.
         kept_sequence: In a log that a repair or a migration has written, the sequence after the last event that it
-            kept: from there up to the reserve there is none. 0: another log, or other states followed.
+            kept; no event has a sequence from there up to the reserve. 0 in other logs, and after a later state.
     """
 
     def __init__(self) -> None:
@@ -80,10 +80,10 @@ class ChannelAccount(StateRecovery):
         self._places: dict[int, Piece] = {}
 
     def pieces(self) -> Iterator[Piece]:
-        """Yields, by their sequences, the events that are present and have a place."""
+        """Yields the events that are present and have a location, by sequence."""
         end = 0
         for _, place in sorted(self._places.items()):
-            # A checkpoint and a commit may name the same record.
+            # A checkpoint and a commit may refer to the same record.
             for first, last in common(self.present, max(place.first_sequence, end), place.last_sequence):
                 start = place.start + first - place.first_sequence
                 yield place._replace(first_sequence=first, event_count=last + 1 - first, start=start)
@@ -104,7 +104,7 @@ class ChannelAccount(StateRecovery):
             self.place(Piece.of(batch))
 
     def read(self, _stored: StoredColumns) -> Never:
-        """Is not called: the events are read by their places."""
+        """Never called: events are read by their locations."""
         raise AssertionError
 
     def place(self, piece: Piece) -> None:
@@ -114,28 +114,28 @@ class ChannelAccount(StateRecovery):
 
     @property
     def _gap(self) -> range:
-        """The sequences after the last event that a repair has kept, which no event has."""
+        """The unassigned sequences after the last event that a repair has kept."""
         return range(self.kept_sequence, self.reserved_sequence if self.kept_sequence else 0)
 
     def dense(self, sequence: int) -> int:
-        """Returns a sequence less the gap that a repair has left before it."""
+        """Returns a sequence minus the gap of a repair before it, so that adjacent events have adjacent numbers."""
         gap = self._gap
         return sequence - len(gap) if sequence >= gap.stop else min(sequence, gap.start)
 
     def sparse(self, dense: int) -> int:
-        """Returns the sequence of which `dense` makes this."""
+        """Returns the sequence of a number from `dense`."""
         gap = self._gap
         return dense + len(gap) if dense >= gap.start else dense
 
     def outside_gap(self, first: int, end: int) -> Iterator[Range]:
-        """Yields the sequences from one up to another that events may have."""
+        """Yields the ranges from `first` up to `end` that events can have."""
         gap = self._gap
         for start, stop in ((first, min(end, gap.start)), (max(first, gap.stop), end)):
             if start < stop:
                 yield start, stop - 1
 
     def add_lost(self, first: int, end: int) -> None:
-        """Adds sequences to the channel whose events have no place."""
+        """Adds sequences to the channel, without locations of their events."""
         for part in self.outside_gap(first, end):
             self.present.add(*part)
 
@@ -151,15 +151,15 @@ class ChannelAccount(StateRecovery):
                 self.doubtful.add(*part)
 
     def on_state(self, state: pb.State) -> None:
-        self._believe(state)
+        self._adopt(state)
 
     def on_memory_state(self, message: pb.MemoryState, puts: Sequence[Location], problem: str) -> None:
-        self._believe(message.state)
+        self._adopt(message.state)
         super().on_memory_state(message, puts, problem)
 
     def restore_checkpoint(self, message: pb.Checkpoint) -> None:
-        """Replaces the channel by that of a checkpoint."""
-        self._believe(message.state)
+        """Replaces the channel with that of a checkpoint."""
+        self._adopt(message.state)
         self.has_state = True
         self.next_sequence, self.reserved_sequence = message.state.next_sequence, message.state.reserved_sequence
         self.present, self.doubtful = IntervalSet(), IntervalSet()
@@ -167,8 +167,8 @@ class ChannelAccount(StateRecovery):
         for batch in restore_batches(message.batches, self):
             self.place(Piece.of(batch))
 
-    def _believe(self, state: pb.State) -> None:
-        """Takes over a state, which has all that lost records before it said of stamps, transactions and claims."""
+    def _adopt(self, state: pb.State) -> None:
+        """Adopts a state, which includes the stamps, ended transactions and claims of lost records before it."""
         self.kept_sequence = state.kept_sequence
         if self.is_doubtful or not self.has_state:
             self.restore_state(state)

@@ -1,4 +1,4 @@
-"""Infers which sequences the events of PUT records have whose COMMIT is lost."""
+"""Infers the sequences of events in PUT records whose COMMIT is lost."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from millrace_server.wal.log import LogRecord
 
 @dataclass(slots=True)
 class Group:
-    """Adjacent PUT and TAKE records, and what is missing after them: first of all, perhaps, their COMMIT."""
+    """Adjacent PUT and TAKE records, and the missing records after them, the first of which may be their COMMIT."""
 
     missing: range
     """LSNs."""
     puts: list[tuple[LogRecord, int]] = field(default_factory=list)
-    """With the number of their events."""
+    """Each with the number of its events."""
     takes: list[pb.Take] = field(default_factory=list)
 
     @property
@@ -24,28 +24,28 @@ class Group:
 
     @property
     def is_commit_alone(self) -> bool:
-        """Whether nothing but the COMMIT of these records can be missing."""
+        """Whether only the COMMIT of these records can be missing."""
         return len(self.missing) == 1
 
 
 class Step(NamedTuple):
-    """From the sequence after the records before some groups to that of the record after them."""
+    """The sequences between the last record before some groups, and the first one after them."""
 
     first: int
     end: int
     is_front_known: bool
     """Whether the first group may begin with `first`."""
     is_end_known: bool
-    """Whether `end` is not only the highest that it may be."""
+    """Whether `end` is exact; otherwise it is an upper bound."""
     may_have_gaps: bool
-    """Whether a repair may have left gaps of which only lost records knew."""
+    """Whether a repair may have left gaps that only lost records stated."""
 
 
 class Placement(NamedTuple):
-    """Where groups are, as far as that is certain."""
+    """The sequences of groups, as far as they are certain."""
 
     places: Sequence[tuple[Group, int]]
-    """With the first sequence of each."""
+    """Each with its first sequence."""
     open_first: int
     """The sequence after the groups that were placed from the front."""
     open_end: int
@@ -53,12 +53,12 @@ class Placement(NamedTuple):
 
 
 def placed(groups: Sequence[Group], step: Step) -> Placement:
-    """Places groups in order, from the front and from the end, up to the first that may be elsewhere."""
+    """Assigns sequences to groups, from both ends inwards, until those of a group are ambiguous."""
     places: list[tuple[Group, int]] = []
     unknown, open_first, open_end = list(groups), step.first, step.end
     is_explained = are_commits_alone(groups) and event_count(groups) == step.end - step.first
     places_one = step.may_have_gaps and not is_explained
-    # From the front, sequences are known up to the first group after which more than a COMMIT may be missing.
+    # From the front, sequences are known up to the first group that may lack more than its COMMIT.
     while step.is_front_known and unknown and open_first + unknown[0].event_count <= step.end:
         group = unknown.pop(0)
         places.append((group, open_first))
@@ -77,10 +77,10 @@ def placed(groups: Sequence[Group], step: Step) -> Placement:
 
 
 def are_commits_alone(groups: Iterable[Group]) -> bool:
-    """Whether nothing but the COMMIT of each group can be missing."""
+    """Whether only the COMMIT of each group can be missing."""
     return all(group.is_commit_alone for group in groups)
 
 
 def event_count(groups: Iterable[Group]) -> int:
-    """Returns the events of all groups."""
+    """Returns the number of events of all groups."""
     return sum(group.event_count for group in groups)
