@@ -414,14 +414,16 @@ class Engine:
         return UnavailableError("the servers accepted nothing within the event's delivery time", channel=channel)
 
     def _abandon(self, error: MillraceError) -> None:
+        # Counted before they fail, since the thread that closes the producer looks as soon as the last one has.
+        self._abandoned_count += self._accumulator.open_event_count()
         for channel in self._channels():
             for batch in channel.abort():
                 batch.doubted = channel
-                self._abandoned_count += self._settler.fail_with_followers(batch, error)
+                self._settler.fail_with_followers(batch, error)
         for batch, _ in self._retries:
             self._retries.discard(batch)
-            self._abandoned_count += self._settler.fail_with_followers(batch, error)
-        self._abandoned_count += self._settler.fail_expired(math.inf, lambda _channel: error)
+            self._settler.fail_with_followers(batch, error)
+        self._settler.fail_expired(math.inf, lambda _channel: error)
 
 
 def metrics_of(

@@ -145,22 +145,18 @@ class BatchSettler:
                 self.fail(following, stopped_error(error))
             self.stop_behind(error)
 
-    def fail_with_followers(self, batch: Batch, error: MillraceError) -> int:
-        """Fails a batch and the parts that follow it; returns the number of their events."""
+    def fail_with_followers(self, batch: Batch, error: MillraceError) -> None:
+        """Fails a batch and the parts that follow it."""
         followers, batch.followers = list(batch.followers), type(batch.followers)()
         for following in [batch, *followers]:
             self.fail(following, error)
-        return sum(following.count for following in [batch, *followers])
 
-    def fail_expired(self, timed_before: float, error_of: Callable[[str], MillraceError]) -> int:
-        """Fails buffered events whose delivery time began before this; returns their number."""
-        event_count = 0
+    def fail_expired(self, timed_before: float, error_of: Callable[[str], MillraceError]) -> None:
+        """Fails buffered events whose delivery time began before this."""
         for buffer, page in self._accumulator.take_expired(timed_before):
             error = error_of(buffer.channel)
-            event_count += page.count - page.dropped_count
             self._fail_page(page, Outcome(buffer.channel, error=error), error)
             self.stop_behind(error)
-        return event_count
 
     def _fail_page(self, page: Page, outcome: Outcome, error: MillraceError) -> None:
         count = page.count - page.dropped_count

@@ -11,7 +11,17 @@ from typing import Any
 import grpc
 import pytest
 
-from millrace_client import BadArgumentError, Producer, ProducerClosedError, SendFailedError, SendResult
+from millrace_client import (
+    BadArgumentError,
+    MillraceError,
+    Producer,
+    ProducerClosedError,
+    SendFailedError,
+    SendResult,
+)
+from millrace_client.producing.accumulator import Accumulator
+from millrace_client.producing.servers import Batch
+from millrace_client.producing.settling import BatchSettler
 from tests.unit.client.fake_server import RefusalError
 from tests.unit.client.producing.conftest import FakeChannels, MakeProducer
 
@@ -36,6 +46,26 @@ def test_close_settles_all_and_ends_the_threads(channels: FakeChannels, producer
     assert all(future.done() for future in futures)
     assert len(reported) == 25
     assert own_threads() == []
+
+
+def test_close_that_sees_the_last_event_fail_counts_it(
+    channels: FakeChannels, producer_of: MakeProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both threads have the same deadline, and the one that fails the event may not have gone on since."""
+    channels.judge = lambda _bodies: full()
+    has_looked, fail, wait = threading.Event(), BatchSettler.fail_with_followers, Accumulator.wait_settled
+
+    def fail_and_pause(settler: BatchSettler, batch: Batch, error: MillraceError) -> None:
+        fail(settler, batch, error)
+        has_looked.wait(10)
+
+    monkeypatch.setattr(BatchSettler, "fail_with_followers", fail_and_pause)
+    monkeypatch.setattr(Accumulator, "wait_settled", lambda self, pages, _seconds: wait(self, pages, 10))
+    producer = producer_of(channels)
+    producer.send(b"a")
+    report = producer.close(0.1)
+    has_looked.set()
+    assert report.events_left == 1
 
 
 def test_close_again_says_the_same(channels: FakeChannels, producer_of: MakeProducer) -> None:
