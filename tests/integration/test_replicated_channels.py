@@ -1,5 +1,6 @@
 """Replicated channels that clients create, change, move and delete at real servers."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
@@ -10,7 +11,7 @@ from millrace.v1 import admin_service_pb2 as pb
 from millrace.v1 import channel_service_pb2 as channel_pb
 from tests.conftest import StartMillraced
 from tests.millraced import Millraced
-from tests.rpc import Rpc, connected, events, refused
+from tests.rpc import Refusal, Rpc, connected, events, refused
 from tests.stream_logs import new_name
 
 _ENGINE = (
@@ -133,6 +134,32 @@ async def test_delete_at_the_owner_deletes_the_channel_for_all(sites: Two) -> No
     again = await other.create(name)
     assert (again.state, again.gauges.next_sequence) == (OPEN, 1)
     assert again.channel_id != first.channel_id
+
+
+async def test_delete_of_a_channel_in_use_is_no_error(sites: Two) -> None:
+    """Callers are refused until it is gone; the server's log, which operators watch, has nothing to act on."""
+    one, other = sites
+    name = new_name()
+    await one.create(name)
+    await other.create(name)
+    has_begun = asyncio.Event()
+
+    async def append_all(site: _Site) -> None:
+        reason = ""
+        while reason != "CHANNEL_NOT_FOUND":
+            try:
+                await site.rpc.append(name, b"a")
+                has_begun.set()
+            except grpc.aio.AioRpcError as error:
+                reason = Refusal.of_error(error).reason
+                assert reason in {"NOT_OWNER", "CHANNEL_NOT_FOUND"}
+
+    async with asyncio.TaskGroup() as callers:
+        for site in (one, one, one, other):
+            callers.create_task(append_all(site))
+        await has_begun.wait()
+        await one.rpc.admin.DeleteChannel(pb.DeleteChannelRequest(name=name, force=True))
+    assert [entry for site in sites for entry in site.server.log if entry["level"] == "error"] == []
 
 
 async def test_update_of_a_replicated_channel_is_in_force_at_its_owner(sites: Two) -> None:

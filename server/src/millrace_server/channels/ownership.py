@@ -10,7 +10,7 @@ from typing import NamedTuple
 import structlog
 
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.channel_handle import ChannelHandle, Owner
+from millrace_server.channels.channel_handle import ChannelHandle, ChannelState, Owner
 from millrace_server.channels.config import ReplicatedChannelConfig, shown
 from millrace_server.channels.engines import Engines, SharedEngine
 from millrace_server.channels.ownership_hooks import OwnershipHooks
@@ -437,6 +437,9 @@ class Ownership:
         return self._handle.not_owner_error(self._owner())
 
     def _note_change(self, sentence: str) -> None:
+        if self._handle.state is ChannelState.STANDING_BY:
+            # The channel was closed, and its log abandoned on purpose: that appends in flight fail is no trouble.
+            return
         self._handle.report_change(sentence)
         channel = self._handle.channel_if_open
         if channel is not None and channel.fault is not None:
