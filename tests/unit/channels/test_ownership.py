@@ -5,7 +5,7 @@ import itertools
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -17,6 +17,7 @@ from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stream_store import OpenStream, StreamStores
 from millrace_server.errors import ChannelCorruptError, NotOwnerError, ReplayingError
 from millrace_server.replication.engine_settings import EngineSettings
+from millrace_server.replication.lease import ChannelLease
 from millrace_server.replication.lease_bucket import BUCKET, JetStreamBucket
 from millrace_server.replication.owner_entries import Holder, channel_key
 from millrace_server.replication.stream import Stream, StreamLimits
@@ -26,6 +27,9 @@ from tests.waiting import until
 
 HAS_THREADS = True
 
+_GRACE_SECONDS = 30.0
+_SLOW_SECONDS = 2.0
+"""Longer than those that are not slow take."""
 _LIMITS = StreamLimits(replicas=1, stream_bytes_max=1 << 22)
 
 
@@ -83,11 +87,72 @@ async def test_close_hands_the_channel_over_with_its_events_and_claims(nats_url:
             await until(lambda: second.owner is not None and second.owner.address == "a:1")
             await begin_with_takes(first.channel, 1)
             one.drain()
-            await one.handed_over()
+            await one.handed_over(_GRACE_SECONDS)
             await _until_state(second, ChannelState.OPEN)
             with pytest.raises(NotOwnerError, match="owned by b:1"):
                 one.get(name)
         assert _queued(second) == [(1, b"1"), (2, b"2")]
+
+
+class _Handover(NamedTuple):
+    """A server that stops, its channel, and what lets the other server take that over."""
+
+    leaving: ChannelRegistry
+    left: ChannelHandle
+    may_take: asyncio.Event
+
+
+@asynccontextmanager
+async def _slow_successor(nats_url: str, slow: pytest.MonkeyPatch) -> AsyncIterator[_Handover]:
+    """A server that leaves a channel to one that takes it over only when the test allows that."""
+    name, may_take, try_acquire = new_name(), asyncio.Event(), ChannelLease.try_acquire
+
+    async def acquire_slowly(lease: ChannelLease) -> bool:
+        await may_take.wait()
+        return await try_acquire(lease)
+
+    async with _registry("b:1") as successor, _registry("a:1") as one:
+        await one.create(name, _config(nats_url)).opened.wait()
+        slow.setattr(ChannelLease, "try_acquire", acquire_slowly)
+        successor.create(name, _config(nats_url))
+        await until(lambda: one.has_successor(name))
+        one.drain()
+        yield _Handover(one, one.find(name), may_take)
+        may_take.set()
+
+
+async def test_handed_over_with_a_slow_successor_waits_for_it(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that knows only the server that stops could not find the other one afterwards."""
+    async with _slow_successor(nats_url, monkeypatch) as handover:
+        asyncio.get_running_loop().call_later(_SLOW_SECONDS, handover.may_take.set)
+        await handover.leaving.handed_over(_GRACE_SECONDS)
+        assert handover.left.owner is not None
+        assert handover.left.owner.address == "b:1"
+
+
+async def test_handed_over_after_the_grace_period_waits_for_nobody(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that hangs holds no other up."""
+    async with _slow_successor(nats_url, monkeypatch) as handover:
+        async with asyncio.timeout(_GRACE_SECONDS):
+            await handover.leaving.handed_over(0.0)
+        assert handover.left.owner is not None
+        assert handover.left.owner.address == ""
+
+
+async def test_handed_over_where_all_servers_stop_waits_for_nobody(nats_url: str) -> None:
+    """Each leaves the channel to the other one, which does not want it."""
+    name = new_name()
+    async with _registry("b:1") as other, _registry("a:1") as one:
+        await one.create(name, _config(nats_url)).opened.wait()
+        await _until_state(other.create(name, _config(nats_url)), ChannelState.STANDING_BY)
+        await until(lambda: one.has_successor(name))
+        async with asyncio.timeout(_GRACE_SECONDS):
+            for registry in (one, other):
+                registry.drain()
+            for registry in (one, other):
+                await registry.handed_over(10 * _GRACE_SECONDS)
 
 
 async def test_channel_whose_stream_was_lost_is_corrupt_until_it_is_deleted(

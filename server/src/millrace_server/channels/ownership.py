@@ -128,13 +128,18 @@ class Ownership:
     @property
     def is_awaited(self) -> bool:
         """Whether this server has served the channel, and others live that would take it over."""
-        if self._shared is None or self.stage not in {Stage.SERVING, Stage.LEAVING}:
-            return False
-        return self._shared.leases.addresses(self._handle.name) != [self._shared.leases.members.address]
+        return self.stage in {Stage.SERVING, Stage.LEAVING} and bool(self._successors())
+
+    def _successors(self) -> list[str]:
+        """Returns where clients reach the other servers that live and would take the channel over."""
+        if self._shared is None:
+            return []
+        leases = self._shared.leases
+        return [address for address in leases.addresses(self._handle.name) if address != leases.members.address]
 
     async def taken(self) -> None:
-        """Waits until another server has taken the channel over."""
-        while not self._owner().address:  # noqa: ASYNC110 - the lease changes in many places
+        """Waits until another server has taken the channel over, or none that would is left."""
+        while not self._owner().address and self._successors():  # noqa: ASYNC110 - the lease changes in many places
             await asyncio.sleep(_POLL_SECONDS)
 
     async def move(self, server: str) -> None:
@@ -151,10 +156,9 @@ class Ownership:
             return
         target = leases.session_at(server, name)
         if target is None:
-            others = [address for address in leases.addresses(name) if address != leases.members.address]
             raise BadArgumentError(
                 f"server: is {shown(server)}; it must be the address of another server that shares channel {name!r}: "
-                f"{' or '.join(others) or 'there is none'}"
+                f"{' or '.join(self._successors()) or 'there is none'}"
             )
         self._depart(_Departure(target=target, is_pinned=True))
         await self._departed.wait()

@@ -427,7 +427,7 @@ class ChannelRegistry:
         if self._shared is not None:
             self._shared.drain()
 
-    async def handed_over(self) -> None:
+    async def handed_over(self, grace_seconds: float) -> None:
         """Waits, after `drain`, until other servers have the replicated channels and clients can know."""
         if self._shared is not None:
-            await self._shared.handed_over()
+            await self._shared.handed_over(grace_seconds)

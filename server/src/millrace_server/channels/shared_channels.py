@@ -10,11 +10,8 @@ from millrace_server.channels.ownership import Ownership
 from millrace_server.channels.ownership_hooks import OwnershipHooks
 from millrace_server.histograms import Histograms
 
-_TAKING_SECONDS = 1.0
-"""So long a server that stops waits for others to take over what it has left."""
-
-_TELLING_SECONDS = 0.5
-"""So long it then tells clients where they are."""
+_TELLING_SECONDS = 1.0
+"""So long a server that stops tells clients who has taken over: twice as long as they pause between their calls."""
 
 
 class SharedChannels:
@@ -57,14 +54,16 @@ class SharedChannels:
         for ownership in self._ownerships.values():
             ownership.leave()
 
-    async def handed_over(self) -> None:
+    async def handed_over(self, grace_seconds: float) -> None:
         """Waits after `drain` until all channels are left, and clients that call were told who serves them now.
 
-        So they need not find out that this server is gone. Does not wait for servers that do not take over soon.
+        A client that knows only this server would not find the next owner otherwise. Waits for servers that are slow to
+        take over until the grace period has passed.
         """
+        give_up = asyncio.get_running_loop().time() + grace_seconds
         await asyncio.gather(*[ownership.ended() for ownership in self._ownerships.values()])
         with suppress(TimeoutError):
-            async with asyncio.timeout(_TAKING_SECONDS):
+            async with asyncio.timeout_at(give_up):
                 await asyncio.gather(*[ownership.taken() for ownership in self._awaited])
         if self._awaited:
             await asyncio.sleep(_TELLING_SECONDS)

@@ -135,7 +135,8 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     OpenTelemetry; it needs `pip install 'millrace-server[opentelemetry]'`."""
 
     shutdown_grace_seconds: float = Field(10.0, ge=0, le=3600, allow_inf_nan=False)
-    """Grace period for open transactions when the server stops."""
+    """Grace period when the server stops: for open transactions, and until other servers have taken its replicated
+    channels."""
 
     @field_validator("listen", "http_listen")
     @classmethod

@@ -64,7 +64,7 @@ async def stop_flows(agent: Agent, registry: ChannelRegistry, requests: StopRequ
     give_up = clock() + grace_seconds
     await _until_urgent(requests, agent.stop_sources(grace_seconds))
     registry.drain()
-    handing_over = asyncio.ensure_future(registry.handed_over())
+    handing_over = asyncio.ensure_future(registry.handed_over(grace_seconds))
     _log.info("stopping", open_transactions=_open_transactions(agent, registry), grace_seconds=grace_seconds)
     agent.flush_sinks()
     await _until_urgent(requests, _wait_drained(agent, registry, give_up))
