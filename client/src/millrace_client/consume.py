@@ -155,6 +155,10 @@ class ConsumeStream:
         self._has_settled = True
         self._settlements.put(settlement)
 
+    def wait_for_server(self) -> None:
+        """Waits until the server has responded to the start of the stream, or the stream has ended."""
+        self._call.initial_metadata()
+
     def next_response(self) -> pb.ConsumeResponse | None:
         """Returns the next delivery; None once the stream has ended. Ignores deliveries while the stream is ending."""
         with self._reading:

@@ -87,18 +87,18 @@ class Consumer(BaseConsumer[ThreadedEngine]):
         """Yields deliveries as they arrive; see the class."""
         engine = self._engine
         is_automatic = engine.config.auto_ack
-        while (delivery := engine.take(engine.config.idle_seconds)) is not None:
-            if is_automatic:
-                delivery.taken_by = threading.current_thread()
-            try:
+        while (delivery := engine.take_for_loop()) is not None:
+            if not is_automatic:
                 yield delivery
-            except GeneratorExit:
-                # Left by break or by an error; Python does not say by which.
-                if is_automatic:
-                    engine.drop(delivery)
-                raise
-            if is_automatic:
+                continue
+            try:
+                delivery.taken_by = threading.current_thread()
+                yield delivery
                 delivery.ack()
+            except BaseException:
+                # Left by break or by an error, Python does not say by which; or interrupted here.
+                engine.drop(delivery)
+                raise
 
     def events(self) -> Iterator[ConsumedEvent]:
         """Yields events as they arrive, one by one.

@@ -41,6 +41,15 @@ def test_arguments_that_make_no_command_are_a_usage_error(millrace: RunMillrace,
     assert "Usage: millrace" in result.output
 
 
+def test_wrong_word_for_an_option_is_answered_with_the_allowed_ones(millrace: RunMillrace) -> None:
+    """The message has none of the words of the library that checks options."""
+    result = millrace("channel", "create", "a", "--type", "fil")
+    assert result.exit_code == 2
+    assert (
+        "Invalid value for '--type': 'fil' is not one of 'memory', 'file', 'spillable', 'replicated'." in result.stderr
+    )
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_the_program_has_the_first_sentence_of_a_command(name: str) -> None:
     """The program knows it without importing the command."""

@@ -109,6 +109,29 @@ def test_check_warns_of_keys_that_cannot_be_used_here(file: Path) -> None:
     assert f"key 'lost': {file}.key cannot be read: No such file or directory" in warnings
 
 
+@pytest.mark.parametrize(
+    ("sink", "problem"),
+    [
+        (
+            'type = "millrace"\nendpoints = ["b:7070"]\ntarget_channel = "a"\ntls = { ca = "none.pem" }',
+            "tls: none.pem cannot",
+        ),
+        (
+            'type = "millrace"\nendpoints = ["b:7070"]\ntarget_channel = "a"\ntls = {}\ntoken_file = "none"',
+            "token_file: none cannot be read: No such file or directory",
+        ),
+        ('type = "avro"\nendpoints = ["b:4141"]\ntls = { ca = "none.pem" }', "tls.ca: none.pem has no readable PEM"),
+        ('type = "http"\nurl = "https://b/"\nca_file = "none.pem"', "ca_file none.pem cannot be read"),
+    ],
+)
+def test_check_warns_of_files_with_which_a_sink_cannot_connect(file: Path, sink: str, problem: str) -> None:
+    """The file is valid here too, but the sink would fail at each start."""
+    file.write_text(f'[channels.orders]\ntype = "memory"\n[sinks.out]\nchannel = "orders"\n{sink}\n')
+    result = CliRunner().invoke(app, ["check", str(file)])
+    assert result.exit_code == 0, result.stderr
+    assert f"sink out could not connect from here: {problem}" in result.stderr
+
+
 def test_check_of_a_spillable_channel_says_what_a_crash_loses(file: Path) -> None:
     """The output says how much is only in memory, and where the rest is stored."""
     file.write_text(

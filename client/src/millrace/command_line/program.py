@@ -23,12 +23,22 @@ class ProgramGroup(TyperGroup):
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         # Help and the version are printed here, before any command runs.
-        with exit_on_unwritten_output(str(self.name)):
+        with exit_on_unwritten_output(str(self.name)), _plain_refusals():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        with exit_on_unwritten_output(str(self.name)):
+        with exit_on_unwritten_output(str(self.name)), _plain_refusals():
             return super().invoke(ctx)
+
+
+@contextmanager
+def _plain_refusals() -> Iterator[None]:
+    """Removes pydantic's own words from the message about a wrong option."""
+    try:
+        yield
+    except typer.BadParameter as error:
+        error.message = error.message.removeprefix("Value error, ")
+        raise
 
 
 def new_program(

@@ -151,6 +151,10 @@ class ConsumeStream:
                 with suppress(grpc.RpcError, asyncio.InvalidStateError):
                     await self._call.write(request)
 
+    async def wait_for_server(self) -> None:
+        """Waits until the server has responded to the start of the stream, or the stream has ended."""
+        await self._call.initial_metadata()
+
     async def next_response(self) -> pb.ConsumeResponse | None:
         """Returns the next delivery; None once the stream has ended. Ignores deliveries while the stream is ending."""
         async with self._reading:

@@ -56,7 +56,7 @@ class AsyncConsumer(BaseConsumer[TaskEngine]):
     async def _deliveries(self) -> AsyncGenerator[ConsumerDelivery]:
         engine = self._engine
         is_automatic = engine.config.auto_ack
-        while (delivery := await engine.take(engine.config.idle_seconds)) is not None:
+        while (delivery := await engine.take_for_loop()) is not None:
             if is_automatic:
                 delivery.taken_by = asyncio.current_task()
             try:

@@ -21,6 +21,9 @@ from millrace_client.errors import CancelledError, StreamEndedError
 class Stream(Protocol):
     """A Consume stream as the engine needs it; see `millrace_client.aio.consume.ConsumeStream`."""
 
+    async def wait_for_server(self) -> None:
+        """Waits until the server has responded, or the stream has ended."""
+
     async def next_response(self) -> pb.ConsumeResponse | None:
         """Waits for the next delivery; returns None at the end of the stream."""
 
@@ -133,6 +136,13 @@ class TaskEngine(ConsumerEngine[ConsumerDelivery]):
             if not await self._notifier.wait(deadline):
                 return None
         return None
+
+    async def take_for_loop(self) -> ConsumerDelivery | None:
+        """Waits for the next delivery of a loop; returns None at its end. See `ConsumerConfig.idle_seconds`."""
+        delivery = await self.take(self.config.idle_seconds)
+        if delivery is None:
+            self._core.check_connected()
+        return delivery
 
     async def settle(self, delivery: ConsumerDelivery, target: DeliveryState) -> bool:
         """Acknowledges or returns a delivery; returns whether it is in that state now."""
@@ -319,6 +329,8 @@ class TaskEngine(ConsumerEngine[ConsumerDelivery]):
         return pause_seconds
 
     async def _read(self, subscription: Subscription[ConsumerDelivery], stream: Stream) -> None:
+        await stream.wait_for_server()
+        subscription.is_connected = True
         while True:
             await self._wait_until(lambda: self._core.may_read(subscription), None)
             # While the consumer is stopping, deliveries are ignored; reading continues until the stream's end.

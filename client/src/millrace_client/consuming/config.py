@@ -61,8 +61,8 @@ class ConsumerConfig:
     auto_ack: bool = True
     """Whether loops acknowledge a delivery after their body. False: the caller calls `ack` and `nack`."""
     idle_seconds: float | None = None
-    """Loops end when nothing was delivered for this long, even if the reason is that no server could be reached. None:
-    they wait forever."""
+    """Loops end when nothing was delivered for this long. If a channel cannot be read at that moment, for example since
+    its server is down or another reader has claimed it, they raise the reason instead. None: they wait forever."""
     waits_for_channels: bool = False
     """Whether to wait for a channel that does not exist. False: ChannelNotFoundError."""
     reconnect_seconds: float = 0.1

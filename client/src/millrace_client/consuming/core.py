@@ -99,6 +99,14 @@ class ConsumerCore(Generic[DeliveryT]):
             raise error
         return self.buffer.take()
 
+    def check_connected(self) -> None:
+        """Raises why a channel could not be read, for a loop that is to end since nothing was delivered."""
+        for subscription in self.subscriptions:
+            if not (self.is_stopping or subscription.is_connected or subscription.is_over):
+                raise subscription.error or UnavailableError(
+                    f"{subscription.endpoint} has not responded yet", channel=subscription.channel
+                )
+
     def may_read(self, subscription: Subscription[DeliveryT]) -> bool:
         """Whether a subscription may read on: the buffer has space, or the consumer only waits for the stream's end."""
         return self.is_stopping or self.buffer.has_space(subscription)
@@ -119,6 +127,7 @@ class ConsumerCore(Generic[DeliveryT]):
         Returns after how long to start it again; None: not at all.
         """
         self.buffer.lose(subscription, stream)
+        subscription.is_connected = False
         if self.is_stopping:
             if error is not None:
                 self._closing_errors.append(error)

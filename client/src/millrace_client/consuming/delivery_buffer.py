@@ -68,15 +68,18 @@ class DeliveryBuffer(Generic[DeliveryT]):
         """Hands out the next delivery; subscriptions take turns. Returns None if none is queued."""
         if not self._turns:
             return None
-        subscription = self._turns.popleft()
-        delivery = subscription.queued.popleft()
-        if subscription.queued:
-            self._turns.append(subscription)
+        subscription = self._turns[0]
+        delivery = subscription.queued[0]
+        delivery.taken_at = self._clock()
+        delivery.attempt = self.attempts.number_of(subscription.name, delivery.first_sequence)
+        self._turns.rotate(-1)
+        # No calls from here on, after which Ctrl-C could interrupt: the delivery is either queued or handed out.
+        del subscription.queued[0]
+        if not subscription.queued:
+            del self._turns[-1]
         self.queued_count -= 1
         self.queued_bytes -= delivery.byte_count
         delivery.state = DeliveryState.IN_HAND
-        delivery.taken_at = self._clock()
-        delivery.attempt = self.attempts.number_of(subscription.name, delivery.first_sequence)
         return delivery
 
     def settle(self, delivery: DeliveryT, target: DeliveryState) -> bool:

@@ -47,6 +47,7 @@ class Subscription(Generic[DeliveryT]):
         queued: Deliveries that have arrived and were not handed out.
         unsettled: All deliveries that have arrived and are not settled.
         error: What ended its last stream; None if nothing did.
+        is_connected: Whether its server has responded to its current stream.
         is_shared: Whether servers are known to share the channel, which one of them owns.
         has_just_hopped: Whether it continues at another server without a pause.
     """
@@ -58,6 +59,7 @@ class Subscription(Generic[DeliveryT]):
         self.queued: deque[DeliveryT] = deque()
         self.unsettled: set[DeliveryT] = set()
         self.error: Exception | None = None
+        self.is_connected = False
         self.is_shared = len(servers_of(endpoint)) > 1
         self.has_just_hopped = False
         self._state = SubscriptionState.WAITING

@@ -29,6 +29,9 @@ _CANCEL_SECONDS_MAX = 1.0
 class Stream(Protocol):
     """A Consume stream as the engine needs it; see `ConsumeStream`."""
 
+    def wait_for_server(self) -> None:
+        """Waits until the server has responded, or the stream has ended."""
+
     def next_response(self) -> pb.ConsumeResponse | None:
         """Waits for the next delivery; returns None at the end of the stream."""
 
@@ -109,7 +112,7 @@ class ThreadedEngine(ConsumerEngine[ConsumerDelivery]):
         chance: random.Random | None = None,
     ) -> None:
         # Guards the core. No I/O is done and no user code is called while it is held.
-        lock = threading.RLock()
+        self._lock = lock = threading.RLock()
         # Two conditions of one lock: for callers that wait for deliveries, and for all other waits.
         self._arrived = threading.Condition(lock)
         self._changed = threading.Condition(lock)
@@ -131,24 +134,37 @@ class ThreadedEngine(ConsumerEngine[ConsumerDelivery]):
 
     def take(self, timeout_seconds: float | None = None) -> ConsumerDelivery | None:
         """Waits for the next delivery; returns None after the timeout, or if the consumer is stopping."""
-        delivery = self._take(timeout_seconds)
-        if delivery is not None:
-            delivery.start_span()
-        return delivery
-
-    def _take(self, timeout_seconds: float | None) -> ConsumerDelivery | None:
         self._start()
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        with self._locked():
-            while not self._core.is_stopping:
-                self._return_dropped()
-                if (delivery := self._core.take()) is not None:
-                    return delivery
-                remaining = None if deadline is None else deadline - time.monotonic()
-                if remaining is not None and remaining <= 0:
-                    return None
-                self._arrived.wait(remaining)
-        return None
+        delivery: ConsumerDelivery | None = None
+        try:
+            # Not `_locked`, whose own code Ctrl-C may interrupt while the lock is held.
+            with self._lock:
+                while not self._core.is_stopping:
+                    self._return_dropped()
+                    if (delivery := self._core.take()) is not None:
+                        break
+                    remaining = None if deadline is None else deadline - time.monotonic()
+                    if remaining is not None and remaining <= 0:
+                        break
+                    self._arrived.wait(remaining)
+            self._core.buffer.deferred.run()
+            if delivery is not None:
+                delivery.start_span()
+        except BaseException:
+            # Ctrl-C, for example: the caller does not get it.
+            if delivery is not None:
+                self.drop(delivery)
+            raise
+        return delivery
+
+    def take_for_loop(self) -> ConsumerDelivery | None:
+        """Waits for the next delivery of a loop; returns None at its end. See `ConsumerConfig.idle_seconds`."""
+        delivery = self.take(self.config.idle_seconds)
+        if delivery is None:
+            with self._changed:
+                self._core.check_connected()
+        return delivery
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -378,6 +394,8 @@ class ThreadedEngine(ConsumerEngine[ConsumerDelivery]):
             stream.end_sending(_LATE_SECONDS)
 
     def _read(self, subscription: Subscription[ConsumerDelivery], stream: Stream) -> None:
+        stream.wait_for_server()
+        subscription.is_connected = True
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._core.may_read(subscription))

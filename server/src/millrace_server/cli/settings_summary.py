@@ -7,7 +7,8 @@ import typer
 
 from millrace.setting_problems import without_passwords
 from millrace.units import counted, format_byte_size
-from millrace_server.agent.sinks.sink import NonRejectingSinkConfig
+from millrace_server.agent.sinks.sink import NonRejectingSinkConfig, SinkConfig
+from millrace_server.agent.supervision import ComponentError
 from millrace_server.channels.config import DiskChannelConfig, LogChannelConfig, ReplicatedChannelConfig
 from millrace_server.channels.keys import KeyFileError, load_keys
 from millrace_server.cli.reporting import complain
@@ -61,6 +62,7 @@ def _show_flows(settings: Settings) -> None:
         elif sink.dead_letter_channel:
             rejected = f"; after {sink.deliveries_max} rejections an event goes to {sink.dead_letter_channel}"
         typer.echo(f"Sink {name}: {sink.type}, empties {sink.channel}{rejected}.")
+        _check_files(name, sink)
     for name, group in settings.sink_groups.items():
         typer.echo(f"Sink group {name}: {group.policy}, of {' and '.join(group.sinks)}.")
 
@@ -96,6 +98,14 @@ def _stream(channel: ReplicatedChannelConfig) -> str:
         f"in {engine.type} at {' and '.join(engine.servers)}, {format_byte_size(engine.stream_bytes_max)} at "
         f"{counted(engine.replicas, 'server')}; another server takes over after {engine.lease_seconds:g} s"
     )
+
+
+def _check_files(name: str, sink: SinkConfig) -> None:
+    """Warns of files that cannot be used, as with keys."""
+    try:
+        sink.check_files()
+    except ComponentError as error:
+        complain(f"sink {name} could not connect from here: {error}")
 
 
 def _check_keys(name: str, paths: Mapping[str, Path]) -> None:

@@ -62,15 +62,19 @@ class ScriptedStream:
         opened_at: When it was opened, on the loop's clock.
         settled: What was settled, in order: delivery id, and whether it was an ack.
         read_count: How many deliveries were read.
+        answered: Set once the server has responded to its start.
     """
 
-    def __init__(self, subscription: Subscription[ConsumerDelivery]) -> None:
+    def __init__(self, subscription: Subscription[ConsumerDelivery], *, is_answered: bool) -> None:
         self.subscription = subscription
         self.opened_at = asyncio.get_running_loop().time()
         self.settled: list[tuple[int, bool]] = []
         self.read_count = 0
         self.is_finished = False
         self.ends_late = False
+        self.answered = asyncio.Event()
+        if is_answered:
+            self.answered.set()
         self._responses: asyncio.Queue[pb.ConsumeResponse | MillraceError | None] = asyncio.Queue()
         self._is_over = False
 
@@ -83,6 +87,9 @@ class ScriptedStream:
         """Ends the stream from the server's side."""
         self._is_over = True
         self._responses.put_nowait(error)
+
+    async def wait_for_server(self) -> None:
+        await self.answered.wait()
 
     async def next_response(self) -> pb.ConsumeResponse | None:
         response = await self._responses.get()
@@ -110,12 +117,14 @@ class EngineHarness:
     Attributes:
         streams: All streams opened, in order.
         refusals: What opening a stream raises, next first.
+        is_answered: Whether the server responds to the streams that are opened from now on.
     """
 
     def __init__(self, endpoints: str = "one", channels: str = "orders", **config: Any) -> None:
         self.hooks = RecordingHooks()
         self.streams: list[ScriptedStream] = []
         self.refusals: list[Exception] = []
+        self.is_answered = True
         self.engine = TaskEngine(
             endpoints.split(),
             channels.split(),
@@ -127,7 +136,7 @@ class EngineHarness:
     async def _open(self, subscription: Subscription[ConsumerDelivery]) -> ScriptedStream:
         if self.refusals:
             raise self.refusals.pop(0)
-        self.streams.append(ScriptedStream(subscription))
+        self.streams.append(ScriptedStream(subscription, is_answered=self.is_answered))
         return self.streams[-1]
 
     async def take(self, seconds: float | None = None) -> ConsumerDelivery:

@@ -19,8 +19,11 @@ import millrace_client.aio
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import ConsumerConfig
 from tests.client_variants import SyncWrapper
+from tests.fork_server import run_code
+from tests.interrupts import interrupt_at
 from tests.unit.client.consuming.fakes import response_of
 from tests.unit.client.fake_server import FakeServer, RefusalError, unavailable
+from tests.waiting import wait_until
 
 WAIT_SECONDS = 60.0
 QUICK: dict[str, Any] = {"reconnect_seconds": 0.01, "retry_seconds": 0.01, "close_seconds": 5.0}
@@ -157,6 +160,15 @@ def test_loop_acknowledges_what_its_body_was_done_with(variant: Variant, server:
     assert bodies == [b"a", b"b", b"c"]
     assert deliverer.acked == [b"a", b"b", b"c"]
     assert deliverer.ended_well == 1
+
+
+def test_loop_that_ends_before_a_server_was_reached_raises_the_reason(variant: Variant) -> None:
+    """Otherwise a program that reads until nothing is left would end as if it had read everything."""
+    consumer = variant.consumer("127.0.0.1:1", idle_seconds=0.3)
+    for _ in range(2):
+        with pytest.raises(millrace.UnavailableError, match="at 127\\.0\\.0\\.1:1;"):
+            list(consumer)
+    assert consumer.close().is_clean
 
 
 def test_loop_left_by_an_error_returns_the_delivery(variant: Variant, server: FakeServer) -> None:
@@ -491,6 +503,45 @@ def test_consumer_that_is_dropped_ends(server: FakeServer) -> None:
     gc.collect()
     deliverer.wait_for(lambda it: it.ended_well == 1)
     assert deliverer.acked == [b"a"]
+
+
+def test_program_that_ends_with_an_open_consumer_ends_its_stream_cleanly(server: FakeServer) -> None:
+    """The server receives the acks and the end of the stream, not a broken connection that may overtake them."""
+    deliverer = Deliverer(b"a", b"b")
+    server.script("Consume", deliverer)
+    ended = run_code(
+        """
+        import sys
+        import millrace_client
+
+        consumer = millrace_client.Consumer(sys.argv[1], "orders")
+        consumer.receive().ack()
+        """,
+        server.address,
+        warning_filters=("error", "ignore::DeprecationWarning"),
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert (deliverer.acked, deliverer.ended_well) == ([b"a"], 1)
+
+
+@pytest.mark.parametrize("of_loop", [False, True])
+def test_request_interrupted_anywhere_leaves_no_delivery_in_hand(server: FakeServer, *, of_loop: bool) -> None:
+    """Ctrl-C may keep a delivery from its caller: it returns to the channel, and is delivered again."""
+    deliverer = Deliverer(b"a")
+    server.script("Consume", deliverer)
+    with millrace.Consumer(server.address, "orders", ConsumerConfig(**QUICK)) as consumer:
+        consumer.receive(0)
+        for step in itertools.count():
+            wait_until(lambda: consumer.metrics().queued_deliveries == 1, seconds_between=0.001)
+            received: list[Any] = []
+            request: Any = iter(consumer).__next__ if of_loop else consumer.receive
+            was_interrupted = interrupt_at(step, lambda: received.append(request()))  # noqa: B023 - called at once
+            for delivery in received:
+                delivery.nack()
+            if not was_interrupted:
+                break
+    assert step > 10
+    assert not deliverer.acked
 
 
 def test_asyncio_consumer_that_is_dropped_ends(server: FakeServer) -> None:

@@ -36,6 +36,23 @@ async def test_take_with_a_timeout_ends_in_time() -> None:
     await harness.engine.close(1.0)
 
 
+async def test_loop_that_ends_while_a_channel_cannot_be_read_raises_the_reason() -> None:
+    """A server that does not respond or a claim is not taken for an empty channel; a reconnected stream is."""
+    harness = EngineHarness(idle_seconds=7.0, reconnect_seconds=10.0)
+    harness.is_answered = False
+    with pytest.raises(UnavailableError, match="one has not responded yet"):
+        await harness.engine.take_for_loop()
+    harness.streams[0].answered.set()
+    assert await harness.engine.take_for_loop() is None
+    harness.streams[0].break_off(ChannelClaimedError("claimed by a reader"))
+    with pytest.raises(ChannelClaimedError, match="claimed by a reader"):
+        await harness.engine.take_for_loop()
+    harness.is_answered = True
+    assert await harness.engine.take_for_loop() is None
+    await harness.engine.close(1.0)
+    assert await harness.engine.take_for_loop() is None
+
+
 async def test_take_that_is_cancelled_loses_nothing() -> None:
     """A later delivery goes to the next caller."""
     harness = EngineHarness()

@@ -1,10 +1,8 @@
 """Ctrl-C while a producer is used: whatever it interrupts, the producer works on, and events are whole or absent."""
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from itertools import count
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from millrace_client.producing.accumulator import Accumulator
 from millrace_client.producing.batches import columns_of_request, request_of_pages
 from millrace_client.producing.metrics import ProducerCounters
 from millrace_client.producing.send_many import put_many
+from tests.interrupts import interrupt_at
 from tests.unit.client.producing.conftest import FakeChannels, MakeProducer
 
 BEFORE, INTERRUPTED, AFTER = Event(b"1", {"a": "1"}), Event(b"2", {"a": "2", "b": "2"}), Event(b"3")
@@ -28,28 +27,6 @@ def put(accumulator: Accumulator, event: Event) -> object:
 
 def put_together(accumulator: Accumulator, event: Event) -> object:
     return put_many(accumulator, accumulator.buffer("orders"), None, [event])
-
-
-def interrupt_at(step: int, call: Callable[[], object]) -> bool:
-    """Raises KeyboardInterrupt in a call where Python looks for signals for the nth time; returns whether it does.
-
-    Python does so when a function of its own begins, and when one of C has returned.
-    """
-    steps = iter(range(step))
-
-    def interrupt(_frame: FrameType, kind: str, _argument: object) -> None:
-        if kind in {"call", "c_return"} and next(steps, None) is None:
-            sys.setprofile(None)
-            raise KeyboardInterrupt
-
-    sys.setprofile(interrupt)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.setprofile(None)
-    return False
 
 
 def sent_events(accumulator: Accumulator) -> Iterator[Event]:

@@ -1,6 +1,7 @@
 """Settings of the sink `http`."""
 
 import re
+import ssl
 from typing import Annotated, Literal
 from urllib.parse import SplitResult, urlsplit
 
@@ -10,6 +11,7 @@ from millrace.setting_problems import shown_value
 from millrace.setting_units import ByteSize
 from millrace.units import GIB, MIB
 from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkContext, sink_class
+from millrace_server.agent.supervision import ComponentError
 
 Format = Literal["json", "json_lines", "single"]
 Verdict = Literal["settle", "retry", "reject"]
@@ -125,6 +127,18 @@ class HttpSinkConfig(SinkConfig):
                 return "reject"
             case _:
                 return "retry"
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Reads the authorities of an https URL. Raises ComponentError."""
+        if split_url(self.url).scheme != "https":
+            return None
+        try:
+            return ssl.create_default_context(cafile=self.ca_file)
+        except OSError as error:
+            raise ComponentError(f"ca_file {self.ca_file} cannot be read: {error}") from None
+
+    def check_files(self) -> None:
+        self.tls_context()
 
     def make(self, _context: SinkContext) -> Sink:
         return sink_class(self.type)(self)

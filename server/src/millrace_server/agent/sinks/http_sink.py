@@ -1,7 +1,6 @@
 """The sink `http` at work: it posts deliveries, and settles each once all its requests were accepted."""
 
 import asyncio
-import ssl
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -32,7 +31,7 @@ class HttpSink:
             self._headers["Content-Encoding"] = "gzip"
 
     async def run(self, reader: ChannelReader) -> None:
-        tls = await asyncio.to_thread(self._tls) if self._url.scheme == "https" else None
+        tls = await asyncio.to_thread(self._config.tls_context)
         client = HttpClient(self._url, self._config.connect_seconds_max, tls)
         try:
             while (delivery := await reader.take(self._config.request_bytes_max)) is not None:
@@ -45,12 +44,6 @@ class HttpSink:
                     await delivery.settle()
         finally:
             client.close()
-
-    def _tls(self) -> ssl.SSLContext:
-        try:
-            return ssl.create_default_context(cafile=self._config.ca_file)
-        except OSError as error:
-            raise ComponentError(f"ca_file {self._config.ca_file} cannot be read: {error}") from None
 
     async def _send(self, client: HttpClient, delivery: Delivery, request: Sequence[StoredBatch]) -> None:
         is_compressed = self._config.compression == "gzip"

@@ -79,6 +79,9 @@ class SinkConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True):
     def make(self, context: SinkContext) -> Sink:
         """Creates the sink."""
 
+    def check_files(self) -> None:
+        """Reads the files of certificates and tokens; raises ComponentError if the sink could not connect with them."""
+
 
 class NonRejectingSinkConfig(SinkConfig, ABC):
     """Settings of sinks that never reject an event."""

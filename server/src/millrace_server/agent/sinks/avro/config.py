@@ -105,5 +105,9 @@ class AvroSinkConfig(NonRejectingSinkConfig):
             raise ValueError(f'is {shown_value(level)}, which has no effect; compression must be "deflate"')
         return level
 
+    def check_files(self) -> None:
+        if self.tls is not None:
+            self.tls.context()
+
     def make(self, _context: SinkContext) -> Sink:
         return sink_class(self.type)(self)

@@ -10,10 +10,11 @@ from millrace_server.agent.client_certificate import ClientCertificateConfig
 from millrace_server.agent.setting_types import ChannelName
 from millrace_server.agent.sinks.receivers import Endpoints
 from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkContext, sink_class
+from millrace_server.agent.supervision import ComponentError
 from millrace_server.files import NamedPath
 
 if TYPE_CHECKING:
-    from millrace_client.security import Tls
+    from grpc import ChannelCredentials
 
 
 class ClientTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
@@ -23,11 +24,16 @@ class ClientTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
     """File of the CA certificates, in PEM, for verifying the servers' certificates; `system`: the operating
     system's; by default those that come with gRPC."""
 
-    def client_tls(self) -> "Tls":
+    def credentials(self) -> "ChannelCredentials":
+        """Reads the files. Raises ComponentError."""
         # Imports gRPC's client only in servers that forward.
+        from millrace_client.errors import BadArgumentError
         from millrace_client.security import Tls
 
-        return Tls(ca=self.ca, certificate=self.certificate, private_key=self.private_key)
+        try:
+            return Tls(ca=self.ca, certificate=self.certificate, private_key=self.private_key).credentials()
+        except BadArgumentError as error:
+            raise ComponentError(error.message) from None
 
 
 class MillraceSinkConfig(SinkConfig):
@@ -71,6 +77,23 @@ class MillraceSinkConfig(SinkConfig):
 
     timeout_seconds: float = Field(30.0, gt=0, le=86_400, allow_inf_nan=False)
     """How long a server may take to respond to a request; longer than the target channel's `keep_alive_seconds`."""
+
+    def token_metadata(self) -> tuple[tuple[str, str], ...]:
+        """Reads the token's file; returns the metadata of calls, empty without a token. Raises ComponentError."""
+        if self.token_file is None:
+            return ()
+        from millrace_client.errors import BadArgumentError
+        from millrace_client.security import Token
+
+        try:
+            return Token(file=self.token_file).metadata()
+        except BadArgumentError as error:
+            raise ComponentError(error.message) from None
+
+    def check_files(self) -> None:
+        if self.tls is not None:
+            self.tls.credentials()
+        self.token_metadata()
 
     def make(self, context: SinkContext) -> Sink:
         # Imports gRPC's client only in servers that forward.

@@ -160,10 +160,7 @@ async def connected(endpoint: str, config: MillraceSinkConfig) -> AsyncGenerator
 async def _opened(endpoint: str, config: MillraceSinkConfig) -> aio.Channel:
     if config.tls is None:
         return aio.insecure_channel(endpoint, options=_OPTIONS)
-    try:
-        credentials = await asyncio.to_thread(config.tls.client_tls().credentials)
-    except MillraceError as error:
-        raise ComponentError(error.message) from None
+    credentials = await asyncio.to_thread(config.tls.credentials)
     return aio.secure_channel(endpoint, credentials, options=_OPTIONS)
 
 
@@ -171,12 +168,11 @@ async def _authenticated(connection: aio.Channel, endpoint: str, config: Millrac
     """Returns the connection with the sink's token, if it has one."""
     if config.token_file is None:
         return connection
-    token = Token(file=config.token_file)
     try:
-        check_encryption(token, endpoint, is_encrypted=config.tls is not None)
-        metadata = await asyncio.to_thread(token.metadata)
+        check_encryption(Token(file=config.token_file), endpoint, is_encrypted=config.tls is not None)
     except MillraceError as error:
         raise ComponentError(error.message) from None
+    metadata = await asyncio.to_thread(config.token_metadata)
     return cast("aio.Channel", ChannelWithMetadata(connection, metadata))
 
 

@@ -1,0 +1,27 @@
+"""Ctrl-C at any point of a call."""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+
+def interrupt_at(step: int, call: Callable[[], object]) -> bool:
+    """Raises KeyboardInterrupt in a call where Python looks for signals for the nth time; returns whether it does.
+
+    Python does so when a function of its own begins, and when one of C has returned.
+    """
+    steps = iter(range(step))
+
+    def interrupt(_frame: FrameType, kind: str, _argument: object) -> None:
+        if kind in {"call", "c_return"} and next(steps, None) is None:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
