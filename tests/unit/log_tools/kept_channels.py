@@ -24,14 +24,13 @@ from millrace_server.log_tools.scanning import ToolProgress
 from millrace_server.log_tools.verify import Report, batches_of, recover_without
 from millrace_server.log_tools.verify import verify as verify_view
 from millrace_server.log_tools.view import open_view
-from millrace_server.wal.disk import OsDisk
 from millrace_server.wal.format import SegmentHeader
 from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.reading import SegmentScanner
 from tests.channel_events import append, begin, begin_with_takes, numbered
 
 NAME = "orders"
-TOOLS = ToolContext(OsDisk(), PayloadCodec(), ToolProgress())
+TOOLS = ToolContext(PayloadCodec(), ToolProgress())
 
 
 def limits_of(**limits: Any) -> LogChannelConfig:

@@ -12,8 +12,8 @@ from millrace_server.channels.channel_file import CHANNEL_FILE, ChannelFile
 from millrace_server.channels.config import EncryptionConfig
 from millrace_server.channels.directories import DirectoryInUseError, lock_directory
 from millrace_server.log_tools import view
-from millrace_server.log_tools.backup import RestoreTarget, ToolContext, back_up, restore
-from millrace_server.log_tools.layout import DamagedError, ToolError, UnavailableError, UsageError
+from millrace_server.log_tools.backup import ToolContext, back_up, restore
+from millrace_server.log_tools.layout import DamagedError, FilesPlace, ToolError, UnavailableError, UsageError
 from millrace_server.log_tools.scanning import ToolProgress
 from millrace_server.log_tools.verify import Report
 from millrace_server.log_tools.view import open_view
@@ -46,8 +46,8 @@ def backup(made: Path, tmp_path: Path) -> Path:
     return tmp_path / "backup"
 
 
-def target_of(*directories: Path, name: str | None = None) -> RestoreTarget:
-    return RestoreTarget(data_dirs=directories, checkpoint_dir=directories[0], name=name)
+def target_of(directory: Path) -> FilesPlace:
+    return FilesPlace([directory], PayloadCodec())
 
 
 # Backup.
@@ -141,7 +141,7 @@ def test_back_up_into_a_place_that_is_taken_is_refused(made: Path, tmp_path: Pat
 @pytest.mark.parametrize("nth", range(1, 20))
 def test_back_up_on_a_full_disk_leaves_no_complete_backup(made: Path, tmp_path: Path, nth: int) -> None:
     """An interrupted copy is not taken for a backup."""
-    tools = ToolContext(FullDisk(nth), PayloadCodec(), ToolProgress())
+    tools = ToolContext(PayloadCodec(), ToolProgress(), FullDisk(nth))
     with pytest.raises(ToolError, match="No space left on device; free some space"):
         back_up(layout_of(made), tmp_path / "backup", tools)
     with pytest.raises(UsageError):
@@ -262,18 +262,18 @@ def test_restore_makes_a_channel_that_a_server_opens(made: Path, backup: Path, t
 def test_restore_to_several_directories_spreads_the_segments(made: Path, backup: Path, tmp_path: Path) -> None:
     """The segments are distributed as a server does; checkpoints may be in another directory."""
     data_dirs = [tmp_path / disk / NAME for disk in ("disk-a", "disk-b", "disk-c")]
-    target = RestoreTarget(data_dirs=data_dirs, checkpoint_dir=tmp_path / "disk-d" / NAME)
-    report, _ = restore(backup, target, TOOLS)
+    checkpoint_dir = tmp_path / "disk-d" / NAME
+    report, _ = restore(backup, FilesPlace(data_dirs, PayloadCodec(), checkpoint_dir), TOOLS)
     assert report.is_good
     for index, directory in enumerate(data_dirs):
         assert {int(path.stem[-12:]) % 3 for path in segments(directory)} <= {index}
         file = ChannelFile.read(directory)
         assert file is not None
         assert (file.index, file.count) == (index, 3)
-    assert [path.name for path in sorted(target.checkpoint_dir.iterdir())] == [CHANNEL_FILE, NEWEST, "lock"]
+    assert [path.name for path in sorted(checkpoint_dir.iterdir())] == [CHANNEL_FILE, NEWEST, "lock"]
     limits: dict[str, Any] = {
         "data_dirs": [path.parent for path in data_dirs],
-        "checkpoint_dir": target.checkpoint_dir.parent,
+        "checkpoint_dir": checkpoint_dir.parent,
     }
     assert opened_again(tmp_path, **limits)[1] == 72
     assert durable_state_of(made).next_sequence == 72
@@ -281,11 +281,11 @@ def test_restore_to_several_directories_spreads_the_segments(made: Path, backup:
 
 def test_restore_under_another_name_makes_a_channel_of_that_name(backup: Path, tmp_path: Path) -> None:
     """The channel can exist next to the original."""
-    _, layout = restore(backup, target_of(tmp_path / "copy", name="copy"), TOOLS)
+    _, layout = restore(backup, target_of(tmp_path / "copy"), TOOLS, "copy")
     assert layout.name == "copy"
     assert opened_again(tmp_path, "copy")[1] == 72
     with pytest.raises(UsageError, match="--name: is 'Not a name'; it must match"):
-        restore(backup, target_of(tmp_path / "other", name="Not a name"), TOOLS)
+        restore(backup, target_of(tmp_path / "other"), TOOLS, "Not a name")
 
 
 def test_restore_of_a_damaged_backup_makes_nothing(backup: Path, tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_restore_on_a_full_disk_leaves_what_no_server_takes_for_a_channel(
     """The file that completes a channel is written last."""
     home = tmp_path / NAME
     with pytest.raises(ToolError, match="No space left on device"):
-        restore(backup, target_of(home), ToolContext(FullDisk(nth), PayloadCodec(), ToolProgress()))
+        restore(backup, target_of(home), ToolContext(PayloadCodec(), ToolProgress(), FullDisk(nth)))
     assert not (home / CHANNEL_FILE).exists()
     shutil.rmtree(home)
     assert restore(backup, target_of(home), TOOLS)[0].is_good

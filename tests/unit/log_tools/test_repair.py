@@ -339,7 +339,7 @@ def test_repair_on_a_full_disk_changes_nothing_before_the_copy_is_whole(home: Pa
     """An incomplete copy could not undo the repair."""
     flip(segments(home)[1], 100)
     before = contents(home)
-    tools = ToolContext(FullDisk(nth), PayloadCodec(), ToolProgress())
+    tools = ToolContext(PayloadCodec(), ToolProgress(), FullDisk(nth))
     with pytest.raises(ToolError, match="No space left on device; free some space and start again"):
         repair(layout_of(home), tools, keep=tmp_path / "keep", applies=True)
     assert contents(home) == before
@@ -454,7 +454,7 @@ def test_repair_with_a_copy_that_reads_otherwise_changes_nothing(home: Path, tmp
     """The copy is compared with what was read."""
     flip(segments(home)[1], 100)
     before = contents(home)
-    tools = ToolContext(FullDisk(0, is_lying=True), PayloadCodec(), ToolProgress())
+    tools = ToolContext(PayloadCodec(), ToolProgress(), FullDisk(0, is_lying=True))
     with pytest.raises(DamagedError, match="the disk returns other bytes than were written"):
         repair(layout_of(home), tools, keep=tmp_path / "keep", applies=True)
     assert contents(home) == before

@@ -115,13 +115,14 @@ def repair(
     json: AsJson = False,
 ) -> None:
     """Repair a damaged channel so that it opens again. Stop its server first; without --yes nothing changes."""
-    from millrace_server.cli.log_targets import exit_on_error, find_log, shown_progress, tool_context
+    from millrace_server.cli.log_targets import exit_on_error, find_log, shown_progress
+    from millrace_server.log_tools.backup import ToolContext
     from millrace_server.log_tools.repair import repair as repair_log
     from millrace_server.log_tools.reports import report_document
 
     with exit_on_error(), shown_progress() as progress:
         layout, codec = find_log(directories, config, channel, key)
-        done = repair_log(layout, tool_context(codec, progress), keep=keep, applies=yes)
+        done = repair_log(layout, ToolContext(codec, progress), keep=keep, applies=yes)
     if json:
         _print_json(
             {
@@ -201,13 +202,13 @@ def backup(
 ) -> None:
     """Copy a file channel, even while a server uses it. The copy has every commit that was acknowledged before."""
     *directories, target = paths
-    from millrace_server.cli.log_targets import exit_on_error, find_log, shown_progress, tool_context
-    from millrace_server.log_tools.backup import back_up
+    from millrace_server.cli.log_targets import exit_on_error, find_log, shown_progress
+    from millrace_server.log_tools.backup import ToolContext, back_up
     from millrace_server.log_tools.layout import find_layout
 
     with exit_on_error(), shown_progress() as progress:
         layout, codec = find_log(directories, config, channel, key)
-        report = back_up(layout, target, tool_context(codec, progress))
+        report = back_up(layout, target, ToolContext(codec, progress))
         copied = find_layout([target])
     _show_copy(copied, report, f"Copied channel {layout.name} to {target}.", json=json)
 
@@ -229,14 +230,13 @@ def restore(
 ) -> None:
     """Restore a file channel from a backup; the server opens it at its next start."""
     backup_dir, *targets = paths
-    from millrace_server.cli.log_targets import choose_log, exit_on_error, shown_progress, tool_context
-    from millrace_server.log_tools.backup import RestoreTarget
+    from millrace_server.cli.log_targets import exit_on_error, files_place, shown_progress
+    from millrace_server.log_tools.backup import ToolContext
     from millrace_server.log_tools.backup import restore as restore_channel
 
     with exit_on_error(), shown_progress() as progress:
-        chosen = choose_log(targets, config, channel, key)
-        target = RestoreTarget(data_dirs=chosen.data_dirs, checkpoint_dir=chosen.checkpoint_dir, name=name or channel)
-        report, layout = restore_channel(backup_dir, target, tool_context(chosen.codec, progress))
+        target = files_place(targets, config, channel, key)
+        report, layout = restore_channel(backup_dir, target, ToolContext(target.codec, progress), name or channel)
     _show_copy(
         layout, report, f"Restored channel {layout.name} to {' and '.join(map(str, layout.directories))}.", json=json
     )

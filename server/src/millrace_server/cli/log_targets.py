@@ -1,10 +1,10 @@
-"""The log that a command line names, and how `millraced` exits if a log tool fails."""
+"""The log that the options of a command name, and the exit codes of the log tools' errors."""
 
 import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -17,7 +17,7 @@ from millrace_server.channels.config import (
     KEY_ID_PATTERN,
     AnyChannelConfig,
     DiskChannelConfig,
-    ReplicatedChannelConfig,
+    LogChannelConfig,
 )
 from millrace_server.channels.directories import DirectoryInUseError
 from millrace_server.channels.keys import KeyFileError, load_keys
@@ -31,28 +31,22 @@ from millrace_server.cli.reporting import (
 )
 from millrace_server.configuration.settings import load_settings
 from millrace_server.errors import StartError
-from millrace_server.hosting.data_dir import CATALOG_FILE, Catalog
-from millrace_server.log_tools.backup import ToolContext
-from millrace_server.log_tools.layout import ChannelLayout, ToolError, UnavailableError, UsageError, find_layout
-from millrace_server.log_tools.readable_log import ReadableFiles, ReadableLog, ReadableStream
+from millrace_server.hosting.data_dir import CATALOG_FILE, Catalog, data_dirs_of
+from millrace_server.log_tools.layout import (
+    ChannelLayout,
+    FilesPlace,
+    ToolError,
+    UnavailableError,
+    UsageError,
+    find_layout,
+)
+from millrace_server.log_tools.readable_log import ReadableFiles, ReadableLog
 from millrace_server.log_tools.scanning import ToolProgress
 from millrace_server.log_tools.view import open_view
 from millrace_server.logs import safe_text, warnings_only
-from millrace_server.wal.disk import OsDisk
 from millrace_server.wal.format import UnknownVersionError
 from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
 from millrace_server.wal.segments import LogCorruptError
-
-
-@dataclass(frozen=True, slots=True)
-class LogTarget:
-    """The directories and the codec of the log that a command line names."""
-
-    data_dirs: list[Path]
-    checkpoint_dir: Path
-    is_configured: bool
-    """Whether the configuration says which directory holds the checkpoints."""
-    codec: PayloadCodec
 
 
 @contextmanager
@@ -60,30 +54,23 @@ def readable_log(
     directories: list[Path] | None, config: Path | None, channel: str | None, key: list[str] | None
 ) -> Iterator[ReadableLog]:
     """Opens the log that the options name, in files or in a stream of an engine, until the end of the block."""
-    replicated = _replicated(config, channel) if not directories else None
-    if replicated is None:
+    limits = _channels(config)[1].get(channel) if config and channel and not directories else None
+    if limits is None or limits.replicated is None:
         layout, codec = find_log(directories, config, channel, key)
         with open_view(layout) as view:
             yield ReadableFiles(view, codec)
         return
-    # Imports the engine's library, which may not be installed.
+    # These import the engine's library, which may not be installed.
+    from millrace_server.log_tools.readable_stream import ReadableStream
     from millrace_server.log_tools.stream_view import stream_view
 
     assert channel is not None, "it was found by its name"
-    with warnings_only(), stream_view(channel, replicated.engine, stream_codec(replicated, key)) as view_of_stream:
-        yield ReadableStream(view_of_stream)
+    with warnings_only(), stream_view(channel, limits.replicated.engine, codec_of(limits.replicated, key)) as stream:
+        yield ReadableStream(stream)
 
 
-def _replicated(config: Path | None, channel: str | None) -> ReplicatedChannelConfig | None:
-    """Returns the channel's configuration if its log is in an engine."""
-    if config is None or channel is None:
-        return None
-    limits = _channels(config, None)[1].get(channel)
-    return None if limits is None else limits.replicated
-
-
-def stream_codec(limits: ReplicatedChannelConfig, key: list[str] | None) -> PayloadCodec:
-    """Returns the codec of a replicated channel, with further keys."""
+def codec_of(limits: LogChannelConfig, key: list[str] | None) -> PayloadCodec:
+    """Returns the codec of a configured channel, with the keys of the options added."""
     codec = make_codec(limits)
     return replace(codec, keys={**codec.keys, **_keys(key)})
 
@@ -96,62 +83,58 @@ def find_log(
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
-    chosen = choose_log(directories, config, channel, key)
-    if not chosen.is_configured:
-        return find_layout(chosen.data_dirs), chosen.codec
-    # Without duplicates: the checkpoints may be next to the segments.
-    everything = list(dict.fromkeys([*chosen.data_dirs, chosen.checkpoint_dir]))
-    return find_layout(everything, chosen.checkpoint_dir), chosen.codec
+    place = files_place(directories, config, channel, key)
+    return find_layout(place.directories, place.checkpoint_dir), place.codec
 
 
-def choose_log(
+def files_place(
     directories: list[Path] | None, config: Path | None, channel: str | None, key: list[str] | None
-) -> LogTarget:
-    """Returns the log that the options name, which need not exist yet; raises UsageError if they name none."""
-    keys = _keys(key)
+) -> FilesPlace:
+    """Returns where the log that the options name is or will be; raises UsageError if they name none."""
     if config is None and channel is None:
+        codec = PayloadCodec(keys=_keys(key))
         if not directories:
             raise UsageError("name the channel's directories, or --config FILE and --channel NAME")
-        return LogTarget(directories, directories[0], False, PayloadCodec(keys=keys))
+        return FilesPlace(directories, codec)
     if config is None or channel is None or directories:
         raise UsageError("--config FILE and --channel NAME must be given together, and without directories")
-
-    limits = configured_channel(config, channel)
-    if (disk_limits := limits.on_disk) is None:
+    data_dir, limits = configured_channel(config, channel)
+    if limits.on_disk is None:
         raise UsageError(f"{config}: channel {channel} is of type {limits.type}, which has no files")
-    target = _target(_channels(config, None)[0], channel, disk_limits)
-    return replace(target, codec=replace(target.codec, keys={**target.codec.keys, **keys}))
+    return _configured_place(data_dir, channel, limits.on_disk, key)
 
 
-def configured_channel(config: Path, channel: str) -> AnyChannelConfig:
-    """Returns the configuration of a channel in a server's file or its catalog; raises UsageError if there is none."""
-    data_dir, channels = _channels(config, None)
-    limits = channels.get(channel)
-    if limits is None:
+def configured_channel(config: Path, channel: str) -> tuple[Path, AnyChannelConfig]:
+    """Returns a server's data directory, and a channel in its file or catalog; raises UsageError if there is none."""
+    data_dir, channels = _channels(config)
+    if (limits := channels.get(channel)) is None:
         raise UsageError(
             f"{config}: neither this file nor the catalog in {data_dir} has a channel {safe_text(channel)}"
         )
-    return limits
+    return data_dir, limits
 
 
-def configured_logs(config: Path | None, data_dir: str | None) -> list[LogTarget]:
-    """Returns the logs of all channels that a server's file and its catalog name, by name; they need not exist yet."""
+def configured_places(config: Path | None, data_dir: str | None) -> Iterator[FilesPlace]:
+    """Yields the files of all channels in a server's file and its catalog, by name; they need not exist yet."""
     directory, channels = _channels(config, data_dir)
-    named = {name: limits.on_disk for name, limits in sorted(channels.items())}
-    return [_target(directory, name, limits) for name, limits in named.items() if limits is not None]
+    for name, limits in sorted(channels.items()):
+        if limits.on_disk is not None:
+            yield _configured_place(directory, name, limits.on_disk)
 
 
-def _channels(config: Path | None, data_dir: str | None) -> tuple[Path, dict[str, AnyChannelConfig]]:
+def _channels(config: Path | None, data_dir: str | None = None) -> tuple[Path, dict[str, AnyChannelConfig]]:
     """Returns the data directory, and the channels of the server's file and of the catalog."""
     settings = load_settings(config, {} if data_dir is None else {"data_dir": data_dir})
     directory = settings.server.data_dir
     return directory, {**Catalog(directory / CATALOG_FILE, settings.server.engine).load(), **settings.channels}
 
 
-def _target(data_dir: Path, channel: str, limits: DiskChannelConfig) -> LogTarget:
-    data_dirs = [path / channel for path in limits.data_dirs] or [data_dir / "channels" / channel]
+def _configured_place(
+    data_dir: Path, channel: str, limits: DiskChannelConfig, key: list[str] | None = None
+) -> FilesPlace:
+    data_dirs = data_dirs_of(channel, limits, data_dir)
     checkpoint_dir = limits.checkpoint_dir / channel if limits.checkpoint_dir else data_dirs[0]
-    return LogTarget(data_dirs, checkpoint_dir, True, make_codec(limits))
+    return FilesPlace(data_dirs, codec_of(limits, key), checkpoint_dir)
 
 
 def _keys(key: list[str] | None) -> dict[str, bytes]:
@@ -162,11 +145,6 @@ def _keys(key: list[str] | None) -> dict[str, bytes]:
             raise UsageError(f"--key: is {text!a}; it must be ID=FILE, such as 2026=/etc/millrace/2026.key")
         paths[key_id] = Path(path)
     return load_keys(paths)
-
-
-def tool_context(codec: PayloadCodec, progress: ToolProgress) -> ToolContext:
-    """Returns what the tools work with on the real disk."""
-    return ToolContext(OsDisk(), codec, progress)
 
 
 class BarProgress(ToolProgress):
@@ -206,23 +184,39 @@ def exit_on_error() -> Iterator[None]:
     except SettingsError as error:
         complain_of_settings(error)
         raise typer.Exit(EXIT_USAGE) from None
-    except KeyMissingError as error:
-        complain(f"{error}; give it with --key {error.key_id}=FILE, or compare checksums only: verify --no-keys")
-        raise typer.Exit(EXIT_UNAVAILABLE) from None
-    except UnknownVersionError as error:
-        complain(f"{error}; use the millraced that wrote it")
-        raise typer.Exit(EXIT_UNAVAILABLE) from None
-    except (UnavailableError, DirectoryInUseError) as error:
-        complain(str(error))
-        raise typer.Exit(EXIT_UNAVAILABLE) from None
-    except (UsageError, KeyFileError, StartError) as error:
-        complain(str(error))
-        raise typer.Exit(EXIT_USAGE) from None
-    except (ToolError, DirectoryError, LogCorruptError) as error:
-        complain(str(error))
-        raise typer.Exit(EXIT_DAMAGED) from None
     except BrokenPipeError:
         raise
-    except OSError as error:
-        complain(f"{error.filename or 'the disk'}: {error.strerror}")
-        raise typer.Exit(EXIT_DAMAGED) from None
+    except _ERRORS as error:
+        sentence, code = _explained(error)
+        complain(sentence)
+        raise typer.Exit(code) from None
+
+
+_ERRORS = (
+    KeyMissingError,
+    UnknownVersionError,
+    ToolError,
+    DirectoryError,
+    KeyFileError,
+    StartError,
+    LogCorruptError,
+    OSError,
+)
+
+
+def _explained(error: Exception) -> tuple[str, int]:
+    """Returns a sentence about an error, and the exit code."""
+    match error:
+        case KeyMissingError():
+            advice = f"give it with --key {error.key_id}=FILE, or compare checksums only: verify --no-keys"
+            return f"{error}; {advice}", EXIT_UNAVAILABLE
+        case UnknownVersionError():
+            return f"{error}; use the millraced that wrote it", EXIT_UNAVAILABLE
+        case UnavailableError() | DirectoryInUseError():
+            return str(error), EXIT_UNAVAILABLE
+        case UsageError() | KeyFileError() | StartError():
+            return str(error), EXIT_USAGE
+        case OSError():
+            return f"{error.filename or 'the disk'}: {error.strerror}", EXIT_DAMAGED
+        case _:
+            return str(error), EXIT_DAMAGED

@@ -32,25 +32,24 @@ def migrate(
     that were moved are kept next to the channel as CHANNEL.migrated, and a server with the former configuration refuses
     to open the channel.
     """
-    from millrace_server.cli.log_targets import choose_log, configured_channel, exit_on_error
+    from millrace_server.cli.log_targets import configured_channel, exit_on_error, files_place
     from millrace_server.log_tools.layout import UsageError
     from millrace_server.logs import safe_text, warnings_only
 
     with exit_on_error():
-        before, after = configured_channel(source, channel), configured_channel(target, channel)
+        (_, before), (_, after) = configured_channel(source, channel), configured_channel(target, channel)
         replicated = after.replicated or before.replicated
         if replicated is None or {before.type, after.type} != {"file", "replicated"}:
             raise UsageError(
                 f"channel {safe_text(channel)} is of type {before.type} in {source} and of type {after.type} in "
                 f"{target}; one of them must be file, the other replicated"
             )
-        files = choose_log(None, source if before.on_disk else target, channel, key)
+        files = files_place(None, source if before.on_disk else target, channel, key)
         with warnings_only(), _stream_place(channel, replicated, key) as stream:
             # Imports the engine's library, which may not be installed.
-            from millrace_server.log_tools.migration import FilesPlace, into_files, into_stream
+            from millrace_server.log_tools.migration import into_files, into_stream
 
-            place = FilesPlace(files.data_dirs, files.checkpoint_dir, files.codec)
-            moved = into_stream(place, stream) if before.on_disk else into_files(stream, place)
+            moved = into_stream(files, stream) if before.on_disk else into_files(stream, files)
     where = str(files.data_dirs[0]) if before.replicated else stream.stream.name
     typer.echo(safe_text(f"Moved channel {channel} with {moved} events to {where}."))
 
@@ -60,7 +59,7 @@ def _stream_place(channel: str, config: "ReplicatedChannelConfig", key: list[str
     """Connects to the engine until the end of the block; raises UnavailableError if it does not respond."""
     import asyncio
 
-    from millrace_server.cli.log_targets import stream_codec
+    from millrace_server.cli.log_targets import codec_of
     from millrace_server.log_tools.layout import UnavailableError
     from millrace_server.log_tools.migration import StreamPlace
     from millrace_server.replication.engine import Engine, EngineError
@@ -72,7 +71,7 @@ def _stream_place(channel: str, config: "ReplicatedChannelConfig", key: list[str
         engine = asyncio.run(Engine.of(settings))
         try:
             limits = StreamLimits(replicas=settings.replicas, stream_bytes_max=settings.stream_bytes_max)
-            yield StreamPlace(channel, engine, limits, stream_codec(config, key))
+            yield StreamPlace(channel, engine, limits, codec_of(config, key))
         finally:
             engine.close()
     except (EngineError, EntriesUnavailableError) as error:

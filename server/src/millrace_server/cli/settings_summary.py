@@ -14,6 +14,7 @@ from millrace_server.channels.keys import KeyFileError, load_keys
 from millrace_server.cli.reporting import complain
 from millrace_server.configuration.settings import Settings
 from millrace_server.configuration.toml_text import to_toml
+from millrace_server.hosting.data_dir import data_dirs_of
 
 
 def show_settings(file: Path, settings: Settings) -> None:
@@ -81,9 +82,7 @@ def _show_log(name: str, channel: LogChannelConfig, data_dir: Path) -> None:
 
 
 def _files(name: str, channel: DiskChannelConfig, data_dir: Path) -> str:
-    home = data_dir / "channels" / name
-    data_dirs = [path / name for path in channel.data_dirs] or [home]
-    where = f"in {' and '.join(map(str, data_dirs))}"
+    where = f"in {' and '.join(map(str, data_dirs_of(name, channel, data_dir)))}"
     if channel.checkpoint_dir:
         where += f", its checkpoints in {channel.checkpoint_dir / name}"
     synced = "before each commit is acknowledged"

@@ -67,12 +67,10 @@ def _place(settings: "Settings") -> str:
 
 
 def _upgrades(config: Path | None, data_dir: str | None) -> Iterator["ChannelUpgrade"]:
-    from millrace_server.cli.log_targets import configured_logs
+    from millrace_server.cli.log_targets import configured_places
     from millrace_server.log_tools.upgrade import inspect_channel
 
-    for target in configured_logs(config, data_dir):
-        if (found := inspect_channel(target.data_dirs, target.checkpoint_dir, target.codec)) is not None:
-            yield found
+    yield from filter(None, map(inspect_channel, configured_places(config, data_dir)))
 
 
 def _end(upgrades: list["ChannelUpgrade"]) -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from millrace.setting_problems import describe_problems, shown_value
 from millrace_server.agent.setting_types import ChannelName
-from millrace_server.channels.config import AnyChannelConfig
+from millrace_server.channels.config import AnyChannelConfig, DiskChannelConfig
 from millrace_server.errors import StartError
 from millrace_server.files import checksum_of, lock_owner, make_directories, write_atomically, write_lock_owner
 from millrace_server.replication.engine_settings import EngineSettings
@@ -25,6 +25,11 @@ CHANNELS_DIRECTORY = "channels"
 """The parent of the channels' directories, unless their configuration names others."""
 
 _LOCK_FILE = "lock"
+
+
+def data_dirs_of(channel: str, config: DiskChannelConfig, data_dir: Path) -> list[Path]:
+    """Returns the directories of a channel's segments, where `data_dir` is the server's."""
+    return [directory / channel for directory in config.data_dirs or [data_dir / CHANNELS_DIRECTORY]]
 
 
 @contextmanager

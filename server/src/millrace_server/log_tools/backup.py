@@ -3,7 +3,7 @@
 import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from re import fullmatch
 from zlib import crc32
@@ -12,13 +12,13 @@ from millrace_server.channels.channel_file import CHANNEL_FILE, CHECKPOINTS_ONLY
 from millrace_server.channels.config import CHANNEL_NAME_PATTERN
 from millrace_server.channels.directories import LOCK_FILE, locked_directories
 from millrace_server.files import make_directories
-from millrace_server.log_tools.layout import ChannelLayout, DamagedError, ToolError, UsageError, find_layout
+from millrace_server.log_tools.layout import ChannelLayout, DamagedError, FilesPlace, ToolError, UsageError, find_layout
 from millrace_server.log_tools.read_only_disk import ReadOnlyFile
 from millrace_server.log_tools.scanning import ToolProgress
 from millrace_server.log_tools.verify import Report, verify
-from millrace_server.log_tools.view import SegmentView, open_view
+from millrace_server.log_tools.view import open_view
 from millrace_server.wal.checkpoints import NEWEST
-from millrace_server.wal.disk import Disk, File
+from millrace_server.wal.disk import Disk, File, OsDisk
 from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
 
 _CHUNK_BYTES = 8 << 20
@@ -26,11 +26,12 @@ _CHUNK_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """What the tools work with; copies go to the disk."""
+    """The dependencies of the tools that write."""
 
-    disk: Disk
     codec: PayloadCodec
     progress: ToolProgress
+    disk: Disk = field(default_factory=OsDisk)
+    """Where copies are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Copy:
 
 
 def make_empty_directory(path: Path, *, may_hold: Sequence[str] = ()) -> None:
-    """Creates a directory, or refuses one that is not empty except for the names in `may_hold`."""
+    """Creates a directory, or raises UsageError if it exists and holds anything but the names in `may_hold`."""
     try:
         make_directories(path)
         held = sorted(entry.name for entry in path.iterdir() if entry.name not in may_hold)
@@ -54,7 +55,7 @@ def make_empty_directory(path: Path, *, may_hold: Sequence[str] = ()) -> None:
 
 
 def copy_files(disk: Disk, copies: Sequence[Copy], progress: ToolProgress) -> None:
-    """Copies files in order. Once this returns, the copies survive a power cut; if it fails, those so far remain."""
+    """Copies files in order, durably once this returns. If it fails, the copies made so far remain."""
     progress.begin("copying", sum(copy.source.size() for copy in copies))
     checksums = []
     for copy in copies:
@@ -100,11 +101,10 @@ def os_errors_as_refusals(verb: str, path: Path) -> Iterator[None]:
 
 
 def back_up(layout: ChannelLayout, target: Path, tools: ToolContext) -> Report:
-    """Copies a channel into one directory. Needs no help from a server that uses it, and takes no lock.
+    """Copies a channel into one directory and returns a report on the copy. Takes no lock; a server may be using it.
 
-    All that was acknowledged before this call is in the copy, which is a channel's directory that all other tools can
-    read. Its `channel.json` is written last, so that an interrupted copy is not taken for a backup.
-    Returns a report on the copy.
+    The copy has everything that was acknowledged before this call, and all other tools can read it. Its `channel.json`
+    is written last, so that an interrupted copy is not taken for a backup.
 
     Raises:
         UsageError: The target cannot be used.
@@ -119,7 +119,7 @@ def back_up(layout: ChannelLayout, target: Path, tools: ToolContext) -> Report:
     make_empty_directory(target)
     with open_view(layout) as view:
         copies = [Copy(segment.file, target / segment.path.name) for segment in view.segments]
-        # The newest, or the previous one: a server renames between the two names.
+        # The newest, or else the previous one: a server renames one to the other.
         copies += [Copy(view.disk.open(path), target / NEWEST) for path in view.checkpoint_paths[:1]]
         copy_files(tools.disk, copies, tools.progress)
     with os_errors_as_refusals("write", target / CHANNEL_FILE):
@@ -127,31 +127,21 @@ def back_up(layout: ChannelLayout, target: Path, tools: ToolContext) -> Report:
     return _verified(find_layout([target]), tools)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreTarget:
-    """Directories and name of the restored channel."""
-
-    data_dirs: Sequence[Path]
-    """For segments; empty or not existing."""
-    checkpoint_dir: Path
-    """For checkpoints; one of them, or another one that is empty or does not exist."""
-    name: str | None = None
-    """None: the name in the backup."""
-
-    @property
-    def directories(self) -> Sequence[Path]:
-        """Each once."""
-        return list(dict.fromkeys([*self.data_dirs, self.checkpoint_dir]))
-
-    def directory_of(self, segment: SegmentView) -> Path:
-        return self.data_dirs[segment.segment_id % len(self.data_dirs)]
-
-
-def restore(source: Path, target: RestoreTarget, tools: ToolContext) -> tuple[Report, ChannelLayout]:
+def restore(
+    source: Path, target: FilesPlace, tools: ToolContext, name: str | None = None
+) -> tuple[Report, ChannelLayout]:
     """Restores a channel from a backup, so that the next start of a server opens it.
 
     It gets a new channel id, since readers of the original may have seen events that the backup lacks.
-    Returns a report on the channel, and its layout.
+
+    Args:
+        source: The backup.
+        target: Directories that are empty or do not exist.
+        tools: Their codec need not have the keys of the backup.
+        name: A new name for the channel; None keeps that of the backup.
+
+    Returns:
+        A report on the restored channel, and its layout.
 
     Raises:
         UsageError: The source is not a complete backup, or a target cannot be used.
@@ -159,8 +149,8 @@ def restore(source: Path, target: RestoreTarget, tools: ToolContext) -> tuple[Re
         DirectoryInUseError: A target is in use.
         ToolError: The channel could not be written.
     """
-    if target.name is not None and not fullmatch(CHANNEL_NAME_PATTERN, target.name):
-        raise UsageError(f"--name: is {target.name!a}; it must match {CHANNEL_NAME_PATTERN}")
+    if name is not None and not fullmatch(CHANNEL_NAME_PATTERN, name):
+        raise UsageError(f"--name: is {name!a}; it must match {CHANNEL_NAME_PATTERN}")
     for directory in target.directories:
         check_outside(directory, [source])
     layout = find_layout([source])
@@ -173,38 +163,38 @@ def restore(source: Path, target: RestoreTarget, tools: ToolContext) -> tuple[Re
         make_empty_directory(directory, may_hold=[LOCK_FILE])
     with locked_directories(target.directories):
         with open_view(layout, is_live=False) as view:
-            copies = [Copy(segment.file, target.directory_of(segment) / segment.path.name) for segment in view.segments]
-            copies += [Copy(view.disk.open(path), target.checkpoint_dir / path.name) for path in view.checkpoint_paths]
+            dirs, checkpoint_dir = target.data_dirs, target.checkpoint_dir or target.data_dirs[0]
+            copies = [Copy(one.file, dirs[one.segment_id % len(dirs)] / one.path.name) for one in view.segments]
+            copies += [Copy(view.disk.open(path), checkpoint_dir / path.name) for path in view.checkpoint_paths]
             copy_files(tools.disk, copies, tools.progress)
-        _write_identity(layout.identity, target, has_memory=layout.has_memory)
+        identity = replace(ChannelIdentity.make(name or layout.identity.name), log_id=layout.identity.log_id)
+        _write_identity(identity, target, has_memory=layout.has_memory)
         restored = find_layout(target.directories, target.checkpoint_dir)
         return _verified(restored, tools), restored
 
 
-def _write_identity(identity: ChannelIdentity, target: RestoreTarget, *, has_memory: bool) -> None:
-    made = ChannelIdentity.make(target.name or identity.name)
-    restored = replace(made, log_id=identity.log_id)
+def _write_identity(identity: ChannelIdentity, target: FilesPlace, *, has_memory: bool) -> None:
     indexes = dict.fromkeys(target.directories, CHECKPOINTS_ONLY)
     indexes |= {path: index for index, path in enumerate(target.data_dirs)}
-    # First without the count, then with it, as at a channel's first start: a directory counts once all exist.
+    # First without the count, then with it, as when a channel is created: a directory counts once all exist.
     for count in (0, len(target.data_dirs)):
         for path, index in indexes.items():
             with os_errors_as_refusals("write", path / CHANNEL_FILE):
-                ChannelFile(restored, index, count, has_memory=has_memory).write(path)
+                ChannelFile(identity, index, count, has_memory=has_memory).write(path)
 
 
 def _verified(layout: ChannelLayout, tools: ToolContext) -> Report:
-    # No server writes to it, so its end need not be awaited.
+    # No server is writing to it, so its end is known at once.
     with open_view(layout, is_live=False) as view:
         try:
             return verify(view, tools.codec, tools.progress)
         except KeyMissingError:
-            # A backup needs no keys.
+            # A backup can be made without the keys.
             return verify(view, tools.codec, tools.progress, decodes=False)
 
 
 def check_outside(target: Path, directories: Sequence[Path]) -> None:
-    """Raises UsageError if a directory lies inside one of others."""
+    """Raises UsageError if a directory is inside one of the given directories."""
     try:
         resolved = target.resolve()
     except ValueError:

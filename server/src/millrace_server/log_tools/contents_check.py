@@ -1,4 +1,4 @@
-"""Checks that a log's records agree with each other, and finds which sequences damage concerns."""
+"""Checks that a log's records agree with each other, and which sequences damage affects."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,13 +10,14 @@ from millrace.v1 import event_pb2
 from millrace_server.channels.replay import ContradictionError, Replay
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.log import LogRecord
+from millrace_server.wal.payload_codec import Payload
 
 PutSizes = tuple[int, int, int]
 """A PUT record's events, bytes of their bodies, and bytes of its columns."""
 
 
 class Totals(NamedTuple):
-    """What some commits contain: the events that they put and that they took."""
+    """The number of some commits, and of the events that they put and took."""
 
     commit_count: int = 0
     event_count: int = 0
@@ -35,14 +36,13 @@ class ContentsCheck(Replay[PutSizes]):
         self.totals = Totals()
 
     def on_put(self, record: LogRecord) -> PutSizes:
-        payload = bytes(record.payload)
+        payload = record.payload
         try:
-            columns = event_pb2.EventColumns.FromString(payload)
-            check_columns(columns)
-        except (DecodeError, ColumnsError) as error:
-            # Remembered all the same, so that it is its commit that does not match, and not the one before.
+            columns = columns_of(payload)
+        except ContradictionError:
+            # Remembered, so that its own commit is reported, not the one before.
             self._puts.append((-1, -1, -1))
-            raise ContradictionError(f"does not hold events: {error}") from None
+            raise
         return columns.count, len(columns.bodies), len(payload)
 
     def put_mismatch(self, message: pb.Commit | pb.MemoryState, puts: Sequence[PutSizes]) -> str:
@@ -57,7 +57,7 @@ class ContentsCheck(Replay[PutSizes]):
         self.totals = Totals(*map(sum, zip(self.totals, counts, strict=True)))
 
     def on_state(self, state: pb.State) -> None:
-        """Does nothing: what it says of sequences is compared before this call."""
+        """Does nothing: its sequences are compared before this call."""
 
     def on_memory_state(self, message: pb.MemoryState, _puts: Sequence[PutSizes], _problem: str) -> None:
         """Does nothing, for the same reason."""
@@ -67,3 +67,13 @@ class ContentsCheck(Replay[PutSizes]):
 
     def on_rollback(self, rollback: pb.Rollback) -> None:
         """Does nothing: the puts and takes of a transaction enter the log with its commit only."""
+
+
+def columns_of(payload: Payload) -> event_pb2.EventColumns:
+    """Returns the events of a PUT record's payload; raises ContradictionError if it does not hold any."""
+    try:
+        columns = event_pb2.EventColumns.FromString(bytes(payload))
+        check_columns(columns)
+    except (DecodeError, ColumnsError) as error:
+        raise ContradictionError(f"does not hold events: {error}") from None
+    return columns

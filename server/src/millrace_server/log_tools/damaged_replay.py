@@ -7,13 +7,15 @@ repair state the gaps that it left.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from google.protobuf.message import Message
 
 from millrace_server.channels.memory_tier import RESERVED_AHEAD
 from millrace_server.channels.replay import ContradictionError, decode_message
 from millrace_server.channels.stamps import IntervalSet
-from millrace_server.log_tools.event_index import LOST, EventIndex, Piece, Range, readable_columns
+from millrace_server.log_tools.contents_check import columns_of
+from millrace_server.log_tools.event_index import LOST, EventIndex, Piece, Range
 from millrace_server.log_tools.placement import Group, Step, are_commits_alone, event_count, placed
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import Checkpoint
@@ -288,8 +290,9 @@ class DamagedReplay:
         while (record := self._pending.get(lsn)) is not None:
             if record.kind is Kind.TAKE:
                 group.takes.append(pb.Take.FromString(bytes(record.payload)))
-            elif (columns := readable_columns(record)) is not None:
-                group.puts.insert(0, (record, columns.count))
+            else:
+                with suppress(ContradictionError, LogCorruptError):
+                    group.puts.insert(0, (record, columns_of(record.payload).count))
             lsn -= 1
         return group
 

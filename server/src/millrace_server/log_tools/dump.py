@@ -1,4 +1,4 @@
-"""Shows a log record by record, and continues behind damage."""
+"""Shows a log record by record; damage is skipped."""
 
 import base64
 from collections.abc import Iterator
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
-from millrace.columns import ColumnsCutter, ColumnsError, check_columns
-from millrace.v1 import event_pb2
+from millrace.columns import ColumnsCutter
+from millrace.units import counted
 from millrace_server.channels.replay import ContradictionError, decode_message
+from millrace_server.log_tools.contents_check import columns_of
 from millrace_server.log_tools.layout import UsageError
-from millrace_server.log_tools.scanning import decode_payload, key_id_of
+from millrace_server.log_tools.scanning import key_id_of, log_record
 from millrace_server.log_tools.view import LogView, SegmentView
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Flags, Kind
 from millrace_server.wal.log import LogRecord
 from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
 from millrace_server.wal.reading import ScannedRecord, SegmentScanner
-from millrace_server.wal.records import Location
 from millrace_server.wal.segments import LogCorruptError
 
 Document = dict[str, Any]
@@ -105,12 +105,10 @@ class RecordDecoder:
         if (key_id := key_id_of(record)) is not None:
             document["key_id"] = key_id
         try:
-            payload = decode_payload(self._codec, scanner, record)
-            location = Location(segment_id, record.position, head.payload_length)
-            document["message"] = self._message(LogRecord(head.kind, head.flags, location, lambda: payload))
+            document["message"] = self._message(log_record(self._codec, scanner, segment_id, record))
         except KeyMissingError as error:
             document["closed"] = str(error)
-        except (LogCorruptError, ContradictionError, DecodeError, ColumnsError) as error:
+        except (LogCorruptError, ContradictionError) as error:
             document["damage"] = str(error)
         return document
 
@@ -119,8 +117,7 @@ class RecordDecoder:
             return {}
         if record.kind is not Kind.PUT:
             return _document_of(decode_message(record))
-        columns = event_pb2.EventColumns.FromString(bytes(record.payload))
-        check_columns(columns)
+        columns = columns_of(record.payload)
         message: Document = {
             "count": columns.count,
             "body_bytes": len(columns.bodies),
@@ -164,11 +161,10 @@ def record_line(document: Document) -> str:
     place = f"{document['segment']}:{document['position']}"
     if "kind" not in document:
         return f"{place}  DAMAGED  {document['damage']}"
-    size = document["payload_bytes"]
     parts = [
         f"{place}  {document['kind']}  number {document['write_number']}",
         f"synced up to {document['synced_position']}",
-        f"{size} byte" if size == 1 else f"{size} bytes",
+        counted(document["payload_bytes"], "byte"),
     ]
     if document["flags"]:
         flags = "+".join(document["flags"]).lower()

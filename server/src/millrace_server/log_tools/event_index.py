@@ -3,19 +3,12 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Never
 
-from google.protobuf.message import DecodeError
-
-from millrace.columns import ColumnsError, check_columns
-from millrace.v1 import event_pb2
 from millrace_server.channels.batches import StoredBatch, StoredColumns
 from millrace_server.channels.records import persisted_batches, restore_batches
 from millrace_server.channels.recovery import StateRecovery
 from millrace_server.channels.stamps import IntervalSet
 from millrace_server.storage.v1 import records_pb2 as pb
-from millrace_server.wal.log import LogRecord
-from millrace_server.wal.payload_codec import Payload
 from millrace_server.wal.records import Location
-from millrace_server.wal.segments import LogCorruptError
 
 LOST = Location(0, 0, 0)
 """The location of a record that cannot be read."""
@@ -186,21 +179,3 @@ def common(intervals: IntervalSet, first: int, last: int) -> Iterator[Range]:
 def shown_ranges(ranges: Sequence[Range]) -> str:
     """Returns ranges of sequences as text."""
     return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in ranges)
-
-
-def readable_columns(record: LogRecord) -> event_pb2.EventColumns | None:
-    """Returns the events of a PUT record; None if it does not hold any."""
-    try:
-        return columns_of(record.payload)
-    except LogCorruptError:
-        return None
-
-
-def columns_of(payload: Payload) -> event_pb2.EventColumns | None:
-    """Returns the events of a PUT record's payload; None if it does not hold any."""
-    try:
-        columns = event_pb2.EventColumns.FromString(bytes(payload))
-        check_columns(columns)
-    except (DecodeError, ColumnsError):
-        return None
-    return columns

@@ -1,24 +1,38 @@
-"""Writes the events of a log that can be read, damaged or not, to a file that other programs read."""
+"""Writes the readable events of a log, which may be damaged, to a file for other programs."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
+from millrace.v1 import event_pb2
 from millrace_server.agent.sinks.files.chunks import EventChunk
 from millrace_server.agent.sinks.files.writers import EventWriter, JsonWriter
 from millrace_server.log_tools.backup import os_errors_as_refusals
+from millrace_server.log_tools.event_index import Range
 from millrace_server.log_tools.layout import ToolError, UsageError
-from millrace_server.log_tools.salvage import PieceReader, Salvage, salvage
+from millrace_server.log_tools.salvage import PieceReader, salvage
 from millrace_server.log_tools.view import LogView
 from millrace_server.wal.payload_codec import PayloadCodec
 
 
-def export(view: LogView, codec: PayloadCodec, path: Path, *, is_avro: bool) -> Salvage:
-    """Writes the events that are in the channel to a new file, by their sequences. Changes nothing in the channel.
+class Exported(NamedTuple):
+    """What an export has written, and what is missing in it."""
+
+    event_count: int
+    lost: Sequence[Range] = ()
+    """Sequences of events that cannot be read."""
+    lost_sentence: str = ""
+    """The same as text."""
+    bound_from: int = 0
+    """See `Salvage`."""
+    redelivered: Sequence[Range] = ()
+    """Sequences that may have been consumed."""
+
+
+def export(view: LogView, codec: PayloadCodec, path: Path, *, is_avro: bool) -> Exported:
+    """Writes the events in the channel to a new file, by sequence. Changes nothing in the channel.
 
     As JSON lines, `millrace put --json-lines` reads it back, and as Avro the source `spooldir`.
-    Returns what the log has, and what is lost of it.
 
     Raises:
         UsageError: The file exists, or Avro is not installed.
@@ -26,17 +40,16 @@ def export(view: LogView, codec: PayloadCodec, path: Path, *, is_avro: bool) -> 
     """
     found = salvage(view, codec)
     reader = PieceReader(view, codec)
-    with new_event_file(path, is_avro=is_avro) as writer:
-        for piece in found.pieces:
-            columns = reader.read(piece)
-            if columns is not None:
-                writer.write(EventChunk(piece.first_sequence, columns), range(columns.count))
-    return found
+    pieces = ((piece.first_sequence, reader.read(piece)) for piece in found.pieces)
+    write_events(path, pieces, is_avro=is_avro)
+    return Exported(found.event_count, found.lost, found.lost_sentence, found.bound_from, found.redelivered)
 
 
-@contextmanager
-def new_event_file(path: Path, *, is_avro: bool) -> Iterator[EventWriter]:
-    """Opens a file that must not exist, until the end of the block; raises UsageError and ToolError."""
+def write_events(path: Path, parts: Iterable[tuple[int, event_pb2.EventColumns | None]], *, is_avro: bool) -> None:
+    """Writes events to a file that must not exist; each part has the sequence of its first event, None is skipped.
+
+    Raises UsageError and ToolError.
+    """
     try:
         file = path.open("xb")
     except FileExistsError:
@@ -45,7 +58,9 @@ def new_event_file(path: Path, *, is_avro: bool) -> Iterator[EventWriter]:
         raise ToolError(f"cannot write {path}: {error.strerror}") from error
     with os_errors_as_refusals("write", path), file:
         writer = _writer(file, is_avro=is_avro)
-        yield writer
+        for first_sequence, columns in parts:
+            if columns is not None:
+                writer.write(EventChunk(first_sequence, columns), range(columns.count))
         writer.finish()
 
 

@@ -1,4 +1,4 @@
-"""Where a channel's files lie, and why a tool refuses to work on them."""
+"""The directories and files of a channel, and the errors of the tools that work on them."""
 
 import itertools
 import json
@@ -16,21 +16,22 @@ from millrace_server.channels.channel_file import (
 )
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS, channel_id_of
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, FormatError, SegmentHeader
+from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.segments import SEGMENT_NAME
 
 CHECKPOINT_NAMES = (NEWEST, PREVIOUS)
 
 
 class ToolError(Exception):
-    """Base of all refusals; a sentence for the operator."""
+    """Base class of the errors of a tool; the message is a sentence for the operator."""
 
 
 class DamagedError(ToolError):
-    """Raised when the files are damaged, so that the tool cannot do what was asked."""
+    """Raised when the files are too damaged for what was requested."""
 
 
 class NoSpaceError(ToolError):
-    """Raised when what is to be written does not fit where it is written to."""
+    """Raised when the target has no space for what is to be written."""
 
 
 class UsageError(ToolError):
@@ -38,7 +39,7 @@ class UsageError(ToolError):
 
 
 class UnavailableError(ToolError):
-    """Raised when the files may be good, but not now or not for this program: in use, encrypted, of another version."""
+    """Raised when the files may be intact but cannot be used now: in use, encrypted, or of another version."""
 
 
 class OtherVersionError(UnavailableError):
@@ -46,37 +47,52 @@ class OtherVersionError(UnavailableError):
 
 
 @dataclass(frozen=True, slots=True)
+class FilesPlace:
+    """Where a channel in files is, or will be, and the codec of its log."""
+
+    data_dirs: Sequence[Path]
+    codec: PayloadCodec
+    checkpoint_dir: Path | None = None
+    """None if it is one of `data_dirs`: the one that has checkpoints, or else the first."""
+
+    @property
+    def directories(self) -> list[Path]:
+        """All directories, each once."""
+        return list(dict.fromkeys([*self.data_dirs, *filter(None, [self.checkpoint_dir])]))
+
+
+@dataclass(frozen=True, slots=True)
 class ChannelLayout:
-    """One channel's directories and what their `channel.json` files say."""
+    """The directories of one channel, and the contents of their `channel.json` files."""
 
     directories: tuple[Path, ...]
-    """All of them, each once, the data directories first and in order."""
+    """All directories, each once: first the data directories, in order."""
     checkpoint_dir: Path
     log_id: bytes
     """The channel id in segments and checkpoints, 16 bytes."""
     identity: ChannelIdentity | None
-    """None if no directory states it."""
+    """None if no `channel.json` states it."""
     files: Mapping[Path, ChannelFile]
     """The `channel.json` of each directory that has one."""
     problems: Mapping[Path, str]
-    """Directories without a readable one, and why."""
+    """Why a directory has no readable `channel.json`, by directory."""
 
     @property
     def has_memory(self) -> bool:
-        """Whether events may have been in memory only, which the log lacks."""
+        """Whether the log may lack events that were in memory only."""
         return any(file.has_memory for file in self.files.values())
 
     @property
     def name(self) -> str:
-        """The channel's name, or else that of its directory."""
+        """The channel's name, or that of its directory if it is unknown."""
         return self.identity.name if self.identity else self.directories[0].resolve().name
 
 
 def find_layout(directories: Sequence[Path], checkpoint_dir: Path | None = None) -> ChannelLayout:
-    """Finds the channel in some directories, and which of them has its checkpoints unless that is given.
+    """Finds the channel in some directories, and the one with its checkpoints unless that is given.
 
     Raises:
-        UsageError: They are no directories, hold no channel, or are not all of one.
+        UsageError: One is not a directory, or they hold no channel, or parts of different ones.
         OtherVersionError: Another version of Millrace wrote them.
         UnavailableError: The channel was being deleted or repaired, or was moved.
     """
@@ -100,7 +116,7 @@ def find_layout(directories: Sequence[Path], checkpoint_dir: Path | None = None)
 
 
 def segment_paths(directories: Sequence[Path]) -> list[tuple[int, Path]]:
-    """Returns the segments of some directories, ordered by id; refuses a segment that is not a regular file."""
+    """Returns the segments of some directories, ordered by id; raises UsageError if one is not a regular file."""
     found = [
         (int(match[1]), path)
         for directory in directories
@@ -113,11 +129,11 @@ def segment_paths(directories: Sequence[Path]) -> list[tuple[int, Path]]:
 
 
 def check_regular(path: Path) -> None:
-    """Raises UsageError if a path exists and is not a regular file: reading it, a pipe for example, might never end."""
+    """Raises UsageError if a path exists and is not a regular file: reading a pipe, for example, might never end."""
     try:
         mode = path.stat().st_mode
     except OSError:
-        # It is gone by now, or unreadable. Opening it will show which.
+        # It was removed, or is unreadable. Opening it will show which.
         return
     if not stat.S_ISREG(mode):
         raise UsageError(f"{path}: is not a regular file; move it away")
@@ -179,7 +195,7 @@ def _identity(files: Mapping[Path, ChannelFile]) -> ChannelIdentity | None:
 
 
 def _stated_log_id(directories: Sequence[Path]) -> bytes | None:
-    """Returns the channel id that all segments state whose headers can be read, or else a checkpoint."""
+    """Returns the channel id in the readable headers of segments, or else in a checkpoint; None without any file."""
     segments = [path for _, path in segment_paths(directories)]
     stated: dict[bytes, Path] = {}
     for path in segments:

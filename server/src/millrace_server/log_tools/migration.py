@@ -10,7 +10,6 @@ import asyncio
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from millrace_server.histograms import Histograms
 from millrace_server.log_tools.backup import os_errors_as_refusals
 from millrace_server.log_tools.layout import (
     DamagedError,
+    FilesPlace,
     NoSpaceError,
     UnavailableError,
     UsageError,
@@ -57,20 +57,6 @@ _MIGRATED = ".migrated"
 # Channel names cannot contain a tilde, so these never clash with the directory of another channel.
 _UNFINISHED = ".migrating~"
 _REMOVED = ".removed~"
-
-
-@dataclass(frozen=True, slots=True)
-class FilesPlace:
-    """A channel in files, or where it is to be."""
-
-    data_dirs: Sequence[Path]
-    checkpoint_dir: Path
-    codec: PayloadCodec
-
-    @property
-    def directories(self) -> list[Path]:
-        """All directories, each once."""
-        return list(dict.fromkeys([*self.data_dirs, self.checkpoint_dir]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,18 @@ from dataclasses import dataclass, field
 from millrace.columns import ColumnsCutter
 from millrace.v1 import event_pb2
 from millrace_server.channels.recovery import Recovered
+from millrace_server.channels.replay import ContradictionError
 from millrace_server.channels.stamps import IntervalSet
+from millrace_server.log_tools.contents_check import columns_of
 from millrace_server.log_tools.damaged_replay import DamagedReplay
-from millrace_server.log_tools.event_index import EventIndex, Piece, Range, columns_of, common, shown_ranges
-from millrace_server.log_tools.scanning import decode_payload, key_id_of
+from millrace_server.log_tools.event_index import EventIndex, Piece, Range, common, shown_ranges
+from millrace_server.log_tools.scanning import key_id_of, log_record
 from millrace_server.log_tools.verify import checkpoint_files
 from millrace_server.log_tools.view import LogView, SegmentView
 from millrace_server.wal.checkpoints import Checkpoint
 from millrace_server.wal.format import RECORD_HEAD_BYTES, SEGMENT_HEADER_BYTES, Flags, FormatError, Kind, SegmentHeader
-from millrace_server.wal.log import LogRecord
 from millrace_server.wal.payload_codec import PayloadCodec
-from millrace_server.wal.reading import RecordReader, ScannedRecord, SegmentScanner
-from millrace_server.wal.records import Location
+from millrace_server.wal.reading import RecordReader, ScannedRecord
 from millrace_server.wal.segments import LogCorruptError, Segment
 
 
@@ -79,10 +79,11 @@ class PieceReader:
         """Returns the events of a piece; None if they cannot be read."""
         try:
             payloads = self._reader.read_run([piece.location], cached_only=False)
-        except LogCorruptError:
+            assert payloads is not None, "it may read from the disk"
+            columns = columns_of(payloads[0])
+        except (LogCorruptError, ContradictionError):
             return None
-        columns = columns_of(payloads[0]) if payloads else None
-        if columns is None or columns.count < piece.start + piece.event_count:
+        if columns.count < piece.start + piece.event_count:
             return None
         if columns.count == piece.event_count:
             return columns
@@ -181,15 +182,10 @@ class _LogReader:
             self.found.key_id = key_id_of(item) or self.found.key_id
             if item.head.kind is Kind.PUT:
                 self.found.is_compressed = Flags.COMPRESSED in item.head.flags
-            self.replay.add(item.head.lsn, _log_record(self.codec, segment, scanner, item))
+            self.replay.add(item.head.lsn, log_record(self.codec, scanner, segment.segment_id, item))
 
 
 def _missing_bytes(before: SegmentView, segment: SegmentView, header: SegmentHeader | None) -> int:
     """Returns the bytes of the missing segments between two, estimated from the length of one of them."""
     missing_count = max(segment.segment_id - before.segment_id - 1, 0)
     return missing_count * (header.previous_length if header else before.file.size())
-
-
-def _log_record(codec: PayloadCodec, segment: SegmentView, scanner: SegmentScanner, record: ScannedRecord) -> LogRecord:
-    location = Location(segment.segment_id, record.position, record.head.payload_length)
-    return LogRecord(record.head.kind, record.head.flags, location, lambda: decode_payload(codec, scanner, record))

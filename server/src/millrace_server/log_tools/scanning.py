@@ -1,4 +1,4 @@
-"""Scans a whole log and reports everything that is wrong with it, and which sequences that concerns."""
+"""Scans a whole log and reports all damage, and which sequences it affects."""
 
 import enum
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ from millrace_server.wal.format import (
     UnknownVersionError,
 )
 from millrace_server.wal.log import LogRecord
-from millrace_server.wal.payload_codec import Payload, PayloadCodec
+from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.reading import Gap, ScannedRecord, SegmentScanner
 from millrace_server.wal.records import Location
 from millrace_server.wal.segments import LogCorruptError
 
 
 class ToolProgress:
-    """Shows how far a tool is; this one shows nothing."""
+    """The progress of a tool; this one is not shown."""
 
     def begin(self, label: str, total_bytes: int) -> None:
         """Begins the next part of the work."""
@@ -37,11 +37,11 @@ class DamageKind(enum.Enum):
     """What is wrong at a position."""
 
     RECORD = "record"
-    """There is no valid record, and there must be one."""
+    """A record is missing or invalid."""
     CONTENT = "content"
-    """A record whose checksums match contradicts itself or those before it."""
+    """A record whose checksums match contradicts itself or earlier records."""
     UNDECODABLE = "sealed"
-    """A payload whose checksum matches cannot be decoded, although its key decrypts others: someone has changed it."""
+    """A payload whose checksum matches cannot be decoded, although its key decrypts others: it was changed."""
     MISSING = "missing"
     """A segment does not exist."""
     FOREIGN = "foreign"
@@ -49,16 +49,16 @@ class DamageKind(enum.Enum):
     HEADER = "header"
     """Only the segment's header is damaged. It can be rebuilt."""
     TOO_LONG = "too long"
-    """Bytes are after the segment's end. They can be cut off."""
+    """Bytes follow the segment's end. They can be cut off."""
 
 
 LOSSLESS = {DamageKind.HEADER, DamageKind.TOO_LONG}
-"""What can be repaired without giving anything up."""
+"""Damage that a repair fixes without losing anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Something that is wrong with a log."""
+    """One damaged place of a log."""
 
     kind: DamageKind
     segment_id: int
@@ -66,14 +66,14 @@ class Damage:
     """Byte offset in the segment."""
     sentence: str
     synced_up_to: int | None = None
-    """How much of the segment was synced once, if known."""
+    """The synced length of the segment, if known."""
     end: int | None = None
-    """Position of the next valid record in the segment; None: there is none."""
+    """Position of the next valid record in the segment; None if there is none."""
 
 
 @dataclass(slots=True)
 class SegmentSummary:
-    """What one segment contains; `event_count` are the events that its commits put."""
+    """The contents of one segment; `event_count` counts the events that its commits put."""
 
     segment_id: int
     name: str
@@ -85,7 +85,7 @@ class SegmentSummary:
 
 @dataclass(slots=True)
 class LogScan:
-    """What a log contains, and what is wrong with it."""
+    """The contents of a log, and its damage."""
 
     segments: list[SegmentSummary] = field(default_factory=list)
     damages: list[Damage] = field(default_factory=list)
@@ -100,6 +100,24 @@ class LogScan:
     def first_loss(self) -> Damage | None:
         """The first damage that cannot be repaired without a loss."""
         return next((damage for damage in self.damages if damage.kind not in LOSSLESS), None)
+
+    def check(
+        self, codec: PayloadCodec, scanner: SegmentScanner, segment_id: int, record: ScannedRecord
+    ) -> tuple[DamageKind, str] | None:
+        """Adds a record to the contents; returns what is wrong with it, if anything."""
+        if (key_id := key_id_of(record)) is not None:
+            self.key_ids.add(key_id)
+        if not self.is_decoded:
+            return None
+        found = log_record(codec, scanner, segment_id, record)
+        try:
+            payload = found.payload
+            self.contents.apply(found._replace(decode=lambda: payload))
+        except LogCorruptError as error:
+            return DamageKind.UNDECODABLE, f"is damaged: {error}"
+        except ContradictionError as error:
+            return DamageKind.CONTENT, str(error)
+        return None
 
 
 def scan_log(view: LogView, codec: PayloadCodec, progress: ToolProgress, *, decodes: bool = True) -> LogScan:
@@ -123,9 +141,9 @@ class _LogScanner:
         self._progress = progress
         self.result = result
         self._last_id: int | None = None
-        # LSN of the next record; None behind damage, where it is unknown.
+        # LSN of the next record; None after damage, where it is unknown.
         self._lsn: int | None = None
-        # What was read before the current record.
+        # The contents before the current record.
         self._before = Totals()
 
     def read(self, segment: SegmentView, following: SegmentView | None) -> None:
@@ -175,8 +193,8 @@ class _LogScanner:
     def _synced_length(self, segment: SegmentView, following: SegmentView | None) -> int:
         """Returns how much of the segment must be valid."""
         if following is None and self._view.is_damaged:
-            # The file is in the view with preallocated zeros behind its records, so its size says nothing. A segment
-            # gets its name only after its first record was synced.
+            # The view includes the preallocated zeros after the records, so the file's size is not the synced length.
+            # A segment gets its name only after its first record was synced.
             evidence = self._view.scanner(segment).synced_position_behind(SEGMENT_HEADER_BYTES)
             return evidence or SEGMENT_HEADER_BYTES + 1
         if following is None or following.segment_id != segment.segment_id + 1:
@@ -222,20 +240,8 @@ class _LogScanner:
             yield DamageKind.CONTENT, f"has LSN {head.lsn}; it must be {self._lsn}"
         if record.position == SEGMENT_HEADER_BYTES and head.kind is not Kind.STATE:
             yield DamageKind.CONTENT, f"is a {head.kind.name}; a segment begins with a STATE"
-        if (key_id := key_id_of(record)) is not None:
-            self.result.key_ids.add(key_id)
-        if not self.result.is_decoded:
-            return
-        try:
-            payload = decode_payload(self._codec, scanner, record)
-        except LogCorruptError as error:
-            yield DamageKind.UNDECODABLE, f"is damaged: {error}"
-            return
-        location = Location(segment.segment_id, record.position, head.payload_length)
-        try:
-            self.result.contents.apply(LogRecord(head.kind, head.flags, location, lambda: payload))
-        except ContradictionError as error:
-            yield DamageKind.CONTENT, str(error)
+        if (problem := self.result.check(self._codec, scanner, segment.segment_id, record)) is not None:
+            yield problem
 
     def _report(self, kind: DamageKind, segment: SegmentView, position: int, what: str) -> None:
         self._add(Damage(kind, segment.segment_id, position, f"{segment.path.name}: {what}"))
@@ -262,7 +268,10 @@ def key_id_of(record: ScannedRecord) -> str | None:
     return key_id.decode("ascii", "backslashreplace")
 
 
-def decode_payload(codec: PayloadCodec, scanner: SegmentScanner, record: ScannedRecord) -> Payload:
-    """Returns the decoded payload of a record; raises KeyMissingError or LogCorruptError."""
-    head = record.head
-    return codec.decode(head.kind, head.flags, record.payload, scanner.context(record.position))
+def log_record(codec: PayloadCodec, scanner: SegmentScanner, segment_id: int, record: ScannedRecord) -> LogRecord:
+    """Returns a record as replay reads it. Accessing its payload may raise KeyMissingError or LogCorruptError."""
+    head, context = record.head, scanner.context(record.position)
+    location = Location(segment_id, record.position, head.payload_length)
+    return LogRecord(
+        head.kind, head.flags, location, lambda: codec.decode(head.kind, head.flags, record.payload, context)
+    )

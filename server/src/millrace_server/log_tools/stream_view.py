@@ -1,11 +1,10 @@
-"""A channel's log in a stream of an engine, to be read only: nothing is appended, and no owner is overtaken."""
+"""A read-only view of a channel's log in a stream of an engine. It appends nothing, and fences no owner."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from millrace_server.channels.channel_file import ChannelIdentity
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
@@ -24,28 +23,13 @@ from millrace_server.wal.checkpoints import Checkpoint
 from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.segments import LogCorruptError, Segment
 
-
-class Damaged(NamedTuple):
-    """A message that is damaged, or some that are missing."""
-
-    sequence: int
-    sentence: str
-
-
-class Marker(NamedTuple):
-    """A message that holds no records."""
-
-    sequence: int
-    message: Message
-
-
-Item = Segment | Marker | Damaged
-"""What a stream holds at a place: a group of records, something else, or nothing valid."""
+Item = Segment | Message | LogCorruptError
+"""A group of records, another message, or why there is no valid message."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """A stream up to the message that was its last one when the view was opened."""
+    """A stream, up to the last message that it had when the view was opened."""
 
     name: str
     chain: Chain
@@ -53,41 +37,37 @@ class StreamView:
 
     @property
     def layout(self) -> ChannelLayout:
-        """The stream in the place of directories."""
+        """The layout, with the stream in place of directories."""
         state, place = self.chain.state, Path(f"jetstream:{self.chain.stream.name}")
         identity = ChannelIdentity(self.name, state.channel_id, state.channel_id, state.made_at_microseconds)
         return ChannelLayout((place,), place, state.channel_id, identity, {}, {})
 
-    def items(self) -> Iterator[Item]:
-        """Yields what the stream holds, in order."""
+    def items(self) -> Iterator[tuple[int, Item]]:
+        """Yields what the stream holds in order, each with the sequence of its message, or of the first of several."""
         assembler = GroupAssembler()
         for sequence, encoded in self.chain.encoded_from(self.chain.state.first_sequence):
             try:
                 message = Message.decode(encoded, sequence, self.chain.state.channel_id)
                 if message.kind is not MessageKind.GROUP:
-                    yield Marker(sequence, message)
+                    yield sequence, message
                 elif (group := assembler.add(sequence, message)) is not None:
-                    yield group
+                    yield group.segment_id, group
             except LogCorruptError as error:
-                yield Damaged(sequence, str(error))
+                yield sequence, error
 
     def checkpoints(self) -> list[Checkpoint]:
         """Returns the valid checkpoints, the newest first."""
         return list(StreamCheckpoints(self.chain, self.codec).valid_checkpoints())
 
-    def log(self) -> StreamLog:
-        """Returns the log, to be read."""
-        return StreamLog(self.chain, self.codec)
-
     def recover(self, checkpoints: Sequence[Checkpoint] | None = None) -> Recovered:
-        """Recovers the channel as a server would, or as if there were only some checkpoints; LogCorruptError."""
-        log = self.log()
+        """Recovers the channel as a server would, or from the given checkpoints only; raises LogCorruptError."""
+        log = StreamLog(self.chain, self.codec)
         found = self.checkpoints() if checkpoints is None else checkpoints
         return recover(log, _Given(found), LogSource(log), ReplayProgress(), read_only=True)
 
 
 class _Given:
-    """Checkpoints that were read already."""
+    """Checkpoints that have been read already."""
 
     def __init__(self, checkpoints: Sequence[Checkpoint]) -> None:
         self._checkpoints = checkpoints

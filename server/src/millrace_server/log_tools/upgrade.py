@@ -1,4 +1,4 @@
-"""What an upgrade to this version changes on the disk, found without changing anything."""
+"""Shows what an upgrade to this version changes on the disk. Changes nothing itself."""
 
 import stat
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from pathlib import Path
 from millrace_server.channels.channel_file import CHANNEL_FILE
 from millrace_server.log_tools.layout import (
     ChannelLayout,
+    FilesPlace,
     OtherVersionError,
     ToolError,
     check_regular,
@@ -25,16 +26,16 @@ from millrace_server.wal.versions import FileVersions, read_versions
 
 @dataclass(frozen=True, slots=True)
 class ChannelUpgrade:
-    """One channel's files, as this version finds them."""
+    """How an upgrade to this version changes one channel's files."""
 
     channel: str
     versions: FileVersions
     problem: str = ""
-    """What cannot be read, so that it is not known what will happen; empty if nothing."""
+    """What cannot be read, so that the effect of the upgrade is unknown; empty if nothing."""
 
     @property
     def sentence(self) -> str:
-        """What will happen to the files."""
+        """The effect on the files."""
         if self.problem:
             return self.problem
         if not self.versions.is_known:
@@ -47,7 +48,7 @@ class ChannelUpgrade:
         return "nothing to convert"
 
     def document(self) -> dict[str, object]:
-        """The same for programs."""
+        """The same as JSON."""
         return {
             "channel": self.channel,
             "log_format": self.versions.segment,
@@ -61,15 +62,15 @@ class ChannelUpgrade:
         return f"log format {self.versions.segment or '-'}, checkpoint format {self.versions.checkpoint or '-'}"
 
 
-def inspect_channel(data_dirs: Sequence[Path], checkpoint_dir: Path, codec: PayloadCodec) -> ChannelUpgrade | None:
-    """Finds out what an upgrade does to one channel; None if it has no directory yet, as it was never opened.
+def inspect_channel(place: FilesPlace) -> ChannelUpgrade | None:
+    """Returns what an upgrade does to one channel; None if it was never opened, so that it has no directory.
 
     Raises:
         OtherVersionError: Another version wrote its `channel.json`.
         OSError: Its files cannot be read.
     """
     directories, problems = [], []
-    for path in dict.fromkeys([*data_dirs, checkpoint_dir]):
+    for path in place.directories:
         try:
             is_directory = stat.S_ISDIR(path.stat().st_mode)
         except FileNotFoundError:
@@ -84,24 +85,25 @@ def inspect_channel(data_dirs: Sequence[Path], checkpoint_dir: Path, codec: Payl
                 problems.append(f"{path}: is not a directory")
     if not problems:
         try:
-            return _inspect_files(find_layout(directories, checkpoint_dir), codec) if directories else None
+            layout = find_layout(directories, place.checkpoint_dir) if directories else None
+            return None if layout is None else _inspect_files(layout, place.codec)
         except OtherVersionError:
             raise
         except ToolError as error:
             problems.append(str(error))
-    return ChannelUpgrade(data_dirs[0].name, FileVersions(0, 0), "; ".join(problems))
+    return ChannelUpgrade(place.data_dirs[0].name, FileVersions(0, 0), "; ".join(problems))
 
 
 def _inspect_files(layout: ChannelLayout, codec: PayloadCodec) -> ChannelUpgrade:
     versions = read_versions(layout.directories, layout.checkpoint_dir)
-    # A directory that was added to the configuration is empty still.
+    # A directory that was just added to the configuration is empty.
     refused = [why for path, why in layout.problems.items() if (path / CHANNEL_FILE).exists() or segment_paths([path])]
     problems = [*refused, _header_problem(layout.directories), _checkpoint_problem(layout, codec)]
     return ChannelUpgrade(layout.name, versions, "; ".join(filter(None, problems)))
 
 
 def _checkpoint_problem(layout: ChannelLayout, codec: PayloadCodec) -> str:
-    """Returns that the newest checkpoint is damaged; empty if it is good, or there is none."""
+    """Returns that the newest checkpoint is damaged; empty if it is valid or missing."""
     path = layout.checkpoint_dir / checkpoints.NEWEST
     check_regular(path)
     if not path.exists():
@@ -110,13 +112,13 @@ def _checkpoint_problem(layout: ChannelLayout, codec: PayloadCodec) -> str:
     try:
         newest = next(files.valid_checkpoints(), None)
     except (KeyMissingError, UnknownVersionError):
-        # Its checksum matches, and the versions say the rest.
+        # Its checksum matches; a later version is reported by `versions`.
         return ""
     return "" if newest and not newest.is_previous else f"{path}: is damaged, or no checkpoint of this channel"
 
 
 def _header_problem(directories: Sequence[Path]) -> str:
-    """Returns that the header of the newest segment is damaged, so that its version is not known; empty if it is."""
+    """Returns that the newest segment's header is damaged, so that its version is unknown; empty if it is valid."""
     if not (segments := segment_paths(directories)):
         return ""
     newest = segments[-1][1]
@@ -124,7 +126,7 @@ def _header_problem(directories: Sequence[Path]) -> str:
         with newest.open("rb") as file:
             SegmentHeader.decode(file.read(SEGMENT_HEADER_BYTES))
     except UnknownVersionError:
-        # It is what the versions say.
+        # Reported by `versions`.
         return ""
     except FormatError as error:
         return f"{newest}: {error}"
